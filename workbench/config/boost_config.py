@@ -30,13 +30,7 @@ from workbench.config.boost import (
 )
 from workbench.config.boost_json import read_json
 from workbench.config.compatibility import PRESETS, CompatibilityConfig
-from workbench.config.errors import (
-    ConfigError,
-    did_you_mean,
-    inner_type,
-    sentence_of,
-    shown,
-)
+from workbench.config.errors import ConfigError, did_you_mean, sections_of, sentence_of, shown
 from workbench.config.loss_scale import LossScaleConfig
 from workbench.config.optimizer import OptimizerConfig
 from workbench.config.section import Section
@@ -111,11 +105,11 @@ class BoostConfig(Section):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any] | str | None) -> Self:
-        """Build a configuration from a dictionary of sections.
+        """Build a configuration from a dictionary of sections; what is missing keeps its default.
 
         Args:
-            values: Sections by name, each a dictionary; what is missing keeps its default. None and ``""`` (the
-                default of MindSpore's ``boost_config_dict``) are the empty configuration.
+            values: Sections by name, each a dictionary. None and ``""``, which is the default of MindSpore's
+                ``boost_config_dict``, are the empty configuration.
 
         Raises:
             ConfigError: When a key is unknown, a type is wrong or a value is out of range.
@@ -195,11 +189,10 @@ class BoostConfig(Section):
         Everything ``from_dict`` accepts is valid under it. Rules between two values cannot be said in it and are
         checked by ``from_dict`` only. Search ranges and units stand under the keywords ``search`` and ``unit``.
         """
-        schema = cls.model_json_schema()
+        schema = json.loads(json.dumps(cls.model_json_schema()).replace("\\n", " "))  # texts below fields have lines
         preset = {"type": "string", "enum": list(PRESETS), "description": "The reference's behaviour everywhere."}
         compatibility = schema["properties"]["compatibility"]
-        options = compatibility.pop("$ref", None)
-        compatibility["anyOf"] = [{"$ref": options}, preset]
+        compatibility["anyOf"] = [{"$ref": compatibility.pop("$ref", None)}, preset]
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "boost_config"}
 
     # Changing and comparing
@@ -240,14 +233,7 @@ class BoostConfig(Section):
         return BaseModel.model_copy(start, update=changed) if changed else start
 
     def diff(self, other: BoostConfig) -> dict[str, tuple[Any, Any]]:
-        """Return the parameters in which two configurations differ.
-
-        Args:
-            other: Configuration to compare with.
-
-        Returns:
-            Path -> (value here, value there), in file order; empty exactly when both are equal.
-        """
+        """Return path -> (value here, value there) of the parameters in which two configurations differ."""
         there = other.leaves()
         return {path: (value, there[path]) for path, value in self._leaves() if value != there[path]}
 
@@ -269,40 +255,24 @@ class BoostConfig(Section):
         return resolve(self, level, world_size, network)
 
     def part(self, kind: type[_SectionT]) -> _SectionT:
-        """Return the section that a method brings along.
-
-        Args:
-            kind: The section's class.
-        """
+        """Return the section of this class, which a method brings along."""
         return cast("_SectionT", getattr(self, kind.section))
 
     def effective_amp_level(self, device_type: str) -> str:
-        """Return the amp level on a device: ``"O0"``, ``"O2"`` or ``"O3"``.
-
-        Args:
-            device_type: ``"cpu"``, ``"cuda"``, ``"npu"``, ...
-        """
+        """Return the amp level on a device of a type, such as ``"cpu"``: ``"O0"``, ``"O2"`` or ``"O3"``."""
         if self.amp.level == "auto":
             return {"cuda": "O2", "npu": "O3"}.get(device_type, "O0")
         return self.amp.level
 
     def effective_loss_scale_kind(self, device_type: str) -> str:
-        """Return the kind of loss scale on a device: ``"none"``, ``"fixed"`` or ``"dynamic"``.
-
-        Args:
-            device_type: ``"cpu"``, ``"cuda"``, ``"npu"``, ...
-        """
+        """Return the kind of loss scale on a type of device: ``"none"``, ``"fixed"`` or ``"dynamic"``."""
         if self.loss_scale.kind is not None:
             return self.loss_scale.kind
         float16_autocast = self.effective_amp_level(device_type) == "O2" and self.amp.dtype == "float16"
         return "dynamic" if float16_autocast else "none"
 
     def effective_keep_batchnorm_fp32(self, device_type: str) -> bool:
-        """Return whether BatchNorm stays in float32 on a device.
-
-        Args:
-            device_type: ``"cpu"``, ``"cuda"``, ``"npu"``, ...
-        """
+        """Return whether BatchNorm stays in float32 on a type of device."""
         level = self.effective_amp_level(device_type)
         if level == "O0" or self.amp.keep_batchnorm_fp32 is None:
             return level != "O3"
@@ -325,16 +295,14 @@ class BoostConfig(Section):
         for section, members in self._sections():
             rows.append(f'<tr style="{line}"><th colspan="3" style="text-align:left">{html.escape(section)}</th></tr>')
             for path, title, value in members:
-                text = html.escape("unset" if value is None else shown(value))
-                differs = value != _DEFAULTS[path]
-                cell = f"<b>{text}</b>" if differs else text
-                note = (
-                    f"default {html.escape(shown(_DEFAULTS[path]))}" if differs and _DEFAULTS[path] is not None else ""
-                )
+                text, default = html.escape("unset" if value is None else shown(value)), _DEFAULTS[path]
+                if value != default:
+                    text = f"<b>{text}</b>"
+                    title += f" · default {shown(default)}" if default is not None else ""
                 rows.append(
                     f'<tr><td style="text-align:left"><code>{html.escape(path)}</code></td>'
-                    f'<td style="text-align:left">{cell}</td>'
-                    f'<td style="text-align:left;{faint}">{html.escape(title)}{" · " + note if note else ""}</td></tr>'
+                    f'<td style="text-align:left">{text}</td>'
+                    f'<td style="text-align:left;{faint}">{html.escape(title)}</td></tr>'
                 )
         return f'<table style="{colour};border-collapse:collapse">{"".join(rows)}</table>'
 
@@ -350,22 +318,21 @@ class BoostConfig(Section):
 
     def _sections(self) -> Iterator[tuple[str, list[tuple[str, str, Any]]]]:
         """Yield (section, [(path, title, value)]) without what is unset altogether."""
-        leaves = self.leaves()
+        leaves, models = self.leaves(), _section_models()
         for name, field in type(self).model_fields.items():
-            model = inner_type(field.annotation)
-            if isinstance(model, type) and issubclass(model, BaseModel):
-                if getattr(self, name) is not None:
-                    titles = {f"{name}.{key}": member.title or key for key, member in model.model_fields.items()}
-                    yield name, [(path, title, leaves[path]) for path, title in titles.items()]
-            elif leaves[name] is not None:
-                yield name, [(name, field.title or name, leaves[name])]
+            if name not in models:
+                members = {name: field.title or name} if leaves[name] is not None else {}
+            else:
+                named = models[name].model_fields.items() if getattr(self, name) is not None else ()
+                members = {f"{name}.{key}": member.title or key for key, member in named}
+            if members:
+                yield name, [(path, title, leaves[path]) for path, title in members.items()]
 
 
 @functools.cache
 def _section_models() -> dict[str, type[Section]]:
     """Return the model of each section by its name; ``provenance`` has none."""
-    models = {name: inner_type(field.annotation) for name, field in BoostConfig.model_fields.items()}
-    return {name: model for name, model in models.items() if isinstance(model, type) and issubclass(model, Section)}
+    return cast("dict[str, type[Section]]", sections_of(BoostConfig))
 
 
 def _members(section: Section | None) -> dict[str, Any]:

@@ -24,37 +24,14 @@ if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.facts import Facts
 
-__all__ = [
-    "ALWAYS",
-    "DYNAMIC_SCALE",
-    "ENOUGH_LAYERS",
-    "FULL_SERVERS",
-    "IN_MODE_MANUAL",
-    "OPTIMIZER_STEPS",
-    "SEVERAL_RANKS",
-    "SPARE_BATCH_NORMS",
-    "SUBSPACE_SOURCE",
-    "Condition",
-    "Declared",
-    "acts",
-    "declared",
-    "is_not",
-    "loss_scale_is",
-    "loss_scale_kind",
-    "method_on",
-    "optimizer_is",
-    "without",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Condition:
     """Says whether something is in effect, and if not, why.
 
-    Args:
-        why_not: Gets a configuration and the facts; returns the reason why it does not hold, empty where it does.
-        words: The condition in a few words, for the schema and the documentation.
-        reads: Paths of the parameters that the answer depends on. A switch stands for all that its method needs.
+    ``why_not`` gets a configuration and the facts and returns the reason why it does not hold, empty where it does.
+    ``words`` are the condition in short, for the schema and the documentation; ``reads`` the paths of the parameters
+    that the answer depends on, where a switch stands for all that its method needs.
     """
 
     why_not: Callable[[BoostConfig, Facts], str]
@@ -63,30 +40,24 @@ class Condition:
 
     def __and__(self, other: Condition) -> Condition:
         """Both must hold; the reason is that of the first that does not."""
-        return Condition(
-            lambda config, facts: self.why_not(config, facts) or other.why_not(config, facts),
-            f"{self.words} and {other.words}",
-            self.reads | other.reads,
-        )
+
+        def why_not(config: BoostConfig, facts: Facts) -> str:
+            return self.why_not(config, facts) or other.why_not(config, facts)
+
+        return Condition(why_not, f"{self.words} and {other.words}", self.reads | other.reads)
 
     def __or__(self, other: Condition) -> Condition:
         """One of them must hold; the reason is the second's."""
-        return Condition(
-            lambda config, facts: self.why_not(config, facts) and other.why_not(config, facts),
-            f"({self.words} or {other.words})",
-            self.reads | other.reads,
-        )
+
+        def why_not(config: BoostConfig, facts: Facts) -> str:
+            return self.why_not(config, facts) and other.why_not(config, facts)
+
+        return Condition(why_not, f"({self.words} or {other.words})", self.reads | other.reads)
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What ``described`` declares of a parameter.
-
-    Args:
-        when: When it is in effect.
-        needs: Of a switch: what its method needs besides being asked for.
-        step_time: Whether the parameter may change how long a step takes.
-    """
+    """When a parameter is in effect, what its method needs (of a switch), and whether it may change a step's time."""
 
     when: Condition
     needs: Condition

@@ -167,7 +167,7 @@ class _Accuracy:
         if self._sums is None:
             raise _unseen("accuracy")
         correct, counted = self._sums.tolist()
-        return float(correct) / max(counted, 1)
+        return float(correct / max(counted, 1))
 
 
 class _MeanLoss:

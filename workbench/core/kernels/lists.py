@@ -78,7 +78,7 @@ def inner_products(ours: Listed, theirs: Listed) -> list[tuple[float, float, flo
     library, lengths = _library(), ours.lengths
     first_runs = array("q", itertools.accumulate((-(-length // _RUN) for length in lengths), initial=0))
     sums = array("d", bytes(24 * first_runs[-1]))
-    lists = map(_at, (ours.addresses, theirs.addresses, lengths, first_runs))
+    lists = [_at(numbers) for numbers in (ours.addresses, theirs.addresses, lengths, first_runs)]
     library.functions.inner_products(len(lengths), *lists, _RUN, _at(sums), _threads(library, lengths))
     if len(sums) == 3 * len(lengths) and 0 not in lengths:  # a run each
         return list(zip(sums[0::3], sums[1::3], sums[2::3], strict=True))
@@ -94,8 +94,9 @@ def mix_(ours: Listed, theirs: Listed, own: Sequence[float], other: Sequence[flo
     assert ours.dtype is theirs.dtype is torch.float32
     assert ours.lengths == theirs.lengths
     assert len(own) == len(other) == len(ours.lengths)
-    library, lists = _library(), (ours.addresses, theirs.addresses, ours.lengths, array("f", own), array("f", other))
-    library.functions.mix(len(own), *map(_at, lists), _threads(library, ours.lengths))
+    library, of_own, of_other = _library(), array("f", own), array("f", other)
+    lists = [_at(numbers) for numbers in (ours.addresses, theirs.addresses, ours.lengths, of_own, of_other)]
+    library.functions.mix(len(own), *lists, _threads(library, ours.lengths))
     increment_version(ours.tensors)
 
 
