@@ -10,19 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from workbench.config.conditions import (
-    DYNAMIC_SCALE,
-    ENOUGH_LAYERS,
-    FULL_SERVERS,
-    IN_MODE_MANUAL,
-    SEVERAL_RANKS,
-    SPARE_BATCH_NORMS,
-    SUBSPACE_SOURCE,
-    Condition,
-    is_not,
-    method_on,
-    without,
-)
+from workbench.config import conditions as only_if
+from workbench.config.conditions import Condition, is_not, method_on, without
 from workbench.config.section import Section, described
 
 _LESS_BN, _GRAD_FREEZE, _DIM_REDUCE = (method_on(name) for name in ("less_bn", "grad_freeze", "dim_reduce"))
@@ -34,7 +23,7 @@ def _switch(title: str, description: str, *, needs: Condition) -> Any:
         None,
         title,
         f"{description} Counts in mode manual only; unset means that the level decides.",
-        when=IN_MODE_MANUAL,
+        when=only_if.in_mode_manual,
         needs=needs,
     )
 
@@ -48,9 +37,8 @@ class BoostSwitches(Section, use_attribute_docstrings=True):
     """auto: the level decides and the switches are ignored; manual: switches that are set override the level;
     enable_all and disable_all: every switch on or off (all on means dim_reduce, which runs alone).
     """
-
     less_bn: bool | None = _switch(
-        "LessBN", "Remove BatchNorms where a residual net can spare them.", needs=_ALONE & SPARE_BATCH_NORMS
+        "LessBN", "Remove BatchNorms where a residual net can spare them.", needs=_ALONE & only_if.spare_batch_norms
     )
     grad_freeze: bool | None = _switch(
         "Gradient freezing",
@@ -58,12 +46,14 @@ class BoostSwitches(Section, use_attribute_docstrings=True):
         needs=_ALONE
         & is_not("grad_freeze.param_groups", 1, "`grad_freeze.param_groups` is 1: the only group is the whole network")
         & is_not("grad_freeze.total_steps", 0, "`grad_freeze.total_steps` is 0: its schedule has no step")
-        & ENOUGH_LAYERS,
+        & only_if.enough_layers,
     )
     adasum: bool | None = _switch(
         "AdaSum",
         "Combine the updates of several servers by AdaSum instead of averaging.",
-        needs=_ALONE & without("grad_freeze", "grad_freeze is on; switch grad_freeze off to use it") & FULL_SERVERS,
+        needs=_ALONE
+        & without("grad_freeze", "grad_freeze is on; switch grad_freeze off to use it")
+        & only_if.full_servers,
     )
     grad_accumulation: bool | None = _switch(
         "Gradient accumulation",
@@ -72,10 +62,12 @@ class BoostSwitches(Section, use_attribute_docstrings=True):
         & is_not("grad_accumulation.grad_accumulation_step", 1, "`grad_accumulation.grad_accumulation_step` is 1"),
     )
     dim_reduce: bool | None = _switch(
-        "DimReduce", "Second-order training in a subspace of earlier weights; runs alone.", needs=SUBSPACE_SOURCE
+        "DimReduce",
+        "Second-order training in a subspace of earlier weights; runs alone.",
+        needs=only_if.subspace_source,
     )
     loss_scale_group: bool | None = _switch(
-        "Loss scale per group", "Keep one loss scale per parameter group.", needs=_ALONE & DYNAMIC_SCALE
+        "Loss scale per group", "Keep one loss scale per parameter group.", needs=_ALONE & only_if.dynamic_scale
     )
 
 
@@ -85,7 +77,7 @@ class CommonConfig(Section, use_attribute_docstrings=True):
     section: ClassVar[str] = "common"
 
     gradient_split_groups: list[Annotated[int, Field(ge=0)]] | None = described(
-        None, "Gradient split points", when=SEVERAL_RANKS
+        None, "Gradient split points", when=only_if.several_ranks
     )
     """Parameter positions at which a new communication bucket begins when gradients are reduced over ranks; unset means
     one split in the middle.

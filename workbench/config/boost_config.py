@@ -13,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -46,7 +47,6 @@ __all__ = ["BOOST_SECTIONS", "BoostConfig"]
 
 BOOST_SECTIONS = ("boost", "common", "less_bn", "grad_freeze", "grad_accumulation", "dim_reduce")
 """The sections MindSpore's AutoBoost reads."""
-
 
 _SectionT = TypeVar("_SectionT", bound=Section)
 
@@ -101,8 +101,6 @@ class BoostConfig(Section):
         plain = _plain(value, "provenance")
         return plain or None
 
-    # Reading
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any] | str | None) -> Self:
         """Build a configuration from a dictionary of sections; what is missing keeps its default.
@@ -145,8 +143,6 @@ class BoostConfig(Section):
         except ConfigError as error:
             raise ConfigError(f"{file.name}: {error}") from None
 
-    # Writing
-
     def to_dict(self) -> dict[str, Any]:
         """Return sections of plain values, in the reference's order; values that are None are left out."""
         sections: dict[str, Any] = {}
@@ -169,13 +165,10 @@ class BoostConfig(Section):
         return {name: sections[name] for name in BOOST_SECTIONS}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the configuration as JSON, atomically: a reader sees the old file or the new one.
+        """Write the configuration as JSON, atomically: a reader sees the old file or the new one. Returns the path.
 
-        Args:
-            path: File to write; its folder must exist.
-
-        Returns:
-            The path.
+        Raises:
+            OSError: When the folder does not exist or cannot be written.
         """
         file = Path(path)
         # ASCII, because MindSpore's users open the file in the encoding of their platform.
@@ -194,8 +187,6 @@ class BoostConfig(Section):
         compatibility = schema["properties"]["compatibility"]
         compatibility["anyOf"] = [{"$ref": compatibility.pop("$ref", None)}, preset]
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "boost_config"}
-
-    # Changing and comparing
 
     def leaves(self) -> dict[str, Any]:
         """Return every parameter by its path, in file order; unset ones are None, ``provenance`` is one leaf."""
@@ -237,8 +228,6 @@ class BoostConfig(Section):
         there = other.leaves()
         return {path: (value, there[path]) for path, value in self._leaves() if value != there[path]}
 
-    # Meaning
-
     def resolve(self, level: str = "O0", world_size: int = 1, network: NetworkFacts | None = None) -> Plan:
         """Say what is in effect at a level on so many ranks, and why the rest is not; see ``workbench.config.resolve``.
 
@@ -278,8 +267,6 @@ class BoostConfig(Section):
             return level != "O3"
         return self.amp.keep_batchnorm_fp32
 
-    # Showing
-
     def __repr__(self) -> str:
         changes = (f"{path}={shown(value)}" for path, value in self._leaves() if value != _DEFAULTS[path])
         return f"BoostConfig({', '.join(changes)})"
@@ -291,11 +278,16 @@ class BoostConfig(Section):
         colour = "color:var(--jp-content-font-color1,inherit)"
         faint = "color:var(--jp-content-font-color2,#666)"
         line = "border-top:1px solid var(--jp-border-color2,#ddd)"
-        rows = []
-        for section, members in self._sections():
+        models, rows = _section_models(), []
+        for section, entries in groupby(self._leaves(), key=lambda entry: entry[0].partition(".")[0]):
+            if getattr(self, section) is None:
+                continue
             rows.append(f'<tr style="{line}"><th colspan="3" style="text-align:left">{html.escape(section)}</th></tr>')
-            for path, title, value in members:
-                text, default = html.escape("unset" if value is None else shown(value)), _DEFAULTS[path]
+            fields = models[section].model_fields if section in models else type(self).model_fields
+            for path, value in entries:
+                name = path.rpartition(".")[2]
+                title, default = fields[name].title or name, _DEFAULTS[path]
+                text = html.escape("unset" if value is None else shown(value))
                 if value != default:
                     text = f"<b>{text}</b>"
                     title += f" · default {shown(default)}" if default is not None else ""
@@ -315,18 +307,6 @@ class BoostConfig(Section):
                     yield f"{name}.{key}", None if value is None else getattr(value, key)
             else:
                 yield name, value
-
-    def _sections(self) -> Iterator[tuple[str, list[tuple[str, str, Any]]]]:
-        """Yield (section, [(path, title, value)]) without what is unset altogether."""
-        leaves, models = self.leaves(), _section_models()
-        for name, field in type(self).model_fields.items():
-            if name not in models:
-                members = {name: field.title or name} if leaves[name] is not None else {}
-            else:
-                named = models[name].model_fields.items() if getattr(self, name) is not None else ()
-                members = {f"{name}.{key}": member.title or key for key, member in named}
-            if members:
-                yield name, [(path, title, leaves[path]) for path, title in members.items()]
 
 
 @functools.cache

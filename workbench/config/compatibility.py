@@ -21,9 +21,15 @@ __all__ = ["PRESETS", "CompatibilityConfig"]
 PRESETS = ("mindspore-2.7",)
 """Words that may stand in place of the section."""
 _RETIRED = "loss_scale_reciprocal"  # files written up to November 2026 name it
+_NO_EFFECT = (
+    f"`compatibility.{_RETIRED}` is no longer there and has no effect: at which tensor size the original's CPU kernels "
+    "flush denormal numbers depends on the machine"
+)
 
 
-_FN_HEAD = method_on("less_bn") & is_not("less_bn.fn_flag", False, "the FN head is off (less_bn.fn_flag)")
+_LESS_BN = method_on("less_bn")
+_CENTRALIZED = _LESS_BN & is_not("less_bn.gc_flag", False, "gradient centralization is off (less_bn.gc_flag)")
+_FN_HEAD = _LESS_BN & is_not("less_bn.fn_flag", False, "the FN head is off (less_bn.fn_flag)")
 
 
 class CompatibilityConfig(Section, use_attribute_docstrings=True):
@@ -36,9 +42,7 @@ class CompatibilityConfig(Section, use_attribute_docstrings=True):
     )
     """shared: one momentum per parameter; per_group: one per freezing group."""
 
-    less_bn_match: Literal["structure", "reference"] = described(
-        "structure", "LessBN search", when=method_on("less_bn")
-    )
+    less_bn_match: Literal["structure", "reference"] = described("structure", "LessBN search", when=_LESS_BN)
     """structure: BatchNorms found by the graph; reference: by the original's name and order rules."""
 
     fn_scope: Literal["classifier", "every_module", "head"] = described("classifier", "FN head scope", when=_FN_HEAD)
@@ -50,10 +54,7 @@ class CompatibilityConfig(Section, use_attribute_docstrings=True):
     """keep or drop the bias of the replaced layer."""
 
     grad_centralization: Literal["every_weight", "multiple_of_16"] = described(
-        "every_weight",
-        "Centralized weights",
-        when=method_on("less_bn")
-        & is_not("less_bn.gc_flag", False, "gradient centralization is off (less_bn.gc_flag)"),
+        "every_weight", "Centralized weights", when=_CENTRALIZED
     )
     """every_weight, or only those whose second dimension is a multiple of 16."""
 
@@ -84,7 +85,9 @@ class CompatibilityConfig(Section, use_attribute_docstrings=True):
     @classmethod
     def _preset(cls, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return _without_retired(value)
+            if value.get(_RETIRED) == "flushed":
+                warnings.warn(_NO_EFFECT, UserWarning, stacklevel=2)
+            return {name: option for name, option in value.items() if name != _RETIRED}
         if not isinstance(value, str):
             return value
         if value not in PRESETS:
@@ -94,14 +97,3 @@ class CompatibilityConfig(Section, use_attribute_docstrings=True):
                 + did_you_mean(value, PRESETS)
             )
         return {name: get_args(field.annotation)[1] for name, field in cls.model_fields.items()}
-
-
-def _without_retired(options: Mapping[str, Any]) -> dict[str, Any]:
-    if options.get(_RETIRED) == "flushed":
-        warnings.warn(
-            f"`compatibility.{_RETIRED}` is no longer there and has no effect: at which tensor size the original's CPU "
-            "kernels flush denormal numbers depends on the machine",
-            UserWarning,
-            stacklevel=2,
-        )
-    return {name: value for name, value in options.items() if name != _RETIRED}

@@ -103,14 +103,9 @@ def _describe(path: str, member: FieldInfo) -> ParameterInfo:
     extra = member.json_schema_extra if isinstance(member.json_schema_extra, dict) else {}
     search: Any = extra.get("search", {})
     plain = inner_type(member.annotation)
-    kind: Kind
-    choices: tuple[Any, ...] = ()
-    if get_origin(plain) is Literal:
-        kind, choices = "choice", get_args(plain)
-    elif plain is bool:
-        kind, choices = "bool", (False, True)
-    else:
-        kind = {int: "int", float: "float", str: "str"}.get(plain, "list")  # type: ignore[assignment]  # all are Kinds
+    kinds: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
+    kind: Kind = "choice" if get_origin(plain) is Literal else kinds.get(plain, "list")
+    choices = get_args(plain) if kind == "choice" else (False, True) if kind == "bool" else ()
     conditions = declared(member)
     whole = int if kind == "int" else float
     return ParameterInfo(

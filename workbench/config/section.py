@@ -66,19 +66,12 @@ def described(
         step_time: Whether it may change how long a step takes; plans that differ only where it cannot are timed once.
         **rules: Rules pydantic checks (``ge``, ``gt``, ``le``, ``lt``); the legal range may exceed the search range.
     """
-    search: dict[str, Any] = {
-        name: bound for name, bound in {"low": low, "high": high, "step": step}.items() if bound is not None
-    }
-    if log:
-        search["log"] = True
-    if by_name:
-        search["by_name"] = {name: list(ends) for name, ends in by_name.items()}
-    extra: dict[str, Any] = {"search": search} if search else {}
-    if unit:
-        extra["unit"] = unit
-    for keyword, condition in (("when", when), ("needs", needs)):
-        if condition is not ALWAYS:
-            extra[keyword] = condition.words
+    ranges = {name: list(ends) for name, ends in (by_name or {}).items()}
+    given = {"low": low, "high": high, "step": step, "log": log or None, "by_name": ranges or None}
+    search = {name: value for name, value in given.items() if value is not None}
+    conditions = {"when": when, "needs": needs}
+    words = {name: condition.words for name, condition in conditions.items() if condition is not ALWAYS}
+    extra: dict[str, Any] = {name: value for name, value in {"search": search, "unit": unit, **words}.items() if value}
     field: FieldInfo = Field(default, title=title, description=description, json_schema_extra=extra or None, **rules)
     field.metadata.append(Declared(when, needs, step_time))
     return field
