@@ -154,7 +154,15 @@ def memory_bytes(device: str | torch.device) -> int:
 
 def autocast_supported(device: str | torch.device, dtype: torch.dtype) -> bool:
     """Return whether ``torch.autocast`` works on this device with this dtype."""
-    return _autocast_supported(device_type(device), dtype)
+    kind = device_type(device)
+    # An unsupported dtype makes torch.autocast warn and switch itself off (CPU) or raise (CUDA without bfloat16); a
+    # device type that no loaded backend owns makes the first question raise.
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError, ValueError):
+        warnings.simplefilter("ignore")
+        if torch.amp.is_autocast_available(kind):
+            with torch.autocast(kind, dtype=dtype):
+                return torch.is_autocast_enabled(kind)
+    return False
 
 
 def has_fast_bfloat16(device: str | torch.device) -> bool:
@@ -240,21 +248,6 @@ def _saturating_npu_utils(device: str | torch.device) -> ModuleType | None:
     utils = importlib.import_module("torch_npu.npu.utils")
     # Asked every time, not cached: a set lookup beside a step, and the mode is the driver's to change.
     return None if utils.is_support_inf_nan() else utils
-
-
-@functools.cache
-def _autocast_supported(kind: str, dtype: torch.dtype) -> bool:
-    # An unsupported dtype makes torch.autocast warn and switch itself off (CPU) or raise (CUDA without bfloat16); a
-    # device type that no loaded backend owns makes the first question raise.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            if not torch.amp.is_autocast_available(kind):
-                return False
-            with torch.autocast(kind, dtype=dtype):
-                return torch.is_autocast_enabled(kind)
-        except (RuntimeError, ValueError):
-            return False
 
 
 @functools.cache

@@ -124,10 +124,9 @@ def broadcast_object(value: T) -> T:
     """Return rank 0's value, which must be picklable, on every rank."""
     if world_size() == 1:
         return value
-    box: list[Any] = [value if rank() == 0 else None]
+    box = [value]  # rank 0's counts
     distributed.broadcast_object_list(box, src=0, group=_control(), device=torch.device("cpu"))
-    said: T = box[0]
-    return said
+    return box[0]
 
 
 def mean_over_ranks(values: Sequence[float]) -> list[float]:
@@ -196,7 +195,7 @@ def explained(error: BaseException) -> BaseException:
     if isinstance(error, RankFailure) or not (_is_communication(error) or isinstance(error, _Terminated)):
         return error
     session = _Joined.session
-    if session is None or session.heartbeat is None:
+    if session is None:
         return error
     session.ending = True  # torchrun's SIGTERM may come while this looks around
     failure = session.heartbeat.diagnose()
@@ -233,15 +232,13 @@ class _Session:
     def __init__(self, here: RankEnvironment, timeout: float) -> None:
         self.here = here
         self.timeout = timeout
-        self.heartbeat: _Heartbeat | None = None
         self.control: distributed.ProcessGroup | None = None
         self.ending = False
         self._hosts = here.rank == 0 and not here.store_is_served
-        self._works = 0
-        self._store = self._connect(is_master=self._hosts)
-        self._shared = _PREFIX_STORE(f"workbench/{here.attempt}", self._store)
-        self._backend = ""
-        own = _PREFIX_STORE(f"workbench/{here.attempt}", self._connect(is_master=False))
+        self._works, self._backend = 0, ""
+        self._shared, own = (
+            _PREFIX_STORE(f"workbench/{here.attempt}", self._connect(is_master=hosts)) for hosts in (self._hosts, False)
+        )
         self.heartbeat = _Heartbeat(own, here, min(timeout, _DEAD_SECONDS))
         self.heartbeat.start()
 
@@ -271,10 +268,9 @@ class _Session:
             # Closed connections wake ranks that wait for this one. nccl's would wait for its own collectives first.
             with contextlib.suppress(RuntimeError):
                 distributed.destroy_process_group()
-        if self.heartbeat is not None:
-            self.heartbeat.leave("" if error is None else _said(error))
-            if self._hosts:
-                self.heartbeat.wait_for_others(_SILENCE_SECONDS + _LAG_SECONDS)
+        self.heartbeat.leave("" if error is None else _said(error))
+        if self._hosts:
+            self.heartbeat.wait_for_others(_SILENCE_SECONDS + _LAG_SECONDS)
 
     def _connect(self, *, is_master: bool) -> Any:
         here, timeout = self.here, datetime.timedelta(seconds=self.timeout)

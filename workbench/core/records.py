@@ -38,21 +38,13 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened at a step.
+    """One thing that happened at a step."""
 
-    Args:
-        step: Micro-batch index, counted from 0, at which it happened.
-        kind: What happened.
-        subject: Who it happened to: leaf module names joined by ``", "``, a metric's name, or empty.
-        value: The number that belongs to it (new scale, metric value, ...); NaN when there is none.
-        message: One sentence for a person.
-    """
-
-    step: int
+    step: int  # micro-batch index, counted from 0
     kind: EventKind
-    subject: str = ""
-    value: float = math.nan
-    message: str = ""
+    subject: str = ""  # who it happened to: leaf module names joined by ", ", a metric's name, or empty
+    value: float = math.nan  # the number that belongs to it (new scale, metric value, ...); NaN when there is none
+    message: str = ""  # one sentence for a person
 
 
 @runtime_checkable
@@ -66,70 +58,46 @@ class EventSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExponentCounts:
-    """Histogram of binary exponents of one group's unscaled gradients.
+    """Histogram of binary exponents of one parameter group's unscaled gradients.
 
-    Args:
-        group: Name of the parameter group.
-        lowest: Exponent e of the first bin; bin i counts elements with 2**(lowest+i) <= abs(g) < 2**(lowest+i+1).
-        counts: Number of finite, non-zero elements per bin; leading and trailing empty bins are cut off.
-        zeros: Number of elements that are exactly zero.
-        nonfinite: Number of inf or NaN elements.
+    Bin i counts finite elements with 2**(lowest+i) <= abs(g) < 2**(lowest+i+1); empty bins at both ends are cut off.
     """
 
     group: str
     lowest: int
     counts: tuple[int, ...]
-    zeros: int = 0
-    nonfinite: int = 0
+    zeros: int = 0  # elements that are exactly zero
+    nonfinite: int = 0  # inf or NaN elements
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """What is known of one micro-batch after its trace was drained to the host.
 
-    Args:
-        step: Micro-batch index, counted from 0.
-        seconds: Time since the run began when the step was dispatched, seconds.
-        step_ms: Wall-clock time of the step, milliseconds.
-        loss: Unscaled loss of this micro-batch.
-        loss_scale: Scale the backward pass used (dimensionless; 1 without loss scaling).
-        loss_scale_after: Scale after the update rule ran.
-        overflow: Whether a gradient of this window was inf or NaN (False on micro-batches that end no window).
-        skipped: Whether the optimizer update of this step was dropped because of it.
-        accumulated: Micro-batches in the gradient when the step ended (1 without accumulation).
-        grad_norm: Global L2 norm of the unscaled gradient; NaN where no update was due.
-        grad_amax: Largest absolute value of the unscaled gradient, over the tensors without inf or NaN; NaN where no
-            update was due.
-        underflow_share: Share of non-zero gradient elements below the smallest float16 number at the scale in use, in
-            [0, 1]; what a float16 gradient has already lost is zero and not among them.
-        group_scales: Loss scale per group; empty without group scales.
-        frozen_groups: Number of leading parameter groups that were frozen.
-        learning_rate: Rate of the first parameter group.
-        samples: Number of samples in the micro-batch.
-        memory_bytes: Memory allocated on the device (resident set size on a CPU), at most 0.1 s old, bytes.
-        grad_exponents: Exponent histograms, one per group; empty except on every k-th step.
-        columns: Namespaced columns of the methods in use, for example ``{"time.forward": 1.3}`` (milliseconds).
+    A *window* is the micro-batches of one update; NaN stands where no update was due.
     """
 
-    step: int
-    seconds: float
-    step_ms: float
-    loss: float
-    loss_scale: float = 1.0
-    loss_scale_after: float = 1.0
-    overflow: bool = False
-    skipped: bool = False
-    accumulated: int = 1
-    grad_norm: float = math.nan
-    grad_amax: float = math.nan
+    step: int  # micro-batch index, counted from 0
+    seconds: float  # since the run began, when the step was dispatched
+    step_ms: float  # wall-clock time of the step, milliseconds
+    loss: float  # of this micro-batch, unscaled
+    loss_scale: float = 1.0  # that the backward pass used (dimensionless; 1 without loss scaling)
+    loss_scale_after: float = 1.0  # after the update rule ran
+    overflow: bool = False  # whether a gradient of this window was inf or NaN; False where no window ends
+    skipped: bool = False  # whether the optimizer update of this step was dropped because of it
+    accumulated: int = 1  # micro-batches in the gradient when the step ended
+    grad_norm: float = math.nan  # global L2 norm of the unscaled gradient
+    grad_amax: float = math.nan  # its largest absolute value, over the tensors without inf or NaN
+    # Share in [0, 1] of non-zero gradient elements below the smallest float16 number at the scale in use; what a
+    # float16 gradient has already lost is zero and not among them.
     underflow_share: float = math.nan
-    group_scales: tuple[float, ...] = ()
-    frozen_groups: int = 0
-    learning_rate: float = math.nan
-    samples: int = 0
-    memory_bytes: int = 0
-    grad_exponents: tuple[ExponentCounts, ...] = ()
-    columns: Mapping[str, float] = field(default_factory=dict)
+    group_scales: tuple[float, ...] = ()  # loss scale per group; empty without group scales
+    frozen_groups: int = 0  # leading parameter groups that were frozen
+    learning_rate: float = math.nan  # of the first parameter group
+    samples: int = 0  # in the micro-batch
+    memory_bytes: int = 0  # allocated on the device (resident set size on a CPU), at most 0.1 s old
+    grad_exponents: tuple[ExponentCounts, ...] = ()  # one per group; empty except on every k-th step
+    columns: Mapping[str, float] = field(default_factory=dict)  # of the methods in use: {"time.forward": 1.3 (ms)}
 
 
 @dataclass(frozen=True, slots=True)
