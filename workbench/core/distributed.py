@@ -423,12 +423,10 @@ def _control() -> distributed.ProcessGroup:
 
 def _timeout(given: float | None) -> float:
     if given is None:
-        text = os.environ.get(TIMEOUT_VARIABLE, "")
-        try:
-            given = float(text) if text else _TIMEOUT_SECONDS
-        except ValueError:
-            given = float("nan")
-        if not given > 0:
+        text = os.environ.get(TIMEOUT_VARIABLE) or str(_TIMEOUT_SECONDS)
+        with contextlib.suppress(ValueError):
+            given = float(text)
+        if given is None or not given > 0:
             raise ValueError(f"{TIMEOUT_VARIABLE} must be a number of seconds above 0, got {text!r}")
     if not 0 < given < float("inf"):
         raise ValueError(f"`timeout_seconds` must be above 0, got {given!r}")

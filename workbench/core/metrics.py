@@ -247,12 +247,7 @@ class _NamedTorchmetric:
         return _as_number(self._metric.compute(), self._name)
 
 
-_REGRESSION: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "mae": ("MeanAbsoluteError", {}),
-    "mse": ("MeanSquaredError", {}),
-    "r2": ("R2Score", {}),
-    "rmse": ("MeanSquaredError", {"squared": False}),
-}
+_REGRESSION = {"mae": "MeanAbsoluteError", "mse": "MeanSquaredError", "r2": "R2Score", "rmse": "MeanSquaredError"}
 _CLASSIFICATION: Mapping[str, str] = {
     "auroc": "AUROC",
     "average_precision": "AveragePrecision",
@@ -269,8 +264,8 @@ def _build_torchmetric(name: str, n_classes: int) -> Any:
     # for the other ranks, and where only the first one evaluates, for ever.
     alone = {"sync_on_compute": False}
     if name in _REGRESSION:
-        class_name, options = _REGRESSION[name]
-        return getattr(regression, class_name)(**options, **alone)
+        root = {"squared": False} if name == "rmse" else {}
+        return getattr(regression, _REGRESSION[name])(**root, **alone)
     if n_classes == 2:
         return getattr(classification, f"Binary{_CLASSIFICATION[name]}")(**alone)
     return getattr(classification, f"Multiclass{_CLASSIFICATION[name]}")(num_classes=n_classes, **alone)

@@ -259,16 +259,14 @@ def decide(
     step = smallest_gap(value for pair in finite for value in pair) if resolution is None else resolution
     drops = paired_drops(finite, higher_is_better=higher_is_better)
     bounds = paired_drop_bounds(drops, error=error, resolution=step)
-    if diverged:
-        reason = f"{diverged} of {len(usable)} runs diverged"
-        return Decision(Verdict.REFUTED, bounds, allowed_drop, 0, Verdict.REFUTED, reason)
-    if bounds.n_pairs < 2:
+    if bounds.n_pairs < 2 and not diverged:
         reason = f"only {bounds.n_pairs} of the at least 2 pairs a bound needs"
         return Decision(Verdict.UNDECIDED, bounds, allowed_drop, 2 - bounds.n_pairs, Verdict.UNDECIDED, reason)
+    if diverged or bounds.lower > allowed_drop:
+        reason = f"{diverged} of {len(usable)} runs diverged" if diverged else ""
+        return Decision(Verdict.REFUTED, bounds, allowed_drop, 0, Verdict.REFUTED, reason)
     if bounds.upper <= allowed_drop:
         return Decision(Verdict.CONFIRMED, bounds, allowed_drop, 0, Verdict.CONFIRMED)
-    if bounds.lower > allowed_drop:
-        return Decision(Verdict.REFUTED, bounds, allowed_drop, 0, Verdict.REFUTED)
     leaning = Verdict.CONFIRMED if bounds.mean < allowed_drop else Verdict.REFUTED
     total = pairs_to_decide(bounds, allowed_drop)
     more = None if total is None else max(total - bounds.n_pairs, 1)
