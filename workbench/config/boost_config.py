@@ -165,11 +165,7 @@ class BoostConfig(Section):
         return {name: sections[name] for name in BOOST_SECTIONS}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the configuration as JSON, atomically: a reader sees the old file or the new one. Returns the path.
-
-        Raises:
-            OSError: When the folder does not exist or cannot be written.
-        """
+        """Write the configuration as JSON, atomically: a reader sees the old file or the new one. Returns the path."""
         file = Path(path)
         # ASCII, because MindSpore's users open the file in the encoding of their platform.
         write_text_atomically(file, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
@@ -182,7 +178,10 @@ class BoostConfig(Section):
         Everything ``from_dict`` accepts is valid under it. Rules between two values cannot be said in it and are
         checked by ``from_dict`` only. Search ranges and units stand under the keywords ``search`` and ``unit``.
         """
-        schema = json.loads(json.dumps(cls.model_json_schema()).replace("\\n", " "))  # texts below fields have lines
+        schema = cls.model_json_schema()
+        for part in schema["$defs"].values():
+            for member in part["properties"].values():  # texts below fields have several lines
+                member["description"] = " ".join(member["description"].split())
         preset = {"type": "string", "enum": list(PRESETS), "description": "The reference's behaviour everywhere."}
         compatibility = schema["properties"]["compatibility"]
         compatibility["anyOf"] = [{"$ref": compatibility.pop("$ref", None)}, preset]
