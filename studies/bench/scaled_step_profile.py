@@ -13,18 +13,19 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from workbench.bench.scaled_step import NETS, RATE, SCALE
+from workbench.bench.questions import loss_scale
 from workbench.config import BoostConfig
 from workbench.training import apply
 
 ROUNDS, STEPS = 40, 10
-CONFIG = {"loss_scale": {"kind": "dynamic", "init": SCALE}, "amp": {"level": "O0"}}
+CONFIG = {"loss_scale": {"kind": "dynamic", "init": loss_scale.SCALE}, "amp": {"level": "O0"}}
 
 
 class Clock:
@@ -57,9 +58,23 @@ class Clock:
         return {name: 1e6 * statistics.median(seconds) for name, seconds in self.steps.items()}
 
 
+class TimedUpdate:
+    """An update whose calls are timed; all else about it is its own."""
+
+    def __init__(self, update: Any, clock: Clock) -> None:
+        self._update, self._timed = update, clock.part("Adam", update)
+
+    def __call__(self, *args: Any) -> object:
+        """Update, timed."""
+        return self._timed(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._update, name)
+
+
 def stock_step(model: nn.Module, inputs: Tensor, classes: Tensor, clock: Clock) -> Callable[[], None]:
     """Return a plain step whose parts are timed."""
-    optimizer = Adam(model.parameters(), lr=RATE, fused=True)
+    optimizer = Adam(model.parameters(), lr=loss_scale.RATE, fused=True)
     forward = clock.part("forward", lambda: F.cross_entropy(model(inputs), classes))
     backward = clock.part("backward", lambda loss: loss.backward())
     update = clock.part("Adam", optimizer.step)
@@ -70,18 +85,18 @@ def stock_step(model: nn.Module, inputs: Tensor, classes: Tensor, clock: Clock) 
         update()
         clear()
 
-    return clock.part("whole step", step)  # type: ignore[return-value]  # it returns what the step does
+    return clock.part("whole step", step)
 
 
 def scaled_step(model: nn.Module, inputs: Tensor, classes: Tensor, clock: Clock) -> Callable[[], None]:
     """Return a step of ours with a dynamic loss scale, its parts timed."""
-    optimizer = Adam(model.parameters(), lr=RATE, fused=True)
+    optimizer = Adam(model.parameters(), lr=loss_scale.RATE, fused=True)
     boosted = apply(BoostConfig.from_dict(CONFIG), model, optimizer, level="O0")
     scaling, update = boosted.loss_scaling, boosted.update
-    scaling.unscale_ = clock.part("unscaling and check", scaling.unscale_)  # type: ignore[method-assign,assignment]
-    scaling.after_window = clock.part("rule of the scale", scaling.after_window)  # type: ignore[method-assign,assignment]
-    boosted.update = clock.part("Adam", update)  # type: ignore[assignment]
-    optimizer.zero_grad = clock.part("gradients dropped", optimizer.zero_grad)  # type: ignore[method-assign,assignment]
+    scaling.unscale_ = clock.part("unscaling and check", scaling.unscale_)
+    scaling.after_window = clock.part("rule of the scale", scaling.after_window)
+    boosted.update = TimedUpdate(update, clock)
+    optimizer.zero_grad = clock.part("gradients dropped", optimizer.zero_grad)
 
     def run_forward() -> Tensor:
         with boosted.autocast():
@@ -94,17 +109,15 @@ def scaled_step(model: nn.Module, inputs: Tensor, classes: Tensor, clock: Clock)
         backward(forward())
         boosted.step()
 
-    return clock.part("whole step", step)  # type: ignore[return-value]  # it returns what the step does
+    return clock.part("whole step", step)
 
 
 def main() -> None:
     """Print a table per network."""
     torch.set_num_threads(1)
-    for net in NETS:
-        torch.manual_seed(0)
-        layers = [module for _ in range(net.layers) for module in (nn.Linear(net.width, net.width), nn.ReLU())]
-        model = nn.Sequential(*layers, nn.Linear(net.width, 10))
-        inputs, classes = torch.randn(net.batch, net.width), torch.randint(0, 10, (net.batch,))
+    for net in loss_scale.NETS:
+        model = net.network()
+        ((inputs, classes),) = net.samples(torch.device("cpu"))
         clocks = {"plain": Clock(), "scaled": Clock()}
         sides = {
             "plain": stock_step(copy.deepcopy(model), inputs, classes, clocks["plain"]),

@@ -16,38 +16,23 @@ import torch
 from tests.accelerator.recorded_graph import captured
 from tests.accelerator.standin import waits
 from workbench.bench import Finding, Request
-from workbench.bench.accumulation import measure_accumulation
-from workbench.bench.captured_step import (
-    _Captured,
-    _Training,
-    measure_captured_step,
-    measure_captured_step_on,
+from workbench.bench.questions import (
+    accumulation,
+    captured_step,
+    dim_reduce,
+    freeze,
+    host_waits,
+    large_levels,
+    less_bn,
+    levels,
+    loss_scale,
+    nets,
+    offload,
+    online,
+    pca,
+    thor,
+    trace,
 )
-from workbench.bench.dim_reduce import measure_dim_reduce
-from workbench.bench.freezing import measure_freezing
-from workbench.bench.group_scale_cost import measure_group_scale
-from workbench.bench.host_waits import (
-    CONFIGS,
-    dispatched_waits,
-    measure_host_waits_on,
-    profiled_waits,
-)
-from workbench.bench.large_levels import measure_large_levels_on
-from workbench.bench.large_nets import (
-    Images,
-    Text,
-    image_task,
-    text_task,
-)
-from workbench.bench.less_bn import measure_less_bn
-from workbench.bench.levels import measure_levels
-from workbench.bench.offload import Encoder, measure_offload_on
-from workbench.bench.online import measure_online
-from workbench.bench.optimizer_tail import measure_optimizer_tail
-from workbench.bench.principal_components import measure_pca
-from workbench.bench.scaled_step import Perceptron, measure_scaled_step
-from workbench.bench.second_order import measure_thor
-from workbench.bench.trace_cost import measure_trace
 from workbench.loss_scale import host_values
 from workbench.tasks import load_task
 
@@ -57,24 +42,24 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:less_bn had no effect"),
     pytest.mark.filterwarnings("ignore:An output with one or more elements was resized"),  # torch's, for its fallback
 ]
-IMAGES, TEXT, NET = Images((1, 1), 4, 2, 16, 10), Text(1, 16, 2, 2, 8), Perceptron(2, 8, 4)
+IMAGES, TEXT, NET = nets.Images((1, 1), 4, 2, 16, 10), nets.Text(1, 16, 2, 2, 8), loss_scale.Perceptron(2, 8, 4)
 Measure = Callable[[Request], Sequence[Finding]]
 
 MEASURES: dict[str, Measure] = {
-    "levels": partial(measure_levels, widths=(4,), n_blocks=1, batch=2, side=8, steps=1, studies=Path("none")),
+    "levels": partial(levels.measure, widths=(4,), n_blocks=1, batch=2, side=8, steps=1, studies=Path("none")),
     "freeze": partial(
-        measure_freezing, widths=(4,), n_blocks=1, batch=2, side=8, groups=2, steps=1, types=(1,), shares=(0.5,)
+        freeze.measure, widths=(4,), n_blocks=1, batch=2, side=8, groups=2, steps=1, types=(1,), shares=(0.5,)
     ),
-    "less_bn": partial(measure_less_bn, nets={"tiny": ((4, 8), 1, 2, 8)}),
-    "accumulation": partial(measure_accumulation, width=16, depth=2, micro_batches=2, batch=2, repeats=1),
-    "trace": partial(measure_trace, task="digits-lenet", steps=2),
-    "scaled tail": partial(measure_optimizer_tail, sizes=((1000, 6),), goals=(None,)),
-    "scaled step": partial(measure_scaled_step, nets=(NET,)),
-    "group scales": partial(measure_group_scale, sizes=((1000, 8),), groups=2),
-    "pca": partial(measure_pca, snapshots=6, weights=1000, components=3),
-    "dim_reduce": partial(measure_dim_reduce, widths=(8, 16, 8), components=4, batches=(4,)),
-    "thor": partial(measure_thor, image=8, images=4, width=32, rows=8, frequencies=(2,), large=IMAGES),
-    "online": partial(measure_online, rows=100, dim=4, records=8, ids=2),
+    "less_bn": partial(less_bn.measure, nets={"tiny": ((4, 8), 1, 2, 8)}),
+    "accumulation": partial(accumulation.measure, width=16, depth=2, micro_batches=2, batch=2, repeats=1),
+    "trace": partial(trace.measure, task="digits-lenet", steps=2),
+    "scaled tail": partial(loss_scale.measure_tail, sizes=((1000, 6),), goals=(None,)),
+    "scaled step": partial(loss_scale.measure_scaled_step, nets=(NET,)),
+    "group scales": partial(loss_scale.measure_group_scale, sizes=((1000, 8),), groups=2),
+    "pca": partial(pca.measure, snapshots=6, weights=1000, components=3),
+    "dim_reduce": partial(dim_reduce.measure, widths=(8, 16, 8), components=4, batches=(4,)),
+    "thor": partial(thor.measure, image=8, images=4, width=32, rows=8, frequencies=(2,), large=IMAGES),
+    "online": partial(online.measure, rows=100, dim=4, records=8, ids=2),
 }
 
 
@@ -98,7 +83,7 @@ def test_refreshes_are_told_in_time_there(accelerator: torch.device) -> None:
 
 
 def test_offloading_leaves_no_state_there(accelerator: torch.device) -> None:
-    found = measure_offload_on(accelerator, Request(1, device=accelerator), Encoder(1, 16, 2, 4))
+    found = offload.measure_encoder(Request(1, device=accelerator), offload.Encoder(1, 16, 2, 4))
     assert found[0].estimate is not None
     assert found[-1].estimate is not None
     assert found[-1].estimate.value == 0.0
@@ -106,9 +91,9 @@ def test_offloading_leaves_no_state_there(accelerator: torch.device) -> None:
 
 
 def test_large_networks_under_levels_and_exports(accelerator: torch.device) -> None:
-    tasks = [image_task(IMAGES), text_task(TEXT)]
+    tasks = [IMAGES.task(), TEXT.task()]
     studies = Path(__file__).parents[2] / "studies"
-    found = measure_large_levels_on(accelerator, Request(1, device=accelerator), tasks, studies=studies)
+    found = large_levels.measure_tasks(Request(1, device=accelerator), tasks, studies=studies)
     assert all(one.estimate is not None for one in found)
     per_task = Counter(one.what.split(":")[0] for one in found)
     assert len(per_task) == 2
@@ -117,9 +102,9 @@ def test_large_networks_under_levels_and_exports(accelerator: torch.device) -> N
 
 
 def test_no_step_waits(accelerator: torch.device) -> None:
-    found = measure_host_waits_on(accelerator, load_task("digits-lenet"), warm_up=12, steps=6)
+    found = host_waits.measure_waits(Request(1, device=accelerator), load_task("digits-lenet"), warm_up=12, steps=6)
     assert {one.verdict for one in found} == {"met"}
-    assert len(found) >= len(CONFIGS)
+    assert len(found) >= len(host_waits.CONFIGS)
 
 
 def test_a_wait_is_seen(standin: torch.device) -> None:
@@ -139,7 +124,7 @@ def test_a_wait_is_seen(standin: torch.device) -> None:
         torch.ones(3, dtype=torch.int64, device=standin).bincount()
         _ = there[torch.arange(2, device=standin)]  # nothing that the host has to know
 
-    seen = dispatched_waits(careless)
+    seen = host_waits.dispatched_waits(careless)
     assert seen["copy from the host"] == 3
     assert seen.total() == 10
     assert len(waits()) >= 9
@@ -148,7 +133,7 @@ def test_a_wait_is_seen(standin: torch.device) -> None:
 def test_a_wait_in_a_backward_pass_is_seen(standin: torch.device) -> None:
     weight = torch.ones(2, device=standin, requires_grad=True)
     weight.register_hook(lambda gradient: gradient * gradient.sum().item())
-    seen = dispatched_waits(lambda: (2 * weight).sum().backward())  # type: ignore[no-untyped-call]
+    seen = host_waits.dispatched_waits(lambda: (2 * weight).sum().backward())  # type: ignore[no-untyped-call]
     assert seen.total() == len(waits()) == 1
 
 
@@ -156,19 +141,19 @@ def test_the_profiler_sees_a_wait(accelerator: torch.device) -> None:
     if accelerator.type != "cuda":
         pytest.skip("only CUDA's runtime is asked")
     there = torch.ones(3, device=accelerator)
-    assert profiled_waits(lambda steps: [there.sum().item() for _ in range(steps)], 7).total() >= 7
-    assert profiled_waits(lambda steps: [there.sum() for _ in range(steps)], 7).total() == 0
+    assert host_waits.profiled_waits(lambda steps: [there.sum().item() for _ in range(steps)], 7).total() >= 7
+    assert host_waits.profiled_waits(lambda steps: [there.sum() for _ in range(steps)], 7).total() == 0
 
 
 def test_a_replayed_step_is_the_step(standin: torch.device) -> None:
-    (found,) = measure_captured_step_on(standin, Request(1, device=standin), NET, captured)
+    (found,) = captured_step.measure_capture(Request(1, device=standin), NET, captured)
     assert found.estimate is not None
 
 
 def test_a_graph_keeps_what_it_writes_to(standin: torch.device) -> None:
-    training = _Training(NET, standin, capturable=True)
+    training = captured_step.Training(NET, standin, capturable=True)
     alive = weakref.ref(training)
-    again = _Captured(lambda: None, training.step)
+    again = captured_step.Captured(lambda: None, training.step)
     del training
     gc.collect()
     assert alive() is not None
@@ -180,11 +165,11 @@ def test_a_graph_keeps_what_it_writes_to(standin: torch.device) -> None:
 def test_a_step_fits_into_a_cuda_graph(accelerator: torch.device) -> None:
     if accelerator.type != "cuda":
         pytest.skip("needs CUDA")
-    (found,) = measure_captured_step(Request(1, device=accelerator))
+    (found,) = captured_step.measure(Request(1, device=accelerator))
     assert found.estimate is not None
 
 
 def test_what_the_host_decides_cannot_be_replayed(standin: torch.device) -> None:
     with mock.patch.object(host_values, "reads_without_waiting", return_value=True):
-        (found,) = measure_captured_step_on(standin, Request(1, device=standin), NET, captured)
+        (found,) = captured_step.measure_capture(Request(1, device=standin), NET, captured)
     assert found.verdict == "differs"

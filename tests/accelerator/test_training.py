@@ -12,7 +12,7 @@ import torch
 
 from tests.accelerator.standin import forget_waits, waits
 from tests.kit.runs import run_task
-from workbench.bench.host_waits import dispatched_waits
+from workbench.bench.questions import host_waits
 from workbench.config import BoostConfig
 from workbench.core.batch import move_batch
 from workbench.optim.embeddings import EvictingEmbedding, HashEmbedding
@@ -95,7 +95,7 @@ def test_the_host_never_waits_in_a_step_and_its_record(name: str, standin: torch
     training.steps(12)  # state is made, groups are found, THOR has refreshed
     training.trace.drain()
     forget_waits()
-    seen = dispatched_waits(lambda: training.steps(12))
+    seen = host_waits.dispatched_waits(lambda: training.steps(12))
     assert waits() == []
     assert seen == Counter()
     training.trace.drain()

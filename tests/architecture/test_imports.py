@@ -46,8 +46,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # On top: what puts the layers together for a user.
     "api": METHODS | STEP | ANSWERS,
     "panels": METHODS | STEP | ANSWERS | {"api"},
-    # It times what the others do, panels included.
-    "bench": METHODS | STEP | ANSWERS | {"api", "online", "panels"},
+    # It times; what it times, panels included, is asked by files of studies/bench.
+    "bench": {"runs", "training"},
     "cli": STEP | ANSWERS | {"", "api", "bench", "panels"},
     # The reference's names, and those of version 0.6, defined elsewhere.
     "boost": METHODS | {"mindspore", "training"},
@@ -74,13 +74,13 @@ LOOKS_UP = {"workbench.training.callbacks", "workbench.config.boost_config", "wo
 
 # Library -> the only packages that import it ("cli" keeps --help light, "study" keeps Optuna out of figures, ...).
 LIBRARY_HOMES: dict[str, set[str]] = {
-    "optuna": {"study", "bench"},
+    "optuna": {"study"},
     "plotly": {"figures", "report"},
     "jinja2": {"report"},
     "markupsafe": {"report"},
     "tsdownsample": {"figures"},
     "anywidget": {"figures"},
-    "ipywidgets": {"panels", "bench"},
+    "ipywidgets": {"panels"},
     "markdown_it": {"panels"},
     "tomlkit": {"panels"},
     "typer": {"cli"},
@@ -89,13 +89,7 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "torch": {"core", *METHODS, "training", "mindspore", "online", "tasks", "bench"},
     "torchmetrics": {"core"},
     "safetensors": {"training", "online", "methods"},
-    "sklearn": {"tasks", "study", "bench"},
-    "threadpoolctl": {"bench"},
-    # Peers: packages that do the same, measured where somebody has installed them, and never needed.
-    "deepspeed": {"bench"},
-    "torchao": {"bench"},
-    "pytorch_optimizer": {"bench"},
-    "kfac": {"bench"},
+    "sklearn": {"tasks", "study"},
     "scipy": {"core", "study"},
     "cmaes": {"study"},
     "pydantic": {"config", "study"},
@@ -196,11 +190,6 @@ OPTIONAL = {
     "ray": "the extra `cluster`",
     "tensorboard": "the extra `mirrors`",
     "mlflow": "the extra `mirrors`",
-    "deepspeed": "a peer of `workbench bench --peers`",
-    "torchao": "a peer of `workbench bench --peers`",
-    "pytorch_optimizer": "a peer of `workbench bench --peers`",
-    "kfac": "a peer of `workbench bench --peers`",
-    "threadpoolctl": "comes with scikit-learn, whose threads it counts",
     "cmaes": "the sampler of that name; without it its name is refused with what to install",
     "torch_npu": "the plugin of Ascend machines",
     "markupsafe": "Jinja2's texts that are HTML already are objects of this package",

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from workbench.bench import Request, accumulation
-from workbench.bench.accumulation import measure_accumulation
+from workbench.bench import Request
+from workbench.bench.questions import accumulation
 
 REQUEST = Request(1, device=torch.device("cpu"), threads=(1,))
 TINY = {"width": 8, "depth": 1, "micro_batches": 3, "batch": 2}
 
 
 def test_ours_the_peer_and_the_bytes_are_found() -> None:
-    ours, buffers, operations, held = measure_accumulation(REQUEST, **TINY)
+    ours, buffers, operations, held = accumulation.measure(REQUEST, **TINY)
     assert ours.what == "accumulation 3 x 2, 1 thread: ours / native .grad"
     assert ours.estimate is not None
     assert buffers.what.endswith("separate buffers / native .grad")
@@ -27,7 +27,7 @@ def test_ours_the_peer_and_the_bytes_are_found() -> None:
 
 def test_tensors_without_memory_are_not_counted() -> None:
     left_behind = FakeTensorMode().from_tensor(torch.ones(3))
-    held = measure_accumulation(REQUEST, **TINY)[-1]
+    held = accumulation.measure(REQUEST, **TINY)[-1]
     assert held.estimate is not None
     assert held.estimate.value == 1.0
     del left_behind
@@ -42,7 +42,7 @@ def test_buffers_of_their_own_would_be_counted(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(accumulation, "_Boosted", Hoarding)
     monkeypatch.setattr(Hoarding, "window", lambda self: None)
-    held = measure_accumulation(REQUEST, **TINY)[-1]
+    held = accumulation.measure(REQUEST, **TINY)[-1]
     assert held.estimate is not None
     assert held.verdict == "missed"
 
@@ -56,4 +56,4 @@ def test_another_mean_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
                     parameter.grad.mul_(2)
 
     monkeypatch.setattr(accumulation, "_Boosted", Summing)
-    assert measure_accumulation(REQUEST, **TINY)[0].verdict == "differs"
+    assert accumulation.measure(REQUEST, **TINY)[0].verdict == "differs"

@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from types import MappingProxyType
 
+import psutil
 import pytest
 
 from tests.cli.conftest import Command, here, workbench  # noqa: F401  # fixtures
-from workbench import bench
-from workbench.bench import (
-    Benchmark,
-    Estimate,
-    Finding,
-    Request,
-    catalog,
-)
+from workbench.bench import questions
+
+QUESTION = """\
+from workbench.bench import Benchmark, Estimate, Finding, Request
+
+
+def measure(request: Request) -> list[Finding]:
+    rounds = request.rounds
+    print("said by a library")
+    return [
+        Finding("a / b", "x", Estimate(1.01, 1.0, 1.015, rounds), 1.02, "on nothing"),
+        Finding("c", "s", Estimate(0.25, 0.2, 0.3, rounds), 0.1),
+        Finding("d", "s", Estimate(2.5, 2.0, 3.0, rounds)),
+        *([Finding("e / b", "x", None, None, "not installed", "absent")] if request.peers else []),
+    ]
+
+
+BENCHMARK = Benchmark({about})
+"""
 
 
 @pytest.fixture(autouse=True)
-def toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offer two benchmarks that measure nothing, in place of the real ones."""
-
-    def measure(request: Request) -> list[Finding]:
-        rounds = request.rounds
-        print("said by a library")
-        return [
-            Finding("a / b", "x", Estimate(1.01, 1.0, 1.015, rounds), 1.02, "on nothing"),
-            Finding("c", "s", Estimate(0.25, 0.2, 0.3, rounds), 0.1),
-            Finding("d", "s", Estimate(2.5, 2.0, 3.0, rounds)),
-            *([Finding("e / b", "x", None, None, "not installed", "absent")] if request.peers else []),
-        ]
-
-    toys = (Benchmark("quick", "Is it?", measure, 4), Benchmark("long", "And this?", measure, 2, quick=False))
-    offered = MappingProxyType({toy.name: toy for toy in toys})
-    monkeypatch.setattr(catalog, "BENCHMARKS", offered)
-    monkeypatch.setattr(bench, "BENCHMARKS", offered)
+def toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Offer two questions that measure nothing, and a file that asks none, in place of the real folder."""
+    folder = tmp_path / "questions"
+    folder.mkdir()
+    (folder / "a_toy.py").write_text(QUESTION.format(about='"quick", "Is it?", measure, 4, place=1, quick=True'))
+    (folder / "another_toy.py").write_text(QUESTION.format(about='"long", "And this?", measure, 2'))
+    (folder / "script.py").write_text("raise SystemExit('this asks no question')")
+    monkeypatch.setattr(questions, "__path__", [str(folder)])
 
 
 def test_the_table_has_value_interval_goal_and_verdict(workbench: Command) -> None:  # noqa: F811
@@ -58,7 +59,7 @@ def test_a_busy_machine_is_told_before_anything_is_measured(
     workbench: Command,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 9.0, 9.0), raising=False)
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (99.0, 9.0, 9.0))
     outcome = workbench("bench")
     assert outcome.out.index("The machine is busy: load 99.0 on ") < outcome.out.index("said by a library")
     assert "The machine is busy" in workbench("bench", "--json").err

@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from workbench.bench import (
-    BENCHMARKS,
     BenchError,
     Benchmark,
     Estimate,
     Finding,
     Request,
+    benchmarks,
     chosen,
     load_warning,
     run_benchmark,
@@ -111,30 +111,30 @@ def test_what_others_do_meanwhile_is_told_and_own_work_is_not(monkeypatch: pytes
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(user=machine[0], system=5.0, steal=0.5, idle=1e9))
     monkeypatch.setattr(psutil, "Process", lambda: Process(own))
-    monkeypatch.setattr(devices, "hardware_summary", lambda: {"cpu_cores_usable": 2})
+    monkeypatch.setattr(devices, "usable_cores", lambda: 2)
     answer = run_benchmark(Benchmark("toy", "?", measure, 1))
-    assert answer.others == pytest.approx(0.75)
+    assert answer.cores_of_others == pytest.approx(0.75)
     assert "others took 0.8 of 2 cores while toy ran" in answer.warning
     assert answer.to_dict()["cores_of_others"] == 0.75
 
 
 @pytest.mark.parametrize(("others", "busy"), [(0.19, False), (0.21, True)])
 def test_a_tenth_of_the_cores_is_a_busy_machine(others: float, busy: bool) -> None:
-    answer = dataclasses.replace(run_benchmark(toy([])), cores=2, others=others)
+    answer = dataclasses.replace(run_benchmark(toy([])), load_average={"cores": 2}, cores_of_others=others)
     assert bool(answer.warning) is busy
 
 
 def test_a_load_that_was_there_before_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    monkeypatch.setattr(os, "getloadavg", lambda: (1.2, 9.0, 9.0), raising=False)
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (1.2, 9.0, 9.0))
     assert "load 1.2 on 2 cores" in load_warning()
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.9, 9.0, 9.0))
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (0.9, 9.0, 9.0))
     assert load_warning() == ""
 
 
 def test_without_names_the_quick_ones_are_meant() -> None:
-    assert [b.name for b in chosen([])] == [b.name for b in BENCHMARKS.values() if b.quick]
-    assert [b.name for b in chosen(["all"])] == list(BENCHMARKS)
+    assert [b.name for b in chosen([])] == [b.name for b in benchmarks().values() if b.quick]
+    assert [b.name for b in chosen(["all"])] == list(benchmarks())
     assert [b.name for b in chosen(["trace", "live_panel", "trace"])] == ["trace", "live_panel"]
     assert [b.name for b in chosen(["panels", "trace"])] == ["live_panel", "panel_handlers", "open_run", "trace"]
 
@@ -145,7 +145,7 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
 
 
 def test_every_question_is_one_sentence() -> None:
-    for name, entry in BENCHMARKS.items():
+    for name, entry in benchmarks().items():
         assert entry.name == name
         assert entry.question.endswith("?")
         assert entry.question.count("?") == 1

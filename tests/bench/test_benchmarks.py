@@ -12,14 +12,16 @@ import pytest
 import torch
 
 from workbench.bench import Finding, Request
-from workbench.bench.gradient_reduction import measure_reduction
-from workbench.bench.kernel_messages import everything_in, speak_as_in_a_kernel, user_sets
-from workbench.bench.live_panel import measure_live_panel
-from workbench.bench.opened_run import measure_open_run
-from workbench.bench.panel_handlers import measure_handlers
-from workbench.bench.recorded import record_run
-from workbench.bench.study_overhead import measure_study_overhead
-from workbench.bench.trace_cost import measure_trace
+from workbench.bench.questions import (
+    kernel_messages,
+    live_panel,
+    open_run,
+    panel_handlers,
+    recorded,
+    reduction,
+    study,
+    trace,
+)
 from workbench.runs import read_run
 from workbench.runs.replay import replay
 from workbench.runs.replayed_run import recorded_policy
@@ -34,13 +36,17 @@ def check(findings: Sequence[Finding], units: str, rounds: int) -> None:
         assert 0 < finding.estimate.low <= finding.estimate.value <= finding.estimate.high, finding
 
 
+def request(rounds: int) -> Request:
+    return Request(rounds, device=torch.device("cpu"))
+
+
 def our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("workbench ")]
 
 
 def test_live_panel_trains_with_the_display_at_work_and_at_rest() -> None:
     # Of 300 steps, since the display looks five times a second and a step may take a millisecond only.
-    turns, display, beside = measure_live_panel(2, task="digits-lenet", turn=300, pairs=2)
+    turns, display, beside = live_panel.measure(request(2), task="digits-lenet", turn=300, pairs=2)
     check([turns], "x", 4)  # two pairs of turns in each of two runs
     check([display], "x", 2)
     assert beside.estimate is not None
@@ -49,17 +55,17 @@ def test_live_panel_trains_with_the_display_at_work_and_at_rest() -> None:
 
 
 def test_trace_times_three_copies() -> None:
-    check(measure_trace(Request(2, device=torch.device("cpu")), task="digits-lenet", steps=2), "xxx", 2)
+    check(trace.measure(request(2), task="digits-lenet", steps=2), "xxx", 2)
 
 
 def test_open_run_reads_draws_and_replays() -> None:
-    check(measure_open_run(1, steps=300), "sssss", 1)
+    check(open_run.measure(request(1), steps=300), "sssss", 1)
     assert our_threads() == []
 
 
 @pytest.mark.long
 def test_panel_handlers_go_through_every_tab_idle_and_while_training() -> None:
-    findings = measure_handlers(1, steps=200)
+    findings = panel_handlers.measure(request(1), steps=200)
     check(findings, 14 * "s", 1)
     assert [finding.what.partition(",")[0] for finding in findings[:6]] == [
         "Configure",
@@ -74,17 +80,17 @@ def test_panel_handlers_go_through_every_tab_idle_and_while_training() -> None:
 
 @pytest.mark.long
 def test_reduction_joins_two_ranks() -> None:
-    check(measure_reduction(2, task="digits-lenet", steps=2), "xxx", 2)
+    check(reduction.measure(request(2), task="digits-lenet", steps=2), "xxx", 2)
 
 
 @pytest.mark.long
 def test_a_rank_that_fails_is_told() -> None:
     with pytest.raises(RuntimeError, match=r"rank 0 failed: .*no-such-task"):
-        measure_reduction(1, task="no-such-task")
+        reduction.measure(request(1), task="no-such-task")
 
 
 def test_the_generated_run_is_one_that_can_be_replayed(tmp_path: Path) -> None:
-    run = read_run(record_run(tmp_path, 1500))
+    run = read_run(recorded.record_run(tmp_path, 1500))
     policy = recorded_policy(run)
     assert policy is not None
     assert len(run.steps) == 1500
@@ -97,24 +103,24 @@ def test_the_generated_run_is_one_that_can_be_replayed(tmp_path: Path) -> None:
 
 def test_widgets_encode_what_they_send() -> None:
     box = widgets.VBox([widgets.Text("before"), widgets.IntSlider()])
-    speak_as_in_a_kernel(box)
+    kernel_messages.speak_as_in_a_kernel(box)
     text = box.children[0]
     seen: list[str] = []
     text.observe(lambda change: seen.append(change["new"]), "value")
     text.observe(lambda change: setattr(text, "placeholder", "answered"), "value")
     before = text.comm.bytes_encoded
-    user_sets(text, "after")
+    kernel_messages.user_sets(text, "after")
     assert seen == ["after"]
     assert text.value == "after"
     assert text.comm.bytes_encoded > before + len("answered")
-    encoders = [each.comm for each in everything_in(box)]
-    speak_as_in_a_kernel(box)
-    assert [each.comm for each in everything_in(box)] == encoders  # those that there are stay
+    encoders = [each.comm for each in kernel_messages.everything_in(box)]
+    kernel_messages.speak_as_in_a_kernel(box)
+    assert [each.comm for each in kernel_messages.everything_in(box)] == encoders  # those that there are stay
     box.close()
 
 
 def test_study_overhead_tells_trials_of_a_study_and_of_plain_optuna() -> None:
-    findings = measure_study_overhead(1, spaces=[3], trials=[2], evaluations=2)
+    findings = study.measure(request(1), spaces=[3], trials=[2], evaluations=2)
     assert [finding.what.rpartition(": ")[2] for finding in findings] == [
         "whole trial",
         "processor time",

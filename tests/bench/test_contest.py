@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import re
 import weakref
 from collections.abc import Callable
 
@@ -17,33 +17,44 @@ from workbench.bench import (
     is_installed,
     require_equal,
 )
-from workbench.bench.contest import require_same
-from workbench.bench.operations import operations_of
+from workbench.bench.questions import operations
+
+CPU = torch.device("cpu")
 
 
-def waiting(seconds: float, heard: list[str], name: str) -> Callable[[], None]:
-    def side() -> None:
-        heard.append(name)
-        time.sleep(seconds)
+class Clock:
+    """A clock that sides move on, and that knows who did."""
 
-    return side
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.heard: list[str] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def side(self, name: str, seconds: float) -> Callable[[], None]:
+        def wait() -> None:
+            self.heard.append(name)
+            self.now += seconds
+
+        return wait
 
 
 def test_ours_limit_and_peers_are_multiples_of_the_base() -> None:
-    heard: list[str] = []
+    clock = Clock()
     found = contest(
         "waiting",
         lambda: Sides(
-            waiting(0.004, heard, "ours"),
-            waiting(0.002, heard, "base"),
-            limit=waiting(0.001, heard, "limit"),
-            peers={"slow": waiting(0.006, heard, "slow"), "gone": None},
+            clock.side("ours", 0.016),
+            clock.side("base", 0.008),
+            limit=clock.side("limit", 0.004),
+            peers={"slow": clock.side("slow", 0.024), "gone": None},
         ),
-        rounds=3,
+        Request(3, device=CPU),
         named="half",
         goal=3.0,
         note="asleep",
-        least_seconds=0.012,
+        clock=clock,
     )
     assert [one.what for one in found] == [
         "waiting: ours / half",
@@ -52,20 +63,19 @@ def test_ours_limit_and_peers_are_multiples_of_the_base() -> None:
         "waiting: gone / half",
     ]
     assert [one.verdict for one in found] == ["met", "", "", "absent"]
-    ours, limit, slow = (one.estimate.value for one in found if one.estimate)
-    assert 0.3 < limit < 0.9 < ours < slow  # 0.5, 2 and 3 on a machine that does nothing else
+    assert [one.estimate.value for one in found if one.estimate] == pytest.approx([2.0, 0.5, 3.0])
     assert found[0].note == "asleep"
-    # Each turn takes at least as long as was asked for.
-    assert heard.count("base") > 5 * 4
-    assert heard.count("slow") > 2 * 4
+    # Each turn takes at least 50 ms.
+    assert clock.heard.count("base") > 7 * 4
+    assert clock.heard.count("slow") > 3 * 4
 
 
 @pytest.mark.parametrize(
     ("ours", "sentence"),
     [
-        (torch.tensor([1.0, 2.1]), "weights differs by up to 0.1"),
-        (torch.tensor([1.0, float("nan")]), "weights differs by up to nan"),
-        (torch.ones(3), "weights: shape (3,) against (2,)"),
+        (torch.tensor([1.0, 2.1]), "Greatest absolute difference: 0.09999990463256836 at index (1,)"),
+        (torch.tensor([1.0, float("nan")]), "Greatest absolute difference: nan at index (1,)"),
+        (torch.ones(3), "torch.Size([3]) != torch.Size([2])"),
     ],
 )
 def test_sides_whose_results_differ_are_not_timed(ours: torch.Tensor, sentence: str) -> None:
@@ -74,12 +84,13 @@ def test_sides_whose_results_differ_are_not_timed(ours: torch.Tensor, sentence: 
     (found,) = contest(
         "updating",
         lambda: Sides(lambda: called.append("ours"), lambda: called.append("base")),
-        rounds=2,
+        Request(2, device=CPU),
         goal=1.0,
         guard=lambda: require_equal(ours, theirs, "weights", rtol=0.01, atol=0.0),
     )
     assert (found.verdict, found.estimate, found.goal) == ("differs", None, 1.0)
-    assert found.note == sentence
+    assert found.note.startswith("weights: ")
+    assert sentence in found.note
     assert called == []
 
 
@@ -102,7 +113,7 @@ def test_sides_are_made_anew_every_four_rounds_while_those_before_are_there() ->
         copy = len(alive)
         return Sides(Made(1.0 + 0.1 * copy), Made(1.0))
 
-    (found,) = contest("waiting", sides, rounds=10, repeats=2, clock=lambda: clock[0])
+    (found,) = contest("waiting", sides, Request(10, device=CPU), repeats=2, clock=lambda: clock[0])
     assert alive == [0, 2, 2]
     assert found.estimate is not None
     assert found.estimate.rounds == 10
@@ -110,7 +121,7 @@ def test_sides_are_made_anew_every_four_rounds_while_those_before_are_there() ->
     assert (found.estimate.low, found.estimate.high) == pytest.approx((1.1, 1.3))  # copies differ, their rounds do not
 
 
-def test_operations_are_counted_where_that_is_asked_for() -> None:
+def test_operations_are_counted() -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)  # its buffer is made in the first step
 
@@ -123,33 +134,23 @@ def test_operations_are_counted_where_that_is_asked_for() -> None:
         once()
         once()
 
-    assert operations_of(once)["aten.sum.default"] == 1
-    assert "aten.view.default" not in operations_of(once)
-    time, counted = contest("stepping", lambda: Sides(twice, once), rounds=1, repeats=1, counted=True)
-    assert (time.what, counted.what) == (
-        "stepping: ours / base",
-        "stepping, operations of torch: ours / base",
-    )
+    assert operations.operations_of(once)["aten.sum.default"] == 1
+    assert "aten.view.default" not in operations.operations_of(once)
+    n = operations.operations_of(once).total()
+    counted = operations.compared_operations("stepping", operations.operations_of(twice).total(), n)
     assert counted.estimate == Estimate(2.0, 2.0, 2.0, 1)
-    n = operations_of(once).total()
     assert counted.note == f"{2 * n} against {n}, counted"
 
 
 def test_tensors_are_compared_by_name() -> None:
     one, other = {"a": torch.ones(2), "b": torch.zeros(2)}, {"b": torch.zeros(2), "a": torch.ones(2)}
-    require_same(one.items(), other.items(), rtol=0.0, atol=0.0)
+    require_equal(one, other, "weights", rtol=0.0, atol=0.0)
     for different, sentence in (
-        ({"a": torch.ones(2)}, "ours has 1 tensors, theirs 2"),
-        ({"a": torch.ones(2), "b": torch.ones(2)}, "b differs by up to 1"),
+        ({"a": torch.ones(2)}, "weights: ours has 1 tensors, theirs 2"),
+        ({"a": torch.ones(2), "b": torch.ones(2)}, "item ['b']"),
     ):
-        (found,) = contest(
-            "updating",
-            lambda: Sides(lambda: None, lambda: None),
-            rounds=1,
-            guard=lambda different=different: require_same(different.items(), other.items(), rtol=0.0, atol=0.0),  # type: ignore[misc]
-        )
-        assert found.verdict == "differs"
-        assert found.note.startswith(sentence)
+        with pytest.raises(AssertionError, match=re.escape(sentence)):
+            require_equal(different, other, "weights", rtol=0.0, atol=0.0)
 
 
 def test_results_within_the_tolerance_are_equal() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workbench.bench import Finding, Request, freezing
-from workbench.bench.freezing import measure_freezing
+from workbench.bench import Finding, Request
+from workbench.bench.questions import freeze
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
 
 
 def measure() -> list[Finding]:
     request = Request(2, device=torch.device("cpu"), threads=(1,))
-    return measure_freezing(
+    return freeze.measure(
         request, widths=(4,), n_blocks=2, batch=2, side=4, groups=2, steps=3, types=(1, 0), shares=(0.5,)
     )
 
@@ -30,12 +30,12 @@ def test_ours_the_peer_and_switching_are_found_for_every_schedule() -> None:
     ]
     assert [one.estimate and one.estimate.rounds for one in found] == [2, 2, 2, 1] * 2
     assert all(one.estimate and one.estimate.value <= 1.0 for one in found[3::4]), [one.note for one in found]
-    assert [one.goal for one in found[:3]] == [freezing.GOAL, None, freezing.SWITCHING_GOAL]
+    assert [one.goal for one in found[:3]] == [freeze.GOAL, None, freeze.SWITCHING_GOAL]
 
 
 def test_another_schedule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = freezing._Setting.schedule
-    monkeypatch.setattr(freezing._Setting, "schedule", lambda self: ours(self)[1:])
+    ours = freeze._Schedule.frozen_groups
+    monkeypatch.setattr(freeze._Schedule, "frozen_groups", lambda self: ours(self)[1:])
     assert [one.verdict for one in measure()] == ["differs", "differs"]
 
 

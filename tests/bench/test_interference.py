@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from workbench.bench.interference import Interference
+from workbench.bench.questions import interference
 
 
-def run(costs: dict[int, float], drift: float = 0.0, steps: int = 200) -> Interference:
+def run(costs: dict[int, float], drift: float = 0.0, steps: int = 200) -> interference.Interference:
     """Steps of 10 ms that slow down, and at some of them something that costs so many seconds."""
     took = 0.01 * (1.0 + drift * np.arange(steps) / steps)
     began = np.concatenate(([0.0], took.cumsum()))
     turns = [(began[at] + 0.001, began[at] + 0.002) for at in costs]
     for at, cost in costs.items():
         took[at] += cost
-    beside = Interference()
+    beside = interference.Interference()
     beside.add(np.concatenate(([0.0], took.cumsum())).tolist(), _moved(turns, costs))
     return beside
 
@@ -39,13 +39,13 @@ def test_what_costs_nothing_is_one() -> None:
 
 
 def test_a_cost_that_lingers_in_the_next_step_counts() -> None:
-    beside = Interference()
+    beside = interference.Interference()
     beside.add([0.0, 1.0, 2.0, 4.0, 7.0, 8.0, 9.0], [(2.5, 2.6)])
     assert beside.excess == [3.0]  # 2 + 3 seconds instead of 1 + 1
 
 
 def test_steps_that_were_never_disturbed_or_always_tell_nothing() -> None:
-    beside = Interference()
+    beside = interference.Interference()
     beside.add([0.0, 1.0, 2.0], [])
     beside.add([0.0, 1.0, 2.0], [(0.0, 2.0)])
     with pytest.raises(ValueError, match="nothing to compare"):

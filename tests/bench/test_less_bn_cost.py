@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.bench import Request, less_bn
-from workbench.bench.less_bn import measure_less_bn
+from workbench.bench import Request
+from workbench.bench.questions import less_bn
 from workbench.training import Boosted
 
 REQUEST = Request(1, device=torch.device("cpu"), threads=(1,))
@@ -15,7 +15,7 @@ TINY = {"small": ((4, 8), 1, 4, 8)}
 
 
 def test_ours_the_limit_and_the_whole_network_are_found() -> None:
-    found = measure_less_bn(REQUEST, nets=TINY)
+    found = less_bn.measure(REQUEST, nets=TINY)
     assert [one.what.rsplit(": ", 1)[1] for one in found] == [
         "ours / edited by hand",
         "no BatchNorm / edited by hand",
@@ -40,5 +40,5 @@ def test_a_network_that_computes_something_else_is_refused(monkeypatch: pytest.M
         return boosted
 
     monkeypatch.setattr(less_bn, "_boosted", shifted)
-    (found,) = measure_less_bn(REQUEST, nets=TINY)
+    (found,) = less_bn.measure(REQUEST, nets=TINY)
     assert found.verdict == "differs"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from workbench.bench import Request
-from workbench.bench.levels import exported_configs, measure_levels
+from workbench.bench.questions import levels
 
 REQUEST = Request(1, device=torch.device("cpu"), threads=(1,))
 
@@ -33,14 +33,15 @@ def test_what_is_left_out(tmp_path: Path) -> None:
     export(tmp_path, "again", FREEZING)
     export(tmp_path, "nothing", {}, verdict="O0")
     export(tmp_path, "own_file", {}, task="tasks.py:mine")
-    assert [(one.study, one.task, one.level) for one in exported_configs(tmp_path)] == [("a", "digits-lenet", "O2")]
-    assert exported_configs(tmp_path / "missing") == []
+    found = levels.exported_configs(tmp_path)
+    assert [(one.study, one.task, one.level) for one in found] == [("a", "digits-lenet", "O2")]
+    assert levels.exported_configs(tmp_path / "missing") == []
 
 
 @pytest.mark.filterwarnings("ignore:grad_freeze is not in effect")
 def test_the_level_and_the_exported_configuration_are_found(tmp_path: Path) -> None:
     export(tmp_path, "a", FREEZING)
-    found = measure_levels(REQUEST, widths=(4,), n_blocks=1, batch=2, side=8, steps=1, studies=tmp_path)
+    found = levels.measure(REQUEST, widths=(4,), n_blocks=1, batch=2, side=8, steps=1, studies=tmp_path)
     assert [one.what for one in found] == [
         "levels, 1 thread: O1 / O0",
         "levels, 1 thread: O0 in channels_last / O0",
@@ -54,5 +55,5 @@ def test_the_level_and_the_exported_configuration_are_found(tmp_path: Path) -> N
 
 @pytest.mark.filterwarnings("ignore:grad_freeze is not in effect")
 def test_without_studies_their_line_is_absent(tmp_path: Path) -> None:
-    found = measure_levels(REQUEST, widths=(4,), n_blocks=1, batch=2, side=8, steps=1, studies=tmp_path)
+    found = levels.measure(REQUEST, widths=(4,), n_blocks=1, batch=2, side=8, steps=1, studies=tmp_path)
     assert [one.verdict for one in found][-1] == "absent"

@@ -10,15 +10,11 @@ import pytest
 import torch
 
 from workbench.bench import Finding, Request
-from workbench.bench import adasum as adasum_bench
-from workbench.bench import dim_reduce as dim_reduce_bench
-from workbench.bench import online as online_bench
-from workbench.bench import principal_components as pca_bench
-from workbench.bench.adasum import measure_adasum
-from workbench.bench.dim_reduce import measure_dim_reduce
-from workbench.bench.online import measure_online
-from workbench.bench.principal_components import measure_pca, subspace_angle
-from workbench.bench.second_order import measure_thor
+from workbench.bench.questions import adasum as adasum_bench
+from workbench.bench.questions import dim_reduce as dim_reduce_bench
+from workbench.bench.questions import online as online_bench
+from workbench.bench.questions import pca as pca_bench
+from workbench.bench.questions import thor as thor_bench
 from workbench.methods.dim_reduce.method import flat_vector
 
 REQUEST = Request(1, device=torch.device("cpu"), threads=(1,))
@@ -27,30 +23,30 @@ REQUEST = Request(1, device=torch.device("cpu"), threads=(1,))
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     # The package's name `contest` is the function, not its module.
-    monkeypatch.setattr(sys.modules["workbench.bench.contest"], "_repeats", lambda side, device, least_seconds: 1)
+    monkeypatch.setattr(sys.modules["workbench.bench.contest"], "_repeats", lambda side, device, clock: 1)
 
 
 def adasum() -> list[Finding]:
-    return measure_adasum(REQUEST, sizes=(500,), tensors=5, bucket=0)
+    return adasum_bench.measure(REQUEST, sizes=(500,), tensors=5, bucket=0)
 
 
 def pca() -> list[Finding]:
-    return measure_pca(REQUEST, snapshots=6, weights=3000, components=3)
+    return pca_bench.measure(REQUEST, snapshots=6, weights=3000, components=3)
 
 
 def dim_reduce() -> list[Finding]:
-    return measure_dim_reduce(REQUEST, widths=(8, 16, 4), components=3, batches=(4,))
+    return dim_reduce_bench.measure(REQUEST, widths=(8, 16, 4), components=3, batches=(4,))
 
 
 ADASUM = [f"{side} / formula in {place} memory" for place in ("kept", "new") for side in ("ours", "limit")]
 
 
 def thor() -> list[Finding]:
-    return measure_thor(REQUEST, image=8, images=2, width=16, rows=4, frequencies=(2,))
+    return thor_bench.measure(REQUEST, image=8, images=2, width=16, rows=4, frequencies=(2,))
 
 
 def online() -> list[Finding]:
-    return measure_online(REQUEST, rows=200, dim=4, records=4, ids=3)
+    return online_bench.measure(REQUEST, rows=200, dim=4, records=4, ids=3)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +102,7 @@ def test_a_side_that_computes_something_else_is_not_timed(
 
 def test_the_peers_that_are_not_there_are_told() -> None:
     request = Request(1, peers=True, device=torch.device("cpu"), threads=(1,))
-    found = measure_thor(request, image=8, images=2, width=16, rows=4, frequencies=(2,))
+    found = thor_bench.measure(request, image=8, images=2, width=16, rows=4, frequencies=(2,))
     kfac = [finding for finding in found if "kfac_pytorch" in finding.what]
     assert len(kfac) == 2
     assert all(finding.verdict in ("absent", "") for finding in kfac)
@@ -116,14 +112,14 @@ def test_the_angle_between_subspaces() -> None:
     plane = np.eye(2, 5)
     turned = plane.copy()
     turned[1] = [0, np.cos(0.3), 0, np.sin(0.3), 0]
-    assert subspace_angle(plane, plane[::-1]) == pytest.approx(0.0, abs=1e-12)
-    assert subspace_angle(plane, turned) == pytest.approx(0.3)
-    assert subspace_angle(plane, np.eye(2, 5, 3)) == pytest.approx(np.pi / 2)
+    assert pca_bench.subspace_angle(plane, plane[::-1]) == pytest.approx(0.0, abs=1e-12)
+    assert pca_bench.subspace_angle(plane, turned) == pytest.approx(0.3)
+    assert pca_bench.subspace_angle(plane, np.eye(2, 5, 3)) == pytest.approx(np.pi / 2)
 
 
 @pytest.mark.long
 def test_adasum_joins_four_ranks() -> None:
-    found = measure_adasum(REQUEST, sizes=(), tensors=5, bucket=4000)
+    found = adasum_bench.measure(REQUEST, sizes=(), tensors=5, bucket=4000)
     assert [finding.what.rpartition(": ")[2] for finding in found] == ["ours / all_reduce", "bytes sent / ring"]
     sent = found[1].estimate
     assert sent is not None

@@ -7,22 +7,22 @@ import torch
 from torch import nn
 from torch.optim import Adam, Optimizer
 
-from workbench.bench import Request, offload
-from workbench.bench.offload import Encoder, measure_offload, measure_offload_on
+from workbench.bench import Request
+from workbench.bench.questions import offload
 
 CPU = torch.device("cpu")
 REQUEST = Request(2, peers=True, device=CPU)
-TINY = Encoder(layers=1, width=16, batch=2, tokens=4)
+TINY = offload.Encoder(layers=1, width=16, batch=2, tokens=4)
 
 
 def test_without_an_accelerator_that_is_said() -> None:
-    (finding,) = measure_offload(REQUEST)
+    (finding,) = offload.measure(REQUEST)
     assert finding.verdict == "absent"
     assert "accelerator" in finding.note
 
 
 def test_every_line_is_measured() -> None:
-    ours, torchao, state = measure_offload_on(CPU, REQUEST, TINY)
+    ours, torchao, state = offload.measure_encoder(REQUEST, TINY)
     assert ours.what.endswith("ours / Adam on the device")
     assert ours.estimate is not None
     assert 0 < ours.estimate.low <= ours.estimate.high
@@ -37,5 +37,5 @@ def test_another_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         return Adam(weights, lr=2e-4, fused=True)
 
     monkeypatch.setattr(offload, "_ours", faster)
-    (finding,) = measure_offload_on(CPU, REQUEST, TINY)
+    (finding,) = offload.measure_encoder(REQUEST, TINY)
     assert finding.verdict == "differs"

@@ -6,14 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.bench import host_adam, optimizer_tail
 from workbench.bench.benchmark import Request
 from workbench.bench.contest import Side
-from workbench.bench.group_scale_cost import measure_group_scale
-from workbench.bench.host_adam import measure_host_adam
-from workbench.bench.many_tensors import words
-from workbench.bench.optimizer_tail import ScaledTail, measure_optimizer_tail
-from workbench.bench.scaled_step import Perceptron, measure_scaled_step
+from workbench.bench.questions import adam, loss_scale, tensors
 from workbench.optim.adam_offload.optimizer import AdamOffload
 
 REQUEST = Request(1, peers=True, device=torch.device("cpu"), threads=(1,))
@@ -21,42 +16,42 @@ TINY = ((64, 4),)
 
 
 def test_sizes_have_words() -> None:
-    assert [words((1_000_000, 60)), words((64, 4))] == ["1 M in 60", "64 in 4"]
+    assert [tensors.words((1_000_000, 60)), tensors.words((64, 4))] == ["1 M in 60", "64 in 4"]
 
 
 def test_the_scaled_tail_is_measured_beside_its_limit() -> None:
-    ours, limit = measure_optimizer_tail(REQUEST, sizes=TINY, goals=(1e9,))
+    ours, limit = loss_scale.measure_tail(REQUEST, sizes=TINY, goals=(1e9,))
     assert ours.verdict == "met"
     assert "4" in ours.what
     assert limit.estimate is not None
 
 
 def test_a_tail_that_skips_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Careless(ScaledTail):
+    class Careless(loss_scale.ScaledTail):
         def __call__(self) -> None:
             self._found_inf.zero_()
             self.scaling.unscale_(self.parameters, self._found_inf)
             self.optimizer.step()
 
-    monkeypatch.setattr(optimizer_tail, "ScaledTail", Careless)
-    (finding,) = measure_optimizer_tail(REQUEST, sizes=TINY, goals=(None,))
+    monkeypatch.setattr(loss_scale, "ScaledTail", Careless)
+    (finding,) = loss_scale.measure_tail(REQUEST, sizes=TINY, goals=(None,))
     assert finding.verdict == "differs"
 
 
 def test_the_scaled_step_is_measured_beside_torchs_scaler() -> None:
-    ours, peer = measure_scaled_step(REQUEST, nets=(Perceptron(1, 8, 4, 1e9),))
+    ours, peer = loss_scale.measure_scaled_step(REQUEST, nets=(loss_scale.Perceptron(1, 8, 4, 1e9),))
     assert ours.verdict == "met"
     assert peer.what.startswith("scaled step, 1 x 8 batch 4, 1 thread: GradScaler")
 
 
 def test_group_scales_are_measured_against_one() -> None:
-    (finding,) = measure_group_scale(REQUEST, sizes=((64, 4),), groups=2)
+    (finding,) = loss_scale.measure_group_scale(REQUEST, sizes=((64, 4),), groups=2)
     assert finding.estimate is not None
 
 
 @pytest.mark.long
 def test_host_adam_is_measured_in_both_formats_and_absent_peers_are_named() -> None:
-    found = measure_host_adam(REQUEST, sizes=TINY, goals=(1e9,))
+    found = adam.measure(REQUEST, sizes=TINY, goals=(1e9,))
     ours = [finding for finding in found if ": ours /" in finding.what]
     assert [finding.estimate is not None for finding in ours] == [True, True]
     assert {finding.what.split(": ")[1].split(" /")[0] for finding in found} == {
@@ -69,8 +64,8 @@ def test_host_adam_is_measured_in_both_formats_and_absent_peers_are_named() -> N
 
 def test_another_rate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def hasty(parameters: list[nn.Parameter]) -> Side:
-        return AdamOffload(parameters, learning_rate=1.1 * host_adam._RATE, eps=1e-15).step
+        return AdamOffload(parameters, learning_rate=1.1 * adam._RATE, eps=1e-15).step
 
-    monkeypatch.setattr(host_adam, "_ours", hasty)
-    found = measure_host_adam(REQUEST, sizes=TINY, goals=(None,))
+    monkeypatch.setattr(adam, "_ours", hasty)
+    found = adam.measure(REQUEST, sizes=TINY, goals=(None,))
     assert found[0].verdict == "differs"

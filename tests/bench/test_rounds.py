@@ -54,11 +54,6 @@ def test_at_least_one_round_is_asked_for(rounds: int) -> None:
         interleaved([lambda: 0.0], rounds)
 
 
-def test_there_must_be_somebody_to_take_turns() -> None:
-    with pytest.raises(ValueError, match="`sides` must hold at least one function"):
-        interleaved([], 1)
-
-
 def test_work_is_timed_by_the_clock_that_is_given() -> None:
     clock = Clock()
     assert timed(clock.work(2.5), clock)() == 2.5

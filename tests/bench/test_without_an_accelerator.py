@@ -10,19 +10,17 @@ import pytest
 import torch
 
 from workbench.bench import (
-    BENCHMARKS,
     Request,
     chosen,
-    host_waits,
 )
-from workbench.bench.host_waits import profiled_waits
+from workbench.bench.questions import benchmarks, host_waits
 
 REQUEST = Request(1, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", [benchmark.name for benchmark in chosen(["accelerator"])])
 def test_without_an_accelerator_that_is_said(name: str) -> None:
-    found = BENCHMARKS[name].measure(REQUEST)
+    found = benchmarks()[name].measure(REQUEST)
     assert [finding.verdict for finding in found] == ["absent"]
     assert "has not run" in found[0].note
 
@@ -48,4 +46,4 @@ def test_what_a_profile_waits_for_itself_does_not_count(monkeypatch: pytest.Monk
         done += steps
 
     monkeypatch.setattr(host_waits, "profile", Profile)
-    assert profiled_waits(train, 5) == Counter({"cudaStreamSynchronize": 5})
+    assert host_waits.profiled_waits(train, 5) == Counter({"cudaStreamSynchronize": 5})

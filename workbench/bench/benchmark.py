@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import psutil
@@ -15,12 +14,11 @@ from workbench.bench.rounds import Estimate
 from workbench.core import devices
 from workbench.runs import collect_environment
 
-__all__ = ["Answer", "Benchmark", "Finding", "Request", "Verdict", "load_warning", "run_benchmark"]
-
-Verdict = Literal["met", "missed", "unclear", "absent", "differs", ""]
+__all__ = ["Answer", "Benchmark", "Finding", "Request", "load_warning", "run_benchmark"]
 
 _LOADED = 0.5  # load per core, before anything is measured, from which the machine is called busy
 _BUSY = 0.1  # share of all cores that other processes took meanwhile, from which an answer is called noisy
+_OF_A_RUN = ("schema_version", "task", "level", "seed", "data_hash")  # in an environment: not of a machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Request:
         """Set torch's number of threads, one after the other, and yield it in words; at the end it is as before."""
         before = torch.get_num_threads()
         accelerated = self.chosen_device().type != "cpu"
-        counts = (before,) if accelerated else self.threads or tuple(dict.fromkeys((1, _cores())))
+        counts = (before,) if accelerated else self.threads or tuple(dict.fromkeys((1, devices.usable_cores())))
         try:
             for count in counts:
                 torch.set_num_threads(count)
@@ -58,16 +56,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One measured number.
+    """One measured number, the smaller the better: a ratio (``"x"``), seconds (``"s"``) or a number of times.
 
-    Args:
-        what: What was measured, in a few words.
-        unit: ``"x"`` for a ratio, ``"s"`` for seconds, ``"count"`` for a number of times; smaller is better.
-        estimate: The number with its interval; None where nothing could be measured, and ``why_not`` says why.
-        goal: Largest number that is good enough; None where none is set.
-        note: What else should be known, in a few words.
-        why_not: ``"absent"`` where what should be measured is not installed or not at hand, ``"differs"`` where its
-            results are not those of the base, so that its time would mean nothing.
+    Without an estimate ``why_not`` says why: ``"absent"`` where what should be measured is not installed or not at
+    hand, ``"differs"`` where its results are not those of the base, so that its time would mean nothing. The goal is
+    the largest number that is good enough.
     """
 
     what: str
@@ -78,7 +71,7 @@ class Finding:
     why_not: Literal["absent", "differs", ""] = ""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Literal["met", "missed", "unclear", "absent", "differs", ""]:
         """``"met"`` when the whole interval is within the goal, ``"missed"`` when none of it is, else ``"unclear"``."""
         if self.estimate is None:
             return self.why_not
@@ -88,42 +81,40 @@ class Finding:
             return "met"
         return "missed" if self.estimate.low > self.goal else "unclear"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding as plain values for a JSON file."""
+        numbers = {"value": None, "low": None, "high": None, "rounds": 0}
+        if self.estimate is not None:
+            numbers = asdict(self.estimate)
+        told = {"goal": self.goal, "verdict": self.verdict, "note": self.note}
+        return {"what": self.what, "unit": self.unit, **numbers, **told}
+
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A question and how it is answered.
+    """A question, in one sentence, and the function that answers it.
 
-    Args:
-        name: Name on the command line.
-        question: The question, one sentence.
-        measure: Called with what is asked for; returns what was found.
-        rounds: Rounds where nobody asks for another number.
-        quick: Whether it is run when none is named; about a minute or less on two cores.
+    ``rounds`` are those taken where no other number is asked for. A ``quick`` one takes about a minute or less on two
+    cores and is run when none is named. ``group`` is a name that means this and others together; ``place`` is that in
+    lists and tables.
     """
 
     name: str
     question: str
     measure: Callable[[Request], Sequence[Finding]]
     rounds: int
-    quick: bool = True
+    place: int = 1000
+    group: str = ""
+    quick: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a benchmark found, and where.
+    """What a benchmark found, with the command that asks it again, the seconds it took, the machine and its versions.
 
-    Args:
-        name: Name of the benchmark.
-        question: Its question.
-        findings: The numbers.
-        command: The command that asks it again.
-        seconds: How long it took.
-        load_before: Load average of the last minute when it began, whoever caused it; None where the system has none.
-        load_after: The same when it ended.
-        cores: Cores this process may use.
-        others: Cores that other processes kept busy meanwhile, on average, those of other machines on the same host
-            included where it tells (steal time).
-        environment: Machine and versions.
+    ``load_average`` has the last minute's before and after, whoever caused it, and the cores we may use;
+    ``cores_of_others`` tells how many cores other processes kept busy meanwhile, on average, those of other machines on
+    the same host included where it tells (steal time).
     """
 
     name: str
@@ -131,55 +122,35 @@ class Answer:
     findings: tuple[Finding, ...]
     command: str
     seconds: float
-    load_before: float | None
-    load_after: float | None
-    cores: int
-    others: float
+    load_average: dict[str, float]
+    cores_of_others: float
     environment: dict[str, Any]
 
     @property
     def warning(self) -> str:
         """A sentence when other processes had their share of the machine meanwhile; else empty."""
-        if self.others <= _BUSY * self.cores:
+        cores = self.load_average["cores"]
+        if self.cores_of_others <= _BUSY * cores:
             return ""
         return (
-            f"The machine was busy: others took {self.others:.1f} of {self.cores} cores while {self.name} ran. Sides "
-            "that take turns suffer alike, so ratios hold within their intervals; seconds are too large."
+            f"The machine was busy: others took {self.cores_of_others:.1f} of {cores:g} cores while {self.name} ran. "
+            "Sides that take turns suffer alike, so ratios hold within their intervals; seconds are too large."
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain values for a JSON file."""
-        findings = [
-            {
-                "what": finding.what,
-                "unit": finding.unit,
-                **_numbers(finding.estimate),
-                "goal": finding.goal,
-                "verdict": finding.verdict,
-                "note": finding.note,
-            }
-            for finding in self.findings
-        ]
-        return {
-            "name": self.name,
-            "question": self.question,
-            "findings": findings,
-            "command": self.command,
-            "seconds": round(self.seconds, 1),
-            "load_average": {"before": self.load_before, "after": self.load_after, "cores": self.cores},
-            "cores_of_others": round(self.others, 2),
-            "warning": self.warning,
-            "environment": self.environment,
-        }
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        findings = [finding.to_dict() for finding in self.findings]
+        return {**fields, "findings": findings, "warning": self.warning}
 
 
 def load_warning() -> str:
-    """Return a sentence when the machine has much else to do already; else, or where it does not tell, empty.
+    """Return a sentence when the machine has much else to do already; else empty.
 
     Asked once, before the first benchmark: later on the load is that of the benchmarks.
     """
-    load, cores = _load(), _cores()
-    if load is None or load <= _LOADED * cores:
+    load, cores = psutil.getloadavg()[0], devices.usable_cores()
+    if load <= _LOADED * cores:
         return ""
     return (
         f"The machine is busy: load {load:.1f} on {cores} core{'s' * (cores > 1)} in the last minute. Intervals will "
@@ -190,13 +161,7 @@ def load_warning() -> str:
 def run_benchmark(
     benchmark: Benchmark, rounds: int | None = None, *, peers: bool = False, device: torch.device | None = None
 ) -> Answer:
-    """Ask a benchmark's question here and now.
-
-    Args:
-        benchmark: The benchmark.
-        rounds: Rounds; None takes the benchmark's own.
-        peers: Whether other packages are measured, too, where they are installed.
-        device: Where to measure; None takes an accelerator where there is one.
+    """Ask a benchmark's question here and now, in its own number of rounds if ``rounds`` is None.
 
     Raises:
         ValueError: If ``rounds`` is not at least 1.
@@ -204,43 +169,17 @@ def run_benchmark(
     rounds = benchmark.rounds if rounds is None else rounds
     if not rounds >= 1:
         raise ValueError(f"`rounds` must be at least 1, got {rounds!r}")
-    load_before, busy_before, began = _load(), _others_seconds(), time.perf_counter()
+    load, busy, began = psutil.getloadavg()[0], _others_seconds(), time.perf_counter()
     findings = tuple(benchmark.measure(Request(rounds, peers, device)))
-    seconds, busy_after = time.perf_counter() - began, _others_seconds()
-    others = max(busy_after - busy_before, 0.0) / max(seconds, 1e-9)
-    command = ["workbench bench", benchmark.name, "--rounds", str(rounds)]
-    command += ["--peers"] * peers + ([] if device is None else ["--device", str(device)])
-    hardware = devices.hardware_summary()
-    environment = collect_environment(device=hardware)
-    # What describes a run, not a machine, is empty here.
-    for name in ("schema_version", "task", "level", "seed", "data_hash"):
-        environment.pop(name, None)
-    return Answer(
-        benchmark.name,
-        benchmark.question,
-        findings,
-        " ".join(command),
-        seconds,
-        load_before,
-        _load(),
-        int(hardware["cpu_cores_usable"]),
-        others,
-        environment,
-    )
-
-
-def _numbers(estimate: Estimate | None) -> dict[str, float | None]:
-    if estimate is None:
-        return {"value": None, "low": None, "high": None, "rounds": 0}
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "rounds": estimate.rounds}
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _load() -> float | None:
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    seconds = time.perf_counter() - began
+    others = max(_others_seconds() - busy, 0.0) / max(seconds, 1e-9)
+    loads = {"before": load, "after": psutil.getloadavg()[0], "cores": devices.usable_cores()}
+    command = f"workbench bench {benchmark.name} --rounds {rounds}{' --peers' * peers}"
+    command += "" if device is None else f" --device {device}"
+    environment = collect_environment(device=devices.hardware_summary())
+    environment = {name: value for name, value in environment.items() if name not in _OF_A_RUN}
+    about = benchmark.name, benchmark.question
+    return Answer(*about, findings, command, round(seconds, 1), loads, round(others, 2), environment)
 
 
 def _others_seconds() -> float:

@@ -2,31 +2,31 @@
 
     python -m workbench.bench.result_page studies/bench/result README.md
 
-writes the table anew between the two comments that the README has for it.
+writes the table between the two comments that the README has for it.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from workbench.bench.catalog import BENCHMARKS
+from workbench.bench.questions import benchmarks
 from workbench.core.files import write_text_atomically
 
 __all__ = ["goals_table", "page", "read_answers", "with_table"]
 
 _BEGIN: Final = "<!-- measured: written by workbench.bench.result_page -->"
 _END: Final = "<!-- /measured -->"
-_UNITS: Final = {"x": (1.0, "x"), "s": (1e3, "ms"), "count": (1.0, "")}
-_VERDICTS: Final = {"": "", "met": "met", "missed": "**missed**", "unclear": "unclear"}
+_UNITS: Final = {"x": (1.0, " x"), "s": (1e3, " ms"), "count": (1.0, "")}
+_HEAD: Final = ("measured", "value", "95 % interval", "goal", "verdict")
 
 
 def read_answers(folder: Path) -> list[dict[str, Any]]:
     """Return what ``workbench bench --out FOLDER`` has written, in the order of the benchmarks."""
-    paths = (folder / f"{name}.json" for name in BENCHMARKS)
+    paths = (folder / f"{name}.json" for name in benchmarks())
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
 
 
@@ -34,40 +34,29 @@ def page(answers: Sequence[Mapping[str, Any]]) -> str:
     """Return all findings as Markdown: one section per benchmark, with its command, machine and load."""
     parts = ["# Measured here", "Written by `workbench bench --out`; every number is in the JSON file of its name."]
     for answer in answers:
-        machine, load = answer["environment"], answer["load_average"]
+        machine, load = answer["environment"], answer["load_average"]["before"]
         others = answer.get("cores_of_others")  # None: written by version 0.6.0 or before
-        versions = machine["versions"]
-        told = [
-            f"{machine['cpu']}, {machine['cores']} cores; Python {machine['python']}, torch {versions['torch']}",
-            f"load {load['before']:.1f} before" if load["before"] is not None else "",
-            f"others took {others:.2f} cores" if others is not None else "",
-            f"{answer['seconds']:.0f} s",
-        ]
+        versions = f"Python {machine['python']}, torch {machine['versions']['torch']}"
+        told = [f"{machine['cpu']}, {machine['cores']} cores; {versions}"]
+        told += [f"load {load:.1f} before"] if load is not None else []
+        told += [f"others took {others:.2f} cores"] if others is not None else []
         parts += [
             f"## {answer['name']}: {answer['question']}",
-            f"`{answer['command']}` ({', '.join(part for part in told if part)})",
-            _table(("measured", "value", "95 % interval", "goal", "verdict", "note"), map(_row, answer["findings"])),
+            f"`{answer['command']}` ({', '.join(told)}, {answer['seconds']:.0f} s)",
+            _table((*_HEAD, "note"), map(_row, answer["findings"])),
         ]
     return "\n\n".join(parts) + "\n"
 
 
 def goals_table(answers: Sequence[Mapping[str, Any]]) -> str:
     """Return the findings that have a goal as a Markdown table."""
-    rows = [
-        (f"`{answer['name']}`", *_row(finding)[:5])
-        for answer in answers
-        for finding in answer["findings"]
-        if finding["goal"] is not None
-    ]
-    return _table(("bench", "measured", "value", "95 % interval", "goal", "verdict"), rows)
+    found = ((answer["name"], finding) for answer in answers for finding in answer["findings"])
+    rows = [(f"`{name}`", *_row(finding)[:5]) for name, finding in found if finding["goal"] is not None]
+    return _table(("bench", *_HEAD), rows)
 
 
 def with_table(readme: str, table: str) -> str:
-    """Return a README with the table between its two comments.
-
-    Raises:
-        ValueError: If the comments are not there.
-    """
+    """Return a README with the table between its two comments; without them it is a `ValueError`."""
     before, begin, rest = readme.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:
@@ -76,17 +65,16 @@ def with_table(readme: str, table: str) -> str:
 
 
 def _row(finding: Mapping[str, Any]) -> tuple[str, ...]:
-    goal = finding["goal"]
+    what, goal, verdict, note = (finding[name] for name in ("what", "goal", "verdict", "note"))
     if finding["value"] is None:
-        return finding["what"], "-", "-", "-" if goal is None else f"{goal:g}", finding["verdict"], finding["note"]
+        return what, "-", "-", "-" if goal is None else f"{goal:g}", verdict, note
     scale, unit = _UNITS[finding["unit"]]
     value, low, high = (f"{finding[name] * scale:.3g}" for name in ("value", "low", "high"))
-    wanted = "-" if goal is None else f"<= {goal * scale:.4g} {unit}"
-    verdict = _VERDICTS.get(finding["verdict"], finding["verdict"])
-    return finding["what"], f"{value} {unit}".strip(), f"{low} to {high}", wanted.strip(), verdict, finding["note"]
+    wanted = "-" if goal is None else f"<= {goal * scale:.4g}{unit}"
+    return what, f"{value}{unit}", f"{low} to {high}", wanted, "**missed**" if verdict == "missed" else verdict, note
 
 
-def _table(head: Sequence[str], rows: Any) -> str:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines)
@@ -94,5 +82,4 @@ def _table(head: Sequence[str], rows: Any) -> str:
 
 if __name__ == "__main__":
     results, readme = Path(sys.argv[1]), Path(sys.argv[2])
-    text = with_table(readme.read_text(encoding="utf-8"), goals_table(read_answers(results)))
-    write_text_atomically(readme, text)
+    write_text_atomically(readme, with_table(readme.read_text(encoding="utf-8"), goals_table(read_answers(results))))

@@ -50,7 +50,12 @@ def bench(
     Sides of a ratio take turns in one process, so a busy machine slows both; an idle one gives narrower intervals.
     """
     with only_result_on_stdout(json):
-        from workbench.bench import BENCHMARKS, chosen, load_warning, run_benchmark
+        from workbench.bench import (
+            benchmarks,
+            chosen,
+            load_warning,
+            run_benchmark,
+        )
         from workbench.bench.result_page import page, read_answers
         from workbench.cli.progress import progress_bar
         from workbench.core.devices import select_device
@@ -73,7 +78,7 @@ def bench(
                         write_text_atomically(out / "results.md", page(read_answers(out)))
                 bar.update(len(wanted))
     if listed:
-        entries = list(BENCHMARKS.values())
+        entries = list(benchmarks().values())
         if json:
             print_json({"benchmarks": [{"name": b.name, "question": b.question, "quick": b.quick} for b in entries]})
         else:

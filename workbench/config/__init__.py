@@ -23,13 +23,7 @@ from workbench.config.levels import LEVELS, SWITCHES, asked_for, requested_switc
 from workbench.config.loss_scale import LossScaleConfig
 from workbench.config.optimizer import HYPER_PARAMETERS, OptimizerConfig
 from workbench.config.parameters import ParameterInfo, describe_parameters, parameter_at, parents_of
-from workbench.config.resolve import (
-    Dropped,
-    Plan,
-    line_search_trials,
-    resolve,
-    why_no_method,
-)
+from workbench.config.resolve import Dropped, Plan, line_search_trials, resolve, why_no_method
 from workbench.config.section import Section
 from workbench.config.snapshots import SnapshotConfig
 

@@ -13,23 +13,18 @@ __all__ = ["AmpConfig"]
 _MIXED = is_not("amp.level", "O0", "mixed precision is off (amp.level O0)")
 
 
-class AmpConfig(Section):
+class AmpConfig(Section, use_attribute_docstrings=True):
     """Section ``amp``."""
 
     section: ClassVar[str] = "amp"
 
-    level: Literal["O0", "O2", "O3", "auto"] = described(
-        "O0",
-        "Mixed precision",
-        "O0: float32; O2: autocast, float32 master weights, BatchNorm in float32; O3: weights cast, BatchNorm too, no "
-        "loss scale; auto: O2 on CUDA, O3 on NPU, O0 elsewhere.",
-    )
-    dtype: Literal["float16", "bfloat16"] = described(
-        "float16", "Low precision type", "What O2 and O3 compute in.", when=_MIXED
-    )
-    keep_batchnorm_fp32: bool | None = described(
-        None,
-        "BatchNorm in float32",
-        "Keep BatchNorm in float32; unset means yes under O2 and no under O3.",
-        when=_MIXED,
-    )
+    level: Literal["O0", "O2", "O3", "auto"] = described("O0", "Mixed precision")
+    """O0: float32; O2: autocast, float32 master weights, BatchNorm in float32; O3: weights cast, BatchNorm too, no loss
+    scale; auto: O2 on CUDA, O3 on NPU, O0 elsewhere.
+    """
+
+    dtype: Literal["float16", "bfloat16"] = described("float16", "Low precision type", when=_MIXED)
+    """What O2 and O3 compute in."""
+
+    keep_batchnorm_fp32: bool | None = described(None, "BatchNorm in float32", when=_MIXED)
+    """Keep BatchNorm in float32; unset means yes under O2 and no under O3."""

@@ -13,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -30,13 +31,7 @@ from workbench.config.boost import (
 )
 from workbench.config.boost_json import read_json
 from workbench.config.compatibility import PRESETS, CompatibilityConfig
-from workbench.config.errors import (
-    ConfigError,
-    did_you_mean,
-    inner_type,
-    sentence_of,
-    shown,
-)
+from workbench.config.errors import ConfigError, did_you_mean, sections_of, sentence_of, shown
 from workbench.config.loss_scale import LossScaleConfig
 from workbench.config.optimizer import OptimizerConfig
 from workbench.config.section import Section
@@ -52,7 +47,6 @@ __all__ = ["BOOST_SECTIONS", "BoostConfig"]
 
 BOOST_SECTIONS = ("boost", "common", "less_bn", "grad_freeze", "grad_accumulation", "dim_reduce")
 """The sections MindSpore's AutoBoost reads."""
-
 
 _SectionT = TypeVar("_SectionT", bound=Section)
 
@@ -107,15 +101,13 @@ class BoostConfig(Section):
         plain = _plain(value, "provenance")
         return plain or None
 
-    # Reading
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any] | str | None) -> Self:
-        """Build a configuration from a dictionary of sections.
+        """Build a configuration from a dictionary of sections; what is missing keeps its default.
 
         Args:
-            values: Sections by name, each a dictionary; what is missing keeps its default. None and ``""`` (the
-                default of MindSpore's ``boost_config_dict``) are the empty configuration.
+            values: Sections by name, each a dictionary. None and ``""``, which is the default of MindSpore's
+                ``boost_config_dict``, are the empty configuration.
 
         Raises:
             ConfigError: When a key is unknown, a type is wrong or a value is out of range.
@@ -151,8 +143,6 @@ class BoostConfig(Section):
         except ConfigError as error:
             raise ConfigError(f"{file.name}: {error}") from None
 
-    # Writing
-
     def to_dict(self) -> dict[str, Any]:
         """Return sections of plain values, in the reference's order; values that are None are left out."""
         sections: dict[str, Any] = {}
@@ -175,14 +165,7 @@ class BoostConfig(Section):
         return {name: sections[name] for name in BOOST_SECTIONS}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the configuration as JSON, atomically: a reader sees the old file or the new one.
-
-        Args:
-            path: File to write; its folder must exist.
-
-        Returns:
-            The path.
-        """
+        """Write the configuration as JSON, atomically: a reader sees the old file or the new one. Returns the path."""
         file = Path(path)
         # ASCII, because MindSpore's users open the file in the encoding of their platform.
         write_text_atomically(file, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
@@ -196,13 +179,13 @@ class BoostConfig(Section):
         checked by ``from_dict`` only. Search ranges and units stand under the keywords ``search`` and ``unit``.
         """
         schema = cls.model_json_schema()
+        for part in schema["$defs"].values():
+            for member in part["properties"].values():  # texts below fields have several lines
+                member["description"] = " ".join(member["description"].split())
         preset = {"type": "string", "enum": list(PRESETS), "description": "The reference's behaviour everywhere."}
         compatibility = schema["properties"]["compatibility"]
-        options = compatibility.pop("$ref", None)
-        compatibility["anyOf"] = [{"$ref": options}, preset]
+        compatibility["anyOf"] = [{"$ref": compatibility.pop("$ref", None)}, preset]
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "boost_config"}
-
-    # Changing and comparing
 
     def leaves(self) -> dict[str, Any]:
         """Return every parameter by its path, in file order; unset ones are None, ``provenance`` is one leaf."""
@@ -240,18 +223,9 @@ class BoostConfig(Section):
         return BaseModel.model_copy(start, update=changed) if changed else start
 
     def diff(self, other: BoostConfig) -> dict[str, tuple[Any, Any]]:
-        """Return the parameters in which two configurations differ.
-
-        Args:
-            other: Configuration to compare with.
-
-        Returns:
-            Path -> (value here, value there), in file order; empty exactly when both are equal.
-        """
+        """Return path -> (value here, value there) of the parameters in which two configurations differ."""
         there = other.leaves()
         return {path: (value, there[path]) for path, value in self._leaves() if value != there[path]}
-
-    # Meaning
 
     def resolve(self, level: str = "O0", world_size: int = 1, network: NetworkFacts | None = None) -> Plan:
         """Say what is in effect at a level on so many ranks, and why the rest is not; see ``workbench.config.resolve``.
@@ -269,46 +243,28 @@ class BoostConfig(Section):
         return resolve(self, level, world_size, network)
 
     def part(self, kind: type[_SectionT]) -> _SectionT:
-        """Return the section that a method brings along.
-
-        Args:
-            kind: The section's class.
-        """
+        """Return the section of this class, which a method brings along."""
         return cast("_SectionT", getattr(self, kind.section))
 
     def effective_amp_level(self, device_type: str) -> str:
-        """Return the amp level on a device: ``"O0"``, ``"O2"`` or ``"O3"``.
-
-        Args:
-            device_type: ``"cpu"``, ``"cuda"``, ``"npu"``, ...
-        """
+        """Return the amp level on a device of a type, such as ``"cpu"``: ``"O0"``, ``"O2"`` or ``"O3"``."""
         if self.amp.level == "auto":
             return {"cuda": "O2", "npu": "O3"}.get(device_type, "O0")
         return self.amp.level
 
     def effective_loss_scale_kind(self, device_type: str) -> str:
-        """Return the kind of loss scale on a device: ``"none"``, ``"fixed"`` or ``"dynamic"``.
-
-        Args:
-            device_type: ``"cpu"``, ``"cuda"``, ``"npu"``, ...
-        """
+        """Return the kind of loss scale on a type of device: ``"none"``, ``"fixed"`` or ``"dynamic"``."""
         if self.loss_scale.kind is not None:
             return self.loss_scale.kind
         float16_autocast = self.effective_amp_level(device_type) == "O2" and self.amp.dtype == "float16"
         return "dynamic" if float16_autocast else "none"
 
     def effective_keep_batchnorm_fp32(self, device_type: str) -> bool:
-        """Return whether BatchNorm stays in float32 on a device.
-
-        Args:
-            device_type: ``"cpu"``, ``"cuda"``, ``"npu"``, ...
-        """
+        """Return whether BatchNorm stays in float32 on a type of device."""
         level = self.effective_amp_level(device_type)
         if level == "O0" or self.amp.keep_batchnorm_fp32 is None:
             return level != "O3"
         return self.amp.keep_batchnorm_fp32
-
-    # Showing
 
     def __repr__(self) -> str:
         changes = (f"{path}={shown(value)}" for path, value in self._leaves() if value != _DEFAULTS[path])
@@ -321,20 +277,23 @@ class BoostConfig(Section):
         colour = "color:var(--jp-content-font-color1,inherit)"
         faint = "color:var(--jp-content-font-color2,#666)"
         line = "border-top:1px solid var(--jp-border-color2,#ddd)"
-        rows = []
-        for section, members in self._sections():
+        models, rows = _section_models(), []
+        for section, entries in groupby(self._leaves(), key=lambda entry: entry[0].partition(".")[0]):
+            if getattr(self, section) is None:
+                continue
             rows.append(f'<tr style="{line}"><th colspan="3" style="text-align:left">{html.escape(section)}</th></tr>')
-            for path, title, value in members:
+            fields = models[section].model_fields if section in models else type(self).model_fields
+            for path, value in entries:
+                name = path.rpartition(".")[2]
+                title, default = fields[name].title or name, _DEFAULTS[path]
                 text = html.escape("unset" if value is None else shown(value))
-                differs = value != _DEFAULTS[path]
-                cell = f"<b>{text}</b>" if differs else text
-                note = (
-                    f"default {html.escape(shown(_DEFAULTS[path]))}" if differs and _DEFAULTS[path] is not None else ""
-                )
+                if value != default:
+                    text = f"<b>{text}</b>"
+                    title += f" · default {shown(default)}" if default is not None else ""
                 rows.append(
                     f'<tr><td style="text-align:left"><code>{html.escape(path)}</code></td>'
-                    f'<td style="text-align:left">{cell}</td>'
-                    f'<td style="text-align:left;{faint}">{html.escape(title)}{" · " + note if note else ""}</td></tr>'
+                    f'<td style="text-align:left">{text}</td>'
+                    f'<td style="text-align:left;{faint}">{html.escape(title)}</td></tr>'
                 )
         return f'<table style="{colour};border-collapse:collapse">{"".join(rows)}</table>'
 
@@ -348,24 +307,11 @@ class BoostConfig(Section):
             else:
                 yield name, value
 
-    def _sections(self) -> Iterator[tuple[str, list[tuple[str, str, Any]]]]:
-        """Yield (section, [(path, title, value)]) without what is unset altogether."""
-        leaves = self.leaves()
-        for name, field in type(self).model_fields.items():
-            model = inner_type(field.annotation)
-            if isinstance(model, type) and issubclass(model, BaseModel):
-                if getattr(self, name) is not None:
-                    titles = {f"{name}.{key}": member.title or key for key, member in model.model_fields.items()}
-                    yield name, [(path, title, leaves[path]) for path, title in titles.items()]
-            elif leaves[name] is not None:
-                yield name, [(name, field.title or name, leaves[name])]
-
 
 @functools.cache
 def _section_models() -> dict[str, type[Section]]:
     """Return the model of each section by its name; ``provenance`` has none."""
-    models = {name: inner_type(field.annotation) for name, field in BoostConfig.model_fields.items()}
-    return {name: model for name, model in models.items() if isinstance(model, type) and issubclass(model, Section)}
+    return cast("dict[str, type[Section]]", sections_of(BoostConfig))
 
 
 def _members(section: Section | None) -> dict[str, Any]:

@@ -16,10 +16,7 @@ __all__ = ["parse_json", "read_json"]
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Args:
-        path: File in UTF-8, with or without byte order mark.
+    """Read a JSON file in UTF-8, with or without byte order mark.
 
     Raises:
         ConfigError: When the file is missing, unreadable, not UTF-8, or not strict JSON.
@@ -41,11 +38,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str, name: str) -> Any:
-    """Parse strict JSON.
-
-    Args:
-        text: The document.
-        name: What to call it in a message.
+    """Parse strict JSON; the name stands in messages.
 
     Raises:
         ConfigError: When it is empty, cut off or malformed, has NaN or an infinity, or a key twice in one object.

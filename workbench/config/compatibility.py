@@ -21,81 +21,73 @@ __all__ = ["PRESETS", "CompatibilityConfig"]
 PRESETS = ("mindspore-2.7",)
 """Words that may stand in place of the section."""
 _RETIRED = "loss_scale_reciprocal"  # files written up to November 2026 name it
+_NO_EFFECT = (
+    f"`compatibility.{_RETIRED}` is no longer there and has no effect: at which tensor size the original's CPU kernels "
+    "flush denormal numbers depends on the machine"
+)
 
 
-_FN_HEAD = method_on("less_bn") & is_not("less_bn.fn_flag", False, "the FN head is off (less_bn.fn_flag)")
+_LESS_BN = method_on("less_bn")
+_CENTRALIZED = _LESS_BN & is_not("less_bn.gc_flag", False, "gradient centralization is off (less_bn.gc_flag)")
+_FN_HEAD = _LESS_BN & is_not("less_bn.fn_flag", False, "the FN head is off (less_bn.fn_flag)")
 
 
-class CompatibilityConfig(Section):
+class CompatibilityConfig(Section, use_attribute_docstrings=True):
     """Section ``compatibility``."""
 
     section: ClassVar[str] = "compatibility"
 
     freeze_state: Literal["shared", "per_group"] = described(
-        "shared",
-        "Optimizer state when freezing",
-        "shared: one momentum per parameter; per_group: one per freezing group.",
-        when=method_on("grad_freeze"),
+        "shared", "Optimizer state when freezing", when=method_on("grad_freeze")
     )
-    less_bn_match: Literal["structure", "reference"] = described(
-        "structure",
-        "LessBN search",
-        "structure: BatchNorms found by the graph; reference: by the original's name and order rules.",
-        when=method_on("less_bn"),
-    )
-    fn_scope: Literal["classifier", "every_module", "head"] = described(
-        "classifier",
-        "FN head scope",
-        "classifier: the dense layer that alone feeds the output, where BatchNorms were removed and the criterion is a "
-        "cross entropy; every_module: the last one of every module; head: as classifier, whatever the criterion.",
-        when=_FN_HEAD,
-    )
-    fn_bias: Literal["keep", "drop"] = described(
-        "keep", "FN head bias", "keep or drop the bias of the replaced layer.", when=_FN_HEAD
-    )
+    """shared: one momentum per parameter; per_group: one per freezing group."""
+
+    less_bn_match: Literal["structure", "reference"] = described("structure", "LessBN search", when=_LESS_BN)
+    """structure: BatchNorms found by the graph; reference: by the original's name and order rules."""
+
+    fn_scope: Literal["classifier", "every_module", "head"] = described("classifier", "FN head scope", when=_FN_HEAD)
+    """classifier: the dense layer that alone feeds the output, where BatchNorms were removed and the criterion is a
+    cross entropy; every_module: the last one of every module; head: as classifier, whatever the criterion.
+    """
+
+    fn_bias: Literal["keep", "drop"] = described("keep", "FN head bias", when=_FN_HEAD)
+    """keep or drop the bias of the replaced layer."""
+
     grad_centralization: Literal["every_weight", "multiple_of_16"] = described(
-        "every_weight",
-        "Centralized weights",
-        "every_weight, or only those whose second dimension is a multiple of 16.",
-        when=method_on("less_bn")
-        & is_not("less_bn.gc_flag", False, "gradient centralization is off (less_bn.gc_flag)"),
+        "every_weight", "Centralized weights", when=_CENTRALIZED
     )
+    """every_weight, or only those whose second dimension is a multiple of 16."""
+
     loss_scale_ceiling: Literal["finite", "none"] = described(
-        "finite",
-        "Loss scale ceiling",
-        "finite: growth stops at the largest finite float32; none: it may reach inf.",
-        when=loss_scale_is("dynamic"),
+        "finite", "Loss scale ceiling", when=loss_scale_is("dynamic")
     )
+    """finite: growth stops at the largest finite float32; none: it may reach inf."""
+
     adasum_servers: Literal["device_number", "eight"] = described(
-        "device_number",
-        "AdaSum servers",
-        "Ranks per server: common.device_number, or eight whatever it says.",
-        when=method_on("adasum"),
+        "device_number", "AdaSum servers", when=method_on("adasum")
     )
+    """Ranks per server: common.device_number, or eight whatever it says."""
+
     dim_reduce: Literal["corrected", "reference"] = described(
-        "corrected",
-        "DimReduce step",
-        "corrected: unscaled gradients and exact losses; reference: the original's mixture.",
-        when=method_on("dim_reduce"),
+        "corrected", "DimReduce step", when=method_on("dim_reduce")
     )
+    """corrected: unscaled gradients and exact losses; reference: the original's mixture."""
+
     group_loss_scale: Literal["used", "updated"] = described(
-        "used",
-        "Group unscaling",
-        "Divide gradients by the scale that was used, or by the one after its update.",
-        when=method_on("loss_scale_group"),
+        "used", "Group unscaling", when=method_on("loss_scale_group")
     )
-    thor_factors: Literal["default", "mindspore"] = described(
-        "default",
-        "THOR factors",
-        "Covariance factors averaged over the batch, or as the original forms them.",
-        when=optimizer_is("thor"),
-    )
+    """Divide gradients by the scale that was used, or by the one after its update."""
+
+    thor_factors: Literal["default", "mindspore"] = described("default", "THOR factors", when=optimizer_is("thor"))
+    """Covariance factors averaged over the batch, or as the original forms them."""
 
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return _without_retired(value)
+            if value.get(_RETIRED) == "flushed":
+                warnings.warn(_NO_EFFECT, UserWarning, stacklevel=2)
+            return {name: option for name, option in value.items() if name != _RETIRED}
         if not isinstance(value, str):
             return value
         if value not in PRESETS:
@@ -105,14 +97,3 @@ class CompatibilityConfig(Section):
                 + did_you_mean(value, PRESETS)
             )
         return {name: get_args(field.annotation)[1] for name, field in cls.model_fields.items()}
-
-
-def _without_retired(options: Mapping[str, Any]) -> dict[str, Any]:
-    if options.get(_RETIRED) == "flushed":
-        warnings.warn(
-            f"`compatibility.{_RETIRED}` is no longer there and has no effect: at which tensor size the original's CPU "
-            "kernels flush denormal numbers depends on the machine",
-            UserWarning,
-            stacklevel=2,
-        )
-    return {name: value for name, value in options.items() if name != _RETIRED}

@@ -2,7 +2,7 @@
 
     thor_factors = described(..., when=optimizer_is("thor"))
     freeze_p = described(..., when=method_on("grad_freeze"))
-    adasum = described(..., when=IN_MODE_MANUAL, needs=without("dim_reduce", ...) & FULL_SERVERS)
+    adasum = described(..., when=in_mode_manual, needs=without("dim_reduce", ...) & full_servers)
 
 A condition is asked about a configuration and the `Facts` it meets, and answers with the reason why the parameter is
 not in effect: the words that follow "because". It also says which parameters it reads, so that a search can draw those
@@ -24,37 +24,14 @@ if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.facts import Facts
 
-__all__ = [
-    "ALWAYS",
-    "DYNAMIC_SCALE",
-    "ENOUGH_LAYERS",
-    "FULL_SERVERS",
-    "IN_MODE_MANUAL",
-    "OPTIMIZER_STEPS",
-    "SEVERAL_RANKS",
-    "SPARE_BATCH_NORMS",
-    "SUBSPACE_SOURCE",
-    "Condition",
-    "Declared",
-    "acts",
-    "declared",
-    "is_not",
-    "loss_scale_is",
-    "loss_scale_kind",
-    "method_on",
-    "optimizer_is",
-    "without",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Condition:
     """Says whether something is in effect, and if not, why.
 
-    Args:
-        why_not: Gets a configuration and the facts; returns the reason why it does not hold, empty where it does.
-        words: The condition in a few words, for the schema and the documentation.
-        reads: Paths of the parameters that the answer depends on. A switch stands for all that its method needs.
+    ``why_not`` gets a configuration and the facts and returns the reason why it does not hold, empty where it does.
+    ``words`` are the condition in short, for the schema and the documentation; ``reads`` the paths of the parameters
+    that the answer depends on, where a switch stands for all that its method needs.
     """
 
     why_not: Callable[[BoostConfig, Facts], str]
@@ -63,30 +40,18 @@ class Condition:
 
     def __and__(self, other: Condition) -> Condition:
         """Both must hold; the reason is that of the first that does not."""
-        return Condition(
-            lambda config, facts: self.why_not(config, facts) or other.why_not(config, facts),
-            f"{self.words} and {other.words}",
-            self.reads | other.reads,
-        )
+        words, reads = f"{self.words} and {other.words}", self.reads | other.reads
+        return Condition(lambda *met: self.why_not(*met) or other.why_not(*met), words, reads)
 
     def __or__(self, other: Condition) -> Condition:
         """One of them must hold; the reason is the second's."""
-        return Condition(
-            lambda config, facts: self.why_not(config, facts) and other.why_not(config, facts),
-            f"({self.words} or {other.words})",
-            self.reads | other.reads,
-        )
+        words, reads = f"({self.words} or {other.words})", self.reads | other.reads
+        return Condition(lambda *met: self.why_not(*met) and other.why_not(*met), words, reads)
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What ``described`` declares of a parameter.
-
-    Args:
-        when: When it is in effect.
-        needs: Of a switch: what its method needs besides being asked for.
-        step_time: Whether the parameter may change how long a step takes.
-    """
+    """When a parameter is in effect, what its method needs (of a switch), and whether it may change a step's time."""
 
     when: Condition
     needs: Condition
@@ -170,46 +135,60 @@ def optimizer_is(*names: str, why_not: str = "the optimizer is {name}") -> Condi
 
 _NO_SCALE = "there is no loss scale (loss_scale.kind)"
 _LOSS_SCALE_KIND = frozenset({"loss_scale.kind", "amp.level", "amp.dtype"})
-
-IN_MODE_MANUAL = Condition(
-    lambda config, _facts: (
-        "" if config.boost.mode == "manual" else f"switches count in mode manual, and the mode is {config.boost.mode}"
-    ),
-    "boost.mode is manual",
-    frozenset({"boost.mode"}),
-)
-
-SEVERAL_RANKS = Condition(
-    lambda _config, facts: "" if facts.world_size > 1 else "a single rank reduces nothing", "several ranks train"
-)
-
 OPTIMIZER_STEPS = without("dim_reduce", "DimReduce makes its own steps")
 
-DYNAMIC_SCALE = Condition(
-    lambda config, _facts: (
-        ""
-        if loss_scale_kind(config) in {"dynamic", None}
-        else f"the loss scale is {loss_scale_kind(config)}; set `loss_scale.kind` to dynamic, or `amp.level` to O2 "
-        "with `amp.dtype` float16"
-    ),
-    "the loss scale is dynamic",
-    _LOSS_SCALE_KIND,
-)
+
+def _condition(words: str, *reads: str) -> Callable[[Callable[[BoostConfig, Facts], str]], Condition]:
+    """Turn the function below into a condition."""
+    return lambda why_not: Condition(why_not, words, frozenset(reads))
+
+
+@_condition("boost.mode is manual", "boost.mode")
+def in_mode_manual(config: BoostConfig, _facts: Facts) -> str:
+    """Hold in mode manual."""
+    mode = config.boost.mode
+    return "" if mode == "manual" else f"switches count in mode manual, and the mode is {mode}"
+
+
+@_condition("several ranks train")
+def several_ranks(_config: BoostConfig, facts: Facts) -> str:
+    """Hold over several ranks."""
+    return "" if facts.world_size > 1 else "a single rank reduces nothing"
 
 
 # What methods need
 
 
-def _why_no_spare_batch_norms(config: BoostConfig, facts: Facts) -> str:
+@_condition("the loss scale is dynamic", *_LOSS_SCALE_KIND)
+def dynamic_scale(config: BoostConfig, _facts: Facts) -> str:
+    """Hold for a dynamic loss scale."""
+    kind, way = (
+        loss_scale_kind(config),
+        "set `loss_scale.kind` to dynamic, or `amp.level` to O2 with `amp.dtype` float16",
+    )
+    return "" if kind in {"dynamic", None} else f"the loss scale is {kind}; {way}"
+
+
+@_condition(
+    "the network has BatchNorms to spare", "less_bn.fn_flag", "compatibility.fn_scope", "compatibility.less_bn_match"
+)
+def spare_batch_norms(config: BoostConfig, facts: Facts) -> str:
+    """Hold where LessBN acts."""
     return "" if facts.network is None else facts.network.why_no_less_bn(config)
 
 
-def _why_too_few_layers(config: BoostConfig, facts: Facts) -> str:
+@_condition(
+    "the network has a layer for each group", "grad_freeze.param_groups", "boost.less_bn", "compatibility.less_bn_match"
+)
+def enough_layers(config: BoostConfig, facts: Facts) -> str:
+    """Hold where freezing can cut the network into its groups."""
     network = facts.network
     return "" if network is None else network.why_no_freezing(config, less_bn=acts("less_bn", config, facts))
 
 
-def _why_no_full_servers(config: BoostConfig, facts: Facts) -> str:
+@_condition("there are 2, 4, 8, ... full servers of ranks", "common.device_number", "compatibility.adasum_servers")
+def full_servers(config: BoostConfig, facts: Facts) -> str:
+    """Hold where AdaSum has servers to combine."""
     eight = config.compatibility.adasum_servers == "eight"
     ranks = 8 if eight else config.common.device_number
     servers, left_over = divmod(facts.world_size, ranks)
@@ -223,7 +202,9 @@ def _why_no_full_servers(config: BoostConfig, facts: Facts) -> str:
     )
 
 
-def _why_no_subspace_source(config: BoostConfig, _facts: Facts) -> str:
+@_condition("the subspace has a source", "dim_reduce.pca_mat_path", "dim_reduce.weight_load_dir")
+def subspace_source(config: BoostConfig, _facts: Facts) -> str:
+    """Hold where DimReduce has a subspace."""
     if config.dim_reduce.pca_mat_path is not None or config.dim_reduce.weight_load_dir is not None:
         return ""
     return (
@@ -231,28 +212,6 @@ def _why_no_subspace_source(config: BoostConfig, _facts: Facts) -> str:
         "parameters] or `dim_reduce.weight_load_dir` to a folder of weight snapshots (a run with `snapshots.count` "
         "above 0 records them), or switch `boost.dim_reduce` off"
     )
-
-
-SPARE_BATCH_NORMS = Condition(
-    _why_no_spare_batch_norms,
-    "the network has BatchNorms to spare",
-    frozenset({"less_bn.fn_flag", "compatibility.fn_scope", "compatibility.less_bn_match"}),
-)
-ENOUGH_LAYERS = Condition(
-    _why_too_few_layers,
-    "the network has a layer for each group",
-    frozenset({"grad_freeze.param_groups", "boost.less_bn", "compatibility.less_bn_match"}),
-)
-FULL_SERVERS = Condition(
-    _why_no_full_servers,
-    "there are 2, 4, 8, ... full servers of ranks",
-    frozenset({"common.device_number", "compatibility.adasum_servers"}),
-)
-SUBSPACE_SOURCE = Condition(
-    _why_no_subspace_source,
-    "the subspace has a source",
-    frozenset({"dim_reduce.pca_mat_path", "dim_reduce.weight_load_dir"}),
-)
 
 
 def _switch(name: str, config: BoostConfig) -> FieldInfo:

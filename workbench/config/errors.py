@@ -17,14 +17,7 @@ import annotated_types
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-__all__ = [
-    "ConfigError",
-    "did_you_mean",
-    "inner_type",
-    "rule_of",
-    "sentence_of",
-    "shown",
-]
+__all__ = ["ConfigError", "did_you_mean", "inner_type", "rule_of", "sections_of", "sentence_of", "shown"]
 
 
 class ConfigError(ValueError):
@@ -32,61 +25,52 @@ class ConfigError(ValueError):
 
 
 def sentence_of(error: ValidationError, root: type[BaseModel], prefix: str = "") -> str:
-    """Turn the first problem pydantic found into one sentence.
+    """Turn the first problem pydantic found into one sentence, such as `` `amp.level` must be one of ..., got 3 ``.
 
-    Args:
-        error: What pydantic raised for ``root``.
-        root: Model that was validated; its fields give the rules.
-        prefix: Section name put before every path when ``root`` is itself a section, or empty.
-
-    Returns:
-        For example `` `loss_scale.factor` must be greater than 1, got 0.5 ``.
+    The fields of ``root``, which was validated, give the rules; ``prefix`` names the section where it is one itself.
     """
     problem = error.errors(include_url=False)[0]
     kind, location, value = problem["type"], problem["loc"], problem["input"]
-    names = [str(part) for part in location]
-    if kind in {"extra_forbidden", "invalid_key"}:
-        section, owner = _model_at(root, location[:-1])
-        where = ".".join(part for part in (prefix, section) if part)
-        return _unknown_key(names[-1], where, owner, root)
     if kind == "value_error":  # our own validators already speak in sentences
         return str(problem["ctx"]["error"])
-    depth = _depth(root, location)
-    path = ".".join(part for part in (prefix, *names[:depth]) if part)
-    found = _field_at(root, location)
+    depth, found, owner = _walk(root, location)
+    path = ".".join(part for part in (prefix, *map(str, location[:depth])) if part)
+    if kind in {"extra_forbidden", "invalid_key"}:
+        return _unknown_key(str(location[-1]), path, owner, root)
     if kind == "model_type":
         return f"section `{path}` must be an object of named values, got {shown(value)}"
     if found is None:
-        return f"`{path or 'boost_config'}` {_lower_first(problem['msg'])}, got {shown(value)}"
+        message = problem["msg"]
+        return f"`{path or 'boost_config'}` {message[:1].lower()}{message[1:]}, got {shown(value)}"
     range_broken = kind in {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
     if len(location) > depth and isinstance(location[depth], int) and kind not in {"missing", "too_long", "too_short"}:
         item = get_args(inner_type(found.annotation))[0]
-        rule = _rule_of_type(item, _interval_of_type(item), kind_matters=not range_broken)
+        rule = _rule_of_type(item, _interval(item), kind_matters=not range_broken)
         return f"`{path}[{location[depth]}]` must {rule}, got {shown(value)}"
     rule = rule_of(found, kind_matters=not range_broken)
     hint = did_you_mean(value, [str(choice) for choice in _choices(found)]) if isinstance(value, str) else ""
     return f"`{path}` must {rule}, got {shown(value)}{hint}"
 
 
-def rule_of(field: FieldInfo, *, kind_matters: bool = True) -> str:
-    """Return the rule of a field as the end of "... must ...".
+def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Return the models of the fields that are sections themselves, by name."""
+    inner = {name: inner_type(field.annotation) for name, field in model.model_fields.items()}
+    return {name: kind for name, kind in inner.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
 
-    Args:
-        field: A field of a section.
-        kind_matters: Name the kind of value, too; False when the kind was right and only the range was broken.
-    """
+
+def rule_of(field: FieldInfo, *, kind_matters: bool = True) -> str:
+    """Return the rule of a field as the end of "... must ...", without the kind of value where that was right."""
     chosen = _choices(field)
     if chosen:
         return "be one of " + ", ".join(shown(choice) for choice in chosen)
     plain = inner_type(field.annotation)
-    interval = _interval(field)
     if get_origin(plain) in {list, tuple}:
         item = get_args(plain)[0]
         noun = "whole numbers" if _plain(item) is int else "numbers"
         length = "two " if get_origin(plain) is tuple else ""
-        within = _interval_of_type(item)
+        within = _interval(item)
         return f"be a list of {length}{noun}" + (f", each {_as_adverb(within)}" if within else "")
-    return _rule_of_type(plain, interval, kind_matters=kind_matters)
+    return _rule_of_type(plain, _bounds(field.metadata) or _interval(field.annotation), kind_matters=kind_matters)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -132,25 +116,18 @@ def _choices(field: FieldInfo) -> tuple[Any, ...]:
     return get_args(plain) if get_origin(plain) is Literal else ()
 
 
-def _interval(field: FieldInfo) -> str:
-    """Return the range as "lie in [0, 1)", "be at least 1", ... or an empty string."""
-    own = _bounds(field.metadata)
-    return own or _interval_of_type(field.annotation)
-
-
-def _interval_of_type(annotation: Any) -> str:
+def _interval(annotation: Any) -> str:
+    """Return the range of a type as "lie in [0, 1)", "be at least 1", ... or an empty string."""
     members = get_args(annotation) if get_origin(annotation) in {Union, types.UnionType} else (annotation,)
-    for member in members:
-        bounds = _bounds(getattr(member, "__metadata__", ()))
-        if bounds:
-            return bounds
-    return ""
+    return next(filter(None, (_bounds(getattr(member, "__metadata__", ())) for member in members)), "")
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
     low = high = ""
-    for item in _flattened(metadata):
+    for item in metadata:
         match item:
+            case FieldInfo():  # pydantic's ``Field(...)`` inside Annotated keeps its bounds in a list of its own
+                return _bounds(item.metadata)
             case annotated_types.Ge(ge=bound):
                 low = f"[{_number(bound)}"
             case annotated_types.Gt(gt=bound):
@@ -166,14 +143,6 @@ def _bounds(metadata: Sequence[Any]) -> str:
     if high:
         return f"be at most {high[:-1]}" if high[-1] == "]" else f"be less than {high[:-1]}"
     return ""
-
-
-def _flattened(metadata: Sequence[Any]) -> list[Any]:
-    """Open pydantic's nested ``Field(...)`` inside Annotated, which keeps its bounds in a list of its own."""
-    flat: list[Any] = []
-    for item in metadata:
-        flat.extend(_flattened(item.metadata) if isinstance(item, FieldInfo) else [item])
-    return flat
 
 
 def _rule_of_type(annotation: Any, interval: str, *, kind_matters: bool) -> str:
@@ -193,58 +162,27 @@ def _number(bound: Any) -> str:
     return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
+def _walk(root: type[BaseModel], location: Sequence[Any]) -> tuple[int, FieldInfo | None, type[BaseModel]]:
+    """Return how many leading parts of a location are fields, the last of these, and the last section among them.
 
-
-def _model_at(root: type[BaseModel], location: Sequence[Any]) -> tuple[str, type[BaseModel]]:
-    """Return the dotted name and the class of the section at a location (the root when it is empty)."""
-    model, names = root, []
-    for part in location:
-        field = model.model_fields.get(str(part))
-        inner = inner_type(field.annotation) if field else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+    List positions and branches of a union are no fields.
+    """
+    depth, found, owner = 0, None, root
+    for part in map(str, location):
+        if part not in owner.model_fields:
             break
-        model = inner
-        names.append(str(part))
-    return ".".join(names), model
-
-
-def _field_at(root: type[BaseModel], location: Sequence[Any]) -> FieldInfo | None:
-    depth = _depth(root, location)
-    if not depth:
-        return None
-    _, owner = _model_at(root, location[: depth - 1])
-    return owner.model_fields.get(str(location[depth - 1]))
-
-
-def _depth(root: type[BaseModel], location: Sequence[Any]) -> int:
-    """Count the leading parts of a location that are fields; list positions and union branches are none."""
-    model: type[BaseModel] | None = root
-    for depth, part in enumerate(location):
-        field = model.model_fields.get(str(part)) if model else None
-        if field is None:
-            return depth
-        inner = inner_type(field.annotation)
-        model = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
-    return len(location)
+        depth, found = depth + 1, owner.model_fields[part]
+        section = sections_of(owner).get(part)
+        if section is None:
+            break
+        owner = section
+    return depth, found, owner
 
 
 def _unknown_key(name: str, where: str, owner: type[BaseModel], root: type[BaseModel]) -> str:
-    label = (
-        f'unknown key {json.dumps(name, ensure_ascii=False)} in section "{where}"'
-        if where
-        else (f"unknown section {json.dumps(name, ensure_ascii=False)}")
-    )
+    quoted = json.dumps(name, ensure_ascii=False)
+    label = f'unknown key {quoted} in section "{where}"' if where else f"unknown section {quoted}"
+    homes = (section for section, model in sections_of(root).items() if name in model.model_fields)
     hint = did_you_mean(name, owner.model_fields)
-    exact = "" if hint else _home_of(name, root)
-    return label + (f'; it belongs to section "{exact}"' if exact else hint)
-
-
-def _home_of(name: str, root: type[BaseModel]) -> str:
-    """Return the section that has a key of this name, or an empty string."""
-    for section, field in root.model_fields.items():
-        inner = inner_type(field.annotation)
-        if isinstance(inner, type) and issubclass(inner, BaseModel) and name in inner.model_fields:
-            return section
-    return ""
+    home = None if hint else next(homes, None)
+    return label + (f'; it belongs to section "{home}"' if home else hint)

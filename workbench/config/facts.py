@@ -24,30 +24,18 @@ class NetworkFacts:
     """Counts, and reasons, that decide which methods find something to do.
 
     A *layer* is a run of parameters that freezing keeps together, see
-    :func:`workbench.methods.parameter_groups.split_into_chunks`. Where BatchNorms are removed there are fewer.
-
-    Args:
-        batch_norms: BatchNorms of the network.
-        removable: Those of them that LessBN removes.
-        layers: Layers of the network as it is built.
-        layers_left: Layers once LessBN has removed its BatchNorms.
-        removable_by_reference: ``removable`` with ``compatibility.less_bn_match`` = reference.
-        layers_left_by_reference: ``layers_left`` with the same.
-        no_smoothing: Why the labels of the criterion cannot be smoothed, to stand after "because"; empty where they
-            can, or where that was not looked at.
-        no_resolution: Why images cannot be smaller for a while, likewise.
-        no_sequence: Why token sequences cannot be shorter for a while, likewise.
+    :func:`workbench.methods.parameter_groups.split_into_chunks`.
     """
 
     batch_norms: int
-    removable: int
-    layers: int
-    layers_left: int
-    removable_by_reference: int
+    removable: int  # those of them that LessBN removes
+    layers: int  # of the network as it is built
+    layers_left: int  # once LessBN has removed its BatchNorms
+    removable_by_reference: int  # the same two with `compatibility.less_bn_match` = reference
     layers_left_by_reference: int
-    no_smoothing: str = ""
-    no_resolution: str = ""
-    no_sequence: str = ""
+    no_smoothing: str = ""  # why the labels cannot be smoothed, after "because"; empty: they can, or not looked at
+    no_resolution: str = ""  # why images cannot be smaller for a while, likewise
+    no_sequence: str = ""  # why token sequences cannot be shorter for a while, likewise
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> NetworkFacts:
@@ -65,19 +53,14 @@ class NetworkFacts:
         training down. The wider scopes, the reference's among them, replace a head all the same.
         """
         asks_for_a_head = config.less_bn.fn_flag and config.compatibility.fn_scope != _USUAL_SCOPE
-        return asks_for_a_head or self._removable(config) > 0
+        by_reference = config.compatibility.less_bn_match == "reference"
+        return asks_for_a_head or (self.removable_by_reference if by_reference else self.removable) > 0
 
     def layers_of(self, config: BoostConfig, *, less_bn: bool) -> int:
-        """Return how many layers freezing finds.
-
-        Args:
-            config: The configuration; says by which rule BatchNorms are chosen.
-            less_bn: Whether LessBN is in effect.
-        """
-        if not less_bn:
-            return self.layers
+        """Return how many layers freezing finds, with LessBN in effect or not, by the rule that chooses BatchNorms."""
         by_reference = config.compatibility.less_bn_match == "reference"
-        return self.layers_left_by_reference if by_reference else self.layers_left
+        left = self.layers_left_by_reference if by_reference else self.layers_left
+        return left if less_bn else self.layers
 
     def why_no_less_bn(self, config: BoostConfig) -> str:
         """Return the reason why LessBN is not in effect; empty when it acts."""
@@ -89,12 +72,7 @@ class NetworkFacts:
         return "this network has no BatchNorm"
 
     def why_no_freezing(self, config: BoostConfig, *, less_bn: bool) -> str:
-        """Return the reason why freezing is not in effect; empty when it acts.
-
-        Args:
-            config: The configuration.
-            less_bn: Whether LessBN is in effect.
-        """
+        """Return the reason why freezing is not in effect, with LessBN in effect or not; empty when it acts."""
         layers, groups = self.layers_of(config, less_bn=less_bn), config.grad_freeze.param_groups
         if layers >= groups:
             return ""
@@ -103,17 +81,9 @@ class NetworkFacts:
             return f"{less}{cut_into(layers)}"
         return f"{less}{cut_into(layers)}, fewer than `grad_freeze.param_groups` = {groups}; lower it"
 
-    def _removable(self, config: BoostConfig) -> int:
-        by_reference = config.compatibility.less_bn_match == "reference"
-        return self.removable_by_reference if by_reference else self.removable
-
 
 def cut_into(layers: int) -> str:
-    """Say into how many groups freezing can cut a network; not how many layers, which people count otherwise.
-
-    Args:
-        layers: Runs of parameters that freezing keeps together.
-    """
+    """Say into how many groups freezing can cut a network; not how many layers, which people count otherwise."""
     if layers <= 1:
         return "this network is too small to be cut into groups of layers"
     return f"this network can be cut into {layers} groups at most"
@@ -121,13 +91,7 @@ def cut_into(layers: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a configuration meets, and what besides it decides which of its parameters are in effect.
-
-    Args:
-        level: Boost level.
-        world_size: Number of ranks, at least 1.
-        network: What the network offers; None where it is not known, and every method is taken to find work.
-    """
+    """What a configuration meets; where the network is not known every method is taken to find work."""
 
     level: str = "O0"
     world_size: int = 1

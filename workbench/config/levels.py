@@ -37,10 +37,6 @@ def asked_for(name: str, config: BoostConfig, level: str) -> bool:
 def requested_switches(config: BoostConfig, level: str) -> dict[str, bool]:
     """Return the six switches a configuration asks for at a level, as the original resolves them.
 
-    Args:
-        config: The configuration.
-        level: ``"O0"``, ``"O1"`` or ``"O2"``.
-
     Raises:
         ConfigError: When the level is unknown (the original takes O0 without a word).
     """
@@ -50,16 +46,6 @@ def requested_switches(config: BoostConfig, level: str) -> dict[str, bool]:
 
 
 def with_switch(config: BoostConfig, level: str, name: str, *, on: bool) -> BoostConfig:
-    """Return the configuration with one switch set by hand and the others as the level asks for them.
-
-    Args:
-        config: The configuration.
-        level: Boost level.
-        name: The switch.
-        on: Its new position.
-
-    Raises:
-        ConfigError: When the level is unknown.
-    """
+    """Return the configuration with one switch set by hand and the others as the level asks for them."""
     asked = requested_switches(config, level) | {name: on}
     return config.with_values({"boost.mode": "manual", **{f"boost.{switch}": asked[switch] for switch in SWITCHES}})

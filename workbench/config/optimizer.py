@@ -52,7 +52,7 @@ def _taken(hyper_parameter: str) -> Condition:
     return optimizer_is(*_owners(hyper_parameter), why_not=why_not)
 
 
-class OptimizerConfig(Section):
+class OptimizerConfig(Section, use_attribute_docstrings=True):
     """Section ``optimizer``; without a name the given hyper-parameters change the task's own optimizer."""
 
     section: ClassVar[str] = "optimizer"
@@ -60,18 +60,15 @@ class OptimizerConfig(Section):
     name: (
         Literal["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Muon", "ScheduleFreeAdamW", "thor", "adam_offload"]
         | None
-    ) = described(
-        None,
-        "Optimizer",
-        "Class in torch.optim, Muon (orthogonal steps for hidden matrices), ScheduleFreeAdamW (averages instead of a "
-        "schedule), thor (second order) or adam_offload (Adam on the host); unset means the task's own, with the "
-        "hyper-parameters given here.",
-        when=OPTIMIZER_STEPS,
-    )
+    ) = described(None, "Optimizer", when=OPTIMIZER_STEPS)
+    """Class in torch.optim, Muon (orthogonal steps for hidden matrices), ScheduleFreeAdamW (averages instead of a
+    schedule), thor (second order) or adam_offload (Adam on the host); unset means the task's own, with the
+    hyper-parameters given here.
+    """
+
     lr: float | None = described(
         None,
         "Learning rate",
-        "Step size, of Muon that of hidden matrices; unset means the optimizer's own.",
         low=1e-4,
         high=1.0,
         log=True,
@@ -90,32 +87,21 @@ class OptimizerConfig(Section):
             "adam_offload": (3e-4, 0.03),
         },
     )
+    """Step size, of Muon that of hidden matrices; unset means the optimizer's own."""
+
     aux_lr: float | None = described(
-        None,
-        "Auxiliary learning rate",
-        "For Muon: AdamW's rate for everything that is no hidden matrix; unset means 0.005.",
-        low=0.001,
-        high=0.03,
-        log=True,
-        gt=0,
-        when=_taken("aux_lr"),
-        step_time=False,
+        None, "Auxiliary learning rate", low=0.001, high=0.03, log=True, gt=0, when=_taken("aux_lr"), step_time=False
     )
+    """For Muon: AdamW's rate for everything that is no hidden matrix; unset means 0.005."""
+
     momentum: float | None = described(
-        None,
-        "Momentum",
-        "For SGD, RMSprop, Muon and thor; unset means the optimizer's own.",
-        low=0.5,
-        high=0.99,
-        ge=0,
-        lt=1,
-        when=_taken("momentum"),
-        by_name={"Muon": (0.85, 0.98)},
+        None, "Momentum", low=0.5, high=0.99, ge=0, lt=1, when=_taken("momentum"), by_name={"Muon": (0.85, 0.98)}
     )
+    """For SGD, RMSprop, Muon and thor; unset means the optimizer's own."""
+
     weight_decay: float | None = described(
         None,
         "Weight decay",
-        "Decay coefficient; unset means the optimizer's own.",
         low=1e-6,
         high=0.1,
         log=True,
@@ -124,113 +110,56 @@ class OptimizerConfig(Section):
         step_time=False,
         by_name={"AdamW": (1e-4, 0.3), "Muon": (1e-4, 0.1), "ScheduleFreeAdamW": (1e-4, 0.3)},
     )
-    nesterov: bool | None = described(
-        None,
-        "Nesterov",
-        "Nesterov momentum, for SGD, Muon, thor and adam_offload; unset means the optimizer's own.",
-        when=_taken("nesterov"),
-    )
-    ns_steps: int | None = described(
-        None,
-        "Newton-Schulz steps",
-        "For Muon: polynomials that make an update orthogonal; each takes time, unset means 3.",
-        low=2,
-        high=5,
-        ge=1,
-        le=10,
-        when=_taken("ns_steps"),
-    )
+    """Decay coefficient; unset means the optimizer's own."""
+
+    nesterov: bool | None = described(None, "Nesterov", when=_taken("nesterov"))
+    """Nesterov momentum, for SGD, Muon, thor and adam_offload; unset means the optimizer's own."""
+
+    ns_steps: int | None = described(None, "Newton-Schulz steps", low=2, high=5, ge=1, le=10, when=_taken("ns_steps"))
+    """For Muon: polynomials that make an update orthogonal; each takes time, unset means 3."""
+
     warmup_steps: int | None = described(
-        None,
-        "Warm-up",
-        "For ScheduleFreeAdamW, which takes no schedule: updates in which its rate rises from 0; unset means none.",
-        unit="updates",
-        low=1,
-        high=100,
-        log=True,
-        ge=0,
-        when=_taken("warmup_steps"),
+        None, "Warm-up", unit="updates", low=1, high=100, log=True, ge=0, when=_taken("warmup_steps")
     )
+    """For ScheduleFreeAdamW, which takes no schedule: updates in which its rate rises from 0; unset means none."""
+
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] | None = described(
-        None,
-        "Betas",
-        "Decay rates of Adam's first and second moments; unset means the optimizer's own.",
-        when=_taken("betas"),
-        step_time=False,
+        None, "Betas", when=_taken("betas"), step_time=False
     )
+    """Decay rates of Adam's first and second moments; unset means the optimizer's own."""
+
     eps: float | None = described(
-        None,
-        "Epsilon",
-        "Added to the denominator; unset means the optimizer's own.",
-        low=1e-10,
-        high=1e-4,
-        log=True,
-        gt=0,
-        when=_taken("eps"),
-        step_time=False,
+        None, "Epsilon", low=1e-10, high=1e-4, log=True, gt=0, when=_taken("eps"), step_time=False
     )
-    damping: float | None = described(
-        None,
-        "Damping",
-        "For thor: added to the curvature, so that the smaller it is, the longer the steps; unset means 0.1.",
-        low=1e-4,
-        high=1.0,
-        log=True,
-        gt=0,
-        when=_taken("damping"),
-    )
+    """Added to the denominator; unset means the optimizer's own."""
+
+    damping: float | None = described(None, "Damping", low=1e-4, high=1.0, log=True, gt=0, when=_taken("damping"))
+    """For thor: added to the curvature, so that the smaller it is, the longer the steps; unset means 0.1."""
+
     damping_decay: float | None = described(
-        None,
-        "Damping decay",
-        "For thor: the damping is multiplied by this at every refresh; unset means 1, which keeps it.",
-        low=0.8,
-        high=1.0,
-        gt=0,
-        le=1,
-        when=_taken("damping_decay"),
+        None, "Damping decay", low=0.8, high=1.0, gt=0, le=1, when=_taken("damping_decay")
     )
+    """For thor: the damping is multiplied by this at every refresh; unset means 1, which keeps it."""
+
     frequency: int | None = described(
-        None,
-        "Refresh frequency",
-        "For thor: steps from one refresh of the curvature to the next; unset means 20.",
-        unit="steps",
-        low=2,
-        high=200,
-        log=True,
-        ge=2,
-        when=_taken("frequency"),
+        None, "Refresh frequency", unit="steps", low=2, high=200, log=True, ge=2, when=_taken("frequency")
     )
+    """For thor: steps from one refresh of the curvature to the next; unset means 20."""
+
     factor_decay: float | None = described(
-        None,
-        "Factor decay",
-        "For thor: share of the past in running averages of the curvature; unset means the optimizer's own.",
-        low=0.0,
-        high=0.95,
-        ge=0,
-        lt=1,
-        when=_taken("factor_decay"),
+        None, "Factor decay", low=0.0, high=0.95, ge=0, lt=1, when=_taken("factor_decay")
     )
+    """For thor: share of the past in running averages of the curvature; unset means the optimizer's own."""
+
     trace_threshold: float | None = described(
-        None,
-        "Trace threshold",
-        "For thor: a layer whose curvature's trace changed by this share or less keeps its inverses; unset refreshes "
-        "always.",
-        low=0.001,
-        high=0.5,
-        log=True,
-        ge=0,
-        when=_taken("trace_threshold"),
+        None, "Trace threshold", low=0.001, high=0.5, log=True, ge=0, when=_taken("trace_threshold")
     )
-    kl_clip: float | None = described(
-        None,
-        "KL clip",
-        "For thor: bound on the squared length of a step, measured by the curvature; unset means the optimizer's own.",
-        low=1e-4,
-        high=0.1,
-        log=True,
-        gt=0,
-        when=_taken("kl_clip"),
-    )
+    """For thor: a layer whose curvature's trace changed by this share or less keeps its inverses; unset refreshes
+    always.
+    """
+
+    kl_clip: float | None = described(None, "KL clip", low=1e-4, high=0.1, log=True, gt=0, when=_taken("kl_clip"))
+    """For thor: bound on the squared length of a step, measured by the curvature; unset means the optimizer's own."""
 
     def hyper_parameters(self) -> dict[str, Any]:
         """Return the hyper-parameters that are set and that the named optimizer takes, ready as keyword arguments."""

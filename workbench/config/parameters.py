@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from workbench.config.boost_config import BoostConfig
 from workbench.config.conditions import ALWAYS, Condition, declared
-from workbench.config.errors import ConfigError, did_you_mean, inner_type, rule_of
+from workbench.config.errors import ConfigError, did_you_mean, inner_type, rule_of, sections_of
 from workbench.config.optimizer import HYPER_PARAMETERS, have_it
 
 __all__ = ["ParameterInfo", "describe_parameters", "parameter_at", "parents_of"]
@@ -26,53 +25,32 @@ Kind = Literal["float", "int", "bool", "choice", "str", "list"]
 
 @dataclass(frozen=True, slots=True)
 class ParameterInfo:
-    """One parameter of a configuration.
+    """One parameter of a configuration, as its field describes it."""
 
-    Args:
-        path: Where it stands, for example ``"loss_scale.window"``.
-        kind: Kind of value.
-        default: Default value; None when a rule decides while it is unset.
-        low: Lower end of the default SEARCH range (not of the legal range); None when it is not searched by default.
-        high: Upper end of the default search range.
-        log: Whether the search range is walked in logarithmic steps.
-        step: Grid of the search range; None for none.
-        choices: Legal values of a choice (and of a bool); empty otherwise.
-        unit: Unit for a person, empty when dimensionless.
-        title: A few words for a label.
-        description: Meaning, and what unset means.
-        optional: Whether None (unset) is allowed.
-        rule: Legal values in words, the end of "... must ...", for example ``"be a finite number in [0, 1)"``.
-        when: When it is in effect.
-        needs: Of a switch: what its method needs, once it is asked for, to be in effect.
-        by_name: Of a parameter of optimizers: default search ranges of named ones that differ from low and high.
-        step_time: Whether it may change how long a step takes.
-    """
-
-    path: str
+    path: str  # for example "loss_scale.window"
     kind: Kind
-    default: Any
-    low: float | None
+    default: Any  # None when a rule decides while it is unset
+    low: float | None  # ends of the default SEARCH range, not of the legal one; None when it has none
     high: float | None
-    log: bool
-    step: float | None
-    choices: tuple[Any, ...]
-    unit: str
-    title: str
-    description: str
-    optional: bool
-    rule: str
-    when: Condition = ALWAYS
-    needs: Condition = ALWAYS
-    by_name: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    step_time: bool = True
+    log: bool  # whether the search range is walked in logarithmic steps
+    step: float | None  # its grid
+    choices: tuple[Any, ...]  # legal values of a choice, and of a bool
+    unit: str  # for a person, empty when dimensionless
+    title: str  # a few words for a label
+    description: str  # meaning, and what unset means
+    optional: bool  # whether None (unset) is allowed
+    rule: str  # legal values as the end of "... must ...", for example "be a finite number in [0, 1)"
+    when: Condition = ALWAYS  # it is in effect
+    needs: Condition = ALWAYS  # of a switch: for its method to be in effect, once it is asked for
+    by_name: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # search ranges of named optimizers
+    step_time: bool = True  # whether it may change how long a step takes
 
 
 def parameter_at(path: str) -> ParameterInfo:
     """Return the parameter that a search varies under a path.
 
-    Args:
-        path: A config path; or, of a parameter of optimizers, with a name in brackets, ``"optimizer.lr[Muon]"``: the
-            same parameter with that optimizer's own search range.
+    A parameter of optimizers may have a name in brackets, ``"optimizer.lr[Muon]"``: the same parameter with that
+    optimizer's own search range.
 
     Raises:
         ConfigError: When there is no such parameter, or that optimizer does not have it.
@@ -98,13 +76,11 @@ def parameter_at(path: str) -> ParameterInfo:
 @functools.cache
 def describe_parameters() -> Mapping[str, ParameterInfo]:
     """Return every parameter by its path, in file order; ``provenance`` is no parameter."""
-    entries = {}
-    for section, part in BoostConfig.model_fields.items():
-        model = inner_type(part.annotation)
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            for name, member in model.model_fields.items():
-                path = f"{section}.{name}"
-                entries[path] = _describe(path, member)
+    entries: dict[str, ParameterInfo] = {}
+    for section, model in sections_of(BoostConfig).items():
+        entries |= {
+            f"{section}.{name}": _describe(f"{section}.{name}", field) for name, field in model.model_fields.items()
+        }
     return MappingProxyType(entries)
 
 
@@ -127,14 +103,9 @@ def _describe(path: str, member: FieldInfo) -> ParameterInfo:
     extra = member.json_schema_extra if isinstance(member.json_schema_extra, dict) else {}
     search: Any = extra.get("search", {})
     plain = inner_type(member.annotation)
-    kind: Kind
-    choices: tuple[Any, ...] = ()
-    if get_origin(plain) is Literal:
-        kind, choices = "choice", get_args(plain)
-    elif plain is bool:
-        kind, choices = "bool", (False, True)
-    else:
-        kind = {int: "int", float: "float", str: "str"}.get(plain, "list")  # type: ignore[assignment]  # all are Kinds
+    kinds: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
+    kind: Kind = "choice" if get_origin(plain) is Literal else kinds.get(plain, "list")
+    choices = get_args(plain) if kind == "choice" else (False, True) if kind == "bool" else ()
     conditions = declared(member)
     whole = int if kind == "int" else float
     return ParameterInfo(
@@ -148,7 +119,7 @@ def _describe(path: str, member: FieldInfo) -> ParameterInfo:
         choices=choices,
         unit=str(extra.get("unit", "")),
         title=member.title or path,
-        description=member.description or "",
+        description=" ".join((member.description or "").split()),
         optional=NoneType in get_args(member.annotation),
         rule=rule_of(member),
         when=conditions.when,

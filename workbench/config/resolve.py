@@ -41,12 +41,7 @@ __all__ = ["Dropped", "Plan", "line_search_trials", "resolve", "why_no_method"]
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Something that was asked for and is not in effect.
-
-    Args:
-        name: Switch (``"adasum"``) or config path (``"optimizer.momentum"``).
-        reason: One sentence.
-    """
+    """Something that was asked for and is not in effect: a switch or config path, and the reason in one sentence."""
 
     name: str
     reason: str
@@ -54,25 +49,11 @@ class Dropped:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What is in effect.
+    """What is in effect at a level, in a mode, on so many ranks.
 
     Two plans are equal when the same things are in effect with the same parameters, whatever level or mode asked for
-    them: O1 and O2 on one device are one configuration.
-
-    Args:
-        level: Boost level that was asked for.
-        mode: Mode of the configuration.
-        world_size: Number of ranks.
-        config: The configuration.
-        requested: The six switches as the original resolves them.
-        less_bn: Whether LessBN is in effect; likewise the other switches.
-        grad_freeze: See ``less_bn``.
-        adasum: See ``less_bn``.
-        grad_accumulation: See ``less_bn``.
-        dim_reduce: See ``less_bn``.
-        loss_scale_group: See ``less_bn``.
-        dropped: What was asked for and is not in effect, with reasons.
-        network: What the network offers; None where it is not known.
+    them: O1 and O2 on one device are one configuration. ``requested`` are the six switches as the original resolves
+    them; those of the plan say what of it is in effect, and ``dropped`` why the rest is not.
     """
 
     level: str
@@ -167,8 +148,7 @@ class Plan:
     def why_not(self, path: str) -> str:
         """Return why a parameter is not in effect, to stand after "because"; empty where it is.
 
-        Args:
-            path: The parameter; a switch is in effect where it can be turned, whether its method acts or not.
+        A switch is in effect where it can be turned, whether its method acts or not.
         """
         return describe_parameters()[path].when.why_not(self.config, self.facts)
 
@@ -209,17 +189,14 @@ class Plan:
     def summary(self) -> str:
         """Return what is in effect in a few words, for example ``"LessBN + freezing (frozen steps: 30 %)"``."""
         config = self.config
-        parts = []
-        if self.dim_reduce:
-            parts.append(f"DimReduce ({config.dim_reduce.n_components} components)")
-        if self.less_bn:
-            parts.append("LessBN")
-        if self.grad_freeze:
-            parts.append(f"freezing (frozen steps: {_percent(config.grad_freeze.frozen_share())})")
-        if self.adasum:
-            parts.append("AdaSum")
-        if self.grad_accumulation:
-            parts.append(f"accumulation over {config.grad_accumulation.grad_accumulation_step}")
+        said = {
+            "dim_reduce": f"DimReduce ({config.dim_reduce.n_components} components)",
+            "less_bn": "LessBN",
+            "grad_freeze": f"freezing (frozen steps: {100 * config.grad_freeze.frozen_share():.3g} %)",
+            "adasum": "AdaSum",
+            "grad_accumulation": f"accumulation over {config.grad_accumulation.grad_accumulation_step}",
+        }
+        parts = [words for name, words in said.items() if getattr(self, name)]
         parts += [_said(method, config) for method in METHODS if self._enables(method)]
         if config.amp.level != "O0":
             parts.append(f"amp {config.amp.level} {config.amp.dtype}")
@@ -257,16 +234,7 @@ def line_search_trials(config: BoostConfig) -> int:
 
 
 def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1, network: NetworkFacts | None = None) -> Plan:
-    """Decide what is in effect.
-
-    Args:
-        config: The configuration.
-        level: ``"O0"``, ``"O1"`` or ``"O2"``.
-        world_size: Number of ranks, at least 1.
-        network: What the network offers; None where it is not known, and every method is taken to find work.
-
-    Returns:
-        The plan; ``dropped`` has a sentence for each thing asked for and not in effect.
+    """Decide what is in effect; without a network every method is taken to find work.
 
     Raises:
         ConfigError: When the level is unknown, the number of ranks is no positive whole number, or dim_reduce is asked
@@ -293,13 +261,7 @@ def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1, network
 
 
 def why_no_method(name: str, config: BoostConfig, facts: Facts) -> str:
-    """Return a sentence that says why a method would not be in effect if it were asked for; empty where it would.
-
-    Args:
-        name: The method's switch.
-        config: The configuration.
-        facts: What it meets.
-    """
+    """Return a sentence that says why a method would not be in effect if it were asked for; empty where it would."""
     reason = describe_parameters()[f"boost.{name}"].needs.why_not(config, facts)
     if not reason or name == "dim_reduce":  # which is refused, rather than left out, without a source of its subspace
         return reason
@@ -348,10 +310,6 @@ def _idle_optimizer_parameters(config: BoostConfig, facts: Facts) -> Iterator[Dr
 def _digest(effective: Mapping[str, Any]) -> str:
     canonical = json.dumps(effective, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
 
 
 def _brief(value: Any) -> Any:

@@ -36,7 +36,7 @@ def one_of_numbers(*values: float) -> Any:
 def described(
     default: Any,
     title: str,
-    description: str,
+    description: str | None = None,
     *,
     unit: str = "",
     low: float | None = None,
@@ -49,12 +49,12 @@ def described(
     step_time: bool = True,
     **rules: Any,
 ) -> Any:
-    """Declare one parameter.
+    """Declare one parameter; the text below it says what it means, and what None means.
 
     Args:
-        default: Value when nothing is said; None means that a rule decides, and the description names the rule.
+        default: Value when nothing is said; None means that a rule decides, and the text names the rule.
         title: A few words for a label.
-        description: One or two sentences: meaning, and what None means.
+        description: The text, where it is not the string below the field.
         unit: Unit for a person ("steps", "ranks", "seconds"), empty when dimensionless.
         low: Lower end of the range a search uses when none is given; None means not searched by default.
         high: Upper end of that range.
@@ -65,23 +65,13 @@ def described(
         by_name: Of a parameter of optimizers: name of one -> low and high of the range that a search uses for that one.
         step_time: Whether it may change how long a step takes; plans that differ only where it cannot are timed once.
         **rules: Rules pydantic checks (``ge``, ``gt``, ``le``, ``lt``); the legal range may exceed the search range.
-
-    Returns:
-        A pydantic field. Any, because that is how pydantic types a default.
     """
-    search: dict[str, Any] = {
-        name: bound for name, bound in {"low": low, "high": high, "step": step}.items() if bound is not None
-    }
-    if log:
-        search["log"] = True
-    if by_name:
-        search["by_name"] = {name: list(ends) for name, ends in by_name.items()}
-    extra: dict[str, Any] = {"search": search} if search else {}
-    if unit:
-        extra["unit"] = unit
-    for keyword, condition in (("when", when), ("needs", needs)):
-        if condition is not ALWAYS:
-            extra[keyword] = condition.words
+    ranges = {name: list(ends) for name, ends in (by_name or {}).items()}
+    given = {"low": low, "high": high, "step": step, "log": log or None, "by_name": ranges or None}
+    search = {name: value for name, value in given.items() if value is not None}
+    conditions = {"when": when, "needs": needs}
+    words = {name: condition.words for name, condition in conditions.items() if condition is not ALWAYS}
+    extra: dict[str, Any] = {name: value for name, value in {"search": search, "unit": unit, **words}.items() if value}
     field: FieldInfo = Field(default, title=title, description=description, json_schema_extra=extra or None, **rules)
     field.metadata.append(Declared(when, needs, step_time))
     return field
@@ -111,7 +101,7 @@ class Section(BaseModel, metaclass=_SentenceMeta):
         extra="forbid",
         allow_inf_nan=False,
         validate_default=True,
-        use_attribute_docstrings=False,
+        use_attribute_docstrings=False,  # takes milliseconds per section; those that describe so ask for it
     )
 
     section: ClassVar[str] = ""
@@ -126,12 +116,7 @@ class Section(BaseModel, metaclass=_SentenceMeta):
         return values
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy; unlike pydantic's own, an update is validated like new values.
-
-        Args:
-            update: Field name -> new value.
-            deep: Whether nested values are copied, too.
-        """
+        """Return a copy; unlike pydantic's own, an update is validated like new values."""
         copy = super().model_copy(deep=deep)
         if not update:
             return copy
@@ -147,12 +132,7 @@ class MethodSection(Section):
         return self != type(self)()
 
     def why_not(self, config: BoostConfig, facts: Facts) -> str:
-        """Return why the method is not in effect though it is asked for, to stand after "because"; empty where it is.
-
-        Args:
-            config: The whole configuration.
-            facts: What it meets.
-        """
+        """Return why the method, asked for, is not in effect, to stand after "because"; empty where it is."""
         return ""
 
     def left_out(self, config: BoostConfig, facts: Facts) -> Mapping[str, str]:

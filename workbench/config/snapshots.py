@@ -13,32 +13,18 @@ __all__ = ["SnapshotConfig"]
 _KEPT = is_not("snapshots.count", 0, "no snapshots are kept (snapshots.count is 0)")
 
 
-class SnapshotConfig(Section):
+class SnapshotConfig(Section, use_attribute_docstrings=True):
     """Section ``snapshots``."""
 
     section: ClassVar[str] = "snapshots"
 
     every_steps: int = described(
-        100,
-        "Steps between snapshots",
-        "Distance of two snapshots.",
-        unit="steps",
-        low=1,
-        high=500,
-        log=True,
-        ge=1,
-        when=_KEPT,
+        100, "Steps between snapshots", unit="steps", low=1, high=500, log=True, ge=1, when=_KEPT
     )
-    count: int = described(
-        0, "Snapshots", "How many are kept; 0 keeps none.", unit="snapshots", low=8, high=128, log=True, ge=0
-    )
-    start_step: int = described(
-        0,
-        "First snapshot",
-        "Steps before the first one; 0 keeps the initial weights.",
-        unit="steps",
-        low=0,
-        high=1000,
-        ge=0,
-        when=_KEPT,
-    )
+    """Distance of two snapshots."""
+
+    count: int = described(0, "Snapshots", unit="snapshots", low=8, high=128, log=True, ge=0)
+    """How many are kept; 0 keeps none."""
+
+    start_step: int = described(0, "First snapshot", unit="steps", low=0, high=1000, ge=0, when=_KEPT)
+    """Steps before the first one; 0 keeps the initial weights."""

@@ -33,12 +33,7 @@ def move_batch(batch: Any, device: str | torch.device) -> Any:
 
 
 def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return the batch with every tensor replaced by what a function makes of it; containers keep their kind.
-
-    Args:
-        batch: Tuples, lists, named tuples and mappings are walked; what is no tensor stays as it is.
-        function: Called once per tensor.
-    """
+    """Return the batch with every tensor replaced by what a function makes of it; containers keep their kind."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -19,9 +19,6 @@ _IN_CONNECTION_STRING = re.compile(r"(\bpassword\s*=\s*)('[^']*'|\"[^\"]*\"|[^\s
 def hide_passwords(text: str) -> str:
     """Return the text with ``***`` in place of every password of a URL or connection string in it.
 
-    Args:
-        text: Any text; without a password it comes back as it is.
-
     Example:
         >>> hide_passwords("cannot connect to postgresql+psycopg://me:secret@db.example/studies")
         'cannot connect to postgresql+psycopg://me:***@db.example/studies'

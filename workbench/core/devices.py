@@ -1,8 +1,6 @@
 """Devices behind one door: CPU, CUDA, Ascend NPU and whatever else ``torch.accelerator`` knows.
 
-No other module asks which kind of device it is talking to. What differs between them, and only that, is decided
-here: which one to take, how to wait for it, how much memory it holds, which dtypes its autocast knows, and where an
-overflow of a step can be seen.
+No other module asks which kind of device it is talking to. What differs between them, and only that, is decided here.
 
 An Ascend NPU has two overflow modes. In *INF/NAN* mode arithmetic follows IEEE 754 and an overflow shows in the
 gradients, as on any other device. In *saturation* mode results stick to the largest finite number, the gradients look
@@ -17,7 +15,6 @@ import functools
 import importlib
 import os
 import platform
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,30 +24,6 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor
-
-__all__ = [
-    "autocast_supported",
-    "begin_overflow_watch",
-    "collective_backend",
-    "device_name",
-    "device_overflow",
-    "device_type",
-    "hardware_summary",
-    "has_cudnn",
-    "has_fast_bfloat16",
-    "has_fast_products",
-    "has_graphs",
-    "has_overflow_flag",
-    "memory_bytes",
-    "moved",
-    "pins_memory",
-    "rank_device",
-    "select_device",
-    "synchronize",
-    "tensor_on",
-    "use_threads",
-]
-
 
 # An MPS device shares its memory with the CPU, and "pinned" memory there is the device's (torch 2.13).
 _WITHOUT_PINNED_MEMORY = ("cpu", "mps", "meta")
@@ -75,18 +48,17 @@ def select_device(name: str | torch.device = "auto") -> torch.device:
     wanted = str(name).strip().lower()
     accelerator = _accelerator()
     if wanted == "auto":
-        return torch.device("cpu") if accelerator is None else accelerator
+        return accelerator or torch.device("cpu")
     kind, _, index = wanted.partition(":")
-    present = "cpu" if accelerator is None else f"cpu, {accelerator.type} ({torch.accelerator.device_count()})"
     if not kind.isidentifier() or (":" in wanted and not index.isdecimal()):
         raise ValueError(f"`device` must be 'auto', 'cpu' or an accelerator such as 'cuda:0' or 'npu', got {name!r}")
     if kind == "cpu":
         if int(index or 0) > 0:
             raise ValueError(f"`device` must be present on this machine, got {name!r}; there is one CPU device, 'cpu'")
         return torch.device("cpu")
-    if accelerator is None or kind != accelerator.type:
-        raise ValueError(f"`device` must be present on this machine, got {name!r}; available: auto, {present}")
-    if index and int(index) >= torch.accelerator.device_count():
+    number = 0 if accelerator is None else torch.accelerator.device_count()
+    if accelerator is None or kind != accelerator.type or int(index or 0) >= number:
+        present = "cpu" if accelerator is None else f"cpu, {accelerator.type} ({number})"
         raise ValueError(f"`device` must be present on this machine, got {name!r}; available: auto, {present}")
     return torch.device(wanted)
 
@@ -94,9 +66,7 @@ def select_device(name: str | torch.device = "auto") -> torch.device:
 def rank_device(name: str | torch.device, local_rank: int) -> torch.device:
     """Return the device of one rank and make it the current one: the CPU, or the accelerator of this number.
 
-    Args:
-        name: As for ``select_device``, without an index: each rank takes its own.
-        local_rank: Number of the rank among those of this machine.
+    The name has no index, since each rank takes the one of its number among those of this machine.
 
     Raises:
         ValueError: When the name has an index, or there are fewer accelerators than ranks on this machine.
@@ -109,9 +79,9 @@ def rank_device(name: str | torch.device, local_rank: int) -> torch.device:
             f"`device` must be {device.type!r} without an index over several ranks, since each takes its own, "
             f"got {str(name)!r}"
         )
-    if local_rank >= torch.accelerator.device_count():
+    if local_rank >= (number := torch.accelerator.device_count()):
         raise ValueError(
-            f"`device` must have an accelerator per rank of this machine: there are {torch.accelerator.device_count()} "
+            f"`device` must have an accelerator per rank of this machine: there are {number} "
             f"({device.type}), and this is local rank {local_rank}; start fewer ranks, or train on 'cpu'"
         )
     torch.accelerator.set_device_index(local_rank)
@@ -125,11 +95,7 @@ def collective_backend(device: str | torch.device) -> str:
 
 
 def use_threads(number: int) -> None:
-    """Let CPU operations of this process use so many threads.
-
-    Args:
-        number: Threads, at least 1.
-    """
+    """Let CPU operations of this process use so many threads."""
     torch.set_num_threads(number)
 
 
@@ -154,25 +120,14 @@ def synchronize(device: str | torch.device) -> None:
 
 
 def tensor_on(device: torch.device, values: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
-    """Return numbers of the host as a tensor on a device; the host does not wait until they are there.
-
-    Args:
-        device: Where the tensor shall lie.
-        values: Numbers, or sequences of equal lengths.
-        dtype: Format; None for the one torch infers.
-    """
+    """Return numbers of the host as a tensor on a device; the host does not wait until they are there."""
     # From memory that is not pinned a copy makes the host wait; `torch.tensor(..., device=...)` copies so.
     numbers = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=pins_memory(device))
     return numbers.to(device, non_blocking=True)
 
 
 def moved(tensor: Tensor, device: str | torch.device) -> Tensor:
-    """Return a tensor on a device; where it comes from the host, the host does not wait until it is there.
-
-    Args:
-        tensor: Any; itself is returned where it lies there already.
-        device: Where it shall lie.
-    """
+    """Return a tensor on a device; where it comes from the host, the host does not wait until it is there."""
     if tensor.is_cpu and tensor.layout == torch.strided and pins_memory(device):
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
@@ -199,7 +154,15 @@ def memory_bytes(device: str | torch.device) -> int:
 
 def autocast_supported(device: str | torch.device, dtype: torch.dtype) -> bool:
     """Return whether ``torch.autocast`` works on this device with this dtype."""
-    return _autocast_supported(device_type(device), dtype)
+    kind = device_type(device)
+    # An unsupported dtype makes torch.autocast warn and switch itself off (CPU) or raise (CUDA without bfloat16); a
+    # device type that no loaded backend owns makes the first question raise.
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError, ValueError):
+        warnings.simplefilter("ignore")
+        if torch.amp.is_autocast_available(kind):
+            with torch.autocast(kind, dtype=dtype):
+                return torch.is_autocast_enabled(kind)
+    return False
 
 
 def has_fast_bfloat16(device: str | torch.device) -> bool:
@@ -222,36 +185,31 @@ def has_cudnn(device: str | torch.device) -> bool:
     return device_type(device) == "cuda" and torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
 
 
-def hardware_summary() -> dict[str, Any]:
-    """Describe this machine and the software below us, as values that JSON can hold.
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    Returns:
-        Keys ``cpu`` (model), ``cpu_cores`` (logical), ``cpu_cores_usable`` (that this process may run on),
-        ``torch_threads``, ``memory_bytes``, ``accelerator`` (model, ``""`` when there is none), ``accelerator_type``,
-        ``accelerator_count``, ``accelerator_memory_bytes``, ``platform``, ``python`` and ``torch``.
-    """
-    accelerator = _accelerator()
-    summary: dict[str, Any] = {
+
+def hardware_summary() -> dict[str, Any]:
+    """Describe this machine and the software below us, as values that JSON can hold."""
+    accelerator, accelerator_memory = _accelerator(), 0
+    if accelerator is not None:
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # some backends do not tell; 0 stands for unknown
+            accelerator_memory = int(torch.accelerator.get_memory_info(accelerator)[1])
+    return {
         "cpu": _cpu_model(),
         "cpu_cores": psutil.cpu_count(logical=True) or 0,
-        "cpu_cores_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+        "cpu_cores_usable": usable_cores(),
         "torch_threads": torch.get_num_threads(),
         "memory_bytes": int(psutil.virtual_memory().total),
-        "accelerator": "",
-        "accelerator_type": "",
-        "accelerator_count": 0,
-        "accelerator_memory_bytes": 0,
+        "accelerator": "" if accelerator is None else device_name(accelerator),
+        "accelerator_type": "" if accelerator is None else accelerator.type,
+        "accelerator_count": 0 if accelerator is None else torch.accelerator.device_count(),
+        "accelerator_memory_bytes": accelerator_memory,
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    if accelerator is not None:
-        summary["accelerator"] = device_name(accelerator)
-        summary["accelerator_type"] = accelerator.type
-        summary["accelerator_count"] = torch.accelerator.device_count()
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # some backends do not tell; 0 stands for unknown
-            summary["accelerator_memory_bytes"] = int(torch.accelerator.get_memory_info(accelerator)[1])
-    return summary
 
 
 def _accelerator() -> torch.device | None:
@@ -265,23 +223,17 @@ def has_overflow_flag(device: str | torch.device) -> bool:
 
 
 def begin_overflow_watch(device: str | torch.device) -> None:
-    """Clear the device's overflow flag; call it before the backward pass.
-
-    Does nothing on a device without such a flag, where an overflow shows in the gradients.
-    """
+    """Clear the device's overflow flag before the backward pass; nothing to do where gradients show an overflow."""
     utils = _saturating_npu_utils(device)
     if utils is not None:
         utils.clear_npu_overflow_flag()
 
 
 def device_overflow(device: str | torch.device) -> Tensor | None:
-    """Say whether the device itself saw an overflow since ``begin_overflow_watch``.
+    """Say whether the device itself saw an overflow since ``begin_overflow_watch``; None where the gradients tell.
 
-    Returns:
-        None where the gradients tell (CPU, CUDA, NPU in INF/NAN mode): check them. On an NPU in saturation mode a
-        float32 scalar, 1.0 after an overflow, else 0.0. It lies on the *host*, because reading the flag is a host
-        synchronisation already; a 0-dimensional host tensor may be combined with device tensors, for example
-        ``torch.maximum(found_inf, flag)``.
+    On an NPU in saturation mode a float32 scalar, 1.0 after an overflow, else 0.0. It lies on the *host*, because
+    reading the flag is a host synchronisation already; a 0-dimensional host tensor may be combined with device tensors.
     """
     utils = _saturating_npu_utils(device)
     if utils is None:
@@ -296,21 +248,6 @@ def _saturating_npu_utils(device: str | torch.device) -> ModuleType | None:
     utils = importlib.import_module("torch_npu.npu.utils")
     # Asked every time, not cached: a set lookup beside a step, and the mode is the driver's to change.
     return None if utils.is_support_inf_nan() else utils
-
-
-@functools.cache
-def _autocast_supported(kind: str, dtype: torch.dtype) -> bool:
-    # An unsupported dtype makes torch.autocast warn and switch itself off (CPU) or raise (CUDA without bfloat16); a
-    # device type that no loaded backend owns makes the first question raise.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            if not torch.amp.is_autocast_available(kind):
-                return False
-            with torch.autocast(kind, dtype=dtype):
-                return torch.is_autocast_enabled(kind)
-        except (RuntimeError, ValueError):
-            return False
 
 
 @functools.cache
@@ -338,12 +275,9 @@ def _memory_file(pid: int) -> int | None:
 
 @functools.cache
 def _cpu_model() -> str:
-    if sys.platform == "linux":
-        try:
-            text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            text = ""
-        for line in text.splitlines():
+    """Return the processor's model, on Linux by proc(5)."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip() in ("model name", "Model", "Hardware") and value.strip():
                 return value.strip()

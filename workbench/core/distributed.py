@@ -8,9 +8,9 @@ the host has to agree on (stop now, the metric is 0.97) travels in a *control gr
 waits for the device.
 
 A rank that dies must not leave the others waiting. A collective alone tells little: gloo reports a closed connection
-to whoever talked to the dead rank and nothing to the rest, and the message names an address, no rank. So every rank
-*beats*: a thread with its own connection to the store counts upwards there twice a second, and notes there how the rank
-ended. A rank whose collective fails looks whose beats have stopped, and says so (`RankFailure`).
+to whoever talked to the dead rank and nothing to the rest, and the message names an address, no rank. So every rank has
+a *heartbeat*: a thread with its own connection to the store counts upwards there twice a second, and leaves the exit
+reason there. A rank whose collective fails looks whose heartbeat has stopped, and says so (`RankFailure`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -32,20 +32,6 @@ from torch import Tensor, distributed
 from workbench.core import devices
 from workbench.core.rank_environment import RankEnvironment, rank_environment
 from workbench.core.signals import Handler, handling_signals
-
-__all__ = [
-    "RankFailure",
-    "StepVotes",
-    "barrier",
-    "broadcast_object",
-    "explained",
-    "joined",
-    "mean_over_ranks",
-    "rank",
-    "serve_store",
-    "together",
-    "world_size",
-]
 
 T = TypeVar("T")
 
@@ -57,21 +43,19 @@ TIMEOUT_VARIABLE = "WORKBENCH_RANKS_TIMEOUT"
 _TIMEOUT_SECONDS = 600.0  # torch's own for nccl; the slowest single step of a rank has to fit
 _BEAT_SECONDS = 0.5
 _SILENCE_SECONDS = 3.0  # six beats; a thread may wait for the interpreter's lock, but not so long
-_LAG_SECONDS = 2 * _BEAT_SECONDS  # a last beat may be heard so long after it was made
-_PATIENCE_SECONDS = 60.0  # silence after which a rank counts as dead even though no collective has failed
+_LAG_SECONDS = 2 * _BEAT_SECONDS  # a last beat may be seen so long after it was made
+_DEAD_SECONDS = 60.0  # silence after which a rank counts as dead even though no collective has failed
 _GRACE_SECONDS = 15.0  # for a rank to end by itself after another one failed
-_CONTROL_TIMEOUT = datetime.timedelta(days=1)  # rank 0 may evaluate for hours; beats tell whether it lives
+_CONTROL_TIMEOUT = datetime.timedelta(days=1)  # rank 0 may evaluate for hours; heartbeats tell whether it lives
 _ENDED = b"ended:"
-_PASSED_ON = "told: "  # last words of a rank that another one's failure has ended
+_CONSEQUENCE = "told: "  # begins the exit reason of a rank that another one's failure has ended
 
 
 class RankFailure(ConnectionError):  # noqa: N818  # the failure of another process; an OSError, as lost connections are
     """Another rank has died, ended with an error, or does not answer.
 
-    Args:
-        sentence: Which rank, and what is known.
-        tells: Whether this is the rank that should say it; the others keep silent.
-        own: Whether it is this rank that has failed, by the error's cause.
+    ``tells`` says whether this is the rank that should report it, the others keep silent; ``own`` whether it is this
+    rank that has failed, by the error's cause.
     """
 
     def __init__(self, sentence: str, *, tells: bool = True, own: bool = False) -> None:
@@ -95,15 +79,9 @@ def joined(device: str | torch.device = "auto", *, timeout_seconds: float | None
     """Train together with the other ranks while the block runs, when torchrun or its like started this process.
 
     Without ``WORLD_SIZE``, with one rank, or inside a process group that somebody else has made, only the device is
-    chosen. Blocks may be nested; the outer one counts.
-
-    Args:
-        device: Device name. Over ranks an accelerator is named without an index: each rank takes its own.
-        timeout_seconds: How long a collective may wait for the other ranks, > 0; None takes the environment variable
-            ``WORKBENCH_RANKS_TIMEOUT``, or 600.
-
-    Yields:
-        The device of this rank.
+    chosen. Blocks may be nested; the outer one counts. Over ranks an accelerator is named without an index: each rank
+    takes its own. ``timeout_seconds`` is how long a collective may wait for the other ranks; None takes the environment
+    variable ``WORKBENCH_RANKS_TIMEOUT``, or 600.
 
     Raises:
         ValueError: When the device is not present, or ranks are to share one accelerator.
@@ -122,7 +100,8 @@ def joined(device: str | torch.device = "auto", *, timeout_seconds: float | None
                 chosen = devices.rank_device(device, here.local_rank)
                 session.open(chosen)
                 yield chosen
-                session.meet()
+                # So that nobody's last message meets a closed door.
+                distributed.barrier(group=session.control)
             except BaseException as raised:
                 error = explained(raised)
                 session.ending = True
@@ -142,17 +121,12 @@ def barrier() -> None:
 
 
 def broadcast_object(value: T) -> T:
-    """Return rank 0's value on every rank.
-
-    Args:
-        value: What rank 0 says; must be picklable. The other ranks' are ignored.
-    """
+    """Return rank 0's value, which must be picklable, on every rank."""
     if world_size() == 1:
         return value
-    box: list[Any] = [value if rank() == 0 else None]
+    box = [value]  # rank 0's counts
     distributed.broadcast_object_list(box, src=0, group=_control(), device=torch.device("cpu"))
-    said: T = box[0]
-    return said
+    return box[0]
 
 
 def mean_over_ranks(values: Sequence[float]) -> list[float]:
@@ -174,14 +148,7 @@ class StepVotes:
         self._pending: tuple[Tensor, distributed.Work | None] | None = None
 
     def exchange(self, *wishes: bool) -> tuple[bool, ...]:
-        """Send this step's wishes and return those of the step before.
-
-        Args:
-            wishes: As many on every rank and at every step.
-
-        Returns:
-            For each wish whether any rank had it at the step before; False at the first step.
-        """
+        """Send this step's wishes, as many on every rank, and return whether any rank had each at the step before."""
         before = self.settle()
         sent = torch.tensor(wishes, dtype=torch.int32, device="cpu")
         work = distributed.all_reduce(sent, distributed.ReduceOp.MAX, group=_control(), async_op=True)
@@ -204,14 +171,19 @@ def together(failed: BaseException | None) -> None:
     A rank that failed waits for the others, who reach the same point by the same failure or by success. When one does
     not come within some seconds it waits in a collective for this one, and only leaving can wake it.
 
-    Args:
-        failed: What ended the work here; None for success.
-
     Raises:
         RankFailure: When the others do not come.
     """
-    if _Joined.session is not None:
-        _Joined.session.count_out(failed)
+    session = _Joined.session
+    if session is None:
+        return
+    here, came = session.here, session.count_out()
+    until = time.monotonic() + _GRACE_SECONDS
+    while failed is not None and came() < here.world_size:
+        if time.monotonic() > until:
+            sentence = f"rank {here.rank} of {here.world_size} failed alone: {_said(failed)}"
+            raise RankFailure(sentence, tells=here.rank == 0, own=True) from failed
+        time.sleep(0.05)
 
 
 def explained(error: BaseException) -> BaseException:
@@ -223,10 +195,10 @@ def explained(error: BaseException) -> BaseException:
     if isinstance(error, RankFailure) or not (_is_communication(error) or isinstance(error, _Terminated)):
         return error
     session = _Joined.session
-    if session is None or session.watch is None:
+    if session is None:
         return error
     session.ending = True  # torchrun's SIGTERM may come while this looks around
-    failure = session.watch.diagnose()
+    failure = session.heartbeat.diagnose()
     if failure is not None:
         return failure
     if isinstance(error, _Terminated):
@@ -243,16 +215,11 @@ def explained(error: BaseException) -> BaseException:
 def serve_store() -> tuple[Any, dict[str, str]]:
     """Serve the store in which ranks of this machine meet, for a process that starts them.
 
-    Returns:
-        The store, to be kept until the ranks have ended, and the environment variables that lead to it.
+    Returns it, to be kept until the ranks have ended, and the environment variables that lead to it.
     """
     store = _TCP_STORE("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    variables = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-    return store, variables
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    return store, {**address, "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
 class _Terminated(SystemExit):
@@ -265,17 +232,15 @@ class _Session:
     def __init__(self, here: RankEnvironment, timeout: float) -> None:
         self.here = here
         self.timeout = timeout
-        self.watch: _Watch | None = None
         self.control: distributed.ProcessGroup | None = None
         self.ending = False
         self._hosts = here.rank == 0 and not here.store_is_served
-        self._works = 0
-        self._store = self._connect(is_master=self._hosts)
-        self._shared = _PREFIX_STORE(f"workbench/{here.attempt}", self._store)
-        self._backend = ""
-        own = _PREFIX_STORE(f"workbench/{here.attempt}", self._connect(is_master=False))
-        self.watch = _Watch(own, here, min(timeout, _PATIENCE_SECONDS))
-        self.watch.start()
+        self._works, self._backend = 0, ""
+        self._shared, own = (
+            _PREFIX_STORE(f"workbench/{here.attempt}", self._connect(is_master=hosts)) for hosts in (self._hosts, False)
+        )
+        self.heartbeat = _Heartbeat(own, here, min(timeout, _DEAD_SECONDS))
+        self.heartbeat.start()
 
     def open(self, device: torch.device) -> None:
         """Make both process groups."""
@@ -290,22 +255,12 @@ class _Session:
         )
         self.control = distributed.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
 
-    def meet(self) -> None:
-        """Wait for the others at the end, so that nobody's last message meets a closed door."""
-        distributed.barrier(group=self.control)
-
-    def count_out(self, failed: BaseException | None) -> None:
-        """Count this rank out of the current piece of work; one that failed waits for the rest."""
+    def count_out(self) -> Callable[[], int]:
+        """Count this rank out of the current piece of work; return a function that tells how many ranks are."""
         key = f"work/{self._works}"
         self._works += 1
-        came = self._shared.add(key, 1)
-        until = time.monotonic() + _GRACE_SECONDS
-        while failed is not None and came < self.here.world_size:
-            if time.monotonic() > until:
-                sentence = f"rank {self.here.rank} of {self.here.world_size} failed alone: {_said(failed)}"
-                raise RankFailure(sentence, tells=self.here.rank == 0, own=True) from failed
-            time.sleep(0.05)
-            came = self._shared.add(key, 0)
+        self._shared.add(key, 1)
+        return lambda: int(self._shared.add(key, 0))
 
     def close(self, error: BaseException | None) -> None:
         """Leave: note how, close connections, and keep the store while others need it."""
@@ -313,45 +268,31 @@ class _Session:
             # Closed connections wake ranks that wait for this one. nccl's would wait for its own collectives first.
             with contextlib.suppress(RuntimeError):
                 distributed.destroy_process_group()
-        if self.watch is not None:
-            self.watch.leave("" if error is None else _said(error))
-            if self._hosts:
-                self.watch.wait_for_others(_SILENCE_SECONDS + _LAG_SECONDS)
+        self.heartbeat.leave("" if error is None else _said(error))
+        if self._hosts:
+            self.heartbeat.wait_for_others(_SILENCE_SECONDS + _LAG_SECONDS)
 
     def _connect(self, *, is_master: bool) -> Any:
+        here, timeout = self.here, datetime.timedelta(seconds=self.timeout)
         try:
-            return _TCP_STORE(
-                self.here.host,
-                self.here.port,
-                is_master=is_master,
-                timeout=datetime.timedelta(seconds=self.timeout),
-                wait_for_workers=False,
-            )
+            return _TCP_STORE(here.host, here.port, is_master=is_master, timeout=timeout, wait_for_workers=False)
         except (distributed.DistError, RuntimeError) as error:
             raise RankFailure(
-                f"rank {self.here.rank} of {self.here.world_size} cannot meet the others at {self.here.host}:"
-                f"{self.here.port} ({str(error).strip().splitlines()[0]})"
+                f"rank {here.rank} of {here.world_size} cannot meet the others at {here.host}:{here.port} "
+                f"({str(error).strip().splitlines()[0]})"
             ) from error
 
 
-class _Watch(threading.Thread):
-    """Beats for this rank and listens to the others.
+class _Heartbeat(threading.Thread):
+    """Writes this rank's heartbeat to a store of its own, as other connections block while they wait, and reads all."""
 
-    Args:
-        store: A connection of its own: others block while they wait.
-        here: This rank.
-        patience: Silence, seconds, after which a rank is dead although no collective has failed.
-    """
-
-    def __init__(self, store: Any, here: RankEnvironment, patience: float) -> None:
-        super().__init__(name="rank watch", daemon=True)
-        self._store = store
-        self._here = here
-        self._patience = patience
+    def __init__(self, store: Any, here: RankEnvironment, dead_seconds: float) -> None:
+        super().__init__(name="rank heartbeat", daemon=True)
+        self._store, self._here, self._dead_seconds = store, here, dead_seconds
         self._leaving = threading.Event()
-        self._last_words = ""
+        self._exit_reason = ""
         now = time.monotonic()
-        self._heard: dict[int, tuple[bytes, float]] = dict.fromkeys(range(here.world_size), (b"", now))
+        self._seen: dict[int, tuple[bytes, float]] = dict.fromkeys(range(here.world_size), (b"", now))
         self._complete = False
         self._store_lost: float | None = None
 
@@ -360,28 +301,24 @@ class _Watch(threading.Thread):
         beats = 0
         while not self._leaving.wait(_BEAT_SECONDS if beats else 0.0):
             beats += 1
-            if not self._try(str(beats).encode()):
+            if not self._exchange(str(beats).encode()):
                 break
-            self._end_if_waiting_in_vain()
+            self._end_if_others_failed_long_ago()
         while not self._leaving.wait(_BEAT_SECONDS):  # the store is gone: so is whoever served it
-            self._end_if_waiting_in_vain()
-        self._try(_ENDED + self._last_words.encode())
+            self._end_if_others_failed_long_ago()
+        self._exchange(_ENDED + self._exit_reason.encode())
 
-    def leave(self, last_words: str) -> None:
-        """Stop beating and note how the rank ended.
-
-        Args:
-            last_words: The error that ended it; empty for success.
-        """
-        self._last_words = last_words
+    def leave(self, exit_reason: str) -> None:
+        """End the heartbeat with the exit reason, which is empty for success."""
+        self._exit_reason = exit_reason
         self._leaving.set()
         self.join(_SILENCE_SECONDS)
 
     def wait_for_others(self, seconds: float) -> None:
         """Wait until the others have left, at most so long: with this process the store goes."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until and self._try(None):
-            if all(words.startswith(_ENDED) for other, (words, _) in self._heard.items() if other != self._here.rank):
+        while time.monotonic() < until and self._exchange(None):
+            if all(words.startswith(_ENDED) for words, _ in self._others().values()):
                 return
             time.sleep(0.05)
 
@@ -389,12 +326,12 @@ class _Watch(threading.Thread):
         """Find out, within some seconds, which rank has failed; None when all are alive."""
         asked = time.monotonic()
         while time.monotonic() - asked < _LAG_SECONDS + _SILENCE_SECONDS:
-            if self._last_words_of_others() or self._store_lost is not None:
-                return self._failure(asked - _PATIENCE_SECONDS)
+            if self._exit_reasons_of_others() or self._store_lost is not None:
+                return self._failure(asked - _DEAD_SECONDS)
             time.sleep(0.05)
         return self._failure(asked + _LAG_SECONDS)
 
-    def _try(self, words: bytes | None) -> bool:
+    def _exchange(self, words: bytes | None) -> bool:
         """Write this rank's words, listen to the others; return whether the store still answers."""
         here = self._here
         try:
@@ -406,31 +343,32 @@ class _Watch(threading.Thread):
                 self._complete = len(others) == here.world_size
             now = time.monotonic()
             for other, heard in zip(others, self._store.multi_get([f"rank/{other}" for other in others]), strict=True):
-                if heard != self._heard[other][0]:
-                    self._heard[other] = heard, now
+                if heard != self._seen[other][0]:
+                    self._seen[other] = heard, now
         except (distributed.DistError, RuntimeError):
             self._store_lost = self._store_lost or time.monotonic()
             return False
         return True
 
-    def _last_words_of_others(self) -> dict[int, str]:
+    def _exit_reasons_of_others(self) -> dict[int, str]:
         return {
             other: words.removeprefix(_ENDED).decode(errors="replace")
-            for other, (words, _) in sorted(self._heard.items())
-            if other != self._here.rank and words.startswith(_ENDED) and words != _ENDED
+            for other, (words, _) in self._others().items()
+            if words.startswith(_ENDED) and words != _ENDED
         }
 
+    def _others(self) -> dict[int, tuple[bytes, float]]:
+        """Return what each other rank wrote last, and when that was seen."""
+        return {other: seen for other, seen in self._seen.items() if other != self._here.rank}
+
     def _failure(self, since: float) -> RankFailure | None:
-        """Return who has failed: who left last words, or has been silent since a moment."""
+        """Return who has failed: who left an exit reason, or has been silent since a moment."""
         here, n = self._here, self._here.world_size
-        ended = self._last_words_of_others()
-        silent = [
-            other
-            for other, (words, heard) in sorted(self._heard.items())
-            if other != here.rank and heard < since and not words.startswith(_ENDED)
-        ]
+        ended = self._exit_reasons_of_others()
+        others = self._others().items()
+        silent = [other for other, (words, at) in others if at < since and not words.startswith(_ENDED)]
         # A rank that another one's failure has ended is no cause, and was left to say what the cause is.
-        causes = {other: words for other, words in ended.items() if not words.startswith(_PASSED_ON)}
+        causes = {other: words for other, words in ended.items() if not words.startswith(_CONSEQUENCE)}
         first = next(other for other in range(n) if other not in causes and other not in silent)
         tells = here.rank == first
         if self._store_lost is not None:
@@ -438,7 +376,7 @@ class _Watch(threading.Thread):
                 return RankFailure(f"the process that started rank {here.rank} of {n} is gone", tells=tells)
             if 0 not in ended:
                 return RankFailure(f"rank 0 of {n} has died", tells=here.rank == 1)
-        missing = [other for other in silent if not self._heard[other][0]]
+        missing = [other for other in silent if not self._seen[other][0]]
         if missing or silent:
             who = " and ".join(f"rank {other}" for other in missing or silent)
             verb, fate = "has" if len(missing or silent) == 1 else "have", "not come" if missing else "died"
@@ -447,22 +385,19 @@ class _Watch(threading.Thread):
             told = f"rank {other} of {n} ended with an error: {words}"
             return RankFailure(told, tells=tells and 0 not in causes)  # rank 0 says its own errors
         for words in ended.values():
-            return RankFailure(words.removeprefix(_PASSED_ON), tells=False)
+            return RankFailure(words.removeprefix(_CONSEQUENCE), tells=False)
         return None
 
-    def _end_if_waiting_in_vain(self) -> None:
+    def _end_if_others_failed_long_ago(self) -> None:
         """End the process when another rank has failed long ago and the main thread still waits for it."""
         now = time.monotonic()
-        left = [at for words, at in self._heard.values() if words.startswith(_ENDED) and words != _ENDED]
+        left = [at for words, at in self._seen.values() if words.startswith(_ENDED) and words != _ENDED]
         left += [self._store_lost] if self._store_lost is not None else []
-        silent = self._complete and any(
-            now - at > self._patience
-            for other, (words, at) in self._heard.items()
-            if other != self._here.rank and not words.startswith(_ENDED)
-        )
+        living = [at for words, at in self._others().values() if not words.startswith(_ENDED)]
+        silent = self._complete and any(now - at > self._dead_seconds for at in living)
         if not silent and not any(now - at > _GRACE_SECONDS for at in left):
             return
-        failure = self._failure(now - self._patience)
+        failure = self._failure(now - self._dead_seconds)
         if failure is not None:
             if failure.tells:
                 print(f"workbench: {failure}", file=sys.stderr, flush=True)
@@ -488,12 +423,10 @@ def _control() -> distributed.ProcessGroup:
 
 def _timeout(given: float | None) -> float:
     if given is None:
-        text = os.environ.get(TIMEOUT_VARIABLE, "")
-        try:
-            given = float(text) if text else _TIMEOUT_SECONDS
-        except ValueError:
-            given = float("nan")
-        if not given > 0:
+        text = os.environ.get(TIMEOUT_VARIABLE) or str(_TIMEOUT_SECONDS)
+        with contextlib.suppress(ValueError):
+            given = float(text)
+        if given is None or not given > 0:
             raise ValueError(f"{TIMEOUT_VARIABLE} must be a number of seconds above 0, got {text!r}")
     if not 0 < given < float("inf"):
         raise ValueError(f"`timeout_seconds` must be above 0, got {given!r}")
@@ -502,7 +435,7 @@ def _timeout(given: float | None) -> float:
 
 def _said(error: BaseException) -> str:
     if isinstance(error, RankFailure):
-        return _said(error.__cause__) if error.own and error.__cause__ is not None else f"{_PASSED_ON}{error}"
+        return _said(error.__cause__) if error.own and error.__cause__ is not None else f"{_CONSEQUENCE}{error}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, _Terminated):

@@ -20,13 +20,7 @@ _FREE_BYTES = 2 * 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
-
-    Args:
-        subject: What.
-        text: What was found, in a few words.
-        problem: Whether something must be done about it.
-    """
+    """One thing that was looked at, what was found, and whether something must be done about it."""
 
     subject: str
     text: str
@@ -34,11 +28,7 @@ class Finding:
 
 
 def examine(folder: Path | None = None) -> list[Finding]:
-    """Look at Python, packages, devices, number formats and disk.
-
-    Args:
-        folder: Folder whose disk is looked at; None for the working directory.
-    """
+    """Look at Python, packages, devices, number formats, and the disk of a folder, by default the working directory."""
     import torch
 
     from workbench.core.kernels.library import kernel_library

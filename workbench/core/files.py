@@ -31,11 +31,7 @@ class DiskFullError(OSError):
 
 
 def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Write text as UTF-8, replacing the file in one move.
-
-    Args:
-        path: File to write; its folder must exist.
-        text: The whole content; line ends are written as they are.
+    """Write text as UTF-8, replacing the file in one move; line ends are written as they are.
 
     Raises:
         DiskFullError: When the disk or the quota is full; the old file is unchanged.
@@ -45,16 +41,7 @@ def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_bytes_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write bytes, replacing the file in one move.
-
-    Args:
-        path: File to write; its folder must exist.
-        content: The whole content.
-
-    Raises:
-        DiskFullError: When the disk or the quota is full; the old file is unchanged.
-        OSError: When the folder is missing or not writable.
-    """
+    """Write bytes, replacing the file in one move; see `write_text_atomically`."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
@@ -64,11 +51,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path in the same folder; on leaving, it takes the place of ``path``.
 
     For writers that want a file name, such as Parquet's. The temporary file keeps the suffix of ``path`` and the
-    permissions of the file it replaces. When the block raises, the temporary file is removed and ``path`` is as
-    it was. A symbolic link is followed: the file behind it is replaced, the link stays.
-
-    Args:
-        path: File to replace or create; its folder must exist.
+    permissions of the file it replaces. When the block raises, the temporary file is removed and ``path`` is as it was.
+    A symbolic link is followed: the file behind it is replaced, the link stays.
 
     Raises:
         DiskFullError: When the disk or the quota is full; the old file is unchanged.

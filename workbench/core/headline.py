@@ -17,13 +17,7 @@ _AGREE = 0.02  # relative; below, what the parts make and what was measured look
 def headline(choice: Choice, metric_name: str, tuned: TunedPlain | None = None) -> str:
     """Say how much of the time an export needs to the same quality, how sure that is, and what tuned plain needs.
 
-    Args:
-        choice: What the export takes.
-        metric_name: Name of the metric.
-        tuned: The fair baseline; None where there is none.
-
-    Returns:
-        One sentence; for O0, and where nothing is known of the speed, the choice's own.
+    For O0, and where nothing is known of the speed, that is the choice's own sentence.
     """
     taken = choice.candidate
     if taken is None or not (0.0 < taken.speedup < math.inf):
@@ -39,12 +33,7 @@ def headline(choice: Choice, metric_name: str, tuned: TunedPlain | None = None) 
 
 
 def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
-    """Say what the fair baseline needs; a part of a sentence, without its full stop.
-
-    Args:
-        choice: What the export takes.
-        tuned: The fair baseline of that export.
-    """
+    """Say what the fair baseline needs; a part of a sentence, without its full stop."""
     taken = choice.candidate
     if taken is not None and taken.config == tuned.config:
         return "it is tuned plain itself, a tuned length and learning rate and nothing else"
@@ -62,10 +51,6 @@ def tuned_plain_speed(choice: Choice, tuned: TunedPlain) -> float:
     """Return how many times faster than the task as given the fair baseline is; NaN while unknown.
 
     As measured beside the export where that was done, else as the search predicts.
-
-    Args:
-        choice: What the export takes.
-        tuned: The fair baseline of that export.
     """
     if choice.candidate is not None and tuned.speedup > 0.0:
         return choice.candidate.speedup / tuned.speedup
@@ -76,13 +61,7 @@ def parts_against_total(parts: Sequence[GainPart], candidate: CandidateRecord | 
     """Say what the parts of a gain multiply to where that is not what the whole set-up was measured at.
 
     The search knows the time of a run from its steps, and the confirmation times whole runs: they may differ a little.
-
-    Args:
-        parts: The parts of an export.
-        candidate: The export; None was not measured.
-
-    Returns:
-        A part of a sentence; empty where both agree within 2 %.
+    The part of a sentence is empty where both agree within 2 %.
     """
     product = math.prod(part.factor for part in parts)
     if not parts or candidate is None or not abs(candidate.speedup / product - 1.0) > _AGREE:

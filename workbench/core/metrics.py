@@ -25,16 +25,6 @@ from torch.nn import functional as F
 
 from workbench.core.batch import batch_size_of
 
-__all__ = [
-    "METRIC_NAMES",
-    "Direction",
-    "MetricAccumulator",
-    "MetricError",
-    "MetricRule",
-    "metric_rule",
-    "new_accumulator",
-]
-
 Direction = Literal["maximize", "minimize"]
 OutputKind = Literal["logits", "probabilities", "log_probabilities"]
 
@@ -64,29 +54,22 @@ _TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 
 
 class MetricAccumulator(Protocol):
-    """A metric while it is being accumulated over the evaluation batches."""
+    """A metric while it is being accumulated over the evaluation batches.
+
+    ``update`` takes what the metric needs, the model's outputs for a batch or the scalar mean loss over it, and the
+    batch; ``compute`` waits for the device once.
+    """
 
     needs: Literal["outputs", "loss"]
-    """What ``update`` takes: the model's outputs for the batch, or the scalar mean loss over it."""
 
-    def update(self, value: Any, batch: Any) -> None:
-        """Add one batch."""
-        ...
+    def update(self, value: Any, batch: Any) -> None: ...  # noqa: D102
 
-    def compute(self) -> float:
-        """Return the metric of all batches added; waits for the device once."""
-        ...
+    def compute(self) -> float: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
 class MetricRule:
-    """A task's metric, checked: its name, its direction and how to begin a new accumulation.
-
-    Args:
-        name: Canonical name, or the class of a torchmetrics object.
-        higher_is_better: Direction.
-        create: Begins a new accumulation.
-    """
+    """A task's metric, checked: canonical name or class of a torchmetrics object, direction, and how to begin anew."""
 
     name: str
     higher_is_better: bool
@@ -100,7 +83,7 @@ def metric_rule(metric: Any, direction: Direction | None, loss: Any) -> MetricRu
         metric: One of ``METRIC_NAMES``, the name of a torchmetrics class that needs no argument (for example
             ``"BinaryF1Score"``), or a torchmetrics object (anything with ``update(outputs, targets)``, ``compute()``
             and ``reset()``).
-        direction: ``"maximize"``, ``"minimize"``, or None where the metric itself knows.
+        direction: None where the metric itself knows.
         loss: The task's loss; tells whether outputs are logits.
 
     Raises:
@@ -120,15 +103,7 @@ def metric_rule(metric: Any, direction: Direction | None, loss: Any) -> MetricRu
 
 
 def new_accumulator(metric: Any, loss: Any) -> MetricAccumulator:
-    """Begin to accumulate a metric whose direction does not matter.
-
-    Args:
-        metric: As in `metric_rule`.
-        loss: Criterion; tells whether outputs are logits. None for logits.
-
-    Raises:
-        MetricError: When the metric is unknown or cannot work.
-    """
+    """Begin to accumulate a metric whose direction does not matter; without a criterion outputs are logits."""
     return _resolved(metric, loss)[2]()
 
 
@@ -174,31 +149,25 @@ class _Accuracy:
     def __init__(self, kind: OutputKind, one_hot: bool) -> None:
         self._one_hot = one_hot
         self._threshold = 0.5 if kind == "probabilities" else 0.0
-        self._correct: Tensor | None = None
-        self._counted: Tensor | None = None
+        self._sums: Tensor | None = None  # correct ones and counted ones
 
     def update(self, value: Any, batch: Any) -> None:
-        outputs, targets = _logits_of(value), _target_of(batch)
-        if self._one_hot:
-            targets = _class_indices(outputs, targets)
+        outputs, targets = _outputs_and_targets(value, batch, self._one_hot)
         if outputs.ndim == targets.ndim + 1 and outputs.shape[1] > 1:
             predicted = outputs.argmax(dim=1)
-        elif outputs.numel() == targets.numel() and (targets.ndim <= 1 or targets.shape[-1] == 1):
+        elif _is_one_each(outputs, targets):
             predicted, targets = (outputs > self._threshold).reshape(-1), targets.reshape(-1)
         else:
-            raise MetricError(
-                f"metric 'accuracy' needs outputs [n, classes] with targets [n], or one output per target, "
-                f"got {list(outputs.shape)} and {list(targets.shape)}; give a torchmetrics object instead"
-            )
+            raise _unfit("accuracy", "[n, classes] with targets [n], or one output per target", outputs, targets)
         counted = targets != -100
-        correct = ((predicted == targets) & counted).sum()
-        self._correct = correct if self._correct is None else self._correct + correct
-        self._counted = counted.sum() if self._counted is None else self._counted + counted.sum()
+        sums = torch.stack([((predicted == targets) & counted).sum(), counted.sum()])
+        self._sums = sums if self._sums is None else self._sums + sums
 
     def compute(self) -> float:
-        if self._correct is None or self._counted is None:
-            raise MetricError("metric 'accuracy' has seen no batch; `evaluate` must yield at least one")
-        return float(self._correct) / max(int(self._counted), 1)
+        if self._sums is None:
+            raise _unseen("accuracy")
+        correct, counted = self._sums.tolist()
+        return float(correct / max(counted, 1))
 
 
 class _MeanLoss:
@@ -217,7 +186,7 @@ class _MeanLoss:
 
     def compute(self) -> float:
         if not self._losses:
-            raise MetricError("metric 'loss' has seen no batch; `evaluate` must yield at least one")
+            raise _unseen("loss")
         losses = torch.stack([loss.float() for loss in self._losses]).tolist()  # one transfer, then exact sums
         total = math.fsum(loss * size for loss, size in zip(losses, self._sizes, strict=True))
         return total / sum(self._sizes) / self._unit
@@ -233,7 +202,7 @@ class _GivenMetric:
         self._metric.reset()
 
     def update(self, value: Any, batch: Any) -> None:
-        outputs, targets = _logits_of(value), _target_of(batch)
+        outputs, targets = _outputs_and_targets(value, batch, one_hot=False)
         if callable(getattr(self._metric, "to", None)):
             self._metric = self._metric.to(outputs.device)
         self._metric.update(outputs, targets)
@@ -248,56 +217,37 @@ class _NamedTorchmetric:
     needs: Literal["outputs", "loss"] = "outputs"
 
     def __init__(self, name: str, kind: OutputKind, one_hot: bool) -> None:
-        self._name = name
-        self._kind = kind
-        self._one_hot = one_hot
+        self._name, self._kind, self._one_hot = name, kind, one_hot
         self._metric: Any = None
 
     def update(self, value: Any, batch: Any) -> None:
-        outputs, targets = _logits_of(value).float(), _target_of(batch)
-        if self._name in _REGRESSION:
+        regresses = self._name in _REGRESSION
+        outputs, targets = _outputs_and_targets(value, batch, self._one_hot and not regresses)
+        outputs, n_classes = outputs.float(), 2
+        if regresses:
             if outputs.numel() != targets.numel():
-                raise MetricError(
-                    f"metric {self._name!r} needs outputs shaped like the targets, "
-                    f"got {list(outputs.shape)} and {list(targets.shape)}"
-                )
-            self._start(1, outputs.device).update(outputs.reshape(-1), targets.reshape(-1).float())
-            return
-        if self._one_hot:
-            targets = _class_indices(outputs, targets)
-        if outputs.ndim == 2 and outputs.shape[1] > 1 and targets.ndim == 1:
+                raise _unfit(self._name, "shaped like the targets", outputs, targets, gives=False)
+            given, targets = outputs.reshape(-1), targets.float()
+        elif outputs.ndim == 2 and outputs.shape[1] > 1 and targets.ndim == 1:
             # log-probabilities too: softmax of their logarithms gives the probabilities back
-            probabilities = outputs if self._kind == "probabilities" else outputs.softmax(dim=1)
-            n_classes = outputs.shape[1]
+            given, n_classes = outputs if self._kind == "probabilities" else outputs.softmax(dim=1), outputs.shape[1]
             if n_classes == 2:  # class 1 is the positive one
-                probabilities = probabilities[:, 1]
-            self._start(n_classes, outputs.device).update(probabilities, targets.long())
-        elif outputs.numel() == targets.numel() and (targets.ndim <= 1 or targets.shape[-1] == 1):
-            probabilities = outputs.sigmoid() if self._kind == "logits" else outputs
-            self._start(2, outputs.device).update(probabilities.reshape(-1), targets.reshape(-1).long())
+                given = given[:, 1]
+        elif _is_one_each(outputs, targets):
+            given = (outputs.sigmoid() if self._kind == "logits" else outputs).reshape(-1)
         else:
-            raise MetricError(
-                f"metric {self._name!r} needs outputs [n, classes] or [n] with targets [n], "
-                f"got {list(outputs.shape)} and {list(targets.shape)}; give a torchmetrics object instead"
-            )
+            raise _unfit(self._name, "[n, classes] or [n] with targets [n]", outputs, targets)
+        if self._metric is None:
+            self._metric = _build_torchmetric(self._name, n_classes).to(outputs.device)
+        self._metric.update(given, targets.reshape(-1) if regresses else targets.reshape(-1).long())
 
     def compute(self) -> float:
         if self._metric is None:
-            raise MetricError(f"metric {self._name!r} has seen no batch; `evaluate` must yield at least one")
+            raise _unseen(self._name)
         return _as_number(self._metric.compute(), self._name)
 
-    def _start(self, n_classes: int, device: torch.device) -> Any:
-        if self._metric is None:
-            self._metric = _build_torchmetric(self._name, n_classes).to(device)
-        return self._metric
 
-
-_REGRESSION: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "mae": ("MeanAbsoluteError", {}),
-    "mse": ("MeanSquaredError", {}),
-    "r2": ("R2Score", {}),
-    "rmse": ("MeanSquaredError", {"squared": False}),
-}
+_REGRESSION = {"mae": "MeanAbsoluteError", "mse": "MeanSquaredError", "r2": "R2Score", "rmse": "MeanSquaredError"}
 _CLASSIFICATION: Mapping[str, str] = {
     "auroc": "AUROC",
     "average_precision": "AveragePrecision",
@@ -308,16 +258,14 @@ _CLASSIFICATION: Mapping[str, str] = {
 
 
 def _build_torchmetric(name: str, n_classes: int) -> Any:
+    from torchmetrics import classification, regression
+
     # As `accuracy` and `loss`: of several ranks each measures what it is given. torchmetrics would wait in compute()
     # for the other ranks, and where only the first one evaluates, for ever.
     alone = {"sync_on_compute": False}
     if name in _REGRESSION:
-        from torchmetrics import regression
-
-        class_name, options = _REGRESSION[name]
-        return getattr(regression, class_name)(**options, **alone)
-    from torchmetrics import classification
-
+        root = {"squared": False} if name == "rmse" else {}
+        return getattr(regression, _REGRESSION[name])(**root, **alone)
     if n_classes == 2:
         return getattr(classification, f"Binary{_CLASSIFICATION[name]}")(**alone)
     return getattr(classification, f"Multiclass{_CLASSIFICATION[name]}")(num_classes=n_classes, **alone)
@@ -326,10 +274,8 @@ def _build_torchmetric(name: str, n_classes: int) -> Any:
 def _creator(name: str, kind: OutputKind, one_hot: bool) -> Callable[[], MetricAccumulator]:
     if name == "accuracy":
         return functools.partial(_Accuracy, kind, one_hot)
-    if name == "loss":
-        return functools.partial(_MeanLoss, 1.0)
-    if name == "bits_per_byte":
-        return functools.partial(_MeanLoss, math.log(2.0))  # a loss in nats per byte
+    if name in ("loss", "bits_per_byte"):
+        return functools.partial(_MeanLoss, 1.0 if name == "loss" else math.log(2.0))  # a loss in nats per byte
     return functools.partial(_NamedTorchmetric, name, kind, one_hot)
 
 
@@ -351,16 +297,11 @@ def _torchmetrics_by_name(name: str) -> Any:
     raise MetricError(f"`metric` must be a known name or a torchmetrics class, got {name!r}{hint}")
 
 
-def _logits_of(outputs: Any) -> Tensor:
-    if isinstance(outputs, Tensor):
-        return outputs.detach()
-    logits = getattr(outputs, "logits", None)  # Hugging Face's model outputs
-    if isinstance(logits, Tensor):
-        return logits.detach()
-    raise MetricError(f"the metric needs a tensor of outputs, the model returned {type(outputs).__name__}")
-
-
-def _target_of(batch: Any) -> Tensor:
+def _outputs_and_targets(outputs: Any, batch: Any, one_hot: bool) -> tuple[Tensor, Tensor]:
+    """Return both as tensors; one-hot targets, which ``CrossEntropyLoss`` takes as probabilities, as classes."""
+    values = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)  # Hugging Face's outputs
+    if not isinstance(values, Tensor):
+        raise MetricError(f"the metric needs a tensor of outputs, the model returned {type(outputs).__name__}")
     target: Any = None
     if isinstance(batch, Mapping):
         target = next((batch[key] for key in _TARGET_KEYS if key in batch), None)
@@ -371,13 +312,23 @@ def _target_of(batch: Any) -> Tensor:
             "the metric needs targets: evaluation batches must be pairs (x, y) or mappings with a tensor under one of "
             f"{', '.join(_TARGET_KEYS)}; or use metric 'loss'"
         )
-    return target
+    if one_hot and target.is_floating_point() and values.ndim == 2 and values.shape == target.shape:
+        target = target.argmax(dim=1) if target.shape[1] > 1 else target
+    return values.detach(), target
 
 
-def _class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return classes for one-hot targets, which ``CrossEntropyLoss`` takes as probabilities; others as they are."""
-    one_hot = targets.is_floating_point() and outputs.ndim == 2 and outputs.shape == targets.shape
-    return targets.argmax(dim=1) if one_hot and targets.shape[1] > 1 else targets
+def _is_one_each(outputs: Tensor, targets: Tensor) -> bool:
+    return outputs.numel() == targets.numel() and (targets.ndim <= 1 or targets.shape[-1] == 1)
+
+
+def _unfit(name: str, needed: str, outputs: Tensor, targets: Tensor, *, gives: bool = True) -> MetricError:
+    shapes = f"got {list(outputs.shape)} and {list(targets.shape)}"
+    instead = "; give a torchmetrics object instead" if gives else ""
+    return MetricError(f"metric {name!r} needs outputs {needed}, {shapes}{instead}")
+
+
+def _unseen(name: str) -> MetricError:
+    return MetricError(f"metric {name!r} has seen no batch; `evaluate` must yield at least one")
 
 
 def _as_number(value: Any, name: str) -> float:

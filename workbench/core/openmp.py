@@ -19,8 +19,7 @@ _SOFT = 1  # omp_pause_soft: keep what threads have of their own (OpenMP 5.0, se
 def release_pool() -> bool:
     """End the OpenMP threads that wait for the calling thread; its next computation begins new ones.
 
-    Returns:
-        Whether they were ended; False before torch is imported, and where OpenMP is not GNU's.
+    Returns whether they were ended: not before torch is imported, nor where OpenMP is not GNU's.
     """
     if "torch" not in sys.modules:
         return False

@@ -12,52 +12,28 @@ When such bounds are looked at, and what errors they share, is the subject of
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from workbench.core.records import Verdict
-from workbench.core.text import format_duration
+from workbench.core.text import format_duration as format_duration
 
-__all__ = [
-    "Decision",
-    "DropBounds",
-    "TimeRatio",
-    "decidable_drop",
-    "decide",
-    "fewest_pairs_for_a_ratio",
-    "format_duration",
-    "paired_drop_bounds",
-    "paired_drops",
-    "pairs_to_decide",
-    "planned_pairs",
-    "run_time_ratio",
-    "smallest_gap",
-    "time_ratio",
-]
-
-_POWER = 0.8
-"""Probability with which a test should confirm a candidate whose true drop is 0 (Cohen's convention)."""
-
-_FAR = 10_000
-"""Pairs beyond which a comparison counts as undecidable in practice."""
+_POWER = 0.8  # with which a test should confirm a candidate whose true drop is 0 (Cohen's convention)
+_FAR = 10_000  # pairs from which on a comparison counts as undecidable in practice
 
 
 @dataclass(frozen=True, slots=True)
 class DropBounds:
-    """Mean paired drop with its one-sided bounds.
+    """Mean paired drop in the metric's unit (positive = worse than O0) with its one-sided bounds.
 
-    Args:
-        mean: Mean drop, in the metric's unit (positive = worse than O0).
-        lower: One-sided lower bound; -inf with fewer than two pairs.
-        upper: One-sided upper bound; +inf with fewer than two pairs.
-        spread: Standard deviation of one pair's drop that the bounds use; NaN with fewer than two pairs.
-        n_pairs: Number of pairs.
-        error: Probability that one of the bounds misses the true mean, in (0, 0.5).
+    With fewer than two pairs the bounds are infinite and ``spread``, the standard deviation of one pair's drop, is NaN.
+    ``error``, in (0, 0.5), is the probability that one of the bounds misses the true mean.
     """
 
     mean: float
@@ -72,13 +48,8 @@ class DropBounds:
 class Decision:
     """Whether a candidate keeps the metric after some pairs, and what it would take to decide if that is open.
 
-    Args:
-        verdict: Confirmed, undecided or refuted.
-        bounds: The bounds it rests on.
-        allowed_drop: Drop that is allowed, in the metric's unit.
-        more_pairs: Further pairs that would probably decide it; 0 when decided, None when no practical number would.
-        leaning: Where an open verdict would then fall; the verdict itself when decided.
-        reason: Why, where it is not the bounds: a diverged run, too few pairs; empty otherwise.
+    ``more_pairs`` would probably decide it: 0 when decided, None when no practical number would. ``leaning`` is where
+    an open verdict would then fall. ``reason`` says why where it is not the bounds: a diverged run, too few pairs.
     """
 
     verdict: Verdict
@@ -91,14 +62,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class TimeRatio:
-    """O0's time / the candidate's with an interval of 95 % or more; larger is faster.
+    """O0's time / the candidate's, the median over pairs, with an interval of 95 % or more; larger is faster.
 
-    Args:
-        ratio: Point estimate, the median over the pairs; 0 when most of them never reach the target.
-        low: Lower end of the interval; 0 when nothing bounds it.
-        high: Upper end; inf when nothing bounds it.
-        more_pairs: Fresh pairs whose interval would probably leave 1 out; 0 when this one does, None when no practical
-            number would do.
+    The ratio is 0 when most pairs never reach the target; ends that nothing bounds are 0 and inf. ``more_pairs`` are
+    the fresh pairs whose interval would probably leave 1 out: 0 when this one does, None when no practical number
+    would.
     """
 
     ratio: float
@@ -113,31 +81,20 @@ class TimeRatio:
 
 
 def planned_pairs(spread: float, allowed_drop: float, *, error: float, at_least: int, at_most: int) -> int:
-    """Return how many pairs confirm a candidate without any drop with probability 0.8.
+    """Return how many pairs, within bounds, confirm a candidate without any drop with probability 0.8.
 
-    Args:
-        spread: Standard deviation of one pair's drop, from pilot pairs, in the metric's unit.
-        allowed_drop: Drop that is allowed, in the metric's unit.
-        error: Error of the last look, in (0, 0.5).
-        at_least: Smallest number, at least 2.
-        at_most: Largest number; also what an allowed drop of 0 takes, which no number decides.
+    ``spread`` is the standard deviation of one pair's drop, from pilot pairs. ``at_most`` is also what an allowed drop
+    of 0 takes, which no number decides.
     """
-    for n_pairs in range(at_least, at_most):
-        if decidable_drop(spread, n_pairs, error=error) <= allowed_drop:
-            return n_pairs
-    return max(at_least, at_most)
+    fewest = _fewest(range(at_least, at_most), lambda n: decidable_drop(spread, n, error=error), allowed_drop)
+    return max(at_least, at_most) if fewest is None else fewest
 
 
 def decidable_drop(spread: float, n_pairs: int, *, error: float) -> float:
-    """Return the smallest allowed drop that a test of so many pairs can decide.
+    """Return the smallest allowed drop that a test of so many pairs, at least 2, can decide.
 
     Decide means: confirm a candidate whose true drop is 0 with probability 0.8, ``(t(1 - error) + t(0.8)) s / sqrt(n)``
     with n - 1 degrees of freedom; a little on the safe side of the exact noncentral t.
-
-    Args:
-        spread: Standard deviation of one pair's drop, in the metric's unit.
-        n_pairs: Pairs, at least 2.
-        error: Error of the last look, in (0, 0.5).
     """
     return _margin(spread, n_pairs, error) + _margin(spread, n_pairs, 1.0 - _POWER)
 
@@ -195,14 +152,10 @@ def time_ratio(
 
 
 def run_time_ratio(pairs: Sequence[tuple[float, float]], *, error: float) -> TimeRatio:
-    """Return how much faster a candidate's whole runs are, from pairs that were run in turn.
+    """Return how much faster a candidate's whole runs are, from pairs of seconds, O0's first, that were run in turn.
 
-    Args:
-        pairs: Seconds of O0's run and of the candidate's, seed by seed.
-        error: Error of each end of the interval, in (0, 0.5).
-
-    Returns:
-        The geometric mean of the ratios with its t interval on logarithms; fewer than two pairs bound nothing.
+    It is the geometric mean of the ratios with its t interval on logarithms, each end missing with probability
+    ``error``; fewer than two pairs bound nothing.
     """
     logs = [math.log(baseline / candidate) for baseline, candidate in pairs if baseline > 0.0 and candidate > 0.0]
     if len(logs) < 2:
@@ -212,7 +165,7 @@ def run_time_ratio(pairs: Sequence[tuple[float, float]], *, error: float) -> Tim
     low, high = math.exp(middle - margin), math.exp(middle + margin)
     if low > 1.0 or high < 1.0:
         return TimeRatio(math.exp(middle), low, high)
-    more = next((n for n in range(len(logs), 1001) if _margin(spread, n, error) < abs(middle)), None)
+    more = _fewest(range(len(logs), 1001), lambda n: _margin(spread, n, error), abs(middle))
     return TimeRatio(math.exp(middle), low, high, more)
 
 
@@ -230,15 +183,7 @@ def _around(middle: float, below: float, above: float, up: float, down: float, s
 
 
 def paired_drops(pairs: Sequence[tuple[float, float]], *, higher_is_better: bool) -> list[float]:
-    """Return how far the candidate lies on the wrong side of O0, pair by pair.
-
-    Args:
-        pairs: (O0 metric, candidate metric), one per seed.
-        higher_is_better: Direction of the metric.
-
-    Returns:
-        Drops in the metric's unit, positive = worse.
-    """
+    """Return how far the candidate lies on the wrong side of O0, pair by pair; positive = worse."""
     sign = 1.0 if higher_is_better else -1.0
     return [sign * (baseline - candidate) for baseline, candidate in pairs]
 
@@ -246,17 +191,9 @@ def paired_drops(pairs: Sequence[tuple[float, float]], *, higher_is_better: bool
 def paired_drop_bounds(drops: Sequence[float], *, error: float = 0.05, resolution: float = 0.0) -> DropBounds:
     """Bound the mean of paired drops from both sides, each with probability ``1 - error``.
 
-    ``mean -+ t(1 - error, n - 1) * s / sqrt(n)`` with ``s`` the sample standard deviation. When a metric moves in
-    steps, five equal pairs would give s = 0 and a bound of no width; ``s`` is therefore never taken below the spread
-    of the rounding itself, ``resolution / sqrt(12)``.
-
-    Args:
-        drops: Drop of every pair, in the metric's unit; finite.
-        error: Probability that a bound misses, in (0, 0.5).
-        resolution: Smallest step of the metric, in its unit; 0 for a continuous one.
-
-    Returns:
-        The bounds; infinite with fewer than two pairs, and with a NaN mean when there is none.
+    ``mean -+ t(1 - error, n - 1) * s / sqrt(n)`` with ``s`` the sample standard deviation. When a metric moves in steps
+    of a ``resolution``, five equal pairs would give s = 0 and a bound of no width; ``s`` is therefore never taken below
+    the spread of the rounding itself, ``resolution / sqrt(12)``. Fewer than two pairs have infinite bounds.
 
     Raises:
         ValueError: When ``error`` lies outside (0, 0.5), or a drop is NaN or infinite.
@@ -277,38 +214,18 @@ def paired_drop_bounds(drops: Sequence[float], *, error: float = 0.05, resolutio
 def pairs_to_decide(bounds: DropBounds, allowed_drop: float) -> int | None:
     """Return how many pairs in all would decide, if mean and spread stayed what they are now.
 
-    Args:
-        bounds: Bounds so far, of at least two pairs.
-        allowed_drop: Drop that is allowed, in the metric's unit.
-
-    Returns:
-        Number of pairs in all; None when the mean lies on the allowed drop, or no practical number is enough.
+    None when the mean lies on the allowed drop, or no practical number is enough.
     """
     distance = abs(allowed_drop - bounds.mean)
     if bounds.n_pairs < 2 or not distance > 0.0:
         return None
-    low, high = 2, 4  # the margin shrinks with every pair: find the first that fits by doubling, then by halves
-    while _margin(bounds.spread, high, bounds.error) > distance:
-        low, high = high, 2 * high
-        if high > _FAR:
-            return None
-    while low < high:
-        middle = (low + high) // 2
-        if _margin(bounds.spread, middle, bounds.error) > distance:
-            low = middle + 1
-        else:
-            high = middle
-    return high
+    return _fewest(range(2, _FAR), lambda n: _margin(bounds.spread, n, bounds.error), distance)
 
 
 def smallest_gap(values: Iterable[float]) -> float:
     """Return the smallest step between metrics that were seen: for an accuracy over N samples 1 / N, or a multiple.
 
-    Args:
-        values: Metrics of any runs of one task; NaN is passed over.
-
-    Returns:
-        The smallest difference of two values that differ by more than rounding; 0 when there is none.
+    0 when there are no two values that differ by more than rounding; NaN is passed over.
     """
     finite = sorted(value for value in values if math.isfinite(value))
     # Metrics that differ only by rounding are one value: an accuracy 0.9 computed in two ways is no step of 1e-17.
@@ -325,18 +242,11 @@ def decide(
     error: float = 0.05,
     resolution: float | None = None,
 ) -> Decision:
-    """Judge by its pairs at one look whether a candidate keeps the metric.
+    """Judge by its pairs (O0 metric, candidate metric) at one look whether a candidate keeps the metric.
 
-    Args:
-        pairs: (O0 metric, candidate metric), one per seed; a diverged candidate has a NaN metric.
-        allowed_drop: Drop that is allowed, in the metric's unit, at least 0.
-        higher_is_better: Direction of the metric.
-        error: Probability of a wrong verdict at this look, in (0, 0.5).
-        resolution: Smallest step of the metric; None takes the smallest gap between the metrics seen.
-
-    Returns:
-        Confirmed when the upper bound lies within the allowed drop, refuted when the lower bound lies above it or a
-        run of the candidate diverged, undecided otherwise. Pairs whose O0 run diverged say nothing and are left out.
+    Confirmed when the upper bound lies within the allowed drop, refuted when the lower bound lies above it or a run of
+    the candidate diverged (its metric is NaN), undecided otherwise. Pairs whose O0 run diverged say nothing and are
+    left out. Without a ``resolution`` the smallest gap between the metrics seen is taken.
 
     Raises:
         ValueError: When ``allowed_drop`` is not a number of at least 0.
@@ -349,20 +259,24 @@ def decide(
     step = smallest_gap(value for pair in finite for value in pair) if resolution is None else resolution
     drops = paired_drops(finite, higher_is_better=higher_is_better)
     bounds = paired_drop_bounds(drops, error=error, resolution=step)
-    if diverged:
-        reason = f"{diverged} of {len(usable)} runs diverged"
-        return Decision(Verdict.REFUTED, bounds, allowed_drop, 0, Verdict.REFUTED, reason)
-    if bounds.n_pairs < 2:
+    if bounds.n_pairs < 2 and not diverged:
         reason = f"only {bounds.n_pairs} of the at least 2 pairs a bound needs"
         return Decision(Verdict.UNDECIDED, bounds, allowed_drop, 2 - bounds.n_pairs, Verdict.UNDECIDED, reason)
+    if diverged or bounds.lower > allowed_drop:
+        reason = f"{diverged} of {len(usable)} runs diverged" if diverged else ""
+        return Decision(Verdict.REFUTED, bounds, allowed_drop, 0, Verdict.REFUTED, reason)
     if bounds.upper <= allowed_drop:
         return Decision(Verdict.CONFIRMED, bounds, allowed_drop, 0, Verdict.CONFIRMED)
-    if bounds.lower > allowed_drop:
-        return Decision(Verdict.REFUTED, bounds, allowed_drop, 0, Verdict.REFUTED)
     leaning = Verdict.CONFIRMED if bounds.mean < allowed_drop else Verdict.REFUTED
     total = pairs_to_decide(bounds, allowed_drop)
     more = None if total is None else max(total - bounds.n_pairs, 1)
     return Decision(Verdict.UNDECIDED, bounds, allowed_drop, more, leaning)
+
+
+def _fewest(pairs: range, margin: Callable[[int], float], room: float) -> int | None:
+    """Return the first number of pairs whose margin, which shrinks with every pair, fits; None when none does."""
+    place = bisect.bisect_left(pairs, True, key=lambda n: margin(n) <= room)
+    return pairs[place] if place < len(pairs) else None
 
 
 def _margin(spread: float, n_pairs: int, error: float) -> float:

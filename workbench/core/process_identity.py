@@ -32,11 +32,7 @@ def machine() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process began, in clock ticks since the machine did; None where the system does not say.
-
-    Args:
-        pid: Number of the process.
-    """
+    """Return when a process began, in clock ticks since the machine did; None where the system does not say."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return int(stat.rpartition(")")[2].split()[19])  # proc(5): field 22; the name, in brackets, may hold blanks
@@ -47,10 +43,7 @@ def start_ticks(pid: int) -> int | None:
 def is_running(pid: int, *, ticks: float | None, began: float) -> bool:
     """Return whether the process that had this number on this machine is still there.
 
-    Args:
-        pid: Its number.
-        ticks: Its ``start_ticks``; None where the system did not say.
-        began: When it began, seconds since the epoch; asked where ticks are unknown.
+    ``ticks`` are its ``start_ticks``; where they are unknown, ``began`` counts, in seconds since the epoch.
     """
     if not 0 < pid < 2**31:  # no number of a process
         return False

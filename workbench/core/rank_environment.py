@@ -20,14 +20,9 @@ class RankEnvironmentError(ValueError):
 class RankEnvironment:
     """One of several ranks, as torchrun started it.
 
-    Args:
-        rank: Number of this process among all, from 0.
-        world_size: Number of processes, at least 2.
-        local_rank: Number among those of this machine; it chooses the accelerator.
-        host: Machine where the ranks meet.
-        port: TCP port there.
-        store_is_served: Whether whoever started the ranks serves the store they meet in; else rank 0 has to.
-        attempt: How often the ranks were started before; torchrun restarts all of them when one fails.
+    ``local_rank`` is the number among those of this machine and chooses the accelerator. The ranks meet at a host and
+    TCP port, in a store that whoever started them serves, or else rank 0 has to. ``attempt`` counts earlier starts:
+    torchrun restarts all ranks when one fails.
     """
 
     rank: int
@@ -41,9 +36,6 @@ class RankEnvironment:
 
 def rank_environment(variables: Mapping[str, str] | None = None) -> RankEnvironment | None:
     """Return this process's place among the ranks; None when it trains alone.
-
-    Args:
-        variables: Environment variables; None takes the process's own.
 
     Raises:
         RankEnvironmentError: When ``WORLD_SIZE`` is above 1 and another variable is missing or no sensible number.

@@ -17,23 +17,6 @@ from typing import Any, Protocol, runtime_checkable
 from workbench.core.headline import headline, tuned_plain_speed
 from workbench.core.trial_counts import TrialCounts, count_trials
 
-__all__ = [
-    "CandidateRecord",
-    "Choice",
-    "Event",
-    "EventKind",
-    "EventSink",
-    "ExponentCounts",
-    "GainPart",
-    "StepRecord",
-    "StudyResult",
-    "TrialRecord",
-    "TunedPlain",
-    "Verdict",
-    "objective_title",
-    "timed_per",
-]
-
 
 class EventKind(StrEnum):
     """What can happen in a run besides an ordinary step."""
@@ -55,21 +38,13 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened at a step.
+    """One thing that happened at a step."""
 
-    Args:
-        step: Micro-batch index, counted from 0, at which it happened.
-        kind: What happened.
-        subject: Who it happened to: leaf module names joined by ``", "``, a metric's name, or empty.
-        value: The number that belongs to it (new scale, metric value, ...); NaN when there is none.
-        message: One sentence for a person.
-    """
-
-    step: int
+    step: int  # micro-batch index, counted from 0
     kind: EventKind
-    subject: str = ""
-    value: float = float("nan")
-    message: str = ""
+    subject: str = ""  # who it happened to: leaf module names joined by ", ", a metric's name, or empty
+    value: float = math.nan  # the number that belongs to it (new scale, metric value, ...); NaN when there is none
+    message: str = ""  # one sentence for a person
 
 
 @runtime_checkable
@@ -83,122 +58,73 @@ class EventSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExponentCounts:
-    """Histogram of binary exponents of one group's unscaled gradients.
+    """Histogram of binary exponents of one parameter group's unscaled gradients.
 
-    Args:
-        group: Name of the parameter group.
-        lowest: Exponent e of the first bin; bin i counts elements with 2**(lowest+i) <= abs(g) < 2**(lowest+i+1).
-        counts: Number of finite, non-zero elements per bin; leading and trailing empty bins are cut off.
-        zeros: Number of elements that are exactly zero.
-        nonfinite: Number of inf or NaN elements.
+    Bin i counts finite elements with 2**(lowest+i) <= abs(g) < 2**(lowest+i+1); empty bins at both ends are cut off.
     """
 
     group: str
     lowest: int
     counts: tuple[int, ...]
-    zeros: int = 0
-    nonfinite: int = 0
+    zeros: int = 0  # elements that are exactly zero
+    nonfinite: int = 0  # inf or NaN elements
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """What is known of one micro-batch after its trace was drained to the host.
 
-    Args:
-        step: Micro-batch index, counted from 0.
-        seconds: Time since the run began when the step was dispatched, seconds.
-        step_ms: Wall-clock time of the step, milliseconds.
-        loss: Unscaled loss of this micro-batch.
-        loss_scale: Scale the backward pass used (dimensionless; 1 without loss scaling).
-        loss_scale_after: Scale after the update rule ran.
-        overflow: Whether a gradient of this window was inf or NaN (False on micro-batches that end no window).
-        skipped: Whether the optimizer update of this step was dropped because of it.
-        accumulated: Micro-batches in the gradient when the step ended (1 without accumulation).
-        grad_norm: Global L2 norm of the unscaled gradient; NaN where no update was due.
-        grad_amax: Largest absolute value of the unscaled gradient, over the tensors without inf or NaN; NaN where no
-            update was due.
-        underflow_share: Share of non-zero gradient elements below the smallest float16 number at the scale in use, in
-            [0, 1]; what a float16 gradient has already lost is zero and not among them.
-        group_scales: Loss scale per group; empty without group scales.
-        frozen_groups: Number of leading parameter groups that were frozen.
-        learning_rate: Rate of the first parameter group.
-        samples: Number of samples in the micro-batch.
-        memory_bytes: Memory allocated on the device (resident set size on a CPU), at most 0.1 s old, bytes.
-        grad_exponents: Exponent histograms, one per group; empty except on every k-th step.
-        columns: Namespaced columns of the methods in use, for example ``{"time.forward": 1.3}`` (milliseconds).
+    A *window* is the micro-batches of one update; NaN stands where no update was due.
     """
 
-    step: int
-    seconds: float
-    step_ms: float
-    loss: float
-    loss_scale: float = 1.0
-    loss_scale_after: float = 1.0
-    overflow: bool = False
-    skipped: bool = False
-    accumulated: int = 1
-    grad_norm: float = float("nan")
-    grad_amax: float = float("nan")
-    underflow_share: float = float("nan")
-    group_scales: tuple[float, ...] = ()
-    frozen_groups: int = 0
-    learning_rate: float = float("nan")
-    samples: int = 0
-    memory_bytes: int = 0
-    grad_exponents: tuple[ExponentCounts, ...] = ()
-    columns: Mapping[str, float] = field(default_factory=dict)
+    step: int  # micro-batch index, counted from 0
+    seconds: float  # since the run began, when the step was dispatched
+    step_ms: float  # wall-clock time of the step, milliseconds
+    loss: float  # of this micro-batch, unscaled
+    loss_scale: float = 1.0  # that the backward pass used (dimensionless; 1 without loss scaling)
+    loss_scale_after: float = 1.0  # after the update rule ran
+    overflow: bool = False  # whether a gradient of this window was inf or NaN; False where no window ends
+    skipped: bool = False  # whether the optimizer update of this step was dropped because of it
+    accumulated: int = 1  # micro-batches in the gradient when the step ended
+    grad_norm: float = math.nan  # global L2 norm of the unscaled gradient
+    grad_amax: float = math.nan  # its largest absolute value, over the tensors without inf or NaN
+    # Share in [0, 1] of non-zero gradient elements below the smallest float16 number at the scale in use; what a
+    # float16 gradient has already lost is zero and not among them.
+    underflow_share: float = math.nan
+    group_scales: tuple[float, ...] = ()  # loss scale per group; empty without group scales
+    frozen_groups: int = 0  # leading parameter groups that were frozen
+    learning_rate: float = math.nan  # of the first parameter group
+    samples: int = 0  # in the micro-batch
+    memory_bytes: int = 0  # allocated on the device (resident set size on a CPU), at most 0.1 s old
+    grad_exponents: tuple[ExponentCounts, ...] = ()  # one per group; empty except on every k-th step
+    columns: Mapping[str, float] = field(default_factory=dict)  # of the methods in use: {"time.forward": 1.3 (ms)}
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """One trial of a study, as figures and reports see it.
+    """One trial of a study, as figures and reports see it; NaN stands for what is not known, or not yet."""
 
-    Args:
-        number: Trial number; 0 is the O0 baseline.
-        state: ``"complete"``, ``"pruned"``, ``"failed"``, ``"running"`` or ``"waiting"``.
-        level: Boost level.
-        parameters: Searched config paths and their values.
-        config: The full configuration as a dictionary.
-        summary: What is in effect, in a few words.
-        value: Objective value, smaller is better; NaN while unknown.
-        metric: Final metric in the task's own unit.
-        metric_deficit: How far the metric lies on the wrong side of the baseline's (positive = worse).
-        allowed_drop: Deficit that the study's target allows; the same for all its trials.
-        relative_step_time: Step time / step time of O0, measured interleaved; NaN while unknown.
-        relative_low: Lower end of its 95 % interval.
-        relative_high: Upper end of its 95 % interval.
-        steps_to_target: Micro-batches until the target metric, inf when it was not reached.
-        seconds: Wall-clock time of the trial.
-        feasible: Whether the deficit stays within the allowed drop.
-        curve: Pairs (step, metric) of every evaluation.
-        run_path: Run directory, relative to the study; empty when there is none.
-        message: One sentence when something went wrong.
-        warm_up_steps: Micro-batches of O0 trained before the trial's own, for weight snapshots; not among
-            ``steps_to_target``.
-        overflows: Updates that were skipped because a gradient was inf or NaN.
-    """
-
-    number: int
-    state: str
+    number: int  # 0 is the O0 baseline
+    state: str  # "complete", "pruned", "failed", "running" or "waiting"
     level: str = "O0"
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    summary: str = ""
-    value: float = float("nan")
-    metric: float = float("nan")
-    metric_deficit: float = float("nan")
-    allowed_drop: float = float("nan")
-    relative_step_time: float = float("nan")
-    relative_low: float = float("nan")
-    relative_high: float = float("nan")
-    steps_to_target: float = float("nan")
-    seconds: float = float("nan")
-    feasible: bool = False
-    curve: tuple[tuple[int, float], ...] = ()
-    run_path: str = ""
-    message: str = ""
-    warm_up_steps: int = 0
-    overflows: int = 0
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # searched config paths and their values
+    config: Mapping[str, Any] = field(default_factory=dict)  # the full configuration
+    summary: str = ""  # what is in effect, in a few words
+    value: float = math.nan  # of the objective; smaller is better
+    metric: float = math.nan  # final, in the task's own unit
+    metric_deficit: float = math.nan  # how far it lies on the wrong side of the baseline's; positive = worse
+    allowed_drop: float = math.nan  # deficit that the study's target allows; the same for all its trials
+    relative_step_time: float = math.nan  # step time / step time of O0, measured interleaved
+    relative_low: float = math.nan  # ends of its 95 % interval
+    relative_high: float = math.nan
+    steps_to_target: float = math.nan  # micro-batches until the target metric; inf when it was not reached
+    seconds: float = math.nan  # of the clock
+    feasible: bool = False  # whether the deficit stays within the allowed drop
+    curve: tuple[tuple[int, float], ...] = ()  # (step, metric) of every evaluation
+    run_path: str = ""  # run directory, relative to the study; empty when there is none
+    message: str = ""  # one sentence when something went wrong
+    warm_up_steps: int = 0  # micro-batches of O0 before its own, for weight snapshots; not in steps_to_target
+    overflows: int = 0  # updates that were skipped because a gradient was inf or NaN
 
 
 class Verdict(StrEnum):
@@ -211,59 +137,33 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CandidateRecord:
-    """One confirmed, undecided or refuted candidate for export.
+    """One confirmed, undecided or refuted candidate for export."""
 
-    Args:
-        label: Name for a person, for example ``"trial 7"`` or ``"O0"``.
-        trial_number: Trial it comes from.
-        target: Export it competes for, ``"o1"`` or ``"o2"``.
-        summary: What is in effect, in a few words.
-        config: The full configuration as a dictionary.
-        speedup: O0's time / this one's (larger is faster), of what the study minimises: a step, or the way to the
-            target; with ``speedup_low`` and ``speedup_high`` as the ends of its 95 % interval.
-        speedup_low: See ``speedup``.
-        speedup_high: See ``speedup``.
-        drop: Mean paired metric drop against O0 in the metric's unit (positive = worse).
-        drop_bound: One-sided 95 % upper bound of the drop.
-        allowed_drop: Drop the target allows.
-        n_seeds: Paired seeds behind the drop.
-        verdict: Confirmed means faster and as good, both.
-        sentence: The verdict in one sentence, with figures and, when undecided, how many more seeds it would take.
-        metrics: Pairs (O0 metric, candidate metric), one per seed.
-    """
-
-    label: str
+    label: str  # for a person, for example "trial 7" or "O0"
     trial_number: int
-    target: str
-    summary: str
-    config: Mapping[str, Any]
-    speedup: float
-    speedup_low: float
+    target: str  # export it competes for, "o1" or "o2"
+    summary: str  # what is in effect, in a few words
+    config: Mapping[str, Any]  # the full configuration
+    speedup: float  # O0's time / this one's, larger is faster, of what the study minimises
+    speedup_low: float  # ends of its 95 % interval
     speedup_high: float
-    drop: float
-    drop_bound: float
-    allowed_drop: float
-    n_seeds: int
-    verdict: Verdict
-    sentence: str
-    metrics: tuple[tuple[float, float], ...] = ()
+    drop: float  # mean paired metric drop against O0 in the metric's unit; positive = worse
+    drop_bound: float  # its one-sided 95 % upper bound
+    allowed_drop: float  # that of the target
+    n_seeds: int  # paired seeds behind the drop
+    verdict: Verdict  # confirmed means faster and as good, both
+    sentence: str  # the verdict with figures and, when undecided, how many more seeds it would take
+    metrics: tuple[tuple[float, float], ...] = ()  # (O0 metric, candidate metric), one pair per seed
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What an export takes, and why; made in one place and shown everywhere as it is.
+    """What an export takes, and why; made in one place and shown everywhere as it is."""
 
-    Args:
-        target: ``"o1"`` or ``"o2"``.
-        candidate: What is exported; None for O0.
-        sentence: What was chosen and what it brings; for O0 what was tried, what came nearest and what would help.
-        others: Why not the other candidates, a sentence each.
-    """
-
-    target: str
-    candidate: CandidateRecord | None
-    sentence: str
-    others: tuple[str, ...] = ()
+    target: str  # "o1" or "o2"
+    candidate: CandidateRecord | None  # what is exported; None for O0
+    sentence: str  # what was chosen and what it brings; for O0 what was tried, what came nearest, what would help
+    others: tuple[str, ...] = ()  # why not the other candidates, a sentence each
 
     @property
     def label(self) -> str:
@@ -282,65 +182,37 @@ class GainPart:
 
     The parts of an export stand in the order in which they are built up from the task as given, and their factors
     multiply to the total.
-
-    Args:
-        part: What it is, in a few words, for example ``"batch x 4"``.
-        factor: Time of a run to the same quality without it / with it; above 1 it helps.
-        low: Lower end of the factor's 95 % interval; NaN where it was not measured by itself.
-        high: Upper end.
-        alone: The same factor where the part alone is left out of the whole set-up; NaN where that was not measured.
-        note: What a reader should know, a sentence; empty for most.
     """
 
-    part: str
-    factor: float
-    low: float = math.nan
+    part: str  # in a few words, for example "batch x 4"
+    factor: float  # time of a run to the same quality without it / with it; above 1 it helps
+    low: float = math.nan  # ends of the factor's 95 % interval; NaN where it was not measured by itself
     high: float = math.nan
-    alone: float = math.nan
-    note: str = ""
+    alone: float = math.nan  # the factor where it alone is left out of the whole; NaN where that was not measured
+    note: str = ""  # what a reader should know, a sentence; empty for most
 
 
 @dataclass(frozen=True, slots=True)
 class TunedPlain:
-    """The task as given with a tuned length and learning rate and nothing else: what a fair baseline can do.
+    """The task as given with a tuned length and learning rate and nothing else: what a fair baseline can do."""
 
-    Args:
-        summary: What it is, in a few words.
-        config: Its configuration as a dictionary.
-        relative_time: Total time of its run / that of the task as given, as predicted by the search.
-        speedup: Its time / the export's, each to the same quality; larger is better for the export. NaN while
-            unknown.
-        speedup_low: Lower end of the 95 % interval.
-        speedup_high: Upper end.
-        drop: Mean paired metric drop against the task as given, in the metric's unit.
-        n_runs: Runs that were spent on finding it.
-    """
-
-    summary: str
+    summary: str  # what it is, in a few words
     config: Mapping[str, Any]
-    relative_time: float
-    speedup: float = math.nan
-    speedup_low: float = math.nan
+    relative_time: float  # total time of its run / that of the task as given, as predicted by the search
+    speedup: float = math.nan  # its time / the export's, each to the same quality: larger is better for the export
+    speedup_low: float = math.nan  # ends of the 95 % interval
     speedup_high: float = math.nan
-    drop: float = math.nan
-    n_runs: int = 0
+    drop: float = math.nan  # mean paired metric drop against the task as given, in the metric's unit
+    n_runs: int = 0  # spent on finding it
 
 
 def timed_per(objective: str) -> str:
-    """Return what a trial's relative time is of, in words that follow a factor.
-
-    Args:
-        objective: What the study minimises.
-    """
+    """Return what a trial's relative time is of under an objective, in words that follow a factor."""
     return "to the same quality" if objective == "time_to_quality" else "per step"
 
 
 def objective_title(objective: str) -> str:
-    """Return what a trial's value is and its unit, as the title of an axis.
-
-    Args:
-        objective: What the study minimises.
-    """
+    """Return what a trial's value is under an objective and its unit, as the title of an axis."""
     if objective == "time_to_target":
         return "Time to target (O0 steps)"
     return "Time of a run (O0 = 1)" if objective == "time_to_quality" else "Step time relative to O0"
@@ -350,55 +222,32 @@ def objective_title(objective: str) -> str:
 class StudyResult:
     """The answer of a study, as terminal, panels, report and result files read it.
 
-    It stands among the records because who shows it, the report above all, must not load Optuna.
-
-    Args:
-        name: Name of the study.
-        directory: Its folder.
-        task: Task as named on the command line.
-        metric_name: Name of the metric.
-        higher_is_better: Direction of the metric.
-        objective: What was minimised.
-        n_trials: Trials the study is meant to have.
-        trials: Record of every trial.
-        candidates: Judged candidates, best first within each export.
-        exported: Export (``"o1"``, ``"o2"``) -> file.
-        choices: Export -> what it takes and why; empty before the confirmation has ended.
-        loss_scale_policy: What `tune_loss_scale` found; None when the study does not ask for it.
-        freezing_limits: What `measure_freezing_limits` found, one row per trial; empty when nobody asked.
-        importance: Parameter -> share of its influence on the objective; empty when it cannot be computed.
-        environment: Versions and hardware.
-        messages: Sentences for the user, the most important first.
-        allowed_drops: Allowed drop per export, in the metric's unit.
-        report: The HTML report, once somebody wrote it.
-        seconds: Time this command took.
-        attribution: Export -> where its gain comes from; empty for other objectives than the fastest set-up.
-        tuned_plain: Export -> the fair baseline beside it.
-        left_out: Why what might have been searched was not, a sentence each.
+    It stands among the records because who shows it, the report above all, must not load Optuna. Mappings by export
+    have the keys ``"o1"`` and ``"o2"``.
     """
 
     name: str
     directory: Path
-    task: str
+    task: str  # as named on the command line
     metric_name: str
     higher_is_better: bool
-    objective: str
-    n_trials: int
+    objective: str  # what was minimised
+    n_trials: int  # that the study is meant to have
     trials: list[TrialRecord]
-    candidates: list[CandidateRecord] = field(default_factory=list)
-    exported: dict[str, Path] = field(default_factory=dict)
-    choices: dict[str, Choice] = field(default_factory=dict)
-    loss_scale_policy: Mapping[str, Any] | None = None
-    freezing_limits: list[dict[str, Any]] = field(default_factory=list)
-    importance: Mapping[str, float] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    messages: list[str] = field(default_factory=list)
-    allowed_drops: Mapping[str, float] = field(default_factory=dict)
-    report: Path | None = None
-    seconds: float = math.nan
-    attribution: Mapping[str, tuple[GainPart, ...]] = field(default_factory=dict)
-    tuned_plain: Mapping[str, TunedPlain] = field(default_factory=dict)
-    left_out: Sequence[str] = ()
+    candidates: list[CandidateRecord] = field(default_factory=list)  # judged, best first within each export
+    exported: dict[str, Path] = field(default_factory=dict)  # export -> file
+    choices: dict[str, Choice] = field(default_factory=dict)  # by export; empty before the confirmation has ended
+    loss_scale_policy: Mapping[str, Any] | None = None  # of `tune_loss_scale`; None when the study asks for none
+    freezing_limits: list[dict[str, Any]] = field(default_factory=list)  # of `measure_freezing_limits`, by trial
+    importance: Mapping[str, float] = field(default_factory=dict)  # parameter -> share of its influence on the value
+    environment: Mapping[str, Any] = field(default_factory=dict)  # versions and hardware
+    messages: list[str] = field(default_factory=list)  # sentences for the user, the most important first
+    allowed_drops: Mapping[str, float] = field(default_factory=dict)  # by export, in the metric's unit
+    report: Path | None = None  # the HTML report, once it is written
+    seconds: float = math.nan  # that this command took
+    attribution: Mapping[str, tuple[GainPart, ...]] = field(default_factory=dict)  # where an export's gain comes from
+    tuned_plain: Mapping[str, TunedPlain] = field(default_factory=dict)  # the fair baseline beside an export
+    left_out: Sequence[str] = ()  # why what might have been searched was not, a sentence each
 
     @property
     def ended(self) -> list[TrialRecord]:
@@ -477,8 +326,7 @@ class StudyResult:
         return {target: self._export(choice) for target, choice in self.choices.items()}
 
     def _export(self, choice: Choice) -> dict[str, Any]:
-        taken = choice.candidate
-        tuned = self.tuned_plain.get(choice.target)
+        taken, tuned = choice.candidate, self.tuned_plain.get(choice.target)
         ends = ("speedup", "speedup_low", "speedup_high")
         parts = self.attribution.get(choice.target, ())
         return {
@@ -487,15 +335,10 @@ class StudyResult:
             "verdict": choice.verdict,
             "headline": self.headlines.get(choice.target, choice.sentence),
             "sentence": choice.sentence,
-            "speedup": 1.0 if taken is None else taken.speedup,
-            "speedup_low": 1.0 if taken is None else taken.speedup_low,
-            "speedup_high": 1.0 if taken is None else taken.speedup_high,
-            "drop": 0.0 if taken is None else taken.drop,
-            "drop_bound": 0.0 if taken is None else taken.drop_bound,
+            **{name: 1.0 if taken is None else getattr(taken, name) for name in ends},
+            **{name: 0.0 if taken is None else getattr(taken, name) for name in ("drop", "drop_bound")},
             "seeds": 0 if taken is None else taken.n_seeds,
             "path": self.exported.get(choice.target),
             "tuned_plain": None if tuned is None else {name: getattr(tuned, name) for name in ends},
-            "attribution": [
-                {"part": one.part, "factor": one.factor, "low": one.low, "high": one.high} for one in parts
-            ],
+            "attribution": [{name: getattr(one, name) for name in ("part", "factor", "low", "high")} for one in parts],
         }

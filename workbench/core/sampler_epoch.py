@@ -8,12 +8,7 @@ __all__ = ["tell_epoch"]
 
 
 def tell_epoch(dataset: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of a dataset and of its samplers, where they have one.
-
-    Args:
-        dataset: What is about to be iterated.
-        epoch: Number of the epoch, from 0, as torch's ``DistributedSampler`` counts.
-    """
+    """Call ``set_epoch``, where they have one, of a dataset about to be iterated and of its samplers."""
     for holder in (dataset, getattr(dataset, "sampler", None), getattr(dataset, "batch_sampler", None)):
         set_epoch = getattr(holder, "set_epoch", None)
         if callable(set_epoch):

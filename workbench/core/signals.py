@@ -18,9 +18,6 @@ def handling_signals(handlers: Mapping[signal.Signals, Handler]) -> Iterator[Non
     """Handle signals inside the block, and leave them to whoever did so before after it.
 
     Python hands signals to its main thread alone: in another one nothing is taken.
-
-    Args:
-        handlers: For each signal a function ``(number, frame)``, or ``signal.SIG_IGN`` or ``signal.SIG_DFL``.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -13,14 +13,7 @@ def format_number(value: float | None) -> str:
 
 
 def format_interval(middle: float | None, low: float | None, high: float | None, unit: str = "") -> str:
-    """Return a ratio with its interval, such as ``"1.21 x (1.14 to 1.28)"``; without one where there is none.
-
-    Args:
-        middle: The ratio; one that is not known gives a word.
-        low: Lower end; None, NaN and inf stand for none.
-        high: Upper end.
-        unit: What stands behind the ratio.
-    """
+    """Return a ratio with its interval, such as ``"1.21 x (1.14 to 1.28)"``; without one where there is none."""
     if middle is None or not math.isfinite(middle):
         return "unknown"
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)) or low == high:
@@ -29,11 +22,7 @@ def format_interval(middle: float | None, low: float | None, high: float | None,
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as a person says it: ``"40 s"``, ``"12 min"``, ``"3.5 h"``; an unknown one in a word.
-
-    Args:
-        seconds: Seconds; less than one counts as one, NaN or inf is unknown.
-    """
+    """Return a duration as a person says it: ``"40 s"``, ``"12 min"``, ``"3.5 h"``; an unknown one in a word."""
     if not math.isfinite(seconds):
         return "unknown"
     if seconds < 90.0:

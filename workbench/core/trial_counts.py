@@ -23,27 +23,16 @@ _OTHER_STATES = ("failed", "running", "waiting")
 
 
 def suited_exports(trial: TrialRecord, allowed_drops: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the exports whose allowed drop a finished trial kept in its one run.
-
-    Args:
-        trial: The trial; one that was pruned, failed or diverged suits none.
-        allowed_drops: Export -> allowed drop, in the metric's unit.
-    """
+    """Return the exports whose allowed drop a trial kept in its one run; one that did not finish it suits none."""
     if trial.state != "complete":
         return ()
     return tuple(target for target, drop in allowed_drops.items() if trial.metric_deficit <= drop)
 
 
 def outcome_of(trial: TrialRecord, allowed_drops: Mapping[str, float] | None = None) -> str:
-    """Say what a trial came to.
+    """Say what a trial came to: ``"O0"``, within or beyond the allowed drop, or the state of one that has not finished.
 
-    Args:
-        trial: The trial.
-        allowed_drops: Export -> allowed drop, in the metric's unit; without any the study's target decides.
-
-    Returns:
-        ``"O0"``, ``"within the allowed drop"`` (of every export), ``"within the drop of o2 only"``, ``"beyond the
-        allowed drop"``, or the state of a trial that has not run to its end.
+    With allowed drops per export it may be ``"within the drop of o2 only"``; without any the study's target decides.
     """
     if trial.state != "complete":
         return trial.state
@@ -59,12 +48,7 @@ def outcome_of(trial: TrialRecord, allowed_drops: Mapping[str, float] | None = N
 
 @dataclass(frozen=True, slots=True)
 class TrialCounts:
-    """How many trials came to what.
-
-    Args:
-        finished: Outcome (`outcome_of`) -> number of trials, of those that were run to an end.
-        others: State -> number of trials, of those that were not.
-    """
+    """How many trials came to what: outcomes of those run to an end, and states of the others."""
 
     finished: Mapping[str, int]
     others: Mapping[str, int]
@@ -86,12 +70,7 @@ class TrialCounts:
 
 
 def count_trials(trials: Iterable[TrialRecord], allowed_drops: Mapping[str, float] | None = None) -> TrialCounts:
-    """Count trials by what they came to.
-
-    Args:
-        trials: The trials.
-        allowed_drops: See `outcome_of`.
-    """
+    """Count trials by what they came to; see `outcome_of`."""
     counted = Counter(outcome_of(trial, allowed_drops) for trial in trials)
     finished = sorted((word for word in counted if word not in _OTHER_STATES), key=_place)
     return TrialCounts(

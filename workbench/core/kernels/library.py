@@ -31,14 +31,8 @@ OFF: Final = "WORKBENCH_NO_KERNELS"
 """Environment variable: set to anything, no kernel is compiled or used."""
 
 _SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "tensors.c"))
-_FLAGS: Final = (
-    "-O3",
-    "-march=native",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=off",
-    "-std=c11",
-    "-fPIC",
+_FLAGS: Final = tuple(
+    "-O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=off -std=c11 -fPIC".split()  # noqa: SIM905
 )
 _SECONDS: Final = 60.0
 
@@ -64,11 +58,9 @@ _log = logging.getLogger("workbench")
 class KernelLibrary:
     """The loaded library.
 
-    Args:
-        functions: Those of ``kernels.c`` and ``tensors.c``.
-        short: The same, called without letting other threads of Python run meanwhile: for calls of a few microseconds,
-            after which another thread would not give way for milliseconds.
-        has_threads: Whether they can run on several threads, torch's.
+    ``short`` has the same functions, called without letting other threads of Python run meanwhile: for calls of a few
+    microseconds, after which another thread would not give way for milliseconds. ``has_threads`` tells whether they can
+    run on several threads, torch's.
     """
 
     functions: Any
@@ -109,12 +101,16 @@ def _loaded(compiler: str) -> KernelLibrary:
 
 
 def _place(compiler: str, flags: tuple[str, ...]) -> Path:
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
     name = hashlib.sha256()
+    version = _run(compiler, "--version")
     for part in (*map(Path.read_bytes, _SOURCES), version, " ".join(flags).encode(), _processor().encode()):
         name.update(hashlib.sha256(part).digest())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "boost-workbench" / f"kernels-{name.hexdigest()[:32]}.so"
+
+
+def _run(*command: str) -> bytes:
+    return subprocess.run(command, capture_output=True, check=True, timeout=_SECONDS).stdout
 
 
 def _processor() -> str:
@@ -123,30 +119,19 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    return "\n".join(
-        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    )
+    telling = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(telling)}))
 
 
 def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        compiled = {source: Path(folder) / f"{source.stem}.o" for source in _SOURCES}
-        for source, target in compiled.items():
-            subprocess.run(
-                [compiler, *flags, "-c", str(source), "-o", str(target)],
-                capture_output=True,
-                check=True,
-                timeout=_SECONDS,
-            )
+        objects = [str(Path(folder) / f"{source.stem}.o") for source in _SOURCES]
+        for source, target in zip(_SOURCES, objects, strict=True):
+            _run(compiler, *flags, "-c", str(source), "-o", target)
         # Linked without -fopenmp, which would bring along a library of its own.
-        subprocess.run(
-            [compiler, "-shared", *map(str, compiled.values()), "-o", str(made), "-lm"],
-            capture_output=True,
-            check=True,
-            timeout=_SECONDS,
-        )
+        _run(compiler, "-shared", *objects, "-o", str(made), "-lm")
         made.chmod(0o700)  # whatever the user's umask is
         made.replace(path)  # whole or not at all, however many processes do this at once
 

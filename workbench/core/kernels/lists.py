@@ -22,20 +22,6 @@ from torch.autograd.graph import increment_version
 from workbench.core.kernels.library import KernelLibrary, kernel_library
 from workbench.core.kernels.tensors import Listed, listed
 
-__all__ = [
-    "AdamLists",
-    "AdamSettings",
-    "Lasting",
-    "adam_",
-    "adam_lists",
-    "adam_rounded_",
-    "combine_rows",
-    "inner_products",
-    "mix_",
-    "norm_and_maximum",
-    "unscale_and_check_",
-]
-
 _GRAIN: Final = 32_768  # elements per thread below which another thread costs more than it saves; torch's own
 
 _RUN: Final = 32_768  # elements whose products one thread adds up
@@ -52,29 +38,14 @@ class AdamSettings(ctypes.Structure):
         w = w * shrink - step * m / (sqrt(v) / correction + eps)
     """
 
-    _fields_ = (
-        ("first_weight", ctypes.c_float),
-        ("beta2", ctypes.c_float),
-        ("second_weight", ctypes.c_float),
-        ("correction", ctypes.c_float),
-        ("eps", ctypes.c_float),
-        ("step", ctypes.c_float),
-        ("decay", ctypes.c_float),
-        ("shrink", ctypes.c_float),
-        ("sign", ctypes.c_float),
+    _fields_ = tuple(
+        (name, ctypes.c_float)
+        for name in ("first_weight", "beta2", "second_weight", "correction", "eps", "step", "decay", "shrink", "sign")
     )
 
 
 def unscale_and_check_(values: Listed, factors: Sequence[float]) -> Sequence[int]:
-    """Multiply each tensor by its factor in place.
-
-    Args:
-        values: Float32.
-        factors: One per tensor; rounded to float32.
-
-    Returns:
-        Per tensor 1 if an element was inf or NaN before, else 0.
-    """
+    """Multiply each tensor by its factor in place; per tensor 1 if an element was inf or NaN before, else 0."""
     assert values.dtype is torch.float32
     assert len(factors) == len(values.lengths)
     library, by = _library(), array("f", factors)
@@ -89,44 +60,26 @@ def unscale_and_check_(values: Listed, factors: Sequence[float]) -> Sequence[int
 def norm_and_maximum(values: Listed) -> tuple[float, float]:
     """Return L2 norm and largest absolute value of all tensors together.
 
-    Args:
-        values: Float32.
-
-    Returns:
-        Both; squares are added up in float32 by the thousand, then in double precision. The maximum is NaN where an
-        element is inf or NaN.
+    Squares are added up in float32 by the thousand, then in double precision. The maximum is NaN where an element is
+    inf or NaN.
     """
     assert values.dtype is torch.float32
     squares, bits = ctypes.c_double(), ctypes.c_uint32()
-    _library().functions.squares_and_maximum(
-        len(values.lengths),
-        *map(_at, (values.addresses, values.lengths)),
-        ctypes.byref(squares),
-        ctypes.byref(bits),
-    )
+    lists = map(_at, (values.addresses, values.lengths))
+    _library().functions.squares_and_maximum(len(values.lengths), *lists, ctypes.byref(squares), ctypes.byref(bits))
     (maximum,) = struct.unpack("=f", struct.pack("=I", bits.value))
     return math.sqrt(squares.value), maximum if math.isfinite(maximum) else math.nan
 
 
 def inner_products(ours: Listed, theirs: Listed) -> list[tuple[float, float, float]]:
-    """Return a.b, a.a and b.b of every pair of tensors; the same bits for any number of threads.
-
-    Args:
-        ours: Float32.
-        theirs: Likewise, each with as many elements as its partner.
-    """
+    """Return a.b, a.a and b.b of every pair of tensors; the same bits for any number of threads."""
     assert ours.dtype is theirs.dtype is torch.float32
     assert ours.lengths == theirs.lengths
     library, lengths = _library(), ours.lengths
     first_runs = array("q", itertools.accumulate((-(-length // _RUN) for length in lengths), initial=0))
     sums = array("d", bytes(24 * first_runs[-1]))
-    library.functions.inner_products(
-        len(lengths),
-        *map(_at, (ours.addresses, theirs.addresses, lengths, first_runs)),
-        _RUN,
-        _at(sums),
-        _threads(library, lengths),
-    )
+    lists = [_at(numbers) for numbers in (ours.addresses, theirs.addresses, lengths, first_runs)]
+    library.functions.inner_products(len(lengths), *lists, _RUN, _at(sums), _threads(library, lengths))
     if len(sums) == 3 * len(lengths) and 0 not in lengths:  # a run each
         return list(zip(sums[0::3], sums[1::3], sums[2::3], strict=True))
     products = []
@@ -137,24 +90,13 @@ def inner_products(ours: Listed, theirs: Listed) -> list[tuple[float, float, flo
 
 
 def mix_(ours: Listed, theirs: Listed, own: Sequence[float], other: Sequence[float]) -> None:
-    """Replace every tensor a by own a + other b.
-
-    Args:
-        ours: The a, float32.
-        theirs: The b, likewise, each with as many elements as its partner.
-        own: A factor for each a, rounded to float32.
-        other: A factor for each b, rounded to float32.
-    """
+    """Replace every tensor a by own a + other b, with a pair of factors for each pair of tensors."""
     assert ours.dtype is theirs.dtype is torch.float32
     assert ours.lengths == theirs.lengths
     assert len(own) == len(other) == len(ours.lengths)
     library, of_own, of_other = _library(), array("f", own), array("f", other)
-    library.functions.mix(
-        len(of_own),
-        *map(_at, (ours.addresses, theirs.addresses, ours.lengths)),
-        *map(_at, (of_own, of_other)),
-        _threads(library, ours.lengths),
-    )
+    lists = [_at(numbers) for numbers in (ours.addresses, theirs.addresses, ours.lengths, of_own, of_other)]
+    library.functions.mix(len(own), *lists, _threads(library, ours.lengths))
     increment_version(ours.tensors)
 
 
@@ -168,9 +110,6 @@ def combine_rows(matrix: Tensor, factors: Tensor, out: Tensor) -> bool:
 
     Returns:
         Whether they were: False where the kernel cannot go through these tensors.
-
-    Raises:
-        ValueError: When the shapes do not belong together.
     """
     if matrix.ndim != 2 or factors.shape != (2, matrix.shape[0]) or out.shape != (2, matrix.shape[1]):
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (matrix, factors, out))
@@ -185,7 +124,7 @@ def combine_rows(matrix: Tensor, factors: Tensor, out: Tensor) -> bool:
 
 
 class AdamLists(NamedTuple):
-    """What a step of Adam goes through, float32 but for moments that are rounded; see `adam_lists`."""
+    """What a step of Adam goes through, float32 but for moments that are rounded."""
 
     weights: Listed
     gradients: Listed
@@ -211,15 +150,9 @@ def adam_lists(
     *,
     before: Lasting | None = None,
 ) -> AdamLists | None:
-    """List what a step of Adam takes; None where a kernel cannot go through it.
+    """List what a step of Adam takes, moments of one dtype; None where a kernel cannot go through it.
 
-    Args:
-        weights: Any number.
-        gradients: As many.
-        first: First moments, as many.
-        second: Second moments, as many.
-        moments: What moments must be.
-        before: ``lasting`` of an earlier step: lists whose tensors are the same, and lie where they lay, serve again.
+    ``before`` is ``lasting`` of an earlier step: lists whose tensors are the same, and lie where they lay, serve again.
     """
     of_weights, of_first, of_second = before or (None, None, None)
     w, g = _again(weights, torch.float32, of_weights), listed(gradients)
@@ -244,29 +177,23 @@ def _again(tensors: Sequence[Tensor], dtype: torch.dtype, before: Listed | None)
 def adam_(lists: AdamLists, settings: AdamSettings) -> None:
     """Take a step of Adam in place, with the bits of torch's fused kernel on one thread; gradients stay as they are.
 
-    Args:
-        lists: All float32. Moments are in no graph, so autograd hears of the weights only.
-        settings: Numbers of the step.
+    All lists are float32. Moments are in no graph, so autograd hears of the weights only.
     """
     assert {one.dtype for one in lists} == {torch.float32}
     library, lengths = _library(), lists.weights.lengths
+    addresses = (_at(values.addresses) for values in lists)
     library.functions.adam(
-        len(lengths),
-        *(_at(values.addresses) for values in lists),
-        _at(lengths),
-        ctypes.byref(settings),
-        _lanes(),
-        _threads(library, lengths),
+        len(lengths), *addresses, _at(lengths), ctypes.byref(settings), _lanes(), _threads(library, lengths)
     )
     increment_version(lists.weights.tensors)
 
 
 def adam_rounded_(lists: AdamLists, settings: AdamSettings, *, table: Tensor, places: Tensor, piece: int) -> None:
-    """Take a step of Adam in place on bfloat16 moments, rounded by a table.
+    """Take a step of Adam in place on bfloat16 moments, rounded by a table; ``correction`` is taken for 1.
 
     Args:
         lists: Moments are bfloat16.
-        settings: Numbers of the step; ``correction`` is taken for 1.
+        settings: Numbers of the step.
         table: Noise in [0, 65536) for element i of a piece at its place + i, int32, 1-D, at least ``piece`` past the
             largest place.
         places: Two per piece, for first and second moments, piece after piece of weight after weight; int64.

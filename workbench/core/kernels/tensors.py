@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -37,14 +37,7 @@ _log = logging.getLogger("workbench")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Tensors of one dtype on the CPU, contiguous; see `listed`.
-
-    Args:
-        tensors: They themselves, so that their memory stays.
-        dtype: Theirs.
-        addresses: Where each begins, machine words.
-        lengths: Elements of each.
-    """
+    """Tensors of one dtype on the CPU, contiguous, kept so that their memory stays; addresses and lengths of each."""
 
     tensors: Sequence[Tensor]
     dtype: torch.dtype
@@ -57,15 +50,10 @@ class Listed:
 
 
 def listed(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Listed | None:
-    """List tensors for a kernel.
+    """List tensors of a dtype, float32 or bfloat16, for a kernel.
 
-    Args:
-        tensors: Any; may be empty.
-        dtype: What they must be, float32 or bfloat16.
-
-    Returns:
-        The list, good until somebody gives a tensor other memory; None where a kernel cannot go through them, or there
-        is none on this machine.
+    The list is good until a tensor is given other memory; None where a kernel cannot go through them, or there is none
+    on this machine.
     """
     if torch.compiler.is_compiling():
         return None
@@ -99,48 +87,43 @@ def _asked_one_by_one(tensors: Sequence[Tensor], dtype: torch.dtype) -> Listed |
     return Listed(tensors, dtype, addresses, lengths)
 
 
-@dataclass(frozen=True, slots=True)
-class _TorchsFunctions:
-    """What ``tensors.c`` needs: ``struct torch``, and ``struct wanted`` for every dtype."""
-
-    table: array[int]
-    wanted: dict[torch.dtype, array[int]]
+_Torchs: TypeAlias = "dict[torch.dtype, tuple[array[int], array[int]]]"
+"""What ``tensors.c`` needs, for every dtype: ``struct torch`` and ``struct wanted``."""
 
 
 def _asked_at_once(
-    tensors: Sequence[Tensor], dtype: torch.dtype, library: KernelLibrary, torchs: _TorchsFunctions
+    tensors: Sequence[Tensor], dtype: torch.dtype, library: KernelLibrary, torchs: _Torchs
 ) -> Listed | None:
     implementations = array("Q", map(_IMPLEMENTATION, tensors))
     room = bytes(8 * len(implementations))
     addresses, lengths = array("Q", room), array("q", room)
-    lists = (implementations, torchs.table, torchs.wanted[dtype], addresses, lengths)
+    lists = (implementations, *torchs[dtype], addresses, lengths)
     fitting = library.short.look_at(len(tensors), *[numbers.buffer_info()[0] for numbers in lists])
     return Listed(tensors, dtype, addresses, lengths) if fitting == len(tensors) else None
 
 
 @functools.cache
-def _torchs_functions(library: KernelLibrary) -> _TorchsFunctions | None:
+def _torchs_functions(library: KernelLibrary) -> _Torchs | None:
     """Return torch's C interface; None where it is not there or does not say what Python says."""
     try:
         (path,) = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
         exported = ctypes.CDLL(str(path))
         table = array("Q", (_address(getattr(exported, f"aoti_torch_{name}")) for name in _FUNCTIONS))
         layout, device = exported.aoti_torch_layout_strided(), exported.aoti_torch_device_type_cpu()
-        wanted = {
-            dtype: array("i", [getattr(exported, f"aoti_torch_dtype_{name}")(), layout, device])
+        torchs = {
+            dtype: (table, array("i", [getattr(exported, f"aoti_torch_dtype_{name}")(), layout, device]))
             for dtype, name in _DTYPES.items()
         }
     except (AttributeError, OSError, ValueError) as error:
         _log.info("tensors are asked one by one: %s", error)
         return None
-    torchs = _TorchsFunctions(table, wanted)
     if not _answers(library, torchs):
         _log.info("tensors are asked one by one: torch %s answers otherwise", torch.__version__)
         return None
     return torchs
 
 
-def _answers(library: KernelLibrary, torchs: _TorchsFunctions) -> bool:
+def _answers(library: KernelLibrary, torchs: _Torchs) -> bool:
     """Return whether what is asked at once is what is asked one by one, of all sorts of tensors, and of several."""
     answers = [
         (_asked_at_once(some, dtype, library, torchs), _asked_one_by_one(some, dtype))

@@ -8,7 +8,6 @@ without any exchange: what remains above it is what ranks cost. Rank 0's clock c
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,35 +15,24 @@ from typing import Any
 
 import torch
 
-from workbench.bench.benchmark import Finding
-from workbench.bench.rank_processes import answer_of_ranks
-from workbench.bench.rounds import interleaved, ratio_of
+from workbench.bench import Benchmark, Finding, Request, interleaved, ratio_of
 from workbench.config import BoostConfig
+from workbench.core import devices
 from workbench.core import distributed as ranks
 from workbench.tasks import load_task
 from workbench.training import apply
 from workbench.training.setup import seed_everything
 
-__all__ = ["measure_reduction", "run_rank"]
+from .ranks import answer_of_ranks
 
 _RANKS = 2
 
 
-def measure_reduction(rounds: int, *, task: str = "digits-resnet", steps: int = 20) -> list[Finding]:
-    """Measure a step of two ranks with our buckets, with DDP, and without exchange.
-
-    Args:
-        rounds: Blocks of each side.
-        task: Name of a task.
-        steps: Micro-batches of a block.
-
-    Raises:
-        RuntimeError: When a rank fails or does not end.
-    """
-    rows = answer_of_ranks(__name__, "run_rank", _RANKS, [task, str(rounds), str(steps)])
+def measure(request: Request, *, task: str = "digits-resnet", steps: int = 20) -> list[Finding]:
+    """Measure a step of two ranks with our buckets, with DDP, and without exchange, in blocks of so many batches."""
+    rows = answer_of_ranks(__name__, _RANKS, task, request.rounds, steps)
     buckets, ddp, alone = zip(*rows, strict=True)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    note = f"{task}, {_RANKS} gloo ranks with one thread each on {cores} cores"
+    note = f"{task}, {_RANKS} gloo ranks with one thread each on {devices.usable_cores()} cores"
     return [
         Finding("step, own buckets / DDP", "x", ratio_of(buckets, ddp), None, note),
         Finding("step, own buckets / no exchange", "x", ratio_of(buckets, alone), None, note),
@@ -85,3 +73,8 @@ def _block_of(name: str, steps: int, exchange: str) -> Callable[[], float]:
         return time.perf_counter() - began
 
     return block
+
+
+BENCHMARK = Benchmark(
+    "reduction", "Do our own gradient buckets keep up with DDP's?", measure, rounds=20, place=6, quick=True
+)

@@ -11,28 +11,21 @@ import time
 from pathlib import Path
 
 from workbench import api
-from workbench.bench.benchmark import Finding
-from workbench.bench.kernel_messages import speak_as_in_a_kernel
-from workbench.bench.recorded import record_run
-from workbench.bench.rounds import interleaved, median_of, timed
+from workbench.bench import Benchmark, Finding, Request, interleaved, median_of, timed
 from workbench.figures import loss_scale_figure
 from workbench.panels import LossScalePanel
 from workbench.runs import read_run
 from workbench.runs.replayed_run import ReplayedRun, policy_grid, usual_windows
 
-__all__ = ["measure_open_run"]
+from .kernel_messages import speak_as_in_a_kernel
+from .recorded import record_run
 
-GOAL_SECONDS = 1.0
-_PATIENCE_SECONDS = 300.0
+_GOAL_SECONDS = 1.0
+_LONGEST_SECONDS = 300.0
 
 
-def measure_open_run(rounds: int, *, steps: int = 1_000_000) -> list[Finding]:
-    """Measure reading, drawing and replay of a long run.
-
-    Args:
-        rounds: Times that each is done.
-        steps: Steps of the run.
-    """
+def measure(request: Request, *, steps: int = 1_000_000) -> list[Finding]:
+    """Measure reading, drawing and replay of a run of so many steps, each in every round."""
     with tempfile.TemporaryDirectory() as folder:
         path = record_run(Path(folder), steps)
         replayed = ReplayedRun(read_run(path))
@@ -50,14 +43,14 @@ def measure_open_run(rounds: int, *, steps: int = 1_000_000) -> list[Finding]:
             timed(lambda: replayed.judge(policies)),
             timed(lambda: api.replay(path, policies)),
         ]
-        rows = list(zip(*interleaved(sides, rounds), strict=True))
+        rows = list(zip(*interleaved(sides, request.rounds), strict=True))
     told = f"{steps:,} steps"
     named = f"{len(policies)} policies, {told}"
     texts = [
         ("read the run with every histogram", None, told),
-        ("read it without, make its loss-scale figure", GOAL_SECONDS, f"{told}; as the panel does"),
-        ("from LossScalePanel(run) to its first figure", GOAL_SECONDS, f"{told}; drawing by the browser not included"),
-        ("replay as the panel does, the run being open", GOAL_SECONDS, named),
+        ("read it without, make its loss-scale figure", _GOAL_SECONDS, f"{told}; as the panel does"),
+        ("from LossScalePanel(run) to its first figure", _GOAL_SECONDS, f"{told}; drawing by the browser not included"),
+        ("replay as the panel does, the run being open", _GOAL_SECONDS, named),
         ("workbench replay: read, replay with ranges", None, named),
     ]
     return [
@@ -71,7 +64,17 @@ def _until_panel_shows(path: Path) -> float:
     with LossScalePanel(path) as panel:
         speak_as_in_a_kernel(panel.widget)
         while panel.trace.figure is None:  # made with its first numbers
-            if time.perf_counter() - began > _PATIENCE_SECONDS or panel.error is not None:
+            if time.perf_counter() - began > _LONGEST_SECONDS or panel.error is not None:
                 raise RuntimeError(f"the panel did not show {path}: {panel.error or panel.state}")
             time.sleep(0.002)
         return time.perf_counter() - began
+
+
+BENCHMARK = Benchmark(
+    "open_run",
+    "How soon is a recorded run of a million steps on show, and 50 policies replayed on it?",
+    measure,
+    rounds=7,
+    place=21,
+    group="panels",
+)

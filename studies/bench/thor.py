@@ -9,27 +9,28 @@ ResNet-50 is refreshed as well, and the refreshes of all are told in millisecond
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import (
+from workbench.bench import (
+    Benchmark,
+    Finding,
+    Request,
     Sides,
     contest,
+    interleaved,
     is_installed,
+    median_of,
     require_equal,
+    timed,
 )
-from workbench.bench.large_nets import RESNET_50, BottleneckNet, Images
-from workbench.bench.rounds import interleaved, median_of, timed
 from workbench.core import devices
 from workbench.optim.thor.optimizer import Thor
 from workbench.optim.thor.thor_layers import Tally
-from workbench.tasks.digits import ResNet
 
-__all__ = ["measure_thor"]
+from .nets import CLASSES, RESNET_50, BottleneckNet, Images, noise, perceptron, residual_net, sgd
 
 _GOALS = {("ResNet-8", 20): 1.15, ("ResNet-8", 200): 1.03, ("MLP", 20): 1.90}
 _GOAL_OF_REFRESH = 1.1
@@ -38,7 +39,7 @@ _LEAST_REFRESHES = 20
 _RATE, _MOMENTUM, _DAMPING = 1e-4, 0.9, 0.03
 
 
-def measure_thor(
+def measure(
     request: Request,
     *,
     image: int = 32,
@@ -50,32 +51,27 @@ def measure_thor(
 ) -> list[Finding]:
     """Measure whole cycles of THOR against as many steps of SGD, and the refresh alone.
 
-    Args:
-        request: What is asked for.
-        image: Height and width of the ResNet's images, pixels.
-        images: The ResNet's batch size.
-        width: Of the perceptron's hidden layers.
-        rows: The perceptron's batch size.
-        frequencies: Steps from one refresh to the next for the ResNet; the perceptron takes the first.
-        large: Shape of the network whose refresh is timed on accelerators only.
+    The ResNet trains so many images of a height and width, refreshed at each of the frequencies, the perceptron rows
+    of a width at the first; the refresh of the large network is timed on accelerators only.
     """
     device = request.chosen_device()
+
+    def residual() -> Training:
+        torch.manual_seed(0)
+        return Training(residual_net(n_blocks=1), (images, 3, image, image), device)
+
+    def hidden() -> Training:
+        return Training(perceptron([width] * 5 + [CLASSES]), (rows, width), device)
+
+    def bottlenecks() -> Training:
+        return Training(BottleneckNet(large), (2, 3, large.side, large.side), device)
+
     found: list[Finding] = []
     for threads in request.each_thread_count():
-
-        def residual() -> _Training:
-            return _Training(_resnet8(), (images, 3, image, image), device)
-
-        def perceptron() -> _Training:
-            return _Training(_perceptron(width), (rows, width), device)
-
-        def bottlenecks() -> _Training:
-            return _Training(BottleneckNet(large), (2, 3, large.side, large.side), device)
-
         for frequency in frequencies:
             found += _steps(f"ResNet-8 batch {images}", "ResNet-8", residual, frequency, threads, request)
-        found += _steps(f"MLP 4 x {width} batch {rows}", "MLP", perceptron, frequencies[0], threads, request)
-        refreshed = {"ResNet-8": residual, f"MLP 4 x {width}": perceptron}
+        found += _steps(f"MLP 4 x {width} batch {rows}", "MLP", hidden, frequencies[0], threads, request)
+        refreshed = {"ResNet-8": residual, f"MLP 4 x {width}": hidden}
         if device.type != "cpu":
             refreshed["ResNet-50 shape"] = bottlenecks
         for name, new in refreshed.items():
@@ -85,81 +81,76 @@ def measure_thor(
     return found
 
 
-class _Training:
+class Training:
     """A network with one batch."""
 
     def __init__(self, network: nn.Module, shape: tuple[int, ...], device: torch.device) -> None:
-        torch.manual_seed(0)
-        self.network = network.to(device)
-        self.inputs = torch.randn(shape, device=device)
-        self.targets = torch.randint(0, 10, shape[:1], device=device)
-        self.device = device
+        self.network, self.device = network.to(device), device
+        ((self.inputs, self.targets),) = noise(shape, device)
 
     def backward(self) -> None:
+        """Fill the gradients."""
         self.network.zero_grad()
-        F.cross_entropy(self.network(self.inputs), self.targets).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(self.network(self.inputs), self.targets).backward()
 
-    def cycle(self, optimizer: torch.optim.Optimizer, steps: int) -> Callable[[], None]:
+    def cycle(self, steps: int, *optimizers: torch.optim.Optimizer) -> Callable[[], None]:
+        """Return so many steps as one piece of work."""
+
         def work() -> None:
             for _ in range(steps):
                 self.backward()
-                optimizer.step()
+                for optimizer in optimizers:
+                    optimizer.step()
 
         return work
 
+    def sgd(self) -> torch.optim.Optimizer:
+        """Return the base's optimizer."""
+        return sgd(self.network.parameters(), lr=_RATE, momentum=_MOMENTUM, weight_decay=0.0)
+
 
 def _steps(
-    what: str, goal_of: str, new: Callable[[], _Training], frequency: int, threads: str, request: Request
+    what: str, goal_of: str, new: Callable[[], Training], frequency: int, threads: str, request: Request
 ) -> list[Finding]:
     def sides() -> Sides:
         by_thor, by_sgd = new(), new()
         thor = Thor(by_thor.network, _RATE, _DAMPING, _MOMENTUM, frequency=frequency)
-        sgd = torch.optim.SGD(by_sgd.network.parameters(), lr=_RATE, momentum=_MOMENTUM, fused=True)
         peers = _peers(new, frequency) if request.peers and frequency < 100 else {}
-        return Sides(by_thor.cycle(thor, frequency), by_sgd.cycle(sgd, frequency), peers=peers)
+        return Sides(by_thor.cycle(frequency, thor), by_sgd.cycle(frequency, by_sgd.sgd()), peers=peers)
 
     return contest(
         f"THOR step, {what}, refresh every {frequency}, {threads}",
         sides,
-        rounds=request.rounds,
+        request,
         named="SGD",
         goal=_GOALS.get((goal_of, frequency)),
         note="whole cycles of refreshes",
-        device=request.chosen_device(),
     )
 
 
-def _peers(new: Callable[[], _Training], frequency: int) -> dict[str, Callable[[], object] | None]:
+def _peers(new: Callable[[], Training], frequency: int) -> dict[str, Callable[[], object] | None]:
     peers: dict[str, Callable[[], object] | None] = {"SOAP": None, "kfac_pytorch": None}
     if is_installed("pytorch_optimizer"):
-        from pytorch_optimizer import SOAP  # type: ignore[import-not-found,unused-ignore]
+        from pytorch_optimizer import SOAP
 
         training = new()
-        soap: Any = SOAP(training.network.parameters(), lr=_RATE, precondition_frequency=frequency)
-        peers["SOAP"] = training.cycle(soap, frequency)
+        soap = SOAP(training.network.parameters(), lr=_RATE, precondition_frequency=frequency)
+        peers["SOAP"] = training.cycle(frequency, soap)
     if is_installed("kfac"):
-        from kfac.preconditioner import KFACPreconditioner  # type: ignore[import-not-found,unused-ignore]
+        from kfac.preconditioner import KFACPreconditioner
 
         training = new()
-        factored: Any = KFACPreconditioner(
+        factored = KFACPreconditioner(
             training.network, factor_update_steps=frequency, inv_update_steps=frequency, lr=_RATE
         )
-        plain = torch.optim.SGD(training.network.parameters(), lr=_RATE, momentum=_MOMENTUM, fused=True)
-
-        def cycle() -> None:
-            for _ in range(frequency):
-                training.backward()
-                factored.step()
-                plain.step()
-
-        peers["kfac_pytorch"] = cycle
+        peers["kfac_pytorch"] = training.cycle(frequency, factored, training.sgd())
     return peers
 
 
-class _Refresh:
+class Refresh:
     """A refresh of all layers, and what else can be done with blocks of the same sizes."""
 
-    def __init__(self, training: _Training) -> None:
+    def __init__(self, training: Training) -> None:
         thor = Thor(training.network, _RATE, _DAMPING, _MOMENTUM, frequency=2)
         training.backward()
         thor.step()
@@ -177,7 +168,7 @@ class _Refresh:
         self.engine.refresh([_DAMPING] * len(self.engine.layers), None, None, step=0, events=None)
 
     def compare(self) -> None:
-        """See that each inverse is that of its factor with something added to the diagonal."""
+        """Check that each inverse is that of its factor with something added to the diagonal."""
         self.ours()
         blocks = self.engine.blocks
         inverses = [view for f in range(len(blocks.sizes)) for _, _, view in blocks.views(f, blocks.inverses)]
@@ -192,7 +183,7 @@ class _Refresh:
         """Return Cholesky's factors of all blocks in one call."""
         damped = self.stack.clone()
         damped.diagonal(dim1=-2, dim2=-1).add_(_DAMPING)
-        return torch.linalg.cholesky(damped)  # type: ignore[no-any-return]  # torch has no types there
+        return torch.linalg.cholesky(damped)
 
     def sides(self, peers: bool) -> Sides:
         """Return ours, Cholesky and inverse in two calls, and other ways."""
@@ -200,21 +191,20 @@ class _Refresh:
         return Sides(self.ours, lambda: torch.cholesky_inverse(self.factorised()), peers=others if peers else {})
 
 
-def _refresh(what: str, new: Callable[[], _Training], request: Request) -> list[Finding]:
-    refresh = _Refresh(new())
+def _refresh(what: str, new: Callable[[], Training], request: Request) -> list[Finding]:
+    refresh = Refresh(new())
     return contest(
         f"THOR refresh, {len(refresh.engine.layers)} layers of {what}",
-        lambda: _Refresh(new()).sides(request.peers),
-        rounds=request.rounds,
+        lambda: Refresh(new()).sides(request.peers),
+        request,
         named=f"Cholesky and inverse of {len(refresh.stack)} blocks of {refresh.block_size}",
         goal=_GOAL_OF_REFRESH,
         guard=refresh.compare,
-        device=request.chosen_device(),
     )
 
 
-def _refresh_time(what: str, training: _Training, request: Request) -> Finding:
-    refresh = _Refresh(training)
+def _refresh_time(what: str, training: Training, request: Request) -> Finding:
+    refresh = Refresh(training)
 
     def work() -> None:
         refresh.ours()
@@ -231,16 +221,4 @@ def _padded(block: Tensor, size: int) -> Tensor:
     return whole
 
 
-def _resnet8() -> nn.Module:
-    torch.manual_seed(0)
-    network = ResNet(n_blocks=1)
-    network.conv1 = nn.Conv2d(3, network.conv1.out_channels, kernel_size=3, padding=1, bias=False)
-    return network
-
-
-def _perceptron(width: int) -> nn.Module:
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for _ in range(4):
-        layers += [nn.Linear(width, width), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(width, 10))
+BENCHMARK = Benchmark("thor", "What do a step and a refresh of THOR cost?", measure, rounds=7, place=16)

@@ -15,18 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import is_installed
-from workbench.bench.rounds import (
-    Estimate,
-    interleaved,
-    ratio_of,
-    timed,
-)
+from workbench.bench import Benchmark, Estimate, Finding, Request, interleaved, is_installed, ratio_of, timed
 from workbench.core import devices
 from workbench.optim.adam_offload.optimizer import AdamOffload
-
-__all__ = ["Encoder", "measure_offload", "measure_offload_on"]
 
 _RATE = 1e-4
 _EPS = 1e-15  # eps is not bias-corrected in ours: it has to be too small to be seen for results to be the same
@@ -36,14 +27,7 @@ _GUARDED_STEPS, _SHARE_OF_THE_WAY = 3, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """What is trained; as it stands some billion parameters.
-
-    Args:
-        layers: Layers of the encoder.
-        width: Numbers per token; a multiple of 64, the width of a head, or less than it.
-        batch: Sequences per step.
-        tokens: Tokens per sequence.
-    """
+    """What is trained, some billion parameters as it stands; a width is a multiple of 64, the width of a head."""
 
     layers: int = 20
     width: int = 2048
@@ -54,31 +38,17 @@ class Encoder:
 _SMALL = Encoder(2, 64, 4, 16)  # for the comparison of results
 
 
-def measure_offload(request: Request) -> list[Finding]:
-    """Measure a step of a transformer with its Adam on the host as a multiple of one with Adam on the device.
-
-    Args:
-        request: What is asked for.
-    """
-    device = request.chosen_device()
-    if device.type == "cpu":
+def measure(request: Request) -> list[Finding]:
+    """Measure a step of a transformer with its Adam on the host as a multiple of one with Adam on the device."""
+    if request.chosen_device().type == "cpu":
         note = "needs an accelerator; has not run on one"
         return [Finding("AdamOffload, transformer: ours / Adam on the device", "x", None, _GOAL, note, "absent")]
-    return measure_offload_on(device, request, Encoder())
+    return measure_encoder(request, Encoder())
 
 
-def measure_offload_on(device: torch.device, request: Request, encoder: Encoder) -> list[Finding]:
-    """Measure on a given device, whatever it is.
-
-    Args:
-        device: Where the network is.
-        request: Rounds, and whether torchao is measured, too.
-        encoder: What is trained.
-
-    Returns:
-        Ours against no offload and against torchao, and the bytes of our optimizer's state on the device. Where results
-        differ, that alone.
-    """
+def measure_encoder(request: Request, encoder: Encoder) -> list[Finding]:
+    """Measure on whatever device, and tell the bytes of our optimizer's state there."""
+    device = request.chosen_device()
     difference = _difference(device)
     if difference > _SHARE_OF_THE_WAY:
         note = f"after {_GUARDED_STEPS} steps weights differ by {difference:.2g} of the way they went"
@@ -87,16 +57,17 @@ def measure_offload_on(device: torch.device, request: Request, encoder: Encoder)
     makes = [_ours, _on_device, *([_torchao] if with_torchao else [])]
     sides = [_Training(encoder, make, device) for make in makes]
     ours, base, *peers = zip(*interleaved([timed(side) for side in sides], request.rounds), strict=True)
-    size = sides[0].size
+    size = sum(weight.numel() for weight in sides[0].weights)
     what = f"AdamOffload, transformer of {size:,}, batch {encoder.batch} x {encoder.tokens}"
     found = [Finding(f"{what}: ours / Adam on the device", "x", ratio_of(ours, base), _GOAL)]
     if peers:
         found.append(Finding(f"{what}: ours / torchao", "x", ratio_of(ours, peers[0]), _GOAL_BESIDE_TORCHAO))
     elif request.peers:
         found.append(Finding(f"{what}: ours / torchao", "x", None, _GOAL_BESIDE_TORCHAO, "not installed", "absent"))
-    share = _state_bytes(sides[0].optimizer, device) / (4 * size)
-    held = Estimate(share, share, share, 1)
-    return [*found, Finding(f"{what}: optimizer state on the device / weights", "x", held, 0.0, "bytes, counted")]
+    state = [value for one in sides[0].optimizer.state.values() for value in one.values() if isinstance(value, Tensor)]
+    share = sum(tensor.nbytes for tensor in state if tensor.device.type == device.type) / (4 * size)
+    title = f"{what}: optimizer state on the device / weights"
+    return [*found, Finding(title, "x", Estimate.exact(share), 0.0, "bytes, counted")]
 
 
 class _Training:
@@ -112,14 +83,13 @@ class _Training:
         self.inputs = torch.randn(encoder.batch, encoder.tokens, encoder.width, device=device)
         self.targets = torch.randn_like(self.inputs)
         self.weights = list(self.network.parameters())
-        self.size = sum(weight.numel() for weight in self.weights)
         self.optimizer = make(self.weights)
         self.device = device
 
     def __call__(self) -> None:
         with torch.autocast(self.device.type, torch.bfloat16):
-            loss: Tensor = nn.functional.mse_loss(self.network(self.inputs).float(), self.targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+            loss = nn.functional.mse_loss(self.network(self.inputs).float(), self.targets)
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         devices.synchronize(self.device)
@@ -135,8 +105,7 @@ def _on_device(weights: list[nn.Parameter]) -> Optimizer:
 
 def _torchao(weights: list[nn.Parameter]) -> Optimizer:
     kind = importlib.import_module("torchao.optim").CPUOffloadOptimizer
-    optimizer: Optimizer = kind(weights, Adam, fused=True, lr=_RATE, eps=_EPS)
-    return optimizer
+    return kind(weights, Adam, fused=True, lr=_RATE, eps=_EPS)
 
 
 def _difference(device: torch.device) -> float:
@@ -146,12 +115,19 @@ def _difference(device: torch.device) -> float:
     for _ in range(_GUARDED_STEPS):
         ours()
         base()
+
+    def apart(ones: list[Tensor]) -> float:
+        return max(float((one - other).abs().mean()) for one, other in zip(ones, base.weights, strict=True))
+
     with torch.no_grad():
-        apart = max(float((one - other).abs().mean()) for one, other in zip(ours.weights, base.weights, strict=True))
-        way = max(float((one - other).abs().mean()) for one, other in zip(start, base.weights, strict=True))
-    return apart / way
+        return apart(ours.weights) / apart(start)
 
 
-def _state_bytes(optimizer: Optimizer, device: torch.device) -> int:
-    tensors = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.device.type == device.type)
+BENCHMARK = Benchmark(
+    "offload",
+    "Does Adam on the host slow a training on an accelerator?",
+    measure,
+    rounds=7,
+    place=9,
+    group="accelerator",
+)

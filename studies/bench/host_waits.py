@@ -19,31 +19,24 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.bench.benchmark import Finding, Request
-from workbench.bench.rounds import Estimate
+from workbench.bench import Benchmark, Estimate, Finding, Request
 from workbench.config import BoostConfig
 from workbench.core.batch import move_batch
 from workbench.tasks import Task, load_task
 from workbench.training import TraceBuffer, training_loop
 from workbench.training.setup import prepare
 
-__all__ = ["CONFIGS", "dispatched_waits", "measure_host_waits", "measure_host_waits_on", "profiled_waits"]
-
-_WARM_UP, _STEPS = 40, 20  # any twenty steps hold a refresh of THOR's
 _SCALED = {"amp.level": "O2", "loss_scale.kind": "dynamic"}
+_MANUAL = {**_SCALED, "boost.mode": "manual"}
+
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "O0 in float32": ({"amp.level": "O0"}, "O0"),
     "dynamic loss scale": (_SCALED, "O0"),
     "O1, dynamic loss scale": (_SCALED, "O1"),
-    "group loss scales": ({**_SCALED, "boost.mode": "manual", "boost.loss_scale_group": True}, "O1"),
+    "group loss scales": ({**_MANUAL, "boost.loss_scale_group": True}, "O1"),
     "accumulation": (
-        {
-            **_SCALED,
-            "boost.mode": "manual",
-            "boost.grad_accumulation": True,
-            "grad_accumulation.grad_accumulation_step": 2,
-        },
+        {**_MANUAL, "boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 2},
         "O1",
     ),
     "THOR, dynamic loss scale": ({**_SCALED, "optimizer.name": "thor", "optimizer.frequency": 20}, "O0"),
@@ -81,84 +74,55 @@ _RUNTIME = (
 _PAGEABLE = "Pageable"  # of a copy's name on the device: the host waits inside of it, without a call of its own
 
 
-def measure_host_waits(request: Request) -> list[Finding]:
-    """Count waits of the host per recorded training step, for several configurations.
-
-    Args:
-        request: The device; rounds mean nothing to a count.
-    """
-    device = request.chosen_device()
-    if device.type == "cpu":
+def measure(request: Request) -> list[Finding]:
+    """Count waits of the host per recorded training step on an accelerator, for several configurations."""
+    if request.chosen_device().type == "cpu":
         note = "needs an accelerator; has not run on one"
         return [Finding("waits of the host per step", "count", None, 0.0, note, "absent")]
-    return measure_host_waits_on(device, load_task("digits-resnet"))
+    return measure_waits(request, load_task("digits-resnet"))
 
 
-def measure_host_waits_on(
-    device: torch.device, task: Task, *, warm_up: int = _WARM_UP, steps: int = _STEPS
-) -> list[Finding]:
-    """Count on a given device, whatever it is.
-
-    Args:
-        device: Where to train.
-        task: What is trained.
-        warm_up: Steps before: state is made, groups are found, and what was made once is no longer made.
-        steps: Steps whose waits are the difference between two counts.
-    """
+def measure_waits(request: Request, task: Task, *, warm_up: int = 40, steps: int = 20) -> list[Finding]:
+    """Count on whatever device, after steps that make what is made once; any twenty steps hold a refresh of THOR's."""
+    device = request.chosen_device()
     found = []
     for name, (values, level) in CONFIGS.items():
         train = _recorded_steps(task, BoostConfig().with_values(values), level, device)
         train(warm_up)
-        waits = {"dispatched": dispatched_waits(lambda train=train: train(steps))}  # type: ignore[misc]
+        waits = {"dispatched": dispatched_waits(lambda train=train: train(steps))}
         if device.type == "cuda":
             waits["runtime"] = profiled_waits(train, steps)
         for instrument, counted in waits.items():
-            per_step = counted.total() / steps
             note = ", ".join(f"{number} {what}" for what, number in counted.most_common()) or f"none in {steps} steps"
-            value = Estimate(per_step, per_step, per_step, 1)
+            value = Estimate.exact(counted.total() / steps)
             found.append(Finding(f"waits of the host per step, {instrument}: {name}", "count", value, 0.0, note))
     return found
 
 
 def dispatched_waits(work: Callable[[], object]) -> Counter[str]:
-    """Return how often each operation through which the host waits for a device is dispatched.
-
-    Args:
-        work: What is watched, backward passes included.
-    """
-    watch = _Watch()
-    with watch:
+    """Return how often each operation through which the host waits is dispatched, backward passes included."""
+    with _Watch() as watch:
         work()
     return watch.waits
 
 
 def profiled_waits(train: Callable[[int], object], steps: int) -> Counter[str]:
-    """Return how often the runtime of CUDA was told to wait in so many steps.
-
-    Args:
-        train: Does a number of steps.
-        steps: The number.
-    """
+    """Return how often the runtime of CUDA was told to wait in so many steps of a function that does some."""
     _in_profile(lambda: train(1))  # the first one also begins the profiler's own work
-    once, twice = (_in_profile(lambda number=number: train(number)) for number in (steps, 2 * steps))  # type: ignore[misc]
+    once, twice = (_in_profile(lambda number=number: train(number)) for number in (steps, 2 * steps))
     return twice - once
 
 
 def _in_profile(work: Callable[[], object]) -> Counter[str]:
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with profile(activities=activities) as profiled:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         work()
-    events = profiled.events() or []
-    return Counter(
-        event.name
-        for event in events
-        if _PAGEABLE in event.name or (event.name.startswith(_RUNTIME) and "Async" not in event.name)
-    )
+    waits = (event.name for event in profiled.events() or [])
+    return Counter(name for name in waits if _PAGEABLE in name or (name.startswith(_RUNTIME) and "Async" not in name))
 
 
 class _Watch(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.waits = Counter[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -202,3 +166,13 @@ def _recorded_steps(task: Task, config: BoostConfig, level: str, device: torch.d
             next(loop)
 
     return train
+
+
+BENCHMARK = Benchmark(
+    "host_waits",
+    "Does the host wait for an accelerator in a training step?",
+    measure,
+    rounds=1,
+    place=11,
+    group="accelerator",
+)

@@ -12,62 +12,37 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from workbench.bench.benchmark import Finding, Request
-from workbench.bench.large_nets import (
-    RESNET_50,
-    Text,
-    image_task,
-    text_task,
-)
-from workbench.bench.levels import exported_configs
-from workbench.bench.rounds import interleaved, ratio_of
+from workbench.bench import Benchmark, Finding, Request, interleaved, ratio_of
 from workbench.config import BoostConfig
 from workbench.tasks import Task
 from workbench.training.speed import TimedSide
 
-__all__ = ["measure_large_levels", "measure_large_levels_on"]
+from .levels import exported_configs
+from .nets import RESNET_50, Text
 
-_STEPS = 5
 _SCALED = {"amp.level": "O2", "loss_scale.kind": "dynamic"}
 _IN_FLOAT16 = BoostConfig().with_values(_SCALED)
 _IN_FLOAT32 = BoostConfig().with_values({"amp.level": "O0"})
 
 
-def measure_large_levels(request: Request) -> list[Finding]:
-    """Measure steps of O1 and of exported configurations as multiples of O0's.
-
-    Args:
-        request: What is asked for.
-    """
-    device = request.chosen_device()
-    if device.type == "cpu":
+def measure(request: Request) -> list[Finding]:
+    """Measure steps of O1 and of exported configurations as multiples of O0's, on an accelerator."""
+    if request.chosen_device().type == "cpu":
         note = "needs an accelerator; has not run on one"
         return [Finding("ResNet-50 shape and transformer: O1 / O0", "x", None, None, note, "absent")]
-    return measure_large_levels_on(device, request, [image_task(RESNET_50), text_task(Text())])
+    return measure_tasks(request, [RESNET_50.task(), Text().task()])
 
 
-def measure_large_levels_on(
-    device: torch.device, request: Request, tasks: Sequence[Task], *, studies: Path | None = None
-) -> list[Finding]:
-    """Measure on a given device, whatever it is.
-
-    Args:
-        device: Where to train.
-        request: Rounds.
-        tasks: What is trained.
-        studies: Folder of studies; None takes ``studies`` in the working directory.
-
-    Returns:
-        For every task float32 without tricks, O1, and every exported configuration, the fastest first, over O0 in
-        float16.
-    """
-    exported = exported_configs(Path("studies") if studies is None else studies)
+def measure_tasks(request: Request, tasks: Sequence[Task], *, studies: Path = Path("studies")) -> list[Finding]:
+    """Measure on whatever device: for every task float32, O1 and what was exported, the fastest first, over O0."""
+    exported = exported_configs(studies)
     found: list[Finding] = []
     for task in tasks:
         configs = [(_IN_FLOAT16, "O0"), (_IN_FLOAT32, "O0"), (_IN_FLOAT16, "O1")]
         configs += [(one.config.with_values(_SCALED), one.level) for one in exported]
+        device = request.chosen_device()
         sides = [
-            TimedSide(task, config, level, device=device, seed=0, at_least=_STEPS, before_window=None)
+            TimedSide(task, config, level, device=device, seed=0, at_least=5, before_window=None)
             for config, level in configs
         ]
         base, *others = zip(*interleaved([side.block for side in sides], request.rounds), strict=True)
@@ -88,3 +63,13 @@ def measure_large_levels_on(
 def _effect(side: TimedSide) -> str:
     plan = side.boosted.plan
     return "" if plan is None else f"in effect: {plan.summary()}"
+
+
+BENCHMARK = Benchmark(
+    "large_levels",
+    "How much faster than O0 are O1 and what the studies have exported, on networks of an accelerator's size?",
+    measure,
+    rounds=7,
+    place=10,
+    group="accelerator",
+)

@@ -17,17 +17,15 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from workbench.bench.benchmark import Finding
-from workbench.bench.kernel_messages import everything_in, speak_as_in_a_kernel, user_sets
-from workbench.bench.recorded import record_run, steps_and_events
-from workbench.bench.rounds import Estimate, interleaved, median_of
+from workbench.bench import Benchmark, Estimate, Finding, Request, interleaved, median_of
 from workbench.config import BoostConfig
 from workbench.panels import Panel, Workbench
 
-__all__ = ["measure_handlers"]
+from .kernel_messages import everything_in, speak_as_in_a_kernel, user_sets
+from .recorded import record_run, steps_and_events
 
-GOAL_SECONDS = 0.1
-_PATIENCE_SECONDS = 120.0
+_GOAL_SECONDS = 0.1
+_LONGEST_SECONDS = 120.0
 _TABS = ("Configure", "Train", "Loss scale", "Tune", "Compare", "Export")
 _OPENING = "Tabs, opened for the first time"  # which makes their panels
 _ENDLESS = 1_000_000
@@ -36,18 +34,15 @@ Action = tuple[str, str, Callable[[], None]]
 """Tab, what a person does there, and a function that does it."""
 
 
-def measure_handlers(rounds: int, *, task: str = "digits-lenet", steps: int = 10_000) -> list[Finding]:
+def measure(request: Request, *, task: str = "digits-lenet", steps: int = 10_000) -> list[Finding]:
     """Measure the handlers of all panels, and say for each panel which takes longest.
 
-    Args:
-        rounds: Workbenches made, each idle and while training.
-        task: Name of the task.
-        steps: Steps of the recorded run on show, and of the trace in the Train panel.
+    The recorded run on show, and the trace in the Train panel, have so many steps.
     """
     with tempfile.TemporaryDirectory() as folder:
         run = record_run(Path(folder) / "runs", steps)
         sessions = [_session(task, run, steps, training=training) for training in (False, True)]
-        rows = interleaved(sessions, rounds)
+        rows = interleaved(sessions, request.rounds)
         taken = [dict(zip(("idle", "training"), row, strict=True)) for row in rows]
     findings = []
     for condition in ("idle", "training"):
@@ -68,7 +63,7 @@ def _longest(tab: str, condition: str, times: dict[str, list[float]]) -> Finding
     slowest = 1e3 * max(max(values) for values in times.values())
     when = "kernel idle" if condition == "idle" else "while training"
     note = f"{what}; slowest of all {len(times)} handlers in any round {slowest:.0f} ms"
-    return Finding(f"{tab}, {when}", "s", medians[what], GOAL_SECONDS, note)
+    return Finding(f"{tab}, {when}", "s", medians[what], _GOAL_SECONDS, note)
 
 
 def _session(task: str, run: Path, steps: int, *, training: bool) -> Callable[[], dict[tuple[str, str], float]]:
@@ -100,7 +95,7 @@ def _actions(bench: Workbench, steps: int, folder: Path, *, training: bool) -> I
         _until(train, "a run is under way", lambda: len(train.trace.steps) > 0)
     for number, tab in enumerate(_TABS):
         if tab not in ("Configure", "Train"):  # the first is there from the start, the other one was needed above
-            yield _OPENING, f"open {tab}", lambda number=number: _opens(bench, number)  # type: ignore[misc]
+            yield _OPENING, f"open {tab}", lambda number=number: _opens(bench, number)
     yield from _configure(bench.panel("Configure"))
     if training:
         yield "Train", "Pause", train.pause_button.click
@@ -110,7 +105,7 @@ def _actions(bench: Workbench, steps: int, folder: Path, *, training: bool) -> I
         for block, events in steps_and_events(steps):
             train.trace.add(block, events)
         for index in (1, 2, 0):
-            yield "Train", f"look at figure {index + 1}", lambda index=index: user_sets(train.choice, index, "index")  # type: ignore[misc]
+            yield "Train", f"look at figure {index + 1}", lambda index=index: user_sets(train.choice, index, "index")
     yield from _loss_scale(bench.panel("Loss scale"))
     yield from _tune(bench.panel("Tune"))
     yield from _compare_and_export(bench, folder)
@@ -119,7 +114,7 @@ def _actions(bench: Workbench, steps: int, folder: Path, *, training: bool) -> I
     else:
         train.steps.set(1)
         yield "Train", "Start", train.start_button.click
-    if not train.wait(_PATIENCE_SECONDS):
+    if not train.wait(_LONGEST_SECONDS):
         raise RuntimeError("the run of the Train panel did not end")
 
 
@@ -127,7 +122,7 @@ def _configure(panel: Any) -> Iterator[Action]:
     tab = "Configure"
     titles = panel.sections.titles
     for index, title in enumerate(titles):
-        yield tab, f"open the section {title}", lambda index=index: user_sets(panel.sections, index, "selected_index")  # type: ignore[misc]
+        yield tab, f"open the section {title}", lambda index=index: user_sets(panel.sections, index, "selected_index")
     yield tab, "preset O2", lambda: user_sets(panel.preset.buttons, 2, "index")
     yield tab, "turn a switch", lambda: user_sets(panel.switches["grad_freeze"], False)
     slider = _first(panel.control("grad_freeze.freeze_p").widget, widgets.FloatSlider)
@@ -143,16 +138,16 @@ def _loss_scale(panel: Any) -> Iterator[Action]:
     _until(panel, "the runs are listed", lambda: len(panel.runs.options) > 1)
     yield tab, "choose a run", lambda: user_sets(panel.runs, 1, "index")
     _until(panel, "the run is open", lambda: not panel.state.busy and bool(panel.policies))
-    panel.wait_for_answer(_PATIENCE_SECONDS)
+    panel.wait_for_answer(_LONGEST_SECONDS)
     slider = _first(panel.control("loss_scale.init").widget, widgets.FloatLogSlider)
     yield tab, "move a slider", lambda: user_sets(slider, 2.0**13)
-    panel.wait_for_answer(_PATIENCE_SECONDS)
+    panel.wait_for_answer(_LONGEST_SECONDS)
     yield tab, "pick a judged policy", lambda: user_sets(panel.choice, 3, "index")
-    panel.wait_for_answer(_PATIENCE_SECONDS)
+    panel.wait_for_answer(_LONGEST_SECONDS)
     yield tab, "Use this policy", panel.use_button.click
     yield tab, "Compare", panel.judge_button.click
     _until(panel, "policies are judged", lambda: not panel.state.busy)
-    panel.wait_for_answer(_PATIENCE_SECONDS)
+    panel.wait_for_answer(_LONGEST_SECONDS)
 
 
 def _tune(panel: Any) -> Iterator[Action]:
@@ -162,7 +157,7 @@ def _tune(panel: Any) -> Iterator[Action]:
     entry = _first(panel.space.widget, widgets.Text)
     yield tab, "edit what is searched", lambda: user_sets(entry, "3")
     for index in (1, 2, 0):
-        yield tab, f"look at view {index + 1}", lambda index=index: user_sets(panel.view, index, "index")  # type: ignore[misc]
+        yield tab, f"look at view {index + 1}", lambda index=index: user_sets(panel.view, index, "index")
 
 
 def _compare_and_export(bench: Workbench, folder: Path) -> Iterator[Action]:
@@ -188,9 +183,20 @@ def _first(root: widgets.Widget, kind: type[widgets.Widget]) -> widgets.Widget:
 
 def _until(panel: Panel, what: str, condition: Callable[[], bool]) -> None:
     """Wait for what a panel does in the background."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _LONGEST_SECONDS
     while not condition():
         if panel.error is not None or time.monotonic() > deadline:
-            why = panel.error or f"{panel.state} after {_PATIENCE_SECONDS:g} s"
+            why = panel.error or f"{panel.state} after {_LONGEST_SECONDS:g} s"
             raise RuntimeError(f"{panel.title}: waited in vain until {what} ({why})") from panel.error
         time.sleep(0.005)
+
+
+BENCHMARK = Benchmark(
+    "panel_handlers",
+    "How long does a click or an edit keep the kernel?",
+    measure,
+    rounds=10,
+    place=20,
+    group="panels",
+    quick=True,
+)

@@ -7,85 +7,71 @@ torch's fused Adam. With a hash embedding the loop by hand hashes, too.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import Sides, contest, require_equal
+from workbench.bench import Benchmark, Finding, Request, Sides, contest, require_equal
 from workbench.optim.embeddings import HashEmbedding
 from workbench.optim.row_wise import RowWiseAdagrad, RowWiseAdam
 
-__all__ = ["measure_online"]
+from .nets import weights_of
 
 Rule = Literal["Adagrad", "Adam"]
 
 _GOAL = 1.10
 _RATE, _EPS, _BETAS = 0.05, 1e-8, (0.9, 0.999)
 _BATCHES = 64
+_CONTESTS: tuple[tuple[bool, Rule], ...] = ((False, "Adagrad"), (False, "Adam"), (True, "Adagrad"))
 
 
-def measure_online(
+def measure(
     request: Request, *, rows: int = 1_000_000, dim: int = 16, records: int = 64, ids: int = 8
 ) -> list[Finding]:
     """Measure a step on ids against the row-wise loop by hand, with both adaptive rules and with hashed ids.
 
-    Args:
-        request: What is asked for.
-        rows: Rows of the table.
-        dim: Numbers per row.
-        records: Records of a batch.
-        ids: Ids of a record.
+    The table has so many rows of ``dim`` numbers, a batch so many records of so many ids.
     """
-    found: list[Finding] = []
-    sizes = rows, dim, records, ids
-    for threads in request.each_thread_count():
-        for hashed, rule in ((False, "Adagrad"), (False, "Adam"), (True, "Adagrad")):
-            found += _contest(f"{threads}", sizes, hashed, "Adam" if rule == "Adam" else "Adagrad", request)
-    return found
-
-
-def _contest(
-    threads: str, sizes: tuple[int, int, int, int], hashed: bool, rule: Rule, request: Request
-) -> list[Finding]:
-    rows, dim, records, ids = sizes
     device = request.chosen_device()
     batches = _batches(rows, records, ids, device)
+    found: list[Finding] = []
+    for threads in request.each_thread_count():
+        for hashed, rule in _CONTESTS:
 
-    def new(*, sparse: bool = True) -> _Network:
-        return _Network(rows, dim, ids, hashed, device, sparse=sparse)
+            def new(hashed: bool = hashed, *, sparse: bool = True) -> _Network:
+                return _Network(rows, dim, ids, hashed, device, sparse=sparse)
 
-    def sides() -> Sides:
-        peers: dict[str, Callable[[], object] | None] = {}
-        if request.peers and rule == "Adam" and not hashed:
-            peers = {
-                "torch SparseAdam": _sparse_adam_step(new(), batches),
-                "torch Adam": _dense_adam_step(new(sparse=False), batches),
-            }
-        return Sides(_our_step(new(), rule, batches), _hand_step(new(), rule, batches), peers=peers)
+            def sides(hashed: bool = hashed, rule: Rule = rule, new: Callable[..., _Network] = new) -> Sides:
+                peers: dict[str, Callable[[], object] | None] = {}
+                if request.peers and rule == "Adam" and not hashed:
+                    sparse, dense = new(), new(sparse=False)
+                    peers["torch SparseAdam"] = _step(sparse, batches, *_sparse_adam(sparse))
+                    peers["torch Adam"] = _step(dense, batches, _fused_adam(dense))
+                ours = new()
+                return Sides(_step(ours, batches, _row_wise(ours, rule)), _hand_step(new(), rule, batches), peers=peers)
 
-    def guard() -> None:
-        ours, by_hand = new(), new()
-        our_step, hand_step = _our_step(ours, rule, batches), _hand_step(by_hand, rule, batches)
-        for _ in range(5):
-            our_step()
-            hand_step()
-        require_equal(ours.table.weight, by_hand.table.weight, "table after 5 steps", rtol=1e-4, atol=1e-5)
-        require_equal(ours.head.weight, by_hand.head.weight, "layer after 5 steps", rtol=1e-4, atol=1e-5)
+            def guard(rule: Rule = rule, new: Callable[..., _Network] = new) -> None:
+                ours, by_hand = new(), new()
+                our_step, hand_step = _step(ours, batches, _row_wise(ours, rule)), _hand_step(by_hand, rule, batches)
+                for _ in range(5):
+                    our_step()
+                    hand_step()
+                require_equal(weights_of(ours), weights_of(by_hand), "weights after 5 steps", rtol=1e-4, atol=1e-5)
 
-    return contest(
-        f"online step, {'hashed into ' if hashed else ''}{rows:,} x {dim}, batch {records} x {ids}, {rule}, {threads}",
-        sides,
-        rounds=request.rounds,
-        named="loop by hand",
-        goal=_GOAL,
-        guard=guard,
-        device=device,
-    )
+            table = f"{'hashed into ' if hashed else ''}{rows:,} x {dim}"
+            found += contest(
+                f"online step, {table}, batch {records} x {ids}, {rule}, {threads}",
+                sides,
+                request,
+                named="loop by hand",
+                goal=_GOAL,
+                guard=guard,
+            )
+    return found
 
 
 class _Network(nn.Module):
@@ -105,7 +91,7 @@ class _Network(nn.Module):
 
     def judged(self, vectors: Tensor) -> Tensor:
         """Return logits ``[records]`` of vectors ``[records, ids, dim]``."""
-        return self.head(vectors.flatten(1)).squeeze(1)  # type: ignore[no-any-return]  # nn.Module calls are Any
+        return self.head(vectors.flatten(1)).squeeze(1)
 
     def rows_of(self, ids: Tensor) -> Tensor:
         return self.table.rows_of(ids) if isinstance(self.table, HashEmbedding) else ids
@@ -124,37 +110,24 @@ def _batches(rows: int, records: int, ids: int, device: torch.device) -> list[Ba
     return made
 
 
-def _endlessly(batches: list[Batch]) -> Iterator[Batch]:
-    return itertools.cycle(batches)
+def _row_wise(network: nn.Module, rule: Rule) -> torch.optim.Optimizer:
+    return (RowWiseAdam if rule == "Adam" else RowWiseAdagrad)(network.parameters(), lr=_RATE)
 
 
-def _our_step(network: _Network, rule: Rule, batches: list[Batch]) -> Callable[[], None]:
-    optimizer = (RowWiseAdam if rule == "Adam" else RowWiseAdagrad)(network.parameters(), lr=_RATE)
-    return _stock_step(network, [optimizer], batches)
+def _sparse_adam(network: _Network) -> Sequence[torch.optim.Optimizer]:
+    return torch.optim.SparseAdam([network.table.weight], lr=_RATE), _fused_adam(network.head)
 
 
-def _sparse_adam_step(network: _Network, batches: list[Batch]) -> Callable[[], None]:
-    return _stock_step(
-        network,
-        [
-            torch.optim.SparseAdam([network.table.weight], lr=_RATE),
-            torch.optim.Adam(network.head.parameters(), lr=_RATE, fused=True),
-        ],
-        batches,
-    )
+def _fused_adam(network: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(network.parameters(), lr=_RATE, fused=True)
 
 
-def _dense_adam_step(network: _Network, batches: list[Batch]) -> Callable[[], None]:
-    return _stock_step(network, [torch.optim.Adam(network.parameters(), lr=_RATE, fused=True)], batches)
-
-
-def _stock_step(network: _Network, optimizers: list[torch.optim.Optimizer], batches: list[Batch]) -> Callable[[], None]:
-    stream = _endlessly(batches)
+def _step(network: _Network, batches: list[Batch], *optimizers: torch.optim.Optimizer) -> Callable[[], None]:
+    stream = cycle(batches)
 
     def step() -> None:
         ids, clicked = next(stream)
-        loss = F.binary_cross_entropy_with_logits(network(ids), clicked)
-        loss.backward()  # type: ignore[no-untyped-call]
+        F.binary_cross_entropy_with_logits(network(ids), clicked).backward()
         for optimizer in optimizers:
             optimizer.step()
         for optimizer in optimizers:
@@ -164,9 +137,9 @@ def _stock_step(network: _Network, optimizers: list[torch.optim.Optimizer], batc
 
 
 def _hand_step(network: _Network, rule: Rule, batches: list[Batch]) -> Callable[[], None]:
-    stream = _endlessly(batches)
+    stream = cycle(batches)
     table = network.table.weight.detach()
-    optimizer = torch.optim.Adam(network.head.parameters(), lr=_RATE, fused=True)
+    optimizer = _fused_adam(network.head)
     update = _adam_rows(table) if rule == "Adam" else _adagrad_rows(table)
 
     def step() -> None:
@@ -174,11 +147,9 @@ def _hand_step(network: _Network, rule: Rule, batches: list[Batch]) -> Callable[
         rows, position = torch.unique(network.rows_of(ids), return_inverse=True)
         picked = table.index_select(0, rows).requires_grad_()
         loss = F.binary_cross_entropy_with_logits(network.judged(F.embedding(position, picked)), clicked)
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradient = picked.grad
-        assert gradient is not None  # of the backward pass just done
+        loss.backward()
         with torch.no_grad():
-            update(rows, picked.detach(), gradient)
+            update(rows, picked.detach(), picked.grad)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -215,3 +186,8 @@ def _adam_rows(table: Tensor) -> RowUpdate:
         table.index_copy_(0, rows, weights - step / ((two / (1 - beta2**count)).sqrt() + _EPS))
 
     return update
+
+
+BENCHMARK = Benchmark(
+    "online", "What does an online step cost beside a row-wise loop by hand?", measure, rounds=15, place=17
+)

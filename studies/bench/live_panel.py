@@ -20,30 +20,24 @@ from typing import Any
 
 import numpy as np
 
-from workbench.bench.benchmark import Finding
-from workbench.bench.interference import Interference
-from workbench.bench.kernel_messages import speak_as_in_a_kernel
-from workbench.bench.rounds import median_of, ratio_of
+from workbench.bench import Benchmark, Finding, Request, median_of, ratio_of
 from workbench.panels import SharedConfig, TrainPanel
 from workbench.tasks import Task, load_task
 
-__all__ = ["measure_live_panel"]
+from .interference import Interference
+from .kernel_messages import speak_as_in_a_kernel
 
-GOAL = 1.02
-_PATIENCE_SECONDS = 600.0
+_GOAL = 1.02
+_LONGEST_SECONDS = 600.0
 
 
-def measure_live_panel(
-    rounds: int, *, task: str = "digits-resnet", turn: int = 60, pairs: int = 8, warm_up: int = 1
+def measure(
+    request: Request, *, task: str = "digits-resnet", turn: int = 60, pairs: int = 8, warm_up: int = 1
 ) -> list[Finding]:
     """Measure what a live panel adds to the time of a step.
 
-    Args:
-        rounds: Runs.
-        task: Name of a task whose step takes 5 ms or more.
-        turn: Micro-batches of a turn; a second's worth or more, as a line is drawn anew every second or two.
-        pairs: Pairs of turns in a run, each with and without display, every other one in reverse order.
-        warm_up: Runs before them that do not count.
+    A round is a run of so many pairs of turns, each with and without display, every other one in reverse order. The
+    task's step should take 5 ms or more, and a turn a second or more, as a line is drawn anew every second or two.
     """
     steps = turn * (1 + 2 * pairs) + 1  # the first turn makes the figure and is in no pair, the last step ends one
     trained, clock = _watched(load_task(task))
@@ -51,46 +45,30 @@ def measure_live_panel(
     at_work: list[float] = []
     at_rest: list[float] = []
     shares: list[float] = []
-    with _RestingPanel(trained, steps, lambda: _rests(clock.steps // turn)) as panel:
+    with _RestingPanel(trained, steps, lambda: _rests(max(len(clock) - 1, 0) // turn)) as panel:
         speak_as_in_a_kernel(panel.widget)
-        for number in range(warm_up + rounds):
+        for number in range(warm_up + request.rounds):
             clock.clear()
             panel.busy.clear()
             panel.start()
-            if not panel.wait(_PATIENCE_SECONDS) or panel.result is None:
+            if not panel.wait(_LONGEST_SECONDS) or panel.result is None:
                 raise RuntimeError(f"the panel did not finish its run: {panel.error or panel.state}")
             if number < warm_up:
                 continue
-            turns = np.diff(clock.times[::turn]).tolist()
+            turns = np.diff(clock[::turn]).tolist()
             worked = [seconds for place, seconds in enumerate(turns) if place and not _rests(place)]
             at_work += worked
             at_rest += [seconds for place, seconds in enumerate(turns) if _rests(place)]
             shown = turns[0] + sum(worked)
             shares.append(panel.display_seconds / shown)
-            beside.add(clock.times, panel.busy, shown)
-    step_ms = 1e3 * float(np.median(at_rest)) / turn
+            beside.add(clock, panel.busy, shown)
+    of_turns = f"turns of {turn} steps of {task}, {1e3 * float(np.median(at_rest)) / turn:.1f} ms each"
+    waits = "what training waits if it can do nothing while the display is busy; a core free"
+    neighbours = "steps during which it was busy, against three on either side"
     return [
-        Finding(
-            "time of its steps, display at work / at rest",
-            "x",
-            ratio_of(at_work, at_rest),
-            GOAL,
-            f"turns of {turn} steps of {task}, {step_ms:.1f} ms each",
-        ),
-        Finding(
-            "display's processor time / time of the steps it shows",
-            "x",
-            median_of(shares),
-            GOAL - 1.0,
-            "what training waits if it can do nothing while the display is busy; a core free",
-        ),
-        Finding(
-            "its steps, with / without what the display costs them",
-            "x",
-            beside.ratio(),
-            GOAL,
-            "steps during which it was busy, against three on either side",
-        ),
+        Finding("time of its steps, display at work / at rest", "x", ratio_of(at_work, at_rest), _GOAL, of_turns),
+        Finding("display's processor time / time of the steps it shows", "x", median_of(shares), _GOAL - 1.0, waits),
+        Finding("its steps, with / without what the display costs them", "x", beside.ratio(), _GOAL, neighbours),
     ]
 
 
@@ -100,15 +78,9 @@ def _rests(place: int) -> bool:
 
 
 class _RestingPanel(TrainPanel):
-    """A panel whose display rests at times, and that notes when it is busy.
+    """A panel whose display rests at times, and that notes in ``busy`` when it is not.
 
-    Args:
-        task: What is trained.
-        steps: Micro-batches.
-        rests: Whether the display rests at the moment; asked whenever training has told something.
-
-    Attributes:
-        busy: Beginning and end of each time, by ``time.perf_counter``.
+    ``rests`` tells whether it does at the moment; it is asked whenever training has told something.
     """
 
     def __init__(self, task: Task, steps: int, rests: Callable[[], bool]) -> None:
@@ -124,34 +96,26 @@ class _RestingPanel(TrainPanel):
         self.busy.append((began, time.perf_counter()))
 
 
-class _Clock:
-    """Reads the clock at every batch."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    @property
-    def steps(self) -> int:
-        """Steps that have ended."""
-        return max(len(self.times) - 1, 0)
-
-    def clear(self) -> None:
-        """Forget the run before."""
-        self.times.clear()
-
-    def read(self) -> None:
-        """Note the time."""
-        self.times.append(time.perf_counter())
-
-
-def _watched(task: Task) -> tuple[Task, _Clock]:
-    """Return the same task with a clock that is read whenever training asks for a batch."""
-    clock, twin = _Clock(), copy.copy(task)
+def _watched(task: Task) -> tuple[Task, list[float]]:
+    """Return the same task, and a list to which the time is added whenever training asks for a batch."""
+    times: list[float] = []
+    twin = copy.copy(task)
 
     def batches(seed: int, start: int = 0) -> Iterator[Any]:
         for batch in task.batches(seed, start):
-            clock.read()
+            times.append(time.perf_counter())
             yield batch
 
     object.__setattr__(twin, "batches", batches)  # in the copy's own dictionary, before the method of its class
-    return twin, clock
+    return twin, times
+
+
+BENCHMARK = Benchmark(
+    "live_panel",
+    "Does a live Train panel slow the training it shows?",
+    measure,
+    rounds=10,
+    place=19,
+    group="panels",
+    quick=True,
+)

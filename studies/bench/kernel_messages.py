@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import ipywidgets as widgets
 
-__all__ = ["everything_in", "speak_as_in_a_kernel", "user_sets"]
-
 _KEY: Final = b"the bench signs like a kernel; nobody checks"
 
 
@@ -30,13 +28,7 @@ class _Encoder:
         """Take the function for messages from a page; there is no page."""
 
     def send(self, data: Any = None, metadata: Any = None, buffers: Any = None) -> None:
-        """Encode one message.
-
-        Args:
-            data: Content.
-            metadata: Metadata.
-            buffers: Binary parts, which travel as they are.
-        """
+        """Encode one message; binary parts travel as they are."""
         content = {"comm_id": self.comm_id, "data": data}
         parts = [json.dumps(part, default=str).encode() for part in ({}, {}, metadata or {}, content)]
         signature = hmac.new(_KEY, digestmod=hashlib.sha256)
@@ -50,20 +42,12 @@ class _Encoder:
 
 
 def everything_in(widget: widgets.Widget) -> list[widgets.Widget]:
-    """Return a widget and all that stands inside it.
-
-    Args:
-        widget: For example a panel's root box.
-    """
+    """Return a widget and all that stands inside it."""
     return [widget, *(each for child in getattr(widget, "children", ()) for each in everything_in(child))]
 
 
 def speak_as_in_a_kernel(root: widgets.Widget) -> None:
-    """Have every widget inside a panel encode its messages; to be called again for what is made later.
-
-    Args:
-        root: A panel's root box.
-    """
+    """Have every widget inside a panel encode its messages; to be called again for what is made later."""
     for widget in everything_in(root):
         for part in (widget, getattr(widget, "layout", None), getattr(widget, "style", None)):
             if isinstance(part, widgets.Widget) and part.comm is not None and not isinstance(part.comm, _Encoder):
@@ -71,11 +55,5 @@ def speak_as_in_a_kernel(root: widgets.Widget) -> None:
 
 
 def user_sets(widget: widgets.Widget, value: Any, trait: str = "value") -> None:
-    """Change a widget as a page does: through its state, so that handlers run and answers are sent.
-
-    Args:
-        widget: The widget.
-        value: New value, as JSON has it.
-        trait: Trait that changes.
-    """
+    """Change a widget as a page does: through its state, so that handlers run and answers are sent."""
     widget.set_state({trait: value})

@@ -12,13 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workbench.bench.rounds import Estimate
+from workbench.bench import Estimate
 
-__all__ = ["Interference"]
-
-_NEIGHBOURS = 3
-"""Undisturbed steps on either side with which a stretch is compared."""
-
+_NEIGHBOURS = 3  # undisturbed steps on either side with which a stretch is compared
 _RESAMPLES = 2000
 
 
@@ -26,9 +22,8 @@ _RESAMPLES = 2000
 class Interference:
     """What the stretches of all runs so far have cost.
 
-    Attributes:
-        seconds: Time of all steps during which the other could be busy.
-        excess: What each stretch of disturbed steps took beyond the same number of steps beside it, seconds.
+    ``seconds`` is the time of all steps during which the other could be busy, ``excess`` what each stretch of disturbed
+    steps took beyond the same number of steps beside it.
     """
 
     seconds: float = 0.0
@@ -60,11 +55,8 @@ class Interference:
             if sides:
                 self.excess.append(float(took[first : last + 1].sum() - (last + 1 - first) * np.mean(sides)))
 
-    def ratio(self, seed: int = 0) -> Estimate:
-        """Return the time of the runs divided by what it would be without the other.
-
-        Args:
-            seed: Seed of the bootstrap over stretches.
+    def ratio(self) -> Estimate:
+        """Return the time of the runs divided by what it would be without the other, with a bootstrap over stretches.
 
         Raises:
             ValueError: When nothing was disturbed, or nothing was not.
@@ -72,7 +64,7 @@ class Interference:
         if not self.excess:
             raise ValueError("no step was disturbed, or all were: there is nothing to compare")
         excess = np.asarray(self.excess)
-        draws = np.random.default_rng(seed).choice(excess, (_RESAMPLES, len(excess))).sum(axis=1)
+        draws = np.random.default_rng(0).choice(excess, (_RESAMPLES, len(excess))).sum(axis=1)
         low, high = np.quantile(draws, (0.025, 0.975))
         value, low, high = (self.seconds / (self.seconds - spent) for spent in (excess.sum(), low, high))
         return Estimate(float(value), float(low), float(high), len(excess))

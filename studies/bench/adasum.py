@@ -20,42 +20,26 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor, distributed
 
-from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import Sides, contest, require_equal
-from workbench.bench.rank_processes import answer_of_ranks
-from workbench.bench.rounds import Estimate, interleaved, ratio_of
+from workbench.bench import Benchmark, Estimate, Finding, Request, Sides, contest, interleaved, ratio_of, require_equal
 from workbench.core import distributed as ranks
-from workbench.methods.adasum.method import (
-    ServerLinks,
-    adasum_reduce_,
-    adasum_sets_,
-    adasum_tree,
-)
+from workbench.methods.adasum.method import ServerLinks, adasum_reduce_, adasum_sets_, adasum_tree
 
-__all__ = ["measure_adasum", "run_rank"]
+from .ranks import answer_of_ranks
 
 _GOALS = {20_000_000: 0.165, 1_000_000: 0.20}
 _GOAL_OVER_RANKS, _GOAL_OF_BYTES = 1.15, 1.01
 _RANKS = 4
 
 
-def measure_adasum(
+def measure(
     request: Request, *, sizes: Sequence[int] = (20_000_000, 1_000_000), tensors: int = 60, bucket: int = 25_000_000
 ) -> list[Finding]:
-    """Measure the combination of two sets of gradients, and that of a bucket over four ranks.
+    """Measure the combination of two sets of gradients, and that of a bucket over four ranks (0 leaves them out).
 
-    Args:
-        request: What is asked for.
-        sizes: Elements of a set, one contest for each.
-        tensors: Tensors that a set consists of.
-        bucket: Elements of the bucket over ranks; 0 leaves the ranks out.
-
-    Raises:
-        RuntimeError: When a rank fails or does not end.
+    A size is the elements of a set or of the bucket, which consist of so many tensors.
     """
-    device = request.chosen_device()
     found: list[Finding] = []
-    places = tuple(_PLACES) if device.type == "cpu" else ("kept memory",)
+    places = tuple(_PLACES) if request.chosen_device().type == "cpu" else ("kept memory",)
     for threads in request.each_thread_count():
         for size in sizes:
             for place in places:
@@ -109,12 +93,11 @@ def _in_one_process(what: str, size: int, tensors: int, place: str, request: Req
     return contest(
         f"AdaSum of {what}",
         sides,
-        rounds=request.rounds,
+        request,
         named=f"formula in {place}",
         goal=_GOALS.get(size),
         guard=guard,
         note="ours in place; the limit reads both and writes one",
-        device=device,
     )
 
 
@@ -126,7 +109,6 @@ class _Formula:
         self._between = [torch.zeros_like(tensor) for tensor in ours]
 
     def __call__(self) -> Sequence[Tensor]:
-        """Return the combination, tensor by tensor."""
         results = self._results()
         for a, b, between, result in zip(self._ours, self._theirs, self._between, results, strict=True):
             across, own, other = (torch.mul(x, y, out=between).sum() for x, y in ((a, b), (a, a), (b, b)))
@@ -149,7 +131,7 @@ def _lengths(size: int, tensors: int) -> list[int]:
 
 
 def _over_ranks(bucket: int, tensors: int, rounds: int) -> list[Finding]:
-    answer = answer_of_ranks(__name__, run_rank.__name__, _RANKS, [str(bucket), str(tensors), str(rounds)])
+    answer = answer_of_ranks(__name__, _RANKS, bucket, tensors, rounds)
     what = f"AdaSum of {bucket:,} in {tensors} over {_RANKS} gloo ranks"
     if answer["excess"] > 1e-4:
         note = f"the combination differs by up to {answer['excess']:.3g}"
@@ -158,7 +140,7 @@ def _over_ranks(bucket: int, tensors: int, rounds: int) -> list[Finding]:
     sent = answer["bytes"] / (2 * (_RANKS - 1) / _RANKS * bucket * 4)
     return [
         Finding(f"{what}: ours / all_reduce", "x", ratio_of(ours, base), _GOAL_OVER_RANKS, "one thread per rank"),
-        Finding(f"{what}: bytes sent / ring", "x", Estimate(sent, sent, sent, 1), _GOAL_OF_BYTES, "counted, rank 0"),
+        Finding(f"{what}: bytes sent / ring", "x", Estimate.exact(sent), _GOAL_OF_BYTES, "counted, rank 0"),
     ]
 
 
@@ -168,7 +150,6 @@ class _CountingLinks(ServerLinks):
     sent = 0
 
     def exchange(self, mine: Tensor, server: int, into: Tensor | None = None) -> Tensor:
-        """Exchange as ever, and count."""
         _CountingLinks.sent += mine.nbytes
         return super().exchange(mine, server, into)
 
@@ -223,3 +204,8 @@ def _timed(flat: Tensor, start: Tensor, work: Callable[[], object]) -> Callable[
         return time.perf_counter() - began
 
     return measure
+
+
+BENCHMARK = Benchmark(
+    "adasum", "What does AdaSum cost beside its formula and beside an all-reduce?", measure, rounds=15, place=13
+)

@@ -19,39 +19,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from workbench.bench.benchmark import Finding, Request
-from workbench.bench.image_nets import image_task, residual_net
-from workbench.bench.rounds import (
-    Estimate,
-    fair_clock,
-    interleaved,
-    ratio_of,
-)
+from workbench.bench import Benchmark, Estimate, Finding, Request, fair_clock, interleaved, ratio_of
 from workbench.config import BoostConfig
 from workbench.tasks import Task, load_task
 from workbench.training.speed import TimedSide
 
-__all__ = ["Exported", "exported_configs", "measure_levels"]
+from .nets import image_task, noise, residual_net
 
-O1_GOAL = 1 / 1.30  # of O0's time
-EXPORTED_GOAL = 1 / 1.60
-
+_O1_GOAL, _EXPORTED_GOAL = 1 / 1.30, 1 / 1.60  # of O0's time
 _PLAIN = BoostConfig.from_dict({"amp": {"level": "O0"}})
 _O0, _O1 = (_PLAIN, "O0"), (_PLAIN, "O1")
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A configuration that a study exported.
-
-    Args:
-        study: Name of the study.
-        task: Name of its task.
-        config: The configuration.
-        level: Level it is read with.
-        effect: What is in effect.
-        sentence: What the study says of accuracy and speed.
-    """
+    """A configuration that a study exported for a level, what is in effect, and what the study says of it."""
 
     study: str
     task: str
@@ -61,32 +43,25 @@ class Exported:
     sentence: str
 
 
-def exported_configs(studies: Path, level: str = "O2") -> list[Exported]:
-    """Return what the studies in a folder have exported for a level.
+def exported_configs(studies: Path = Path("studies"), level: str = "O2") -> list[Exported]:
+    """Return what the studies in a folder have exported for a level; it may be missing.
 
     Left out is what is O0 itself, what is the same as that of another study, and what trains a task that comes in a
     file beside the study.
-
-    Args:
-        studies: Folder of studies, each with ``result/boost_config.*.json``; may be missing.
-        level: Level in question.
     """
     found: dict[str, Exported] = {}
     for path in sorted(studies.glob(f"*/result/boost_config.{level.lower()}.json")):
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        said = content.get("provenance", {})
+        said = content.pop("provenance", {})
         if said.get("verdict") == "O0" or ":" in said.get("task", ":"):
             continue
-        config = BoostConfig.from_json(path)
-        plain = json.dumps({key: value for key, value in content.items() if key != "provenance"}, sort_keys=True)
-        study = path.parent.parent.name
-        found.setdefault(
-            plain, Exported(study, said["task"], config, level, said.get("in_effect", ""), said.get("sentence", ""))
-        )
+        told = said.get("in_effect", ""), said.get("sentence", "")
+        exported = Exported(path.parent.parent.name, said["task"], BoostConfig.from_json(path), level, *told)
+        found.setdefault(json.dumps(content, sort_keys=True), exported)
     return list(found.values())
 
 
-def measure_levels(
+def measure(
     request: Request,
     *,
     widths: tuple[int, ...] = (16, 32, 64),
@@ -94,34 +69,29 @@ def measure_levels(
     batch: int = 32,
     side: int = 32,
     steps: int = 10,
-    studies: Path | None = None,
+    studies: Path = Path("studies"),
 ) -> list[Finding]:
-    """Measure steps of O1 and of exported configurations as multiples of O0's.
+    """Measure steps of O1, of the other memory layout, and of exported configurations as multiples of O0's.
 
-    Args:
-        request: Rounds, peers, device, threads.
-        widths: Channels per stage of the residual network under O1.
-        n_blocks: Blocks per stage.
-        batch: Images per step.
-        side: Height and width of an image, pixels.
-        steps: Steps of a side in a round, at least.
-        studies: Folder of studies; None takes ``studies`` in the working directory.
-
-    Returns:
-        O1 over O0; both in the other memory layout over O0; every exported configuration over O0, the
-        fastest first and with the goal.
+    A side does at least so many steps in a round; of the exported the fastest comes first and has the goal.
     """
     device = request.chosen_device()
     network = functools.partial(residual_net, widths, n_blocks)
-    task = image_task(network, batch, side)
-    in_channels_last = image_task(functools.partial(_in_channels_last, network), batch, side)
-    exported = exported_configs(Path("studies") if studies is None else studies)
+    batches = noise((batch, 3, side, side), torch.device("cpu"), 4)
+    task = image_task(network, batches)
+    in_channels_last = image_task(functools.partial(_in_channels_last, network), batches)
+    exported = exported_configs(studies)
     findings = []
     for threads in request.each_thread_count():
-        new_side = functools.partial(_new_side, device=device, steps=steps)
+
+        def new_side(task: Task, config: BoostConfig, level: str) -> TimedSide:
+            made = TimedSide(task, config, level, device=device, seed=0, at_least=steps, before_window=None)
+            made.clock = fair_clock(device)
+            return made
+
         others = [new_side(task, *_O1), new_side(in_channels_last, *_O0), new_side(in_channels_last, *_O1)]
         (o1, layout, both), note = _ratios(new_side(task, *_O0), others, request.rounds)
-        findings.append(Finding(f"levels, {threads}: O1 / O0", "x", o1, O1_GOAL, note))
+        findings.append(Finding(f"levels, {threads}: O1 / O0", "x", o1, _O1_GOAL, note))
         findings.append(Finding(f"levels, {threads}: O0 in channels_last / O0", "x", layout))
         findings.append(Finding(f"levels, {threads}: O1 in channels_last / O0", "x", both))
         candidates: list[tuple[Estimate, str, Exported]] = []
@@ -134,20 +104,13 @@ def measure_levels(
         candidates.sort(key=lambda candidate: candidate[0].value)
         for number, (ratio, note, one) in enumerate(candidates):
             what = f"levels, {threads}: exported by {one.study} / O0"
-            goal = EXPORTED_GOAL if number == 0 else None
-            findings.append(
-                Finding(what, "x", ratio, goal, f"{one.effect}, {one.task}, {note}. Its study: {one.sentence}")
-            )
+            goal = _EXPORTED_GOAL if number == 0 else None
+            told = f"{one.effect}, {one.task}, {note}. Its study: {one.sentence}"
+            findings.append(Finding(what, "x", ratio, goal, told))
         if not candidates:
             what = f"levels, {threads}: exported / O0"
-            findings.append(Finding(what, "x", None, EXPORTED_GOAL, "no study has exported any", "absent"))
+            findings.append(Finding(what, "x", None, _EXPORTED_GOAL, "no study has exported any", "absent"))
     return findings
-
-
-def _new_side(task: Task, config: BoostConfig, level: str, *, device: torch.device, steps: int) -> TimedSide:
-    side = TimedSide(task, config, level, device=device, seed=0, at_least=steps, before_window=None)
-    side.clock = fair_clock(device)
-    return side
 
 
 def _ratios(base: TimedSide, sides: Sequence[TimedSide], rounds: int) -> tuple[list[Estimate], str]:
@@ -158,4 +121,13 @@ def _ratios(base: TimedSide, sides: Sequence[TimedSide], rounds: int) -> tuple[l
 
 
 def _in_channels_last(network: Callable[[], nn.Module]) -> nn.Module:
-    return network().to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]  # torch's stub
+    return network().to(memory_format=torch.channels_last)
+
+
+BENCHMARK = Benchmark(
+    "levels",
+    "How much faster than O0 is a step of O1, and of what the studies have exported?",
+    measure,
+    rounds=9,
+    place=1,
+)

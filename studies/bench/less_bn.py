@@ -7,100 +7,69 @@ them. Beside them: no BatchNorm at all, which nothing can be faster than, and al
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import cycle
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import (
-    Side,
-    Sides,
-    contest,
-    require_same,
-)
-from workbench.bench.image_nets import (
-    Batch,
-    copies,
-    image_batches,
-    residual_net,
-    sgd,
-    train_once,
-)
-from workbench.bench.rounds import fair_clock
+from workbench.bench import Benchmark, Finding, Request, Sides, contest, fair_clock, require_equal
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply
 
-__all__ = ["NETS", "measure_less_bn"]
+from .nets import Batch, boosted_step, noise, plain_step, residual_net, sgd, twin, weights_of
+from .operations import compared_operations, operations_of
 
-GOAL = 1.02
-_GUARDED_STEPS = 3
+Shape = tuple[tuple[int, ...], int, int, int]
+"""Channels per stage, blocks per stage, images per step, height and width in pixels."""
 
-NETS = {
-    "ResNet-20 b32": ((16, 32, 64), 3, 32, 32),
-    "wide b16": ((64, 128, 256), 1, 16, 32),
-}
-"""By name: channels per stage, blocks per stage, images per step, height and width in pixels."""
+_GOAL = 1.02
+NETS: Mapping[str, Shape] = MappingProxyType(
+    {"ResNet-20 b32": ((16, 32, 64), 3, 32, 32), "wide b16": ((64, 128, 256), 1, 16, 32)}
+)
 
 
-def measure_less_bn(
-    request: Request, *, nets: Mapping[str, tuple[tuple[int, ...], int, int, int]] | None = None
-) -> list[Finding]:
-    """Measure a step with LessBN as a multiple of the same network edited by hand.
-
-    Args:
-        request: Rounds, peers, device, threads.
-        nets: Networks, see ``NETS``, which None means.
-
-    Returns:
-        For every network ours, the limit without any BatchNorm and the network as it was, over the edited one.
-    """
+def measure(request: Request, *, nets: Mapping[str, Shape] = NETS) -> list[Finding]:
+    """Measure a step with LessBN as a multiple of the same network edited by hand."""
     device = request.chosen_device()
     findings: list[Finding] = []
     for threads in request.each_thread_count():
-        for name, (widths, n_blocks, batch, side) in (NETS if nets is None else nets).items():
-            nets_of = _Nets.made(widths, n_blocks, image_batches(batch, side, device), device)
+        for name, (widths, n_blocks, batch, side) in nets.items():
+            contestants = _Nets(widths, n_blocks, noise((batch, 3, side, side), device, 4), device)
+            what = f"LessBN {name}, {threads}"
             findings += contest(
-                f"LessBN {name}, {threads}",
-                nets_of.sides,
+                what,
+                contestants.sides,
+                request,
                 named="edited by hand",
-                rounds=request.rounds,
                 repeats=1,
-                device=device,
-                goal=GOAL,
-                guard=nets_of.compare,
-                note=nets_of.norms(),
+                goal=_GOAL,
+                guard=contestants.compare,
+                note=contestants.norms(),
                 clock=fair_clock(device),
-                counted=True,
             )
+            if findings[-1].verdict != "differs":
+                sides = contestants.sides()
+                ours, base = operations_of(sides.ours).total(), operations_of(sides.base).total()
+                title = f"{what}, operations of torch: ours / edited by hand"
+                findings.append(compared_operations(title, ours, base))
     return findings
 
 
-@dataclass(frozen=True, slots=True)
 class _Nets:
     """The network as it was, as it is edited, and without any BatchNorm; equal weights, and their batches."""
 
-    whole: nn.Module
-    edited: nn.Module
-    bare: nn.Module
-    batches: list[Batch]
-
-    @classmethod
-    def made(cls, widths: tuple[int, ...], n_blocks: int, batches: list[Batch], device: torch.device) -> _Nets:
+    def __init__(self, widths: tuple[int, ...], n_blocks: int, batches: list[Batch], device: torch.device) -> None:
         torch.manual_seed(0)
-        whole = residual_net(widths, n_blocks).to(device)
-        edited, bare = (_Edited(widths, n_blocks, last).to(device) for last in (True, False))
-        for net in (edited, bare):
-            net.load_state_dict({key: whole.state_dict()[key] for key in net.state_dict()})
-        return cls(whole, edited, bare, batches)
+        self.whole = residual_net(widths, n_blocks).to(device)
+        self.edited, self.bare = (_Edited(widths, n_blocks, norms).to(device) for norms in (True, False))
+        for net in (self.edited, self.bare):
+            net.load_state_dict({key: self.whole.state_dict()[key] for key in net.state_dict()})
+        self.batches = batches
 
     def sides(self) -> Sides:
-        whole, edited, bare = (
-            _plain_step(copies(net, 1)[0], self.batches) for net in (self.whole, self.edited, self.bare)
-        )
-        ours = _boosted_step(_boosted(self.whole), self.batches)
+        whole, edited, bare = (self._plain_step(twin(net)) for net in (self.whole, self.edited, self.bare))
+        ours = boosted_step(_boosted(self.whole), self.batches)
         return Sides(ours, edited, peers={"no BatchNorm": bare, "all BatchNorms": whole})
 
     def norms(self) -> str:
@@ -108,18 +77,19 @@ class _Nets:
         return f"{_norms(_boosted(self.whole).model)} of {_norms(self.whole)} BatchNorms stay"
 
     def compare(self) -> None:
-        """See that ours computes what the edited network does, before and after a few steps."""
-        boosted = _boosted(self.whole)
-        (twin,) = copies(self.edited, 1)
-        sides: list[Callable[[], object]] = [_boosted_step(boosted, self.batches), _plain_step(twin, self.batches)]
-        for _ in range(_GUARDED_STEPS):
+        """Check that ours computes what the edited network does, before and after a few steps."""
+        boosted, edited = _boosted(self.whole), twin(self.edited)
+        sides = [boosted_step(boosted, self.batches), self._plain_step(edited)]
+        for _ in range(3):
             images, _ = self.batches[0]
             with torch.no_grad():
-                outputs = [[("output", net(images))] for net in (boosted.model, twin)]
-            require_same(*outputs, rtol=1e-4, atol=1e-5)
+                require_equal(boosted.model(images), edited(images), "output", rtol=1e-4, atol=1e-5)
             for side in sides:
                 side()
-        require_same(boosted.model.named_parameters(), twin.named_parameters(), rtol=1e-4, atol=1e-5)
+        require_equal(weights_of(boosted.model), weights_of(edited), "weights", rtol=1e-4, atol=1e-5)
+
+    def _plain_step(self, net: nn.Module) -> Callable[[], None]:
+        return plain_step(net, self.batches, sgd(net.parameters()))
 
 
 def _norms(model: nn.Module) -> int:
@@ -165,7 +135,7 @@ class _Edited(nn.Module):
         if self.bn1 is not None:
             features = self.bn1(features)
         features = self.layers(F.relu(features))
-        return self.fc(features.mean(dim=(2, 3)))  # type: ignore[no-any-return]  # nn.Module calls are Any
+        return self.fc(features.mean(dim=(2, 3)))
 
 
 def _boosted(model: nn.Module) -> Boosted:
@@ -176,23 +146,10 @@ def _boosted(model: nn.Module) -> Boosted:
             "amp": {"level": "O0"},
         }
     )
-    (model,) = copies(model, 1)
+    model = twin(model)
     return apply(config, model, sgd(model.parameters()), level="O1")
 
 
-def _boosted_step(boosted: Boosted, batches: list[Batch]) -> Side:
-    stream = cycle(batches)
-
-    def step() -> None:
-        images, classes = next(stream)
-        with boosted.autocast():
-            loss = F.cross_entropy(boosted.model(images), classes)
-        boosted.backward(loss)
-        boosted.step()
-
-    return step
-
-
-def _plain_step(model: nn.Module, batches: list[Batch]) -> Side:
-    optimizer, stream = sgd(model.parameters()), cycle(batches)
-    return lambda: train_once(model, optimizer, next(stream))
+BENCHMARK = Benchmark(
+    "less_bn", "Does LessBN cost what a network without those BatchNorms costs?", measure, rounds=15, place=3
+)

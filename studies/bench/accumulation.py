@@ -13,91 +13,72 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import Sides, contest, require_same
-from workbench.bench.image_nets import copies, sgd
-from workbench.bench.rounds import Estimate, fair_clock
+from workbench.bench import Benchmark, Estimate, Finding, Request, Sides, contest, fair_clock, require_equal
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply
 
-__all__ = ["measure_accumulation"]
+from .nets import CLASSES, Batch, noise, perceptron, sgd, twin, weights_of
+from .operations import compared_operations, operations_of
 
-GOAL = 1.0
-BYTES_GOAL = 1.01
-_CLASSES = 10
-_GUARDED_WINDOWS = 2
+_GOAL, _BYTES_GOAL = 1.0, 1.01
 
 
-def measure_accumulation(
+def measure(
     request: Request, *, width: int = 512, depth: int = 8, micro_batches: int = 4, batch: int = 16, repeats: int = 3
 ) -> list[Finding]:
-    """Measure an update from several micro-batches as a multiple of the plain loop's.
-
-    Args:
-        request: Rounds, peers, device, threads.
-        width: Inputs and outputs of a layer.
-        depth: Layers.
-        micro_batches: Micro-batches per update.
-        batch: Samples per micro-batch.
-        repeats: Updates in a turn.
-
-    Returns:
-        Ours and the peer over the plain loop, and the bytes that lie around before the last micro-batch likewise.
-    """
+    """Measure an update from several micro-batches as a multiple of the plain loop's, and the bytes held before it."""
     device = request.chosen_device()
-    torch.manual_seed(0)
-    layers = [module for _ in range(depth) for module in (nn.Linear(width, width), nn.ReLU())]
-    model = nn.Sequential(*layers, nn.Linear(width, _CLASSES)).to(device)
-    generator = torch.Generator().manual_seed(0)
-    batches = [
-        (
-            torch.randn(batch, width, generator=generator).to(device),
-            torch.randint(0, _CLASSES, (batch,), generator=generator).to(device),
-        )
-        for _ in range(micro_batches)
-    ]
+    model = perceptron([width] * (depth + 1) + [CLASSES]).to(device)
+    batches = noise((batch, width), device, micro_batches)
     findings: list[Finding] = []
 
     def sides() -> Sides:
         ours, native, buffered = (side(model, batches) for side in (_Boosted, _Native, _Buffered))
         return Sides(ours.window, native.window, peers={"separate buffers": buffered.window})
 
+    def guard() -> None:
+        ours, native = _Boosted(model, batches), _Native(model, batches)
+        for _ in range(2):
+            ours.window()
+            native.window()
+        require_equal(weights_of(ours.model), weights_of(native.model), "weights", rtol=1e-6, atol=1e-7)
+
     for threads in request.each_thread_count():
+        what = f"accumulation {micro_batches} x {batch}, {threads}"
         findings += contest(
-            f"accumulation {micro_batches} x {batch}, {threads}",
+            what,
             sides,
+            request,
             named="native .grad",
-            rounds=request.rounds,
             repeats=repeats,
-            device=device,
-            goal=GOAL,
-            guard=lambda: _compare(model, batches),
+            goal=_GOAL,
+            guard=guard,
             note=f"perceptron {depth} x {width}",
             clock=fair_clock(device),
-            counted=True,
         )
-    held = [_held_bytes(side(model, batches)) for side in (_Boosted, _Native)]
-    ratio = held[0] / held[1]
-    note = f"{held[0] / _bytes(model):.2f} times the parameters, gradients among it"
+        if findings[-1].verdict != "differs":
+            ours, base = (operations_of(side(model, batches).window).total() for side in (_Boosted, _Native))
+            title = f"{what}, operations of torch: ours / native .grad"
+            findings.append(compared_operations(title, ours, base))
+    held, native = (_held_bytes(side(model, batches)) for side in (_Boosted, _Native))
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    note = f"{held / weights:.2f} times the parameters, gradients among it"
     title = "accumulation, bytes inside a window: ours / native .grad"
-    return [*findings, Finding(title, "x", Estimate(ratio, ratio, ratio, 1), BYTES_GOAL, note)]
-
-
-Batches = list[tuple[Tensor, Tensor]]
+    return [*findings, Finding(title, "x", Estimate.exact(held / native), _BYTES_GOAL, note)]
 
 
 class _Native:
     """The plain loop: gradients add up where the backward pass leaves them."""
 
-    def __init__(self, model: nn.Module, batches: Batches) -> None:
-        (self.model,) = copies(model, 1)
+    def __init__(self, model: nn.Module, batches: list[Batch]) -> None:
+        self.model = twin(model)
         self.optimizer: Optimizer = sgd(self.model.parameters())
         self.batches = batches
 
     def micro_batch(self, index: int) -> None:
         """Do one micro-batch, and the update after the last one."""
         inputs, classes = self.batches[index]
-        (F.cross_entropy(self.model(inputs), classes) / len(self.batches)).backward()  # type: ignore[no-untyped-call]
+        (F.cross_entropy(self.model(inputs), classes) / len(self.batches)).backward()
         if index + 1 == len(self.batches):
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
@@ -111,25 +92,23 @@ class _Native:
 class _Buffered(_Native):
     """The sum lies in buffers beside the gradients."""
 
-    def __init__(self, model: nn.Module, batches: Batches) -> None:
+    def __init__(self, model: nn.Module, batches: list[Batch]) -> None:
         super().__init__(model, batches)
         self.sums = [torch.zeros_like(parameter) for parameter in self.model.parameters()]
 
     def micro_batch(self, index: int) -> None:
-        """Do one micro-batch, and the update after the last one."""
         inputs, classes = self.batches[index]
-        F.cross_entropy(self.model(inputs), classes).backward()  # type: ignore[no-untyped-call]
-        parameters = list(self.model.parameters())
+        F.cross_entropy(self.model(inputs), classes).backward()
+        sums = list(zip(self.sums, self.model.parameters(), strict=True))
         with torch.no_grad():
-            for total, parameter in zip(self.sums, parameters, strict=True):
-                assert parameter.grad is not None
+            for total, parameter in sums:
                 total.add_(parameter.grad, alpha=1 / len(self.batches))
                 parameter.grad = None
             if index + 1 == len(self.batches):
-                for total, parameter in zip(self.sums, parameters, strict=True):
+                for total, parameter in sums:
                     parameter.grad = total
                 self.optimizer.step()
-                for total, parameter in zip(self.sums, parameters, strict=True):
+                for total, parameter in sums:
                     parameter.grad = None
                     total.zero_()
 
@@ -137,7 +116,7 @@ class _Buffered(_Native):
 class _Boosted(_Native):
     """Ours."""
 
-    def __init__(self, model: nn.Module, batches: Batches) -> None:
+    def __init__(self, model: nn.Module, batches: list[Batch]) -> None:
         super().__init__(model, batches)
         config = BoostConfig.from_dict(
             {
@@ -149,20 +128,11 @@ class _Boosted(_Native):
         self.boosted: Boosted = apply(config, self.model, self.optimizer, level="O1")
 
     def micro_batch(self, index: int) -> None:
-        """Do one micro-batch, and the update after the last one."""
         inputs, classes = self.batches[index]
         with self.boosted.autocast():
             loss = F.cross_entropy(self.boosted.model(inputs), classes)
         self.boosted.backward(loss)
         self.boosted.step()
-
-
-def _compare(model: nn.Module, batches: Batches) -> None:
-    ours, native = _Boosted(model, batches), _Native(model, batches)
-    for _ in range(_GUARDED_WINDOWS):
-        ours.window()
-        native.window()
-    require_same(ours.model.named_parameters(), native.model.named_parameters(), rtol=1e-6, atol=1e-7)
 
 
 def _held_bytes(side: _Native) -> int:
@@ -190,5 +160,11 @@ def _visible_bytes(model: nn.Module) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _bytes(model: nn.Module) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+BENCHMARK = Benchmark(
+    "accumulation",
+    "Does accumulation over micro-batches cost more than letting gradients add up in `.grad`?",
+    measure,
+    rounds=25,
+    place=4,
+    quick=True,
+)

@@ -7,39 +7,30 @@ SGD, one more forward pass and two reads of that matrix. The peer writes the for
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import Sides, contest, require_equal
+from workbench.bench import Benchmark, Finding, Request, Sides, contest, require_equal
 from workbench.methods.dim_reduce.method import DimReduce, flat_vector, updated_curvature
 
-__all__ = ["measure_dim_reduce"]
+from .nets import noise, perceptron, weights_of
 
 _GOALS = {128: 2.5, 1024: 1.45}
 _GAMMA, _ALPHA, _SIGMA = 0.9, 1e-4, 1e-4
 _RATE = 1e-3
 
 
-def measure_dim_reduce(
+def measure(
     request: Request,
     *,
     widths: Sequence[int] = (512, 1024, 1024, 512),
     components: int = 32,
     batches: Sequence[int] = (128, 1024),
 ) -> list[Finding]:
-    """Measure a step of DimReduce against one of SGD.
-
-    Args:
-        request: What is asked for.
-        widths: Widths of the perceptron, input first.
-        components: k.
-        batches: Batch sizes, one contest for each.
-    """
+    """Measure a step of DimReduce against one of SGD on a perceptron, one contest for each batch size."""
     found: list[Finding] = []
     for threads in request.each_thread_count():
         for batch in batches:
@@ -49,7 +40,7 @@ def measure_dim_reduce(
 
 def _contest(what: str, widths: Sequence[int], components: int, batch: int, request: Request) -> list[Finding]:
     device = request.chosen_device()
-    size = _Training(widths, batch, device).size
+    size = sum(weight.numel() for weight in _Training(widths, batch, device).weights)
     matrix = _components(components, size, device)
 
     def sides() -> Sides:
@@ -72,18 +63,16 @@ def _contest(what: str, widths: Sequence[int], components: int, batch: int, requ
         for _ in range(3):
             our_step()
             plain_step()
-        for one, other in zip(ours.weights, plain.weights, strict=True):
-            require_equal(one, other, "weights after 3 steps", rtol=1e-4, atol=1e-6)
+        require_equal(weights_of(ours.network), weights_of(plain.network), "weights", rtol=1e-4, atol=1e-6)
 
     return contest(
         f"DimReduce step, MLP of {size:,}, k = {components}, {what}",
         sides,
-        rounds=request.rounds,
+        request,
         named="SGD",
         goal=_GOALS.get(batch),
         guard=guard,
         note="one trial per step; limit: SGD, one forward pass, two reads of the components",
-        device=device,
     )
 
 
@@ -91,15 +80,9 @@ class _Training:
     """A perceptron with one batch."""
 
     def __init__(self, widths: Sequence[int], batch: int, device: torch.device) -> None:
-        torch.manual_seed(0)
-        layers: list[nn.Module] = []
-        for n_in, n_out in itertools.pairwise(widths):
-            layers += [nn.Linear(n_in, n_out), nn.ReLU()]
-        self.network = nn.Sequential(*layers[:-1]).to(device)
+        self.network = perceptron(widths).to(device)
         self.weights = list(self.network.parameters())
-        self.size = sum(weight.numel() for weight in self.weights)
-        self.inputs = torch.randn(batch, widths[0], device=device)
-        self.targets = torch.randint(0, widths[-1], (batch,), device=device)
+        ((self.inputs, self.targets),) = noise((batch, widths[0]), device, classes=widths[-1])
 
     def loss(self) -> Tensor:
         return F.cross_entropy(self.network(self.inputs), self.targets)
@@ -108,7 +91,7 @@ class _Training:
         for weight in self.weights:
             weight.grad = None
         loss = self.loss()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.detach(), [weight.grad for weight in self.weights]
 
 
@@ -190,3 +173,8 @@ def _components(k: int, size: int, device: torch.device) -> Tensor:
     turn = torch.linalg.solve_triangular(root, torch.eye(k, dtype=torch.float64), upper=False).float()
     rows: Tensor = turn @ matrix
     return rows.to(device)
+
+
+BENCHMARK = Benchmark(
+    "dim_reduce", "What does a step of DimReduce cost beside one of SGD?", measure, rounds=15, place=15
+)

@@ -11,16 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from workbench.config import BoostConfig
-from workbench.core.records import (
-    Event,
-    EventKind,
-    ExponentCounts,
-    StepRecord,
-)
+from workbench.core.records import Event, EventKind, ExponentCounts, StepRecord
 from workbench.loss_scale import ScalePolicy, simulate
 from workbench.runs import SCHEMA_VERSION, RunRecorder
-
-__all__ = ["record_run", "steps_and_events"]
 
 _POLICY = ScalePolicy(init=2.0**20, factor=2.0, window=1000)
 _FLOAT16_MAX = 65504.0
@@ -31,12 +24,7 @@ _SHAPES = 16  # different histograms
 
 
 def record_run(folder: Path, n_steps: int) -> Path:
-    """Record a run and return its directory.
-
-    Args:
-        folder: Folder of run directories.
-        n_steps: Steps, >= 1.
-    """
+    """Record a run of so many steps in a folder of runs and return its directory."""
     rule = {"kind": "dynamic", "init": _POLICY.init, "factor": _POLICY.factor, "window": _POLICY.window}
     config = BoostConfig.from_dict({"boost": {"mode": "manual"}, "amp": {"level": "O2"}, "loss_scale": rule})
     environment = {"task": "generated", "level": "O1", "steps": n_steps, "schema_version": SCHEMA_VERSION}
@@ -48,11 +36,7 @@ def record_run(folder: Path, n_steps: int) -> Path:
 
 
 def steps_and_events(n_steps: int) -> Iterator[tuple[list[StepRecord], list[Event]]]:
-    """Yield blocks of steps with their events.
-
-    Args:
-        n_steps: Steps, >= 1.
-    """
+    """Yield blocks of steps with their events."""
     rng = np.random.default_rng(0)
     wander = np.cumsum(rng.normal(0.0, 0.002, n_steps)) + rng.normal(0.0, 0.15, n_steps)
     thresholds = np.exp2(16.0 + wander)

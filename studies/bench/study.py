@@ -23,22 +23,15 @@ from typing import Any
 import numpy as np
 import optuna
 
-from workbench.bench.benchmark import Finding
-from workbench.bench.rounds import median_of
+from workbench.bench import Benchmark, Finding, Request, median_of
 from workbench.config import NetworkFacts, describe_parameters
 from workbench.study import tune
 from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, SpeedJob, SpeedMeasured, Trained, TrainJob
 from workbench.study.run.progress import TuneProgress
 
-__all__ = ["measure_study_overhead"]
-
-GOAL_SECONDS = 0.05
-"""Of any trial; of one that takes a minute it is less than the 1 % allowed."""
-
+_GOAL_SECONDS = 0.05  # of any trial; of one that takes a minute it is less than the 1 % allowed
 _SPACES = (3, 12, 40)
-_AROUND = 5
-"""Trials before and after the one in question whose median is told."""
-
+_AROUND = 5  # trials before and after the one in question whose median is told
 _FREEZING = ("grad_freeze.freeze_p", "grad_freeze.param_groups", "grad_freeze.freeze_type")
 
 
@@ -50,31 +43,34 @@ class _Trial:
     processor: float
 
 
-def measure_study_overhead(
-    rounds: int, *, spaces: Sequence[int] = _SPACES, trials: Sequence[int] = (10, 50, 200), evaluations: int = 10
+def measure(
+    request: Request,
+    *,
+    spaces: Sequence[int] = _SPACES,
+    trials: Sequence[int] = (10, 50, 200),
+    evaluations: int = 10,
 ) -> list[Finding]:
-    """Measure what trials take in studies whose training takes nothing.
+    """Measure what trials take in studies whose training takes nothing, beside plain Optuna's.
 
-    Args:
-        rounds: Studies of each kind.
-        spaces: Ranges searched.
-        trials: Numbers of the trials that are told, in increasing order.
-        evaluations: Evaluations of each run.
+    For each number of ranges as many studies as there are rounds; told are trials of these numbers, which increase.
     """
     findings = []
+    n_trials = trials[-1] + _AROUND
     for ranges in spaces:
-        studies, plain = [], []
-        for seed in range(rounds):
-            studies.append(_study(ranges, trials[-1] + _AROUND, evaluations, seed))
-            plain.append(_plain_optuna(ranges, trials[-1] + _AROUND, seed))
+        studies = []
+        plain = []
+        for seed in range(request.rounds):
+            studies.append(_study(ranges, n_trials, evaluations, seed))
+            plain.append(_plain_optuna(ranges, n_trials, seed))
         for number in trials:
             near = [one for study in studies for one in _near(study, number)]
             alone = [seconds for study in plain for seconds in _near(study, number)]
+            wall, processor = median_of([one.wall for one in near]), median_of([one.processor for one in near])
             note = f"{evaluations} evaluations, TPE"
             label = f"{ranges} ranges, trial {number}"
             findings += [
-                Finding(f"{label}: whole trial", "s", median_of([one.wall for one in near]), GOAL_SECONDS, note),
-                Finding(f"{label}: processor time", "s", median_of([one.processor for one in near]), None),
+                Finding(f"{label}: whole trial", "s", wall, _GOAL_SECONDS, note),
+                Finding(f"{label}: processor time", "s", processor),
                 Finding(f"{label}: plain Optuna", "s", median_of(alone), None, "processor time, in memory"),
             ]
     return findings
@@ -105,23 +101,23 @@ def _study(ranges: int, n_trials: int, evaluations: int, seed: int) -> list[_Tri
 
 
 def _file(ranges: int, n_trials: int, steps: int, seed: int) -> str:
-    lines = [
-        "[study]",
-        'task = "effortless"',
-        f"seed = {seed}",
-        f"budget_steps = {steps}",
-        "evaluate_every = 10",
-        f"n_trials = {n_trials}",
-        'objective = "time_to_target"',
-        "[allowed_drop]",
-        "o1 = 0.05",
-        "o2 = 0.1",
-        "[confirm]",
-        "enabled = false",
-        "[space]",
-        *(f'"{path}" = {values}' for path, values in _space(ranges).items()),
-    ]
-    return "\n".join(lines) + "\n"
+    space = "\n".join(f'"{path}" = {values}' for path, values in _space(ranges).items())
+    return f"""
+[study]
+task = "effortless"
+seed = {seed}
+budget_steps = {steps}
+evaluate_every = 10
+n_trials = {n_trials}
+objective = "time_to_target"
+[allowed_drop]
+o1 = 0.05
+o2 = 0.1
+[confirm]
+enabled = false
+[space]
+{space}
+"""
 
 
 def _space(ranges: int) -> Mapping[str, str]:
@@ -195,3 +191,8 @@ class _Effortless:
             if monitor.on_evaluation is not None and monitor.on_evaluation(step, metric) and step < job.steps:
                 return Trained(math.nan, tuple(curve), 0.0, message="ended early", steps=step)
         return Trained(curve[-1][1], tuple(curve), 0.0, steps=job.steps)
+
+
+BENCHMARK = Benchmark(
+    "study", "What does a trial cost beside its training and evaluation?", measure, rounds=1, place=18
+)
