@@ -85,7 +85,6 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "tomlkit": {"panels"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "tqdm": {"cli"},
     "torch": {"core", *METHODS, "training", "mindspore", "online", "tasks", "bench"},
     "torchmetrics": {"core"},
     "safetensors": {"training", "online", "methods"},

@@ -1,4 +1,4 @@
-"""What was measured, as a page and as the README's table, which says what the files say."""
+"""What was measured, as a page and as the table of the bench's own page, which says what the files say."""
 
 from __future__ import annotations
 
@@ -47,12 +47,11 @@ def test_the_page_has_every_finding_and_the_table_those_with_a_goal() -> None:
     ]
 
 
-def test_the_readme_has_what_the_files_say() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    results = ROOT / "studies" / "bench" / "result"
-    answers = read_answers(results)
-    assert with_table(readme, goals_table(answers)) == readme, "write it anew: see workbench/bench/result_page.py"
-    assert (results / "results.md").read_text(encoding="utf-8") == page(answers)
+def test_the_pages_say_what_the_files_say() -> None:
+    bench = ROOT / "studies" / "bench"
+    answers, text = read_answers(bench / "result"), (bench / "README.md").read_text(encoding="utf-8")
+    assert with_table(text, goals_table(answers)) == text, "write it again: see workbench/bench/result_page.py"
+    assert (bench / "result" / "results.md").read_text(encoding="utf-8") == page(answers)
 
 
 def test_a_text_without_a_place_for_it_is_refused() -> None:

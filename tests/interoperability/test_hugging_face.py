@@ -20,7 +20,7 @@ from workbench.tasks import Task
 
 transformers = pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "own_loop.md"
 N_TOKENS = 12
 
 
@@ -84,8 +84,8 @@ def test_a_bert_is_a_task_like_any_other(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_trainer_of_the_readme_trains_boosted_and_resumes(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n# boosted_trainer\.py\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+def test_the_trainer_of_the_docs_trains_boosted_and_resumes(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n# boosted_trainer\.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
     tokens, labels = sentences()

@@ -1,4 +1,4 @@
-"""The example of the reference's page on AdamOffload, translated by the README.
+"""The example of the reference's page on AdamOffload, translated by docs/mindspore.md.
 
 ``net.trainable_params()`` becomes ``list(net.parameters())`` and ``x.name`` a name from ``named_parameters()``.
 """

@@ -1,4 +1,4 @@
-"""The example of ``GroupLossScaleManager`` on the reference's page, translated by the README's table only."""
+"""The example of ``GroupLossScaleManager`` on the reference's page, translated by docs/mindspore.md's table only."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The answers of a folder as a page to read, and the goals among them as a table for a README.
+"""The answers of a folder as a page to read, and the goals among them as a table for another one.
 
-    python -m workbench.bench.result_page studies/bench/result README.md
+    python -m workbench.bench.result_page studies/bench/result studies/bench/README.md
 
-writes the table between the two comments that the README has for it.
+writes the table between the two comments that the page has for it.
 """
 
 from __future__ import annotations
