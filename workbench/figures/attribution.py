@@ -16,8 +16,6 @@ from workbench.figures.drawing import Drawing, Stroke, empty_figure, interval
 from workbench.figures.labels import plain, wrapped
 from workbench.figures.theme import BLUE, GREEN, GREY, PURPLE, VERMILLION, Theme, translucent
 
-__all__ = ["AttributionBar", "AttributionNumbers", "attribution_figure", "attribution_numbers"]
-
 _QUESTION = "Where does the gain come from?"
 _UNMEASURED = "not measured by itself"
 _NAME_WIDTH = 26  # characters of a line beside a bar

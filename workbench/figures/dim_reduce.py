@@ -16,8 +16,6 @@ from workbench.figures.labels import counted, percent, plain
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_marks
 
-__all__ = ["DimReduceNumbers", "SubspacePair", "dim_reduce_figure", "dim_reduce_numbers", "first_at_or_below"]
-
 _QUESTION = "Does DimReduce reach the loss of its warm-up in fewer steps?"
 
 

@@ -19,8 +19,6 @@ from workbench.figures.frames import EventPoints
 from workbench.figures.labels import power_ticks, sentence, unmarked, wrapped
 from workbench.figures.theme import TITLE_PAD, TOP_MARGIN, VERMILLION, Theme, inks, template_json
 
-__all__ = ["OVERFLOW", "Drawing", "Mark", "Stroke", "empty_figure", "figure_of", "figure_text", "interval", "shares_of"]
-
 Properties = dict[str, Any]
 Points = tuple[Any, Any]  # positions and heights
 P = ParamSpec("P")

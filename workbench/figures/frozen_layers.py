@@ -18,8 +18,6 @@ from workbench.figures.labels import counted, percent
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
 from workbench.figures.thinning import Floats, bin_edges
 
-__all__ = ["FrozenLayersNumbers", "TimeSaved", "frozen_layers_figure", "frozen_layers_numbers", "time_saved_in_run"]
-
 Schedule: TypeAlias = Sequence[int] | npt.NDArray[np.int64] | StepTable
 
 _MAXIMUM_COLUMNS = 500

@@ -27,8 +27,6 @@ from workbench.figures.labels import counted, percent, plain, power_ticks
 from workbench.figures.theme import DENSITY_SCALE, GREY, ORANGE, VERMILLION, Theme
 from workbench.figures.thinning import Floats, Line, bin_edges, thin_marks
 
-__all__ = ["ALL_GROUPS", "GradientExponentNumbers", "gradient_exponents_figure", "gradient_exponents_numbers"]
-
 ALL_GROUPS: Final = "all groups"
 
 _MAXIMUM_LOG2, _NORMAL_LOG2, _SUBNORMAL_LOG2 = math.log2(65504.0), -14.0, -24.0  # float16's largest, smallest numbers

@@ -34,8 +34,6 @@ from workbench.figures.labels import counted, percent, plain, power_of_two
 from workbench.figures.theme import COLORWAY, DASHES, GREY, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_marks, thin_stairs
 
-__all__ = ["GroupScaleLine", "GroupScalesNumbers", "group_scales_figure", "group_scales_numbers"]
-
 _QUESTION = "Does every group of parameters find its own loss scale?"
 
 

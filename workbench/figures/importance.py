@@ -12,8 +12,6 @@ from workbench.figures.drawing import Drawing, empty_figure
 from workbench.figures.labels import percent, plain
 from workbench.figures.theme import BLUE, GREY, Theme
 
-__all__ = ["ImportanceNumbers", "importance_figure", "importance_numbers"]
-
 _QUESTION = "Which parameters decided how a trial went?"
 _MAXIMUM_BARS = 14
 

@@ -14,8 +14,6 @@ from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import COLORWAY, DASHES, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_marks
 
-__all__ = ["LossCurveNumbers", "RunCurve", "loss_curve_numbers", "loss_curves_drawing", "loss_curves_figure"]
-
 Axis: TypeAlias = Literal["step", "seconds", "relative_time"]
 
 _QUESTION = "Do the runs learn equally well?"

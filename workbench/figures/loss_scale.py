@@ -31,8 +31,6 @@ from workbench.figures.labels import counted, percent, plain, power_of_two
 from workbench.figures.theme import BLUE, COLORWAY, DASHES, GREEN, ORANGE, PURPLE, VERMILLION, Theme
 from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, Floats, Line, thin_marks, thin_stairs
 
-__all__ = ["LossScaleNumbers", "loss_scale_drawing", "loss_scale_figure", "loss_scale_numbers"]
-
 _QUESTION = "Which loss scale fits, and what did overflows cost?"
 _MARKS: dict[str, tuple[Mark, str]] = {
     "growth": (Mark("triangle-up", 8, GREEN), "After step %{customdata[0]:,} the scale grew to %{customdata[1]:,.6g}."),

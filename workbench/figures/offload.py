@@ -12,8 +12,6 @@ from workbench.figures.labels import compact, counted, percent
 from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Line, thin_line
 
-__all__ = ["OffloadNumbers", "offload_drawing", "offload_figure", "offload_numbers"]
-
 _QUESTION = "How much of the offloaded work is hidden?"
 
 

@@ -15,8 +15,6 @@ from workbench.figures.labels import compact, grouped, times
 from workbench.figures.theme import BLUE, GREY, ORANGE, PURPLE, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line
 
-__all__ = ["OnlineQualityNumbers", "online_quality_figure", "online_quality_numbers"]
-
 _QUESTION = "How good are the predictions of records that are new?"
 _MAXIMUM_LINES = 200  # upright ones, one per drift
 

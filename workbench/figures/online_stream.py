@@ -23,8 +23,6 @@ from workbench.figures.labels import compact, counted, grouped, percent
 from workbench.figures.theme import BLUE, GREEN, ORANGE, PURPLE, VERMILLION, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_stairs
 
-__all__ = ["OnlineStreamNumbers", "online_stream_figure", "online_stream_numbers"]
-
 _QUESTION = "Does the trainer keep up with its stream?"
 # Field of the numbers -> title of its row, name, colour, sentence.
 _ROWS = {

@@ -14,8 +14,6 @@ from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import BLUE, GREEN, GREY, VERMILLION, Theme, translucent
 from workbench.figures.thinning import Floats
 
-__all__ = ["PairedNumbers", "PairedSide", "paired_comparison_figure", "paired_comparison_numbers"]
-
 _QUESTION = "Which configuration is faster, and what does it cost?"
 
 

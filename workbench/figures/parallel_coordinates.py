@@ -22,14 +22,6 @@ from workbench.figures.labels import compact, counted, plain
 from workbench.figures.study_history import value_ceiling
 from workbench.figures.theme import BLUE, GREY, ORANGE, SKY, Theme, inks, translucent
 
-__all__ = [
-    "ParallelAxis",
-    "ParallelCoordinatesNumbers",
-    "ParallelLine",
-    "parallel_coordinates_figure",
-    "parallel_coordinates_numbers",
-]
-
 _QUESTION = "Which values do the good trials have in common?"
 _MAXIMUM_AXES = 7
 _N_BEST = 5

@@ -15,8 +15,6 @@ from workbench.figures.labels import compact, counted, percent, plain
 from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme, translucent
 from workbench.figures.thinning import Floats
 
-__all__ = ["ReplayPoliciesNumbers", "policy_names", "replay_policies_figure", "replay_policies_numbers"]
-
 _QUESTION = "Which loss-scale policy would have wasted least?"
 
 

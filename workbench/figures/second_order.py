@@ -26,8 +26,6 @@ from workbench.figures.labels import compact, counted, percent, times
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_marks, thin_stairs
 
-__all__ = ["SecondOrderNumbers", "second_order_drawing", "second_order_figure", "second_order_numbers"]
-
 _QUESTION = "What does the curvature cost, and how is it damped?"
 _MAXIMUM_BARS = 400  # more could not be told apart
 _MAXIMUM_TICKS = 6

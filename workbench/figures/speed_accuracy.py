@@ -14,15 +14,6 @@ from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure, inter
 from workbench.figures.labels import MetricScale, plain
 from workbench.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Theme, translucent
 
-__all__ = [
-    "VERDICT_SYMBOLS",
-    "CandidatePoint",
-    "SpeedAccuracyNumbers",
-    "TrialPoint",
-    "speed_accuracy_figure",
-    "speed_accuracy_numbers",
-]
-
 VERDICT_SYMBOLS: dict[Verdict, str] = {Verdict.CONFIRMED: "✓", Verdict.UNDECIDED: "?", Verdict.REFUTED: "✗"}
 
 _QUESTION = "How much faster can this task be trained, and what does that cost?"

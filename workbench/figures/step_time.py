@@ -12,8 +12,6 @@ from workbench.figures.frames import StepTable, column, mean_known, steps_frame,
 from workbench.figures.labels import compact, counted, plain
 from workbench.figures.theme import COLORWAY, GREY, Theme
 
-__all__ = ["StepTimeNumbers", "step_time_drawing", "step_time_figure", "step_time_numbers"]
-
 _QUESTION = "Where does the time of a step go?"
 _PREFIX = "time."
 _USUAL_ORDER = ("data", "forward", "backward", "update", "recording")

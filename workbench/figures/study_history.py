@@ -15,8 +15,6 @@ from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
 from workbench.figures.labels import plain
 from workbench.figures.theme import BLUE, GREEN, GREY, ORANGE, Theme
 
-__all__ = ["StudyHistoryNumbers", "study_history_figure", "study_history_numbers", "value_ceiling"]
-
 _QUESTION = "Did the search still find something better?"
 _FEWEST_NUMBERS = 8  # from here on plotly chooses whole numbers by itself
 _KINDS = {"pruned": "pruned", "O0": "baseline", WITHIN: "feasible", BEYOND: "infeasible"}

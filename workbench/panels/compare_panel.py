@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from workbench.training.compare import ComparedSide, Comparison
     from workbench.training.run import RunProgress
 
-__all__ = ["ComparePanel", "StoppedError", "compare_in_thread", "seeds_of", "stoppable"]
-
 _SHARED, _FILE, _JSON, _NONE = "This configuration", "A file", "JSON text", "none"
 _SOURCES: Final = (_SHARED, "O0", "O1", "O2", _FILE, _JSON)
 _MOST_SIDES: Final = 4

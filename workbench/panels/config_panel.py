@@ -37,8 +37,6 @@ from workbench.panels.presets import PresetChoice
 from workbench.panels.shared_config import SharedConfig, config_of_text
 from workbench.panels.style import copy_button_html, difference_html, error_html, faint, label_html, note_html, words
 
-__all__ = ["ConfigPanel", "card_html", "owner_note"]
-
 _RANKS_HELP: Final = "Number of ranks this configuration is planned for; it decides whether AdaSum can be in effect."
 _SECTION_TITLES: Final = {
     "boost": "Mode",

@@ -31,8 +31,6 @@ from workbench.panels.kit import (
 )
 from workbench.panels.style import error_html, faint, label_html
 
-__all__ = ["ParameterControl", "count_control", "field", "is_usable_count", "number_text", "parsed"]
-
 _POWER: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:\^|\*\*)\s*(-?\d+)\s*")
 _UNSET: Final = "unset"
 

@@ -23,8 +23,6 @@ from workbench.panels.state import PanelState
 from workbench.panels.style import copy_button_html, difference_html, error_html, faint, note_html, table, words
 from workbench.panels.worker import Outcome, RunControl
 
-__all__ = ["ExportPanel", "exported_files"]
-
 _SHARED: Final = "this configuration"
 _TARGETS: Final = tuple(level.lower() for level in LEVELS if level != "O0")
 _PROVENANCE: Final = (

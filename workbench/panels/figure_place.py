@@ -20,8 +20,6 @@ from workbench.panels.style import words
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["HEIGHT", "FigurePlace", "nothing_html"]
-
 HEIGHT: Final = 430
 """Of every figure in a place, pixels: plotly gives up following the width when a height changes."""
 
@@ -52,7 +50,7 @@ class FigurePlace:
             if self.figure is not None:
                 self.figure.update(figure)
                 return
-            self.figure = LiveFigure(figure, theme=self._theme, interval=0.0, on_pick=self.on_pick)
+            self.figure = LiveFigure(figure, theme=self._theme, on_pick=self.on_pick)
             (notice,) = self.widget.children
             self.widget.children = (self.figure.widget,)
             close_recursively(notice)

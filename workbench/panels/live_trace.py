@@ -16,8 +16,6 @@ import pandas as pd
 
 from workbench.core.records import Event, EventKind, StepRecord
 
-__all__ = ["LiveTrace"]
-
 _KEPT: Final = (
     *("step", "seconds", "step_ms", "loss", "loss_scale", "loss_scale_after", "overflow", "skipped"),
     *("accumulated", "frozen_groups"),

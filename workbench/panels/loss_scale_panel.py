@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from workbench.runs import Run
     from workbench.runs.replayed_run import ReplayedRun
 
-__all__ = ["LossScalePanel"]
-
 _PATHS: Final = ("loss_scale.init", "loss_scale.factor", "loss_scale.window")
 _WITH_RANGES: Final = 20_000  # windows up to which every policy gets a range; in longer runs the chosen one only
 _HISTOGRAMS: Final = 2000

@@ -10,8 +10,6 @@ from typing import Final
 
 from workbench.config import BOOST_SECTIONS, BoostConfig, Plan
 
-__all__ = ["mindspore_notes"]
-
 _OWN_KEYS: Final = ("dim_reduce.line_search_trials",)
 
 

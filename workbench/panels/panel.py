@@ -23,8 +23,6 @@ from workbench.panels.state import PanelState, StateMachine
 from workbench.panels.style import FITTING, STYLE, badge, error_html, faint, note_html, words
 from workbench.panels.worker import Outcome, Reader, RunControl, Worker
 
-__all__ = ["Panel", "Theme", "WorkPanel", "error_sentence"]
-
 Theme = Literal["auto", "light", "dark"]
 
 _LINES_KEPT: Final = 40

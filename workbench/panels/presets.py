@@ -10,8 +10,6 @@ from workbench.panels.panel import Panel
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.style import faint
 
-__all__ = ["PresetChoice"]
-
 _HELP: Final = {
     "O0": "O0: no boost algorithm; the baseline.",
     "O1": "O1: LessBN and gradient freezing.",

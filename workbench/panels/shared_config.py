@@ -10,8 +10,6 @@ from workbench.config import LEVELS, BoostConfig, ConfigError, NetworkFacts, Pla
 from workbench.config.boost_json import parse_json
 from workbench.config.errors import shown
 
-__all__ = ["SharedConfig", "config_of_text"]
-
 Observer = Callable[[BoostConfig, str], None]
 
 

@@ -16,8 +16,6 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["MOVES", "PanelState", "StateMachine"]
-
 
 class PanelState(StrEnum):
     """What a panel is doing."""

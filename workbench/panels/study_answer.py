@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from workbench.core.records import TrialRecord
     from workbench.study import StudyResult
 
-__all__ = ["answer_html", "curve_of", "trial_html"]
-
 
 def curve_of(trial: TrialRecord, directory: Path, objective: str = "time_to_target") -> RunCurve:
     """Read a trial's curves from the study's folder; without its run directory only the evaluations are left."""

@@ -24,8 +24,6 @@ from workbench.panels.study_space import SearchSpace
 from workbench.panels.study_text import new_study_text, space_of, study_text, values_of
 from workbench.panels.style import faint
 
-__all__ = ["StudyForm", "study_fields"]
-
 _MINUTES: Final = "study.timeout_seconds"
 """Path of what is asked for in minutes, and kept in seconds."""
 

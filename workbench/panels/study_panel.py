@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from workbench.study import TuneProgress
     from workbench.tasks import Task
 
-__all__ = ["StudyOrder", "StudyPanel", "run_study"]
-
 _OVERLAID: Final = 4
 _ASKS_ELSE: Final = "the study asks something else now; start over, or set it back"
 

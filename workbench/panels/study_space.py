@@ -16,8 +16,6 @@ from workbench.panels.kit import close_recursively, column, row, text_box, text_
 from workbench.panels.panel import Panel
 from workbench.panels.style import error_html, label_html
 
-__all__ = ["SearchSpace", "SpaceRow"]
-
 _LEVEL: Final = field(
     "level",
     "Boost level",

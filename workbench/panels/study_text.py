@@ -12,8 +12,6 @@ from typing import Any, Final
 
 import tomlkit
 
-__all__ = ["new_study_text", "space_of", "study_text", "values_of"]
-
 _RANGE_KEYS: Final = frozenset({"low", "high", "log", "step"})
 
 

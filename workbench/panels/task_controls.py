@@ -10,8 +10,6 @@ from workbench.panels.kit import Dropdown, text_box
 if TYPE_CHECKING:
     from workbench.tasks import Task
 
-__all__ = ["TaskControls"]
-
 _DEVICES: Final = ("auto", "cpu", "cuda", "npu")
 
 

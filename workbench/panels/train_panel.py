@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from workbench.training.run import RunProgress, RunResult
     from workbench.training.speed import SpeedRatio
 
-__all__ = ["TrainPanel", "train_and_measure"]
-
 _DRAIN_SECONDS: Final = 0.2
 _FIGURES: Final = ("Loss and metric", "Loss scale", "Step time")
 # Figures that are offered once a run has a column that they need.
@@ -204,7 +202,7 @@ class TrainPanel(WorkPanel):
         self.choice = kit.choice_buttons(_FIGURES)
         # One widget that shows one figure at a time: what is not looked at costs training nothing, and a widget that
         # was hidden, or not yet on the page, when it was drawn would not know its width.
-        self.live = LiveFigure(self._drawing(MAXIMUM_POINTS), theme=self.theme, interval=0.0)
+        self.live = LiveFigure(self._drawing(MAXIMUM_POINTS), theme=self.theme)
         self.cleaned_up_by(self.live.close)
         self._speed_text = text_of("")
         self.lasting = (self.progress_text, self._speed_text)

@@ -24,8 +24,6 @@ from typing import Any, Final
 
 from workbench.core.openmp import release_pool
 
-__all__ = ["Gate", "Outcome", "Reader", "RunControl", "Worker", "short_turns", "show_parts"]
-
 _MESSAGES_KEPT: Final = 200_000  # a display that fell so far behind has lost its use; memory stays bounded
 _LARGEST_SHARE: Final = 0.02  # of one core, for display: a slow one is refreshed less often
 _TURN_SECONDS: Final = 0.001
