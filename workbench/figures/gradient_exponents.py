@@ -59,12 +59,9 @@ class GradientExponentNumbers:
 
 
 def gradient_exponents_numbers(steps: StepTable, *, limit: int = _MAXIMUM_COLUMNS) -> GradientExponentNumbers:
-    """Stack a run's exponent histograms into one map per group.
+    """Stack a run's exponent histograms into one map per group, adding up neighbours beyond ``limit`` columns.
 
-    Args:
-        steps: Step table or records; rows without histograms only count for the overflow marks.
-        limit: Most columns; neighbouring records are added up when there are more. Many groups share a budget of
-            cells, so each map then has fewer columns.
+    Many groups share a budget of cells, so each map then has fewer columns.
     """
     frame = steps_frame(steps)
     step, log2_scale = column(frame, "step"), log2_known(column(frame, "loss_scale", 1.0))
@@ -114,11 +111,6 @@ def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height
     """Draw log2 of the gradients' magnitude over time, with the band float16 can hold.
 
     With several groups a menu chooses which one is shown; all groups together come first.
-
-    Args:
-        steps: Step table or records with ``grad_exponents`` on some of them.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
     """
     numbers = gradient_exponents_numbers(steps)
     if not numbers.shares:

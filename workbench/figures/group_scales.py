@@ -63,11 +63,7 @@ class GroupScalesNumbers:
 def group_scales_numbers(
     steps: StepTable, events: EventTable = None, *, names: Sequence[str] | None = None, limit: int = MAXIMUM_POINTS
 ) -> GroupScalesNumbers:
-    """Reduce a recorded run to one line, of at most ``limit`` points, per group; else as ``group_scales_figure``.
-
-    Raises:
-        ValueError: When ``names`` has another length than there are groups.
-    """
+    """Reduce a recorded run to one line, of at most ``limit`` points, per group; else as the figure."""
     frame, events = steps_frame(steps), events_frame(events)
     step, log2 = column(frame, "step"), log2_known(_scales(frame))
     n_groups = log2.shape[1]
@@ -96,15 +92,8 @@ def group_scales_figure(
 ) -> go.Figure:
     """Draw one line per group, with the steps at which its scale grew or its gradients overflowed.
 
-    Args:
-        steps: Step table or records with ``group_scales``.
-        events: Event table or records; they say which group grew or overflowed.
-        names: Names of the groups in their order; None reads them from the events.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
-
-    Raises:
-        ValueError: When ``names`` has another length than there are groups.
+    ``names`` of the groups come in their order, one for each, else a ValueError tells; None reads them from the
+    events.
     """
     numbers = group_scales_numbers(steps, events, names=names)
     groups = [group for group in numbers.groups if group.line.x.size]

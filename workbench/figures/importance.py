@@ -36,12 +36,7 @@ def importance_numbers(importance: Mapping[str, float], *, limit: int = _MAXIMUM
 
 
 def importance_figure(importance: Mapping[str, float], *, theme: Theme = "auto") -> go.Figure:
-    """Draw parameter importance as bars.
-
-    Args:
-        importance: Config path -> importance, not negative, computed elsewhere.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-    """
+    """Draw parameter importance (config path -> a number that is not negative, computed elsewhere) as bars."""
     numbers = importance_numbers(importance)
     if not numbers.names:
         reason = "Too few finished trials to tell parameters apart, or only one was searched."

@@ -246,15 +246,11 @@ class _Widget(FigureWidget):  # type: ignore[misc]  # plotly ships no types
 
 
 def static_mimebundle(figure: go.Figure) -> dict[str, Any]:
-    """Return what a saved notebook shows of a figure when no kernel runs.
+    """Return what a saved notebook shows of a figure when no kernel runs: ``text/plain`` and plotly's own type.
 
-    Args:
-        figure: Any figure.
-
-    Returns:
-        ``text/plain`` and plotly's own type, which JupyterLab, VS Code and nbviewer draw. GitHub draws neither, only
-        pictures: when ``plotly.io.renderers.default`` names ``png`` (``"plotly_mimetype+png"``), ``image/png`` (base64)
-        is there, too, which needs Kaleido and a Chromium.
+    JupyterLab, VS Code and nbviewer draw the latter. GitHub draws only pictures: when
+    ``plotly.io.renderers.default`` names ``png`` (``"plotly_mimetype+png"``), ``image/png`` is there, too, which
+    needs Kaleido and a Chromium.
     """
     shown = json.loads(figure.to_json())  # the notebook's own encoder knows no arrays
     content = {"data": shown["data"], "layout": shown["layout"], "config": deepcopy(FIGURE_CONFIG)}

@@ -114,16 +114,8 @@ def loss_scale_drawing(
 ) -> Drawing:
     """Draw the loss scale against the step, with everything that happened to it.
 
-    Args:
-        steps: Step table or records of one run.
-        events: Its event table or records; None when there are none.
-        policies: Replayed policies, name -> scale used at every recorded step ``[n_steps]`` (dimensionless).
-        limit: Most points of the line, and most marks of one kind.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
-
-    Raises:
-        ValueError: When a replayed trace has another number of steps than the run.
+    ``policies`` are replayed ones, name -> scale used at every recorded step ``[n_steps]``; of another length they
+    raise a ValueError.
     """
     numbers = loss_scale_numbers(steps, events, limit=limit)
     if numbers.line.x.size == 0:

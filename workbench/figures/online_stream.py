@@ -90,13 +90,9 @@ def online_stream_numbers(
 def online_stream_figure(
     steps: StepTable, events: EventTable = None, *, theme: Theme = "auto", row_height: int = 125
 ) -> go.Figure:
-    """Draw rate, waiting, table growth and rejected records below each other; a row nobody recorded is left out.
+    """Draw rate, waiting, table growth and rejected records (``online.*``) below each other.
 
-    Args:
-        steps: Step table or records with the columns ``online.*``.
-        events: Event table or records; they say why records were rejected.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        row_height: Height of one row, pixels.
+    A row nobody recorded is left out; events say why records were rejected.
     """
     numbers = online_stream_numbers(steps, events)
     fields = [field for field in _ROWS if getattr(numbers, field).x.size]

@@ -111,16 +111,10 @@ def parallel_coordinates_figure(
     theme: Theme = "auto",
     height: int = 440,
 ) -> go.Figure:
-    """Draw one line per trial through all searched parameters and the objective.
+    """Draw one line per trial through all searched parameters and the objective, of which smaller is better.
 
+    ``importance`` by config path orders the axes, which otherwise keep the order of the search space.
     ``customdata[0]`` of every point is the trial's number.
-
-    Args:
-        trials: Trials in any order; smaller objectives are better.
-        importance: Config path -> importance; orders the axes, which otherwise keep the order of the search space.
-        objective: Name of the objective's axis.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
     """
     numbers = parallel_coordinates_numbers(trials, importance=importance, objective=objective)
     if len(numbers.axes) < 2:

@@ -103,14 +103,9 @@ def second_order_drawing(
 ) -> Drawing:
     """Draw refreshes, damping and the time of steps, one below the other.
 
-    Args:
-        steps: Step table or records with the columns ``thor.refreshed`` and ``thor.damping``.
-        events: Event table or records; they say how many layers a refresh was for, and where damping was raised.
-        warmup_steps: First steps left out of the times (allocation, the very first refresh); none are when the run is
-            no longer than twice that.
-        limit: Most points of a line.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
+    ``steps`` have the columns ``thor.refreshed`` and ``thor.damping``; events say how many layers a refresh was
+    for, and where damping was raised. The times leave the first ``warmup_steps`` out (allocation, the very first
+    refresh) where the run is longer than twice that.
     """
     numbers = second_order_numbers(steps, events, warmup_steps=warmup_steps, limit=limit)
     if not numbers.n_refreshes:

@@ -113,21 +113,13 @@ def speed_accuracy_figure(
     theme: Theme = "auto",
     height: int = 480,
 ) -> go.Figure:
-    """Draw every trial in the plane of relative speed and metric.
+    """Draw every trial in the plane of relative speed and metric; trial 0 is O0.
 
+    ``candidates`` are those that went through confirmation, ``allowed_drops`` say by target (``"o1"``) what deficit
+    is allowed in the task's unit, and ``baseline_metric`` replaces trial 0's. ``choices`` are what the exports
+    take: the title names it and its point is marked; without it the title asks. ``per`` is what the speed is of,
+    ``"per step"`` or ``"to the same quality"``; ``tuned_plain`` is each export's fair baseline with its speed.
     ``customdata[0]`` of a trial, of O0 and of a candidate is the trial's number.
-
-    Args:
-        trials: Trials of the study; trial 0 is O0.
-        candidates: Candidates that went through confirmation.
-        metric: Name, unit and direction of the metric.
-        baseline_metric: Metric of O0 in the task's unit; NaN takes trial 0's.
-        allowed_drops: Target (``"o1"``) -> allowed deficit in the task's unit.
-        choices: What the exports take: the title names it and its point is marked; without it the title asks.
-        per: What the speed is of, ``"per step"`` or ``"to the same quality"``.
-        tuned_plain: Each export's fair baseline with its speed.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
     """
     numbers = speed_accuracy_numbers(
         trials, candidates, metric=metric, baseline_metric=baseline_metric, allowed_drops=allowed_drops

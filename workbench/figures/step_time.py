@@ -41,11 +41,7 @@ def step_time_numbers(steps: StepTable, *, warmup_steps: int = 10) -> StepTimeNu
 def step_time_drawing(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, theme: Theme = "auto") -> Drawing:
     """Draw one stacked bar per run.
 
-    Args:
-        runs: Label -> step table or records.
-        warmup_steps: First steps left out (allocation, compilation, caches); none are when a run is no longer than
-            twice that.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+    The first ``warmup_steps`` (allocation, compilation, caches) are left out where a run is longer than twice that.
     """
     numbers = {label: step_time_numbers(steps, warmup_steps=warmup_steps) for label, steps in runs.items()}
     timed = {plain(label): n for label, n in numbers.items() if n.parts}

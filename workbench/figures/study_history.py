@@ -70,16 +70,9 @@ def study_history_figure(
     theme: Theme = "auto",
     height: int = 380,
 ) -> go.Figure:
-    """Draw objective and best so far against the trial number.
+    """Draw objective and best so far against the trial number, which is also ``customdata[0]`` of a point.
 
-    ``customdata[0]`` of a point is the trial's number.
-
-    Args:
-        trials: Trials of the study, in any order.
-        objective: Axis title with its unit, for example ``"Time to target (O0 steps)"``.
-        allowed_drops: Export -> allowed drop, by which trials are counted; None knows that of the study's target only.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
+    ``allowed_drops`` by export count the trials; without them only that of the study's target is known.
     """
     numbers = study_history_numbers(trials, allowed_drops)
     if not numbers.numbers:

@@ -43,9 +43,6 @@ def thin_indices(x: npt.ArrayLike, y: npt.ArrayLike, limit: int = MAXIMUM_POINTS
     """Return at most ``limit`` (at least 3) rising positions ``[m]`` that keep the look of a line ``[n]``.
 
     Values that are not finite are left out; the first and the last finite one always stay. ``x`` must not decrease.
-
-    Raises:
-        ValueError: When the limit is too small or the lengths differ.
     """
     if limit < 3:
         raise ValueError(f"`limit` must be at least 3, got {limit}")
