@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from workbench.figures.live import LiveFigure
 
-live = LiveFigure(go.Figure(go.Scatter(x=[0.0, 1.0], y=[0.0, 1.0], name="line")))
+live = LiveFigure(go.Figure(go.Scatter(x=[0.0, 1.0], y=[0.0, 1.0], name="line")), interval=0.0)
 live.widget"""
 LONGER = 'live.update(go.Figure(go.Scatter(x=np.arange({n}.0), y=np.arange({n}.0), name="line")))'
 SLOWLY_MADE = """\

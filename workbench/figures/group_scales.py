@@ -98,9 +98,7 @@ def group_scales_figure(
     numbers = group_scales_numbers(steps, events, names=names)
     groups = [group for group in numbers.groups if group.line.x.size]
     if not groups:
-        reason = (
-            "No scale of a group was recorded; switch boost.loss_scale_group on to give groups scales of their own."
-        )
+        reason = "No scale of a group was recorded; boost.loss_scale_group gives groups scales of their own."
         return empty_figure(_QUESTION, reason, theme=theme)
     drawing = Drawing(_answer(groups), _costs(numbers), theme=theme, height=height)
     for index, group in enumerate(groups):
@@ -116,11 +114,8 @@ def group_scales_figure(
     for group in groups:
         _add_marks(drawing, "overflow", group, group.back_off, OVERFLOW, overflow)
     if numbers.floor.x.size:
-        hover, mark = (
-            "At step %{x:,} no loss scale of a group could fall any further.",
-            Mark("line-ew-open", 14, GREY, 2),
-        )
-        drawing.marks(numbers.floor, mark, hover, name="floor")
+        hover = "At step %{x:,} no loss scale of a group could fall any further."
+        drawing.marks(numbers.floor, Mark("line-ew-open", 14, GREY, 2), hover, name="floor")
     drawing.set_steps()
     drawing.set_powers("Loss scale (log2 axis)")
     drawing.show_legend()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -39,11 +40,13 @@ _LOADER: Final = Path(__file__).with_name("live_figure.js").read_text(encoding="
 class LiveFigure:
     """One widget that shows one kind of figure for as long as a panel lives.
 
-    It can be made and updated without a notebook, and from any thread; nothing is sent when nothing changed.
+    It can be made and updated without a notebook, and from any thread. ``update`` sends nothing when nothing changed,
+    and at most one message per ``interval``; what came in between is drawn by the next ``update`` or by ``flush``.
 
     Args:
         figure: What to show first, a figure or a drawing; None shows a sentence.
         theme: Ink for a light or dark page, or a grey for both.
+        interval: Least time between two messages, seconds; 0 sends every change.
         on_pick: Called with ``customdata[0]`` of a clicked point; it must return at once.
 
     Attributes:
@@ -52,11 +55,19 @@ class LiveFigure:
     """
 
     def __init__(
-        self, figure: go.Figure | Drawing | None = None, *, theme: Theme = "auto", on_pick: Pick | None = None
+        self,
+        figure: go.Figure | Drawing | None = None,
+        *,
+        theme: Theme = "auto",
+        interval: float = 0.1,
+        on_pick: Pick | None = None,
     ) -> None:
         self._theme: Theme = theme
-        self._on_pick = on_pick
+        self._interval, self._on_pick = interval, on_pick
         self._lock = threading.RLock()
+        self._pending: go.Figure | Drawing | None = None
+        self._anew = False
+        self._last_sent = -np.inf
         self.closed = False
         first = figure if figure is not None else Drawing.empty("", "Nothing to show yet.", theme=theme)
         if isinstance(first, Drawing):
@@ -78,14 +89,34 @@ class LiveFigure:
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         return self.widget._repr_mimebundle_(**options)
 
-    def update(self, figure: go.Figure | Drawing, *, anew: bool = False) -> None:
-        """Show a newly computed figure, or the drawing of one, in the ink of this widget; it is only read.
+    def on_pick(self, callback: Pick | None) -> None:
+        """Call this with ``customdata[0]`` of every point that is clicked from now on; None calls nobody."""
+        self._on_pick = callback
 
-        ``anew`` says that it answers another question: its axes are its own, whatever the reader zoomed.
+    def update(self, figure: go.Figure | Drawing, *, anew: bool = False) -> None:
+        """Show a newly computed figure.
+
+        Args:
+            figure: The figure, or the drawing of one, which is made in a twentieth of the time; it is only read. The
+                ink is that of this widget, whatever theme the figure has; only labels with an ink of their own (an
+                empty figure's reason) keep theirs.
+            anew: It answers another question than the one before: its axes are its own, whatever the reader zoomed.
         """
         with self._lock:
-            if not self.closed:
-                self._show(figure, anew)
+            self._pending = figure
+            self._anew = self._anew or anew
+            if time.monotonic() - self._last_sent >= self._interval:
+                self.flush()
+
+    def flush(self) -> None:
+        """Draw what the last ``update`` held back; nothing when it held nothing back."""
+        with self._lock:
+            figure, self._pending = self._pending, None
+            if figure is None or self.closed:
+                return
+            anew, self._anew = self._anew, False
+            self._show(figure, anew)
+            self._last_sent = time.monotonic()
 
     def static(self) -> go.Figure:
         """Return what is shown as a plain figure, for a saved notebook or a file."""
@@ -97,7 +128,8 @@ class LiveFigure:
         with self._lock:
             if self.closed:
                 return
-            self.closed, self._on_pick = True, None
+            self.closed = True
+            self._pending, self._on_pick = None, None
             self.widget.close()
             # Only now: the page must not hear of it, as a view that is gone already would complain about lost traces.
             self.widget.data = ()

@@ -33,18 +33,12 @@ from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, Floats, Li
 
 _QUESTION = "Which loss scale fits, and what did overflows cost?"
 _MARKS: dict[str, tuple[Mark, str]] = {
-    "growth": (Mark("triangle-up", 8, GREEN), "After step %{customdata[0]:,} the scale grew to %{customdata[1]:,.6g}."),
-    "back-off": (
-        Mark("triangle-down", 9, ORANGE),
-        "After step %{customdata[0]:,} the scale backed off to %{customdata[1]:,.6g}.",
-    ),
-    "floor": (
-        Mark("line-ew-open", 14, PURPLE, edge=2),
-        "At step %{customdata[0]:,} the scale reached its floor, %{customdata[1]:,.6g}.",
-    ),
+    "growth": (Mark("triangle-up", 8, GREEN), "After step {step} the scale grew to {scale}."),
+    "back-off": (Mark("triangle-down", 9, ORANGE), "After step {step} the scale backed off to {scale}."),
+    "floor": (Mark("line-ew-open", 14, PURPLE, edge=2), "At step {step} the scale reached its floor, {scale}."),
     "collapse": (
         Mark("star", 15, VERMILLION, edge=2),
-        "At step %{customdata[0]:,} the scale collapsed: it stayed at its floor and overflowed.",
+        "At step {step} the scale collapsed: it stayed at its floor and overflowed.",
     ),
 }
 
@@ -189,8 +183,9 @@ def _add_marks(drawing: Drawing, numbers: LossScaleNumbers) -> None:
             at = steps if name == "collapse" else steps + 1
             words = [name] * steps.size if name in {"floor", "collapse"} and steps.size <= 5 else None
             carried = np.stack([steps, np.exp2(heights)], axis=1)
+            said = hover.format(step="%{customdata[0]:,}", scale="%{customdata[1]:,.6g}")
             place = "top center"
-            drawing.marks((at, heights), mark, hover, text=words, textposition=place, name=name, customdata=carried)
+            drawing.marks((at, heights), mark, said, text=words, textposition=place, name=name, customdata=carried)
     if numbers.overflow.x.size:
         where = [f" in {_brief(subject)}" if subject else "" for subject in numbers.overflow_subjects]
         used = list(zip(np.exp2(numbers.overflow.y).tolist(), where, strict=True))

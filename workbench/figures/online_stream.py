@@ -29,12 +29,7 @@ _ROWS = {
     "rate": ("Records<br>per second", "rate", BLUE, "Up to step %{x:,} came %{y:,.0f} records per second."),
     "wait": ("Waiting<br>(ms per step)", "wait", ORANGE, "Step %{x:,} waited %{y:.3g} ms for its batch."),
     "rows": ("Table rows<br>in use", "rows in use", GREEN, "At step %{x:,} the tables used %{y:,} rows."),
-    "evictions": (
-        "Evicted<br>(rows)",
-        "evictions",
-        PURPLE,
-        "Up to step %{x:,} rows went from one id to another %{y:,} times.",
-    ),
+    "evictions": ("Evicted<br>(rows)", "evictions", PURPLE, "Up to step %{x:,} rows changed their id %{y:,} times."),
     "rejected": ("Rejected<br>(records)", "rejected", VERMILLION, "Up to step %{x:,} %{y:,} records were rejected."),
 }
 

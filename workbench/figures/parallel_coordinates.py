@@ -60,9 +60,7 @@ class ParallelLine:
 class ParallelCoordinatesNumbers:
     """Numbers behind the lines."""
 
-    axes: tuple[
-        ParallelAxis, ...
-    ]  # parameters that differ between trials, the most important first, then the objective
+    axes: tuple[ParallelAxis, ...]  # parameters that differ between trials, most important first, then the objective
     lines: tuple[ParallelLine, ...]  # trials with an objective, by number
     left_out: tuple[str, ...]  # parameters without an axis: equal in all trials, or beyond the most that fit
 

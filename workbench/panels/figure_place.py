@@ -50,7 +50,7 @@ class FigurePlace:
             if self.figure is not None:
                 self.figure.update(figure)
                 return
-            self.figure = LiveFigure(figure, theme=self._theme, on_pick=self.on_pick)
+            self.figure = LiveFigure(figure, theme=self._theme, interval=0.0, on_pick=self.on_pick)
             (notice,) = self.widget.children
             self.widget.children = (self.figure.widget,)
             close_recursively(notice)

@@ -99,7 +99,7 @@ class StudyFigures:
                 self.live[name].update(figure)
             else:
                 pick = self._pick if name in _PICKABLE else None
-                self.live[name] = LiveFigure(figure, theme=self._theme, on_pick=pick)
+                self.live[name] = LiveFigure(figure, theme=self._theme, interval=0.0, on_pick=pick)
             if self._panel.closed:  # while the figure was drawn, and the others have been closed
                 self.live[name].close()
             return self.live[name]

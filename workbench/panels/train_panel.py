@@ -202,7 +202,7 @@ class TrainPanel(WorkPanel):
         self.choice = kit.choice_buttons(_FIGURES)
         # One widget that shows one figure at a time: what is not looked at costs training nothing, and a widget that
         # was hidden, or not yet on the page, when it was drawn would not know its width.
-        self.live = LiveFigure(self._drawing(MAXIMUM_POINTS), theme=self.theme)
+        self.live = LiveFigure(self._drawing(MAXIMUM_POINTS), theme=self.theme, interval=0.0)
         self.cleaned_up_by(self.live.close)
         self._speed_text = text_of("")
         self.lasting = (self.progress_text, self._speed_text)
