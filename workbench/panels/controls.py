@@ -144,10 +144,6 @@ class ParameterControl:
         """Have a function called with this control after the user has changed the value."""
         self._observers.append(observer)
 
-    def text_of_value(self, value: Any) -> str:
-        """Return a value as the control writes it."""
-        return _text_of_value(value)
-
     def _from_user(self, read: Callable[[Any], Any]) -> Callable[[Any], None]:
         """Return an observer of a trait that ignores what this control itself sets."""
 

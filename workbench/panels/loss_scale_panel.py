@@ -27,7 +27,7 @@ from workbench.panels import kit
 from workbench.panels.controls import ParameterControl, parsed
 from workbench.panels.figure_place import HEIGHT, FigurePlace
 from workbench.panels.kit import column, parts, row, section, text_of
-from workbench.panels.panel import Theme, WorkPanel
+from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.replay_text import (
     EMPTY,
     error_sentence,
@@ -40,7 +40,6 @@ from workbench.panels.replay_text import (
 )
 from workbench.panels.run_chooser import RunChooser
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.state import PanelState
 from workbench.panels.style import error_html, faint, note_html
 from workbench.panels.worker import Outcome, RunControl
 
@@ -165,8 +164,6 @@ class LossScalePanel(WorkPanel):
         for control in self._policy_controls.values():
             control.disable("" if replayable else problem)
 
-    # -- what it is made of --------------------------------------------------------------------------------------------
-
     def _make_controls(self) -> None:
         self.chooser = RunChooser(self, self.open, lambda: self.run)
         self.folder, self.look_button, self.runs = self.chooser.folder, self.chooser.look_button, self.chooser.runs
@@ -208,8 +205,6 @@ class LossScalePanel(WorkPanel):
         else:
             self.chooser.show_folder(path)
         self.chooser.look(str(path))
-
-    # -- what the user does --------------------------------------------------------------------------------------------
 
     def _judge_lists(self) -> None:
         from workbench.runs.replayed_run import policy_grid
@@ -264,8 +259,6 @@ class LossScalePanel(WorkPanel):
                 control.refuse(problems.get(path, ""))
         return policy
 
-    # -- in the workers, whose messages are functions that show something ----------------------------------------------
-
     def _open(self, source: Run | str | Path, control: RunControl) -> str:
         from workbench.runs import read_run
         from workbench.runs.replayed_run import policy_grid, usual_windows
@@ -312,8 +305,6 @@ class LossScalePanel(WorkPanel):
             ranged = replayed.ranges([policy])
             table = _with_ranges(table, ranged.table)
             control.send(functools.partial(self._show_answer, opened, policy, table, None, ranged.assumption))
-
-    # -- what it shows -------------------------------------------------------------------------------------------------
 
     def _take(self, messages: list[Any]) -> None:
         for message in messages:

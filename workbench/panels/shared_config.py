@@ -14,15 +14,7 @@ Observer = Callable[[BoostConfig, str], None]
 
 
 class SharedConfig:
-    """A configuration with a level, and those who want to know when either changes.
-
-    Args:
-        config: The first configuration; None is the default one.
-        level: Boost level, ``"O0"``, ``"O1"`` or ``"O2"``.
-
-    Raises:
-        ConfigError: When the level is unknown.
-    """
+    """A valid configuration with a level, and those who want to know when either changes."""
 
     def __init__(self, config: BoostConfig | None = None, level: str = "O1") -> None:
         self._lock = threading.RLock()
@@ -50,11 +42,7 @@ class SharedConfig:
         return self._both
 
     def plan(self, world_size: int = 1) -> Plan:
-        """Return what is in effect on so many ranks.
-
-        Raises:
-            ConfigError: When the configuration cannot be resolved (a method lacks what it cannot do without).
-        """
+        """Return what is in effect on so many ranks; a ConfigError tells what a method lacks."""
         config, level = self._both
         return config.resolve(level, world_size, self._network)
 
@@ -67,26 +55,15 @@ class SharedConfig:
             observer(*now)
 
     def set(self, config: BoostConfig, level: str | None = None) -> None:
-        """Take another configuration, and level if given, and call all observers, unless it is the one there is.
-
-        Raises:
-            ConfigError: When the level is unknown; nothing has changed then.
-        """
+        """Take another configuration, and level if given, and call all observers, unless it is the one there is."""
         self._replace(lambda _: config, level)
 
     def change(self, values: Mapping[str, Any], level: str | None = None) -> None:
-        """Change some values, by path, and the level if given; see ``BoostConfig.with_values``.
-
-        Raises:
-            ConfigError: When a value is refused; nothing has changed then.
-        """
+        """Change some values, by path, and the level if given; a ConfigError leaves everything as it was."""
         self._replace(lambda config: config.with_values(values), level)
 
     def observe(self, observer: Observer) -> Callable[[], None]:
-        """Have a function called with every new configuration and level, on the thread that makes the change.
-
-        What is returned ends this; it may be called twice.
-        """
+        """Have a function called with every new configuration and level; what is returned ends this."""
         with self._lock:
             self._observers.append(observer)
 
@@ -113,11 +90,7 @@ class SharedConfig:
 
 
 def config_of_text(document: str | bytes, name: str) -> BoostConfig:
-    """Read a configuration from the content of a JSON file, which is called by a name when it is refused.
-
-    Raises:
-        ConfigError: When it is no text, no JSON, or no configuration.
-    """
+    """Read a configuration from the content of a JSON file; errors call it by a name."""
     try:
         text = document if isinstance(document, str) else document.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -22,9 +22,8 @@ from workbench.figures import MetricScale
 from workbench.figures.labels import counted
 from workbench.panels.controls import is_usable_count
 from workbench.panels.kit import row, text_of
-from workbench.panels.panel import Theme, WorkPanel
+from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.state import PanelState
 from workbench.panels.study_answer import answer_html, curve_of, trial_html
 from workbench.panels.study_figures import TARGETS, StudyFigures
 from workbench.panels.study_form import StudyForm
@@ -178,8 +177,6 @@ class StudyPanel(WorkPanel):
             self.figures.curves_stage,
         )
 
-    # -- what the user does --------------------------------------------------------------------------------------------
-
     def open(self, folder: str | Path) -> None:
         """Show the study in a folder; one without ``study.toml`` is where a new study will be."""
         if self.state.busy:
@@ -247,8 +244,6 @@ class StudyPanel(WorkPanel):
         fixed = self._task is not None and self.form.file is None
         self.entries["study.task"].disable("the panel was made for this task" if fixed else "")
 
-    # -- the work ------------------------------------------------------------------------------------------------------
-
     def _order(self) -> StudyOrder | None:
         """Read the controls; None when the present file cannot be used, which is then said."""
         if self._unreadable is not None:
@@ -315,8 +310,6 @@ class StudyPanel(WorkPanel):
         self.study = outcome.result or self.study
         self._show_study()
         super()._end(outcome)
-
-    # -- what it shows -------------------------------------------------------------------------------------------------
 
     def _opened(self, result: StudyResult) -> None:
         if self.state.busy or result.directory.resolve() != self.form.place.resolve():

@@ -145,11 +145,7 @@ class SearchSpace:
         return {path: one.value for path, one in self.rows.items()}
 
     def set(self, space: Mapping[str, Any]) -> None:
-        """Show another search space: path -> list, table with ``low`` and ``high``, or true.
-
-        Raises:
-            ConfigError: When a path is unknown; nothing has changed then.
-        """
+        """Show another search space; a ConfigError, before anything has changed, tells of an unknown path."""
         self._replace({path: SpaceRow(self._info(path), value, self._remove) for path, value in space.items()})
 
     def add(self, path: str) -> None:

@@ -31,18 +31,13 @@ _TURN_SECONDS: Final = 0.001
 
 @dataclass(slots=True)
 class Outcome:
-    """How the work ended.
+    """How the work ended."""
 
-    ``result`` is what the function returned, ``error`` what it raised, ``seconds`` how long it took, pauses included;
-    ``display_error`` is what a callback raised on the way, for which the work is not to blame, and ``display_seconds``
-    the processor time that callbacks took.
-    """
-
-    result: Any = None
-    error: BaseException | None = None
-    seconds: float = 0.0
-    display_error: Exception | None = None
-    display_seconds: float = 0.0
+    result: Any = None  # what the function returned
+    error: BaseException | None = None  # what it raised
+    seconds: float = 0.0  # how long it took, pauses included
+    display_error: Exception | None = None  # raised by a callback on the way; the work is not to blame
+    display_seconds: float = 0.0  # processor time that callbacks took
 
 
 class Gate:
@@ -114,14 +109,11 @@ class _Run(RunControl):
 class Worker:
     """Run one function at a time.
 
-    Args:
-        on_messages: Called with batches of messages on the pump's thread.
-        on_end: Called with the outcome, last, on the same thread; a new run may be started from then on.
-        hz: Batches per second at most. A display so slow that this would take more than 2 % of a core is called less
-            often, but once a second at least.
-        name: Name of the threads.
-        on_warning: Called with the text of each warning that the work raises, on the work's thread; None leaves
-            warnings to the interpreter.
+    ``on_messages`` is called with batches of messages on the pump's thread, ``hz`` times a second at most; a
+    display so slow that this would take more than 2 % of a core is called less often, but once a second at least.
+    ``on_end`` is called with the outcome, last, on the same thread; a new run may be started from then on.
+    ``on_warning`` is called with the text of each warning that the work raises, on the work's thread; None leaves
+    them to the interpreter.
     """
 
     def __init__(
@@ -192,10 +184,7 @@ class Worker:
         return not any(thread.is_alive() for thread in others)
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Stop the work, wait for it, and hand on nothing any more; may be called twice.
-
-        A step that takes longer than ``timeout`` seconds ends in the background; false then.
-        """
+        """Stop the work and hand on nothing any more; false when a step outlasts ``timeout`` (seconds)."""
         with self._lock:
             self.closed = True
         self.stop()
