@@ -68,7 +68,9 @@ def gradient_exponents_numbers(steps: StepTable, *, limit: int = _MAXIMUM_COLUMN
     # A run of a million steps holds a hundred thousand histograms: an even choice of records is read.
     rows = thin_marks(np.array(filled_rows(cells), dtype=np.int64), _MAXIMUM_RECORDS)
     scale_at = log2_scale[rows]
-    found = [(record, _entry(cell)) for record, row in enumerate(rows.tolist()) for cell in cells[row]]
+    given = [(record, cell) for record, row in enumerate(rows.tolist()) for cell in cells[row]]
+    # A cell holds records, or dictionaries as read from Parquet or JSON.
+    found = [(record, asdict(one) if isinstance(one, ExponentCounts) else one) for record, one in given]
     spans = [(entry["lowest"], entry["lowest"] + len(entry["counts"])) for _, entry in found if len(entry["counts"])]
     groups = list(dict.fromkeys(str(entry["group"]) for _, entry in found))
     shares: dict[str, Floats] = {}
@@ -178,11 +180,6 @@ def _answer(numbers: GradientExponentNumbers) -> str:
 def _detail(numbers: GradientExponentNumbers) -> str:
     overflows = counted(numbers.overflow.x.size, "step") if numbers.overflow.x.size else "no step"
     return f"{percent(numbers.subnormal_share)} of the gradient would lose bits; {overflows} overflowed"
-
-
-def _entry(cell: Any) -> dict[str, Any]:
-    """Return a histogram as a dictionary; it is a record, or a dictionary read from Parquet or JSON."""
-    return asdict(cell) if isinstance(cell, ExponentCounts) else cell
 
 
 def _share(count: Floats, total: Floats) -> Floats:

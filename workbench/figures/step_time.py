@@ -30,9 +30,9 @@ def step_time_numbers(steps: StepTable, *, warmup_steps: int = 10) -> StepTimeNu
     """Average a run's ``time.*`` columns; arguments as for ``step_time_drawing``."""
     kept = without_warm_up(steps_frame(steps), warmup_steps)
     whole = mean_known(column(kept, "step_ms"))
-    names = [str(name) for name in kept.columns if str(name).startswith(_PREFIX)]
-    found = {name.removeprefix(_PREFIX): mean_known(column(kept, name)) for name in names}
-    parts = {name: found[name] for name in sorted(found, key=_rank) if np.isfinite(found[name])}
+    found = sorted(str(name).removeprefix(_PREFIX) for name in kept.columns if str(name).startswith(_PREFIX))
+    means = {part: mean_known(column(kept, _PREFIX + part)) for part in dict.fromkeys((*_USUAL_ORDER, *found))}
+    parts = {part: mean for part, mean in means.items() if np.isfinite(mean)}
     if parts and np.isfinite(whole):
         parts["other"] = max(0.0, whole - sum(parts.values()))
     return StepTimeNumbers(parts, whole, len(kept))
@@ -84,7 +84,3 @@ def _answer(timed: Mapping[str, StepTimeNumbers]) -> str:
     (numbers,) = timed.values()
     largest = max(numbers.parts, key=lambda part: numbers.parts[part])
     return f"Most of a step's {compact(numbers.step_ms)} ms goes to {largest}"
-
-
-def _rank(part: str) -> tuple[int, str]:
-    return (_USUAL_ORDER.index(part) if part in _USUAL_ORDER else len(_USUAL_ORDER), part)

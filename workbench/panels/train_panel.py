@@ -261,14 +261,15 @@ class TrainPanel(WorkPanel):
     def finished(self, outcome: Outcome) -> PanelState:
         """Show the result of the run and the comparison of step times, as far as there are any."""
         result, self.speed = outcome.result
-        self._speed_text.value = note_html(self._speed_sentence())
+        self._speed_text.value = note_html("" if self.speed is None else self._speed_sentence(self.speed))
         if result is None:
             self.tell("measured")
             return PanelState.DONE
         self.result = result
         self.bar.value = result.steps
-        self.tell(self._result_sentence())
-        self.log(self._result_sentence())
+        said = self._result_sentence(result)
+        self.tell(said)
+        self.log(said)
         if result.diverged:
             self._error.value = error_html(result.message)
         return PanelState.FAILED if result.diverged else PanelState.DONE
@@ -341,10 +342,7 @@ class TrainPanel(WorkPanel):
         curve = RunCurve(label, steps, self.trace.evaluations)
         return loss_curves_drawing([curve], metric=self._metric, limit=limit, theme=theme)
 
-    def _result_sentence(self) -> str:
-        result = self.result
-        if result is None:
-            return ""
+    def _result_sentence(self, result: RunResult) -> str:
         parts = [f"{counted(result.steps, 'step')} in {format_duration(result.seconds)}"]
         if math.isfinite(result.metric):
             metric = MetricScale(result.metric_name, higher_is_better=result.higher_is_better)
@@ -358,10 +356,7 @@ class TrainPanel(WorkPanel):
             parts.append(f"recorded in `{result.path}`")
         return "; ".join(parts)
 
-    def _speed_sentence(self) -> str:
-        speed = self.speed
-        if speed is None:
-            return ""
+    def _speed_sentence(self, speed: SpeedRatio) -> str:
         clear = "faster than O0" if speed.ratio < 1 else "slower than O0"
         verdict = clear if speed.high < 1 or speed.low > 1 else "not clearly different from O0"
         return (

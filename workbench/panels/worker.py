@@ -58,9 +58,13 @@ class Gate:
 
 
 class RunControl:
-    """What the work gets to speak and to listen with."""
+    """One piece of work, and what it gets to speak and to listen with."""
 
     def __init__(self) -> None:
+        self.outcome = Outcome()
+        self.finished = threading.Event()
+        self.reported = False
+        self.threads: tuple[threading.Thread, ...] = ()
         self.pause = Gate()
         self._stop = threading.Event()
         self._messages: collections.deque[Any] = collections.deque(maxlen=_MESSAGES_KEPT)
@@ -82,23 +86,12 @@ class RunControl:
         """Return what was sent since the last call."""
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
-
-class _Run(RunControl):
-    """One piece of work."""
-
-    def __init__(self, function: Callable[[RunControl], Any]) -> None:
-        super().__init__()
-        self.function = function
-        self.finished = threading.Event()
-        self.reported = False
-        self.outcome = Outcome()
-        self.threads: tuple[threading.Thread, ...] = ()
-
-    def work(self) -> None:
+    def work(self, function: Callable[[RunControl], Any]) -> None:
+        """Call a function and note how it ended."""
         began = time.perf_counter()
         try:
             with short_turns():
-                self.outcome.result = self.function(self)
+                self.outcome.result = function(self)
         except BaseException as error:  # SystemExit of a user's module, too: it is for the panel to show
             self.outcome.error = error
         finally:
@@ -129,7 +122,7 @@ class Worker:
         self._period = 1.0 / hz
         self._name, self._on_warning = name, on_warning
         self._lock = threading.Lock()
-        self._run: _Run | None = None
+        self._run: RunControl | None = None
         self.closed = False
 
     @property
@@ -144,7 +137,7 @@ class Worker:
                 raise RuntimeError("this worker is closed; make a new panel")
             if self.alive:
                 raise RuntimeError("work is under way; stop it first")
-            self._run = run = _Run(function)
+            self._run = run = RunControl()
             # What the work prints belongs to the cell, or the click, that started it.
             context, display = contextvars.copy_context(), contextvars.copy_context()
             if self._on_warning is not None:
@@ -152,7 +145,7 @@ class Worker:
                 _listen_to_warnings()
             name = f"workbench {self._name}"
             run.threads = (
-                threading.Thread(target=context.run, args=(run.work,), name=name, daemon=True),
+                threading.Thread(target=context.run, args=(run.work, function), name=name, daemon=True),
                 threading.Thread(target=display.run, args=(self._pump, run), name=f"{name} display", daemon=True),
             )
             release_pool()  # the kernel may have computed; its idle threads would slow those of the work
@@ -190,7 +183,7 @@ class Worker:
         self.stop()
         return self.join(timeout)
 
-    def _pump(self, run: _Run) -> None:
+    def _pump(self, run: RunControl) -> None:
         outcome, period, finished = run.outcome, self._period, False
         # The usual cost, not the mean: a display that now and then draws more sees to that itself.
         costs: collections.deque[float] = collections.deque(maxlen=5)
