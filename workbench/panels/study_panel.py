@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from workbench.config import BoostConfig
 from workbench.core.files import write_text_atomically
-from workbench.core.records import StudyResult
+from workbench.core.records import StudyResult, TrialRecord
 from workbench.core.text import format_duration
 from workbench.figures import MetricScale
 from workbench.figures.labels import counted
@@ -31,7 +31,6 @@ from workbench.panels.style import error_html, faint, note_html, words
 from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
-    from workbench.core.records import TrialRecord
     from workbench.study import TuneProgress
     from workbench.tasks import Task
 
@@ -334,9 +333,9 @@ class StudyPanel(WorkPanel):
 
     def _show_progress(self, progress: TuneProgress) -> None:
         self.bar.max, self.bar.value = max(progress.total, 1e-9), progress.done
-        unit = "trial" if progress.phase == "search" else "run"
         parts = [progress.phase]
-        if progress.phase in ("search", "confirm"):
+        unit = {"search": "trial", "confirm": "run"}.get(progress.phase)
+        if unit is not None:
             parts.append(f"{math.floor(progress.done)} of {counted(round(progress.total), unit)}")
         if math.isfinite(progress.eta_seconds) and progress.eta_seconds > 0:
             parts.append(f"about {format_duration(progress.eta_seconds)} left")
