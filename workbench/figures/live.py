@@ -94,12 +94,10 @@ class LiveFigure:
         self._on_pick = callback
 
     def update(self, figure: go.Figure | Drawing, *, anew: bool = False) -> None:
-        """Show a newly computed figure.
+        """Show a newly computed figure, or the drawing of one, which is made in a twentieth of the time.
 
         Args:
-            figure: The figure, or the drawing of one, which is made in a twentieth of the time; it is only read. The
-                ink is that of this widget, whatever theme the figure has; only labels with an ink of their own (an
-                empty figure's reason) keep theirs.
+            figure: It is only read, and shown in the ink of this widget; labels with one of their own keep it.
             anew: It answers another question than the one before: its axes are its own, whatever the reader zoomed.
         """
         with self._lock:

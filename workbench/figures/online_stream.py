@@ -8,17 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from workbench.core.records import EventKind
+from workbench.figures import frames
 from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
-from workbench.figures.frames import (
-    EventPoints,
-    EventTable,
-    StepTable,
-    column,
-    event_points,
-    last_known,
-    mean_known,
-    steps_frame,
-)
+from workbench.figures.frames import EventPoints, EventTable, StepTable
 from workbench.figures.labels import compact, counted, grouped, percent
 from workbench.figures.theme import BLUE, GREEN, ORANGE, PURPLE, VERMILLION, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_stairs
@@ -56,27 +48,27 @@ def online_stream_numbers(
     steps: StepTable, events: EventTable = None, *, limit: int = MAXIMUM_POINTS
 ) -> OnlineStreamNumbers:
     """Reduce a recorded online run to the lines of its stream, of at most ``limit`` points each."""
-    frame = steps_frame(steps)
-    step, samples = column(frame, "step"), column(frame, "samples", 0.0)
-    rejected, wait = column(frame, "online.rejected"), column(frame, "online.wait_ms")
-    rows, evictions = column(frame, "online.table_rows"), column(frame, "online.table_evictions")
+    frame = frames.steps_frame(steps)
+    step, samples = frames.column(frame, "step"), frames.column(frame, "samples", 0.0)
+    rejected, wait = frames.column(frame, "online.rejected"), frames.column(frame, "online.wait_ms")
+    rows, evictions = frames.column(frame, "online.table_rows"), frames.column(frame, "online.table_evictions")
     known = np.flatnonzero(np.isfinite(rejected))
     n_rejected = int(rejected[known[-1]]) if known.size else 0
     n_records = float(np.nansum(samples)) + n_rejected
-    rejections, _ = event_points(
+    rejections, _ = frames.event_points(
         events, EventKind.RECORD_REJECTED, lambda at: _value_at(at, step[known], rejected[known])
     )
     return OnlineStreamNumbers(
-        rate=thin_line(step, column(frame, "online.records_per_second"), limit),
+        rate=thin_line(step, frames.column(frame, "online.records_per_second"), limit),
         wait=thin_line(step, wait, limit),
         rows=thin_line(step, rows, limit),
         evictions=thin_line(step, evictions, limit),
         rejected=thin_stairs(step, rejected, limit),
         rejections=rejections,
-        mean_rate=_mean_rate(column(frame, "seconds"), samples),
-        mean_wait_ms=mean_known(wait),
-        last_rows=last_known(rows),
-        last_evictions=last_known(evictions),
+        mean_rate=_mean_rate(frames.column(frame, "seconds"), samples),
+        mean_wait_ms=frames.mean_known(wait),
+        last_rows=frames.last_known(rows),
+        last_evictions=frames.last_known(evictions),
         n_rejected=n_rejected,
         rejected_share=n_rejected / n_records if known.size and n_records else float("nan"),
     )

@@ -80,9 +80,7 @@ def speed_accuracy_numbers(
     is O0's less its mean paired drop, so it can be compared with the lines directly.
     """
     first = next((t for t in trials if t.number == 0), None)
-    baseline = baseline_metric
-    if not math.isfinite(baseline) and first is not None:
-        baseline = first.metric
+    baseline = first.metric if first is not None and not math.isfinite(baseline_metric) else baseline_metric
     sign = 1.0 if metric.higher_is_better else -1.0
     reference = math.nan if first is None else first.value
     points = [_trial_point(t, metric, reference, allowed_drops) for t in trials if t.number != 0]

@@ -19,13 +19,8 @@ class SharedConfig:
     def __init__(self, config: BoostConfig | None = None, level: str = "O1") -> None:
         self._lock = threading.RLock()
         self._both = config if config is not None else BoostConfig(), _checked_level(level)
-        self._network: NetworkFacts | None = None
+        self.network: NetworkFacts | None = None  # what it offers to the methods, once one has been examined
         self._observers: list[Observer] = []
-
-    @property
-    def network(self) -> NetworkFacts | None:
-        """What the network offers to the methods; None until one has been examined."""
-        return self._network
 
     @property
     def config(self) -> BoostConfig:
@@ -44,15 +39,12 @@ class SharedConfig:
     def plan(self, world_size: int = 1) -> Plan:
         """Return what is in effect on so many ranks; a ConfigError tells what a method lacks."""
         config, level = self._both
-        return config.resolve(level, world_size, self._network)
+        return config.resolve(level, world_size, self.network)
 
     def learn(self, network: NetworkFacts) -> None:
         """Take what is known of the network from now on, and call all observers."""
-        with self._lock:
-            self._network = network
-            now, observers = self._both, list(self._observers)
-        for observer in observers:
-            observer(*now)
+        self.network = network
+        self._tell_observers()
 
     def set(self, config: BoostConfig, level: str | None = None) -> None:
         """Take another configuration, and level if given, and call all observers, unless it is the one there is."""
@@ -81,9 +73,13 @@ class SharedConfig:
             if new == self._both:
                 return
             self._both = new
-            observers = list(self._observers)
+        self._tell_observers()
+
+    def _tell_observers(self) -> None:
+        with self._lock:
+            now, observers = self._both, list(self._observers)
         for observer in observers:  # without the lock: an observer may wait for a thread that wants it
-            observer(*new)
+            observer(*now)
 
     def __repr__(self) -> str:
         return f"SharedConfig({self.level}, {self.config!r})"
