@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import html
 import threading
-from typing import Final
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Final
 
 from workbench.figures.drawing import Drawing
 from workbench.figures.live import LiveFigure, Pick
 from workbench.panels.kit import Html, Stack, close_recursively
 from workbench.panels.panel import Panel
 from workbench.panels.style import words
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 HEIGHT: Final = 430
 """Of every figure in a place, pixels: plotly gives up following the width when a height changes."""
