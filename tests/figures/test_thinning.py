@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.figures.thinning import (
-    bin_edges,
-    staircase_indices,
-    thin_indices,
-    thin_marks,
-)
+from workbench.figures.thinning import bin_edges, thin_indices, thin_marks, thin_stairs
 
 
 def test_a_short_trace_is_kept_whole() -> None:
@@ -70,6 +65,6 @@ def test_bins_cover_everything_once(n: int, limit: int) -> None:
 
 def test_a_staircase_keeps_its_corners_and_only_those() -> None:
     heights = np.repeat([1.0, 2.0, np.nan, 2.0, 3.0], 2000)
-    assert staircase_indices(np.arange(10_000), heights, 4000).tolist() == [0, 2000, 8000, 9999]
-    assert staircase_indices(np.arange(4), heights[:4], 4).tolist() == [0, 1, 2, 3]
-    assert staircase_indices(np.arange(10_000), np.arange(10_000) % 7, 100).size <= 100
+    assert thin_stairs(np.arange(10_000.0), heights, 4000).x.tolist() == [0, 2000, 8000, 9999]
+    assert thin_stairs(np.arange(4.0), heights[:4], 4).x.tolist() == [0, 1, 2, 3]
+    assert thin_stairs(np.arange(10_000.0), np.arange(10_000.0) % 7, 100).x.size <= 100

@@ -12,8 +12,8 @@ from tests.experiments.small_tasks import small_task
 from tests.panels.looking import drawn, our_threads, text_in
 from workbench.config import BoostConfig, ConfigError
 from workbench.panels.compare_panel import ComparePanel, seeds_of
+from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.state import PanelState
 from workbench.tasks import Task
 
 LONG = 90.0

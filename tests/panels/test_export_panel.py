@@ -12,8 +12,8 @@ import pytest
 from tests.panels.looking import our_threads, text_in
 from workbench.config import BoostConfig
 from workbench.panels.export_panel import ExportPanel, exported_files
+from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.state import PanelState
 
 LONG = 60.0
 PROVENANCE: dict[str, Any] = {

@@ -16,8 +16,8 @@ from tests.panels.recorded_runs import POLICY, recorded_run
 from workbench.config import BoostConfig
 from workbench.loss_scale import ScalePolicy, simulate
 from workbench.panels.loss_scale_panel import LossScalePanel
+from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.state import PanelState
 from workbench.runs import Run, read_run
 from workbench.runs.replayed_run import ReplayedRun
 

@@ -10,8 +10,7 @@ import pytest
 from workbench.config import ConfigError
 from workbench.panels import notebook_cells
 from workbench.panels.kit import close_recursively, row, text_of
-from workbench.panels.panel import Panel, error_sentence
-from workbench.panels.state import PanelState
+from workbench.panels.panel import Panel, PanelState, error_sentence
 from workbench.panels.worker import RunControl
 from workbench.tasks.errors import TaskError
 

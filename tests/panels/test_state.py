@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from workbench.panels.state import MOVES, PanelState, StateMachine
+from workbench.panels.panel import MOVES, PanelState, StateMachine
 
 S = PanelState
 LEGAL = {(source, target) for source, targets in MOVES.items() for target in targets}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.panels.study_text import (
+from workbench.panels.study_form import (
     new_study_text,
     space_of,
     study_text,

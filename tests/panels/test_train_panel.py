@@ -16,8 +16,8 @@ from tests.panels.looking import everything, our_threads, text_in
 from workbench.config import BoostConfig
 from workbench.core.records import Event, StepRecord
 from workbench.panels.live_trace import LiveTrace
+from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.state import PanelState
 from workbench.panels.train_panel import TrainPanel
 from workbench.runs import read_run
 from workbench.tasks import Task

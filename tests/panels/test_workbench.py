@@ -12,7 +12,7 @@ import workbench.panels
 from tests.experiments.small_tasks import small_task
 from tests.panels.looking import everything, our_threads, text_in
 from workbench.config import BoostConfig
-from workbench.panels.state import PanelState
+from workbench.panels.panel import PanelState
 from workbench.panels.workbench import Workbench
 
 TITLES = ("Configure", "Train", "Loss scale", "Tune", "Compare", "Export")

@@ -4,6 +4,10 @@ Each module holds one figure: a function that reduces records to a small frozen 
 them. The numbers are what tests look at and what a table can reuse. All are drawn as a ``Drawing``, which is made in a
 twentieth of the time that plotly takes; a ``..._figure`` hands it to plotly. Nothing here knows torch or Optuna, and
 only ``live.py`` knows widgets.
+
+The same arguments mean the same everywhere: ``steps`` and ``events`` are tables of a recorded run or plain records,
+``theme`` is ``"auto"``, ``"light"`` or ``"dark"`` (``theme.inks``), ``height`` counts pixels, and ``limit`` is the most
+points of a line.
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ from workbench.figures.drawing import Drawing, Stroke, empty_figure, interval
 from workbench.figures.labels import plain, wrapped
 from workbench.figures.theme import BLUE, GREEN, GREY, PURPLE, VERMILLION, Theme, translucent
 
-__all__ = ["AttributionBar", "AttributionNumbers", "attribution_figure", "attribution_numbers"]
-
 _QUESTION = "Where does the gain come from?"
 _UNMEASURED = "not measured by itself"
 _NAME_WIDTH = 26  # characters of a line beside a bar
@@ -83,15 +81,11 @@ def attribution_figure(
     *,
     theme: Theme = "auto",
 ) -> go.Figure:
-    """Draw the waterfall from 1 to the total.
+    """Draw the waterfall from 1 to the total; on its logarithmic axis a bar is as long as its factor is large.
 
-    Speed is on a logarithmic axis, so a bar is as long as its factor is large, wherever it stands.
-
-    Args:
-        parts: In the order in which they are built up from the task as given; their factors are above 0.
-        candidate: The whole set-up with its measured speed-up; None, or one that is not known, multiplies the parts.
-        tuned_plain: How many times faster than the task as given tuned plain is; NaN leaves it out.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+    ``parts``, whose factors are above 0, come in the order in which they are built up from the task as given.
+    ``candidate`` is the whole set-up with its measured speed-up, without which the parts are multiplied;
+    ``tuned_plain`` is how many times faster than the task as given tuned plain is, left out where NaN.
     """
     if not parts:
         reason = "The parts of this set-up have not been taken out one by one: there was no time for it."

@@ -16,27 +16,17 @@ from workbench.figures.labels import counted, percent, plain
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_marks
 
-__all__ = ["DimReduceNumbers", "SubspacePair", "dim_reduce_figure", "dim_reduce_numbers", "first_at_or_below"]
-
 _QUESTION = "Does DimReduce reach the loss of its warm-up in fewer steps?"
 
 
 @dataclass(frozen=True, eq=False)
 class SubspacePair:
-    """A run that recorded weight snapshots, and the run in the subspace that they span.
+    """A run that recorded weight snapshots, and the run in the subspace that they span."""
 
-    Args:
-        label: Name, for example ``"seed 3"``.
-        warm_up: Evaluations of the first run: pairs (micro-batches done, loss).
-        reduced: Evaluations of the second run; empty draws the losses of its steps, as of a run that goes on.
-        steps: Step table or records of the second run, with the columns of DimReduce.
-        events: Its event table or records; None when there are none.
-    """
-
-    label: str
-    warm_up: Sequence[tuple[int, float]]
-    reduced: Sequence[tuple[int, float]]
-    steps: StepTable
+    label: str  # for example "seed 3"
+    warm_up: Sequence[tuple[int, float]]  # evaluations of the first run: (micro-batches done, loss)
+    reduced: Sequence[tuple[int, float]]  # of the second run; empty draws the losses of its steps
+    steps: StepTable  # of the second run, with the columns of DimReduce
     events: EventTable = None
 
 
@@ -61,12 +51,7 @@ class DimReduceNumbers:
 
 
 def first_at_or_below(curve: Sequence[tuple[int, float]], target: float) -> float:
-    """Return after how many micro-batches a curve first stands at or below a loss; NaN when it never does.
-
-    Example:
-        >>> first_at_or_below([(0, 2.3), (10, 0.4), (20, 0.5)], 0.4)
-        10.0
-    """
+    """Return after how many micro-batches a curve first stands at or below a loss; NaN when it never does."""
     return next((float(step) for step, loss in curve if loss <= target), float("nan"))
 
 
@@ -103,13 +88,8 @@ def dim_reduce_figure(
 ) -> go.Figure:
     """Draw loss against step of both runs with the target, and how the second one's steps were found.
 
-    All pairs are drawn in the first row; the target, the accepted steps and the condition are those of the first pair.
-
-    Args:
-        pairs: Pairs of runs, one per seed; the first is the one to look at.
-        loss_name: What the evaluations measured.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
+    All pairs, one per seed, are drawn in the first row; target, accepted steps and condition are those of the first
+    pair. ``loss_name`` is what the evaluations measured.
     """
     numbers = [dim_reduce_numbers(pair) for pair in pairs]
     numbers = [one for one in numbers if one.n_steps or one.x.size]

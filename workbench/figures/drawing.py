@@ -19,8 +19,6 @@ from workbench.figures.frames import EventPoints
 from workbench.figures.labels import power_ticks, sentence, unmarked, wrapped
 from workbench.figures.theme import TITLE_PAD, TOP_MARGIN, VERMILLION, Theme, inks, template_json
 
-__all__ = ["OVERFLOW", "Drawing", "Mark", "Stroke", "empty_figure", "figure_of", "figure_text", "interval", "shares_of"]
-
 Properties = dict[str, Any]
 Points = tuple[Any, Any]  # positions and heights
 P = ParamSpec("P")
@@ -54,20 +52,11 @@ _TITLE_WIDTH, _SUBTITLE_WIDTH, _REASON_WIDTH = 43, 57, 48  # characters of a wid
 class Drawing:
     """Traces and layout under the names that plotly.js gives them, nested: ``marker={"color": ...}``.
 
-    Rows stand above each other and share the x axis of the lowest one, where its numbers are written.
-
-    Args:
-        title: A question, or its answer in one short line; it is broken into lines that fit beside a panel's controls.
-            Further lines take their room from the plot: a page must not jump when a running figure has more to say.
-        subtitle: One line of figures that support it.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``, see ``theme.inks``.
-        height: Height, pixels; the width follows the page.
-        rows: Shares of the rows, from the top, which need not sum to 1.
-        spacing: Room between two rows as a share of the whole height.
-
-    Attributes:
-        traces: Properties of each trace; to be read.
-        layout: Properties of the layout; to be read.
+    The title is a question, or its answer in one short line, and the subtitle a line of numbers that support it;
+    both are broken into lines that fit beside a panel's controls. Further lines take their room from the plot: a
+    page must not jump when a running figure has more to say. ``rows`` are shares of the rows from the top, of any
+    sum, and ``spacing`` is the room between two as a share of the whole height. Rows share the x axis of the lowest
+    one, where its numbers are written.
     """
 
     def __init__(
@@ -111,21 +100,14 @@ class Drawing:
         return drawing
 
     def figure(self) -> go.Figure:
-        """Return the figure, checked by plotly; what it holds is copied.
-
-        Raises:
-            ValueError: When plotly does not know a property or a value.
-        """
+        """Return the figure, checked by plotly, which raises a ValueError for what it does not know; it is a copy."""
         return go.Figure(self.traces, self.layout)
 
     def add(self, kind: str, hover: str = "", *, row: int = 1, **properties: Any) -> None:
-        """Add a trace of one of plotly's kinds.
+        """Add a trace of one of plotly's kinds, with plotly's own properties, of which None leaves one out.
 
-        Args:
-            kind: ``"scatter"``, ``"bar"``, ``"heatmap"``, ...
-            hover: Sentence about a point, plotly's ``hovertemplate``; empty shows nothing.
-            row: Row from the top, 1 the first; its axes have the same number.
-            **properties: Plotly's own; None leaves one out.
+        ``hover`` is a sentence about a point, plotly's ``hovertemplate``, empty for none; the axes of a row
+        have its number.
         """
         box = "" if "<extra>" in hover else "<extra></extra>"  # else plotly writes the trace's name beside
         shown = {"hovertemplate": hover + box} if hover else {"hoverinfo": "skip"}
@@ -226,23 +208,12 @@ def figure_of(draw: Callable[P, Drawing]) -> Callable[P, go.Figure]:
 
 
 def empty_figure(title: str, reason: str, *, theme: Theme = "auto", height: int = 220) -> go.Figure:
-    """Return a figure that says in one sentence why there is nothing to see yet.
-
-    Args:
-        title: Title the figure has when it is not empty.
-        reason: One sentence: what is missing and how it would come to be there.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
-    """
+    """Return a figure that says in one sentence what is missing and how it would come to be there."""
     return Drawing.empty(title, reason, theme=theme, height=height).figure()
 
 
 def figure_text(figure: go.Figure) -> str:
-    """Return a figure's title, subtitle and, when it is empty, its reason as plain text, one per line.
-
-    Args:
-        figure: Any figure.
-    """
+    """Return a figure's title, subtitle and, when it is empty, its reason as plain text, one per line."""
     title = figure.layout.title
     parts = [title.text, title.subtitle.text]
     if not figure.data:

@@ -26,11 +26,7 @@ class EventPoints(NamedTuple):
 
 
 def steps_frame(steps: StepTable) -> pd.DataFrame:
-    """Return steps as a DataFrame with the columns of ``StepRecord`` and the methods' own columns.
-
-    Args:
-        steps: A recorded run's ``steps`` table (returned as it is), or records straight from a running trace.
-    """
+    """Return steps as a DataFrame with the columns of ``StepRecord`` and the methods' own; a table as it is."""
     if isinstance(steps, pd.DataFrame):
         return steps
     names = [f.name for f in fields(StepRecord) if f.name != "columns"]

@@ -18,8 +18,6 @@ from workbench.figures.labels import counted, percent
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
 from workbench.figures.thinning import Floats, bin_edges
 
-__all__ = ["FrozenLayersNumbers", "TimeSaved", "frozen_layers_figure", "frozen_layers_numbers", "time_saved_in_run"]
-
 Schedule: TypeAlias = Sequence[int] | npt.NDArray[np.int64] | StepTable
 
 _MAXIMUM_COLUMNS = 500
@@ -32,19 +30,12 @@ _QUESTION = "Which layer groups rest at which step?"
 
 @dataclass(frozen=True, slots=True)
 class TimeSaved:
-    """How much of the step time freezing saves.
+    """Which share of the step time freezing saves; an end that is not known is NaN."""
 
-    Args:
-        share: Share of the step time that was saved; negative when freezing cost time.
-        low: Lower end of its 95 % interval; NaN when unknown.
-        high: Upper end of its 95 % interval; NaN when unknown.
-        limit: Share it would save if frozen groups took no time in the backward pass; NaN when unknown.
-    """
-
-    share: float
-    low: float = float("nan")
+    share: float  # negative when freezing cost time
+    low: float = float("nan")  # the ends of its 95 % interval
     high: float = float("nan")
-    limit: float = float("nan")
+    limit: float = float("nan")  # what it would save if frozen groups took no time in the backward pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +60,8 @@ def frozen_layers_numbers(
 ) -> FrozenLayersNumbers:
     """Reduce a schedule, or a recorded run, to groups x steps; arguments as for ``frozen_layers_figure``.
 
-    Neighbouring steps are averaged when there are more than ``limit``.
-
-    Raises:
-        ValueError: When a step freezes more groups than there are, or ``work`` has another length or no positive sum.
+    Neighbouring steps are averaged when there are more than ``limit``. A ValueError tells when a step freezes more
+    groups than there are, or ``work`` has another length or no positive sum.
     """
     steps, frozen = _read_schedule(schedule)
     most = int(frozen.max(initial=0))
@@ -102,19 +91,10 @@ def time_saved_in_run(
 ) -> TimeSaved | None:
     """Read from a run itself what freezing saved: its steps against those of them that froze nothing.
 
-    A step's time is judged by the median of its kind (so many groups frozen), because a pause or an evaluation makes
-    single steps long; the interval comes from resampling within kinds. A kind that was timed less than ten times counts
-    as the next one that freezes less, so that it claims too little rather than too much.
-
-    Args:
-        steps: Step table or records of a run that freezes.
-        n_groups: See ``frozen_layers_figure``.
-        work: See ``frozen_layers_figure``; the limit rests on it.
-        seed: Seed of the resampling.
-
-    Returns:
-        The time saved; None when steps that freeze nothing, or those of every kind that freezes something, were timed
-        less than ten times.
+    A step's time is judged by the median of its kind (so many groups frozen), because a pause or an evaluation
+    makes single steps long; the interval comes from resampling within kinds. A kind that was timed less than ten
+    times counts as the next one that freezes less, so that it claims too little rather than too much. None when
+    steps that freeze nothing, or those of every kind that freezes something, were timed less than ten times.
     """
     frame = steps_frame(steps).iloc[1:]  # the first step allocates
     frozen = np.nan_to_num(column(frame, "frozen_groups", 0.0)).astype(np.int64)
@@ -157,17 +137,10 @@ def frozen_layers_figure(
 ) -> go.Figure:
     """Draw the schedule as groups x steps, beside the share of steps each group rests and the time that saved.
 
-    Args:
-        schedule: Number of leading frozen groups per step ``[n_steps]``, or the step table of a run.
-        n_groups: Number of groups; None takes one more than the most that were ever frozen.
-        work: Work per group ``[n_groups]``, any unit (parameters, milliseconds of backward); None weighs all alike.
-        saved: Time saved, measured against O0 or by ``time_saved_in_run``; None leaves its row out.
-        share: Share of frozen steps that a schedule in whole periods has, for the title; NaN counts the steps given.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height of the schedule, pixels; the time saved adds to it.
-
-    Raises:
-        ValueError: When a step freezes more groups than there are, or ``work`` has another length or no positive sum.
+    ``schedule`` is the number of leading frozen groups per step ``[n_steps]``, or the step table of a run; without
+    ``n_groups`` there is one group more than were ever frozen. ``work`` per group may have any unit (parameters,
+    milliseconds of backward); None weighs all alike. ``share`` is the share of frozen steps that a schedule in
+    whole periods has, for the title; NaN counts the steps given.
     """
     numbers = frozen_layers_numbers(schedule, n_groups, work=work)
     if numbers.n_steps == 0:

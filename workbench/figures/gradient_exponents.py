@@ -11,9 +11,8 @@ Reference:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -26,8 +25,6 @@ from workbench.figures.frames import StepTable, column, filled_rows, flags, log2
 from workbench.figures.labels import counted, percent, plain, power_ticks
 from workbench.figures.theme import DENSITY_SCALE, GREY, ORANGE, VERMILLION, Theme
 from workbench.figures.thinning import Floats, Line, bin_edges, thin_marks
-
-__all__ = ["ALL_GROUPS", "GradientExponentNumbers", "gradient_exponents_figure", "gradient_exponents_numbers"]
 
 ALL_GROUPS: Final = "all groups"
 
@@ -61,42 +58,45 @@ class GradientExponentNumbers:
 
 
 def gradient_exponents_numbers(steps: StepTable, *, limit: int = _MAXIMUM_COLUMNS) -> GradientExponentNumbers:
-    """Stack a run's exponent histograms into one map per group.
+    """Stack a run's exponent histograms into one map per group, adding up neighbours beyond ``limit`` columns.
 
-    Args:
-        steps: Step table or records; rows without histograms only count for the overflow marks.
-        limit: Most columns; neighbouring records are added up when there are more. Many groups share a budget of
-            cells, so each map then has fewer columns.
+    Many groups share a budget of cells, so each map then has fewer columns.
     """
     frame = steps_frame(steps)
     step, log2_scale = column(frame, "step"), log2_known(column(frame, "loss_scale", 1.0))
     cells: list[Any] = frame["grad_exponents"].tolist() if "grad_exponents" in frame.columns else []
-    rows, groups, histograms, counts = _read_cells(cells)
-    group_of, record_of, lowest, lengths, others = histograms.T
-    owner = np.repeat(np.arange(lengths.size), lengths)  # the histogram of each bin
-    exponent = lowest[owner] + np.arange(counts.size) - (np.cumsum(lengths) - lengths)[owner]
-    overflowed = thin_marks(np.flatnonzero(flags(frame, "overflow") & np.isfinite(log2_scale)))
+    # A run of a million steps holds a hundred thousand histograms: an even choice of records is read.
+    rows = thin_marks(np.array(filled_rows(cells), dtype=np.int64), _MAXIMUM_RECORDS)
+    scale_at = log2_scale[rows]
+    given = [(record, cell) for record, row in enumerate(rows.tolist()) for cell in cells[row]]
+    # A cell holds records, or dictionaries as read from Parquet or JSON.
+    found = [(record, asdict(one) if isinstance(one, ExponentCounts) else one) for record, one in given]
+    spans = [(entry["lowest"], entry["lowest"] + len(entry["counts"])) for _, entry in found if len(entry["counts"])]
+    groups = list(dict.fromkeys(str(entry["group"]) for _, entry in found))
     shares: dict[str, Floats] = {}
     exponents, middle, mean_scale = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-    scale_at = log2_scale[rows]
-    if counts.size:
-        exponents = np.arange(exponent.min(), exponent.max() + 1)
+    by_record = np.zeros((0, rows.size))  # elements of all groups [exponents, records]
+    if spans:
+        exponents = np.arange(min(low for low, _ in spans), max(high for _, high in spans))
         affordable = max(_FEWEST_COLUMNS, _MAXIMUM_CELLS // (exponents.size * (len(groups) + 1)))
         edges = bin_edges(rows.size, min(limit, affordable))
-        column_of = (np.searchsorted(edges, np.arange(rows.size), side="right") - 1)[record_of]
-        shape = (len(groups), exponents.size, edges.size - 1)
-        cell_index = np.ravel_multi_index((group_of[owner], exponent - exponents[0], column_of[owner]), shape)
-        count = np.bincount(cell_index, weights=counts, minlength=math.prod(shape)).reshape(shape)
-        # All elements of a histogram, zeros and non-finite ones included.
-        elements = others + np.bincount(owner, weights=counts, minlength=lengths.size)
-        total_index = group_of * shape[2] + column_of
-        total = np.bincount(total_index, weights=elements, minlength=shape[0] * shape[2]).reshape(shape[::2])
+        column_of = np.searchsorted(edges, np.arange(rows.size), side="right") - 1
+        by_record = np.zeros((exponents.size, rows.size))
+        count = np.zeros((len(groups), exponents.size, edges.size - 1))
+        total = np.zeros((len(groups), 1, edges.size - 1))  # zeros and non-finite elements included
+        for record, entry in found:
+            counts = np.asarray(entry["counts"], dtype=np.float64)
+            group, at, first = groups.index(str(entry["group"])), column_of[record], entry["lowest"] - exponents[0]
+            by_record[first : first + counts.size, record] += counts
+            count[group, first : first + counts.size, at] += counts
+            total[group, 0, at] += counts.sum() + entry.get("zeros", 0) + entry.get("nonfinite", 0)
         shares[ALL_GROUPS] = _share(count.sum(axis=0), total.sum(axis=0))
         if len(groups) > 1:
             shares |= {group: _share(count[g], total[g]) for g, group in enumerate(groups)}
         middle = (edges[:-1] + edges[1:] - 1) // 2
         mean_scale = _nan_mean_by_bin(scale_at, edges)
-    below, subnormal = _shares_outside(counts, exponent, scale_at[record_of[owner]])
+    overflowed = thin_marks(np.flatnonzero(flags(frame, "overflow") & np.isfinite(log2_scale)))
+    below, subnormal = _shares_outside(by_record, exponents, scale_at)
     return GradientExponentNumbers(
         steps=step[rows][middle],
         exponents=exponents,
@@ -116,11 +116,6 @@ def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height
     """Draw log2 of the gradients' magnitude over time, with the band float16 can hold.
 
     With several groups a menu chooses which one is shown; all groups together come first.
-
-    Args:
-        steps: Step table or records with ``grad_exponents`` on some of them.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
     """
     numbers = gradient_exponents_numbers(steps)
     if not numbers.shares:
@@ -187,42 +182,18 @@ def _detail(numbers: GradientExponentNumbers) -> str:
     return f"{percent(numbers.subnormal_share)} of the gradient would lose bits; {overflows} overflowed"
 
 
-def _read_cells(cells: Sequence[Any]) -> tuple[Ints, list[str], Ints, Floats]:
-    """Read the grad_exponents column; a cell holds records, dictionaries read from Parquet or JSON, or nothing.
-
-    A run of a million steps holds a hundred thousand histograms: an even choice of records is read, its numbers are
-    gathered once, and everything else is done on whole arrays.
-
-    Returns the rows of the step table that are read; the names of the groups; per histogram its group, its record, its
-    lowest exponent, how many bins it has, and how many elements in none ``[histograms, 5]``; the counts of all bins.
-    """
-    groups: dict[str, int] = {}
-    found: list[tuple[int, int, int, int, int]] = []
-    parts: list[Iterable[int]] = []
-    rows = thin_marks(np.array(filled_rows(cells), dtype=np.int64), _MAXIMUM_RECORDS)
-    for record, row in enumerate(rows.tolist()):
-        for entry in cells[row]:
-            entry = asdict(entry) if isinstance(entry, ExponentCounts) else entry
-            group = groups.setdefault(str(entry["group"]), len(groups))
-            rest = entry.get("zeros", 0) + entry.get("nonfinite", 0)
-            found.append((group, record, entry["lowest"], len(entry["counts"]), rest))
-            parts.append(entry["counts"])
-    counts = np.fromiter(chain.from_iterable(parts), dtype=np.float64)
-    return rows, list(groups), np.array(found, dtype=np.int64).reshape(-1, 5), counts
-
-
 def _share(count: Floats, total: Floats) -> Floats:
     return np.divide(count, total, out=np.full_like(count, np.nan), where=count > 0)
 
 
-def _shares_outside(counts: Floats, exponent: Ints, log2_scale: Floats) -> tuple[float, float]:
+def _shares_outside(counts: Floats, exponents: Ints, log2_scale: Floats) -> tuple[float, float]:
     """Return the shares of non-zero elements below float16's smallest number, and between it and full precision.
 
-    A bin counts as below a limit when its upper end 2**(e+1) does not exceed it. With scales that are powers of two
-    the limits fall on bin ends, so nothing is split. Arguments: one entry per bin ``[bins]``.
+    ``counts`` are ``[exponents, records]``. A bin counts as below a limit when its upper end 2**(e+1) does not exceed
+    it. With scales that are powers of two the limits fall on bin ends, so nothing is split.
     """
     known = np.isfinite(log2_scale)
-    kept, scaled_end = counts[known], exponent[known] + 1 + log2_scale[known]
+    kept, scaled_end = counts[:, known], exponents[:, None] + 1 + log2_scale[None, known]
     everything = kept.sum()
     if everything == 0:
         return float("nan"), float("nan")

@@ -16,25 +16,12 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.core.records import EventKind
+from workbench.figures import frames
 from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, empty_figure
-from workbench.figures.frames import (
-    EventTable,
-    StepTable,
-    column,
-    events_frame,
-    events_of,
-    filled_rows,
-    flags,
-    last_known,
-    log2_known,
-    steps_frame,
-    wasted_share,
-)
+from workbench.figures.frames import EventTable, StepTable
 from workbench.figures.labels import counted, percent, plain, power_of_two
 from workbench.figures.theme import COLORWAY, DASHES, GREY, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_marks, thin_stairs
-
-__all__ = ["GroupScaleLine", "GroupScalesNumbers", "group_scales_figure", "group_scales_numbers"]
 
 _QUESTION = "Does every group of parameters find its own loss scale?"
 
@@ -65,26 +52,22 @@ class GroupScalesNumbers:
 def group_scales_numbers(
     steps: StepTable, events: EventTable = None, *, names: Sequence[str] | None = None, limit: int = MAXIMUM_POINTS
 ) -> GroupScalesNumbers:
-    """Reduce a recorded run to one line, of at most ``limit`` points, per group; else as ``group_scales_figure``.
-
-    Raises:
-        ValueError: When ``names`` has another length than there are groups.
-    """
-    frame, events = steps_frame(steps), events_frame(events)
-    step, log2 = column(frame, "step"), log2_known(_scales(frame))
+    """Reduce a recorded run to one line, of at most ``limit`` points, per group; else as the figure."""
+    frame, events = frames.steps_frame(steps), frames.events_frame(events)
+    step, log2 = frames.column(frame, "step"), frames.log2_known(_scales(frame))
     n_groups = log2.shape[1]
-    changes = events_of(events, EventKind.SCALE_UP, EventKind.SCALE_DOWN)
+    changes = frames.events_of(events, EventKind.SCALE_UP, EventKind.SCALE_DOWN)
     called = _names(changes, n_groups) if names is None else list(names)
     if len(called) != n_groups:
         raise ValueError(f"`names` must name each of the {n_groups} groups, got {len(called)} names")
-    at_floor = column(events_of(events, EventKind.SCALE_FLOOR), "step")
+    at_floor = frames.column(frames.events_of(events, EventKind.SCALE_FLOOR), "step")
     rows = thin_marks(np.flatnonzero(np.isin(step, at_floor) & np.isfinite(log2).any(axis=1)))
     return GroupScalesNumbers(
         groups=tuple(_line(name, step, log2[:, index], changes, limit) for index, name in enumerate(called)),
         floor=Line(step[rows], np.nanmin(log2[rows], axis=1) if rows.size else np.empty(0)),
         n_steps=len(frame),
-        n_overflows=int(flags(frame, "overflow").sum()),
-        wasted_share=wasted_share(frame),
+        n_overflows=int(frames.flags(frame, "overflow").sum()),
+        wasted_share=frames.wasted_share(frame),
     )
 
 
@@ -98,22 +81,13 @@ def group_scales_figure(
 ) -> go.Figure:
     """Draw one line per group, with the steps at which its scale grew or its gradients overflowed.
 
-    Args:
-        steps: Step table or records with ``group_scales``.
-        events: Event table or records; they say which group grew or overflowed.
-        names: Names of the groups in their order; None reads them from the events.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
-
-    Raises:
-        ValueError: When ``names`` has another length than there are groups.
+    ``names`` of the groups come in their order, one for each, else a ValueError tells; None reads them from the
+    events.
     """
     numbers = group_scales_numbers(steps, events, names=names)
     groups = [group for group in numbers.groups if group.line.x.size]
     if not groups:
-        reason = (
-            "No scale of a group was recorded; switch boost.loss_scale_group on to give groups scales of their own."
-        )
+        reason = "No scale of a group was recorded; boost.loss_scale_group gives groups scales of their own."
         return empty_figure(_QUESTION, reason, theme=theme)
     drawing = Drawing(_answer(groups), _costs(numbers), theme=theme, height=height)
     for index, group in enumerate(groups):
@@ -129,11 +103,8 @@ def group_scales_figure(
     for group in groups:
         _add_marks(drawing, "overflow", group, group.back_off, OVERFLOW, overflow)
     if numbers.floor.x.size:
-        hover, mark = (
-            "At step %{x:,} no loss scale of a group could fall any further.",
-            Mark("line-ew-open", 14, GREY, 2),
-        )
-        drawing.marks(numbers.floor, mark, hover, name="floor")
+        hover = "At step %{x:,} no loss scale of a group could fall any further."
+        drawing.marks(numbers.floor, Mark("line-ew-open", 14, GREY, 2), hover, name="floor")
     drawing.set_steps()
     drawing.set_powers("Loss scale (log2 axis)")
     drawing.show_legend()
@@ -143,7 +114,7 @@ def group_scales_figure(
 def _scales(frame: pd.DataFrame) -> Floats:
     """Return the scales ``[n_steps, n_groups]``, NaN before groups were found."""
     cells: list[Any] = frame["group_scales"].tolist() if "group_scales" in frame.columns else [()] * len(frame)
-    known = filled_rows(cells)
+    known = frames.filled_rows(cells)
     table = np.full((len(cells), max((len(cells[row]) for row in known), default=0)), np.nan)
     for width in {len(cells[row]) for row in known}:  # always one, unless runs were joined
         rows = [row for row in known if len(cells[row]) == width]
@@ -163,17 +134,17 @@ def _names(changes: pd.DataFrame, n_groups: int) -> list[str]:
 
 def _line(name: str, step: Floats, log2: Floats, changes: pd.DataFrame, limit: int) -> GroupScaleLine:
     own = changes[changes["subject"].astype(str) == name]
-    up, down = events_of(own, EventKind.SCALE_UP), events_of(own, EventKind.SCALE_DOWN)
+    up, down = frames.events_of(own, EventKind.SCALE_UP), frames.events_of(own, EventKind.SCALE_DOWN)
     grown = thin_marks(np.arange(len(up)))
-    fallen = thin_marks(np.flatnonzero(np.isin(step, column(down, "step"))))
-    new = np.log2(np.maximum(column(up, "value"), np.finfo(np.float64).tiny))
+    fallen = thin_marks(np.flatnonzero(np.isin(step, frames.column(down, "step"))))
+    new = np.log2(np.maximum(frames.column(up, "value"), np.finfo(np.float64).tiny))
     return GroupScaleLine(
         name=name,
         line=thin_stairs(step, log2, limit),
-        growth=Line(column(up, "step")[grown], new[grown]),
+        growth=Line(frames.column(up, "step")[grown], new[grown]),
         back_off=Line(step[fallen], log2[fallen]),
         n_overflows=len(down),
-        last_log2=last_known(log2),
+        last_log2=frames.last_known(log2),
     )
 
 
@@ -189,11 +160,10 @@ def _answer(groups: Sequence[GroupScaleLine]) -> str:
 
 def _costs(numbers: GroupScalesNumbers) -> str:
     text = f"{percent(numbers.wasted_share)} of {counted(numbers.n_steps, 'step')} wasted on updates that were skipped"
-    blamed = [group for group in numbers.groups if group.n_overflows]
     if numbers.n_overflows == 0:
         return text + "; no group overflowed"
-    most = max(blamed, key=lambda group: group.n_overflows, default=None)
-    if most is None or len(numbers.groups) == 1:
+    most = max(numbers.groups, key=lambda group: group.n_overflows)
+    if not most.n_overflows or len(numbers.groups) == 1:
         return f"{text}; {counted(numbers.n_overflows, 'overflow')}"
     return f"{text}; {counted(most.n_overflows, 'overflow')} of {numbers.n_overflows} arose in {plain(most.name)}"
 

@@ -12,8 +12,6 @@ from workbench.figures.drawing import Drawing, empty_figure
 from workbench.figures.labels import percent, plain
 from workbench.figures.theme import BLUE, GREY, Theme
 
-__all__ = ["ImportanceNumbers", "importance_figure", "importance_numbers"]
-
 _QUESTION = "Which parameters decided how a trial went?"
 _MAXIMUM_BARS = 14
 
@@ -38,12 +36,7 @@ def importance_numbers(importance: Mapping[str, float], *, limit: int = _MAXIMUM
 
 
 def importance_figure(importance: Mapping[str, float], *, theme: Theme = "auto") -> go.Figure:
-    """Draw parameter importance as bars.
-
-    Args:
-        importance: Config path -> importance, not negative, computed elsewhere.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-    """
+    """Draw parameter importance (config path -> a number that is not negative, computed elsewhere) as bars."""
     numbers = importance_numbers(importance)
     if not numbers.names:
         reason = "Too few finished trials to tell parameters apart, or only one was searched."

@@ -104,16 +104,11 @@ def _with_spaces(number: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MetricScale:
-    """How a task's metric is written: its name, its unit, and which way is better.
+    """How a task's metric is written: its name, its unit, and which way is better."""
 
-    Args:
-        name: For example ``"accuracy"``.
-        unit: ``"%"``, ``"bits per byte"``, ...; ``"share"`` for a number in [0, 1] that people read in percent, and
-            empty for a bare number. Accuracies with an empty unit count as shares.
-        higher_is_better: Direction.
-    """
-
-    name: str
+    name: str  # for example "accuracy"
+    # "%", "bits per byte", ...; "share" for a number in [0, 1] that people read in percent, as are accuracies without
+    # a unit; else a bare number.
     unit: str = ""
     higher_is_better: bool = True
 

@@ -29,8 +29,6 @@ from plotly.serializers import custom_serializers
 from workbench.figures.drawing import Drawing, figure_text
 from workbench.figures.theme import FIGURE_CONFIG, Theme, template_json
 
-__all__ = ["LiveFigure", "static_mimebundle"]
-
 Leaves: TypeAlias = dict[str, Any]
 Pick: TypeAlias = Callable[[Any], object]
 
@@ -53,6 +51,7 @@ class LiveFigure:
 
     Attributes:
         widget: The widget, to be put into a panel's box.
+        closed: Whether the figure was closed; updates are then ignored.
     """
 
     def __init__(
@@ -64,13 +63,12 @@ class LiveFigure:
         on_pick: Pick | None = None,
     ) -> None:
         self._theme: Theme = theme
-        self._interval = interval
-        self._on_pick = on_pick
+        self._interval, self._on_pick = interval, on_pick
         self._lock = threading.RLock()
         self._pending: go.Figure | Drawing | None = None
         self._anew = False
         self._last_sent = -np.inf
-        self._closed = False
+        self.closed = False
         first = figure if figure is not None else Drawing.empty("", "Nothing to show yet.", theme=theme)
         if isinstance(first, Drawing):
             first = first.figure()
@@ -85,28 +83,21 @@ class LiveFigure:
         self._listen()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{len(self.widget.data)} traces, theme {self._theme}"
+        state = "closed" if self.closed else f"{len(self.widget.data)} traces, theme {self._theme}"
         return f"<LiveFigure {figure_text(self.widget).splitlines()[0]!r}: {state}>"
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         return self.widget._repr_mimebundle_(**options)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the figure was closed; updates are then ignored."""
-        return self._closed
 
     def on_pick(self, callback: Pick | None) -> None:
         """Call this with ``customdata[0]`` of every point that is clicked from now on; None calls nobody."""
         self._on_pick = callback
 
     def update(self, figure: go.Figure | Drawing, *, anew: bool = False) -> None:
-        """Show a newly computed figure.
+        """Show a newly computed figure, or the drawing of one, which is made in a twentieth of the time.
 
         Args:
-            figure: The figure, or the drawing of one, which is made in a twentieth of the time; it is only read. The
-                ink is that of this widget, whatever theme the figure has; only labels with an ink of their own (an
-                empty figure's reason) keep theirs.
+            figure: It is only read, and shown in the ink of this widget; labels with one of their own keep it.
             anew: It answers another question than the one before: its axes are its own, whatever the reader zoomed.
         """
         with self._lock:
@@ -119,7 +110,7 @@ class LiveFigure:
         """Draw what the last ``update`` held back; nothing when it held nothing back."""
         with self._lock:
             figure, self._pending = self._pending, None
-            if figure is None or self._closed:
+            if figure is None or self.closed:
                 return
             anew, self._anew = self._anew, False
             self._show(figure, anew)
@@ -133,9 +124,9 @@ class LiveFigure:
     def close(self) -> None:
         """Close the widget and let go of its data; may be called again."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
+            self.closed = True
             self._pending, self._on_pick = None, None
             self.widget.close()
             # Only now: the page must not hear of it, as a view that is gone already would complain about lost traces.
@@ -285,15 +276,11 @@ class _Widget(FigureWidget):  # type: ignore[misc]  # plotly ships no types
 
 
 def static_mimebundle(figure: go.Figure) -> dict[str, Any]:
-    """Return what a saved notebook shows of a figure when no kernel runs.
+    """Return what a saved notebook shows of a figure when no kernel runs: ``text/plain`` and plotly's own type.
 
-    Args:
-        figure: Any figure.
-
-    Returns:
-        ``text/plain`` and plotly's own type, which JupyterLab, VS Code and nbviewer draw. GitHub draws neither, only
-        pictures: when ``plotly.io.renderers.default`` names ``png`` (``"plotly_mimetype+png"``), ``image/png`` (base64)
-        is there, too, which needs Kaleido and a Chromium.
+    JupyterLab, VS Code and nbviewer draw the latter. GitHub draws only pictures: when
+    ``plotly.io.renderers.default`` names ``png`` (``"plotly_mimetype+png"``), ``image/png`` is there, too, which
+    needs Kaleido and a Chromium.
     """
     shown = json.loads(figure.to_json())  # the notebook's own encoder knows no arrays
     content = {"data": shown["data"], "layout": shown["layout"], "config": deepcopy(FIGURE_CONFIG)}

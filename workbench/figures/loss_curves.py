@@ -14,8 +14,6 @@ from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import COLORWAY, DASHES, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_marks
 
-__all__ = ["LossCurveNumbers", "RunCurve", "loss_curve_numbers", "loss_curves_drawing", "loss_curves_figure"]
-
 Axis: TypeAlias = Literal["step", "seconds", "relative_time"]
 
 _QUESTION = "Do the runs learn equally well?"
@@ -30,19 +28,12 @@ _AXES: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, eq=False)
 class RunCurve:
-    """One run to draw.
-
-    Args:
-        label: Name in the legend.
-        steps: Step table or records.
-        evaluations: Pairs (micro-batches done, metric in the task's unit).
-        relative_step_time: Step time / step time of O0, for the axis of relative time.
-    """
+    """One run to draw."""
 
     label: str
     steps: StepTable
-    evaluations: Sequence[tuple[int, float]] = ()
-    relative_step_time: float = 1.0
+    evaluations: Sequence[tuple[int, float]] = ()  # (micro-batches done, metric in the task's unit)
+    relative_step_time: float = 1.0  # step time / step time of O0, for the axis of relative time
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +55,7 @@ def loss_curve_numbers(
     metric: MetricScale | None = None,
     limit: int = MAXIMUM_POINTS,
 ) -> LossCurveNumbers:
-    """Reduce one run to its curves; arguments as for ``loss_curves_drawing``.
-
-    Raises:
-        ValueError: When ``window`` is not positive.
-    """
+    """Reduce one run to its curves; arguments as for ``loss_curves_drawing``."""
     frame = steps_frame(run.steps)
     step, loss = column(frame, "step"), column(frame, "loss")
     span = max(1, len(frame) // 100) if window is None else window
@@ -103,19 +90,9 @@ def loss_curves_drawing(
 ) -> Drawing:
     """Draw training loss above and evaluation metric below, on one x axis; a row nobody has is left out.
 
-    Args:
-        runs: Runs to compare.
-        x: Axis: micro-batches, wall-clock seconds, or relative time (micro-batches x relative step time, so that
-            one unit is one O0 step).
-        metric: Name and unit of the metric; None calls it ``metric`` and leaves its values as they are.
-        loss_unit: Unit of the loss.
-        window: Steps in the running mean of the loss; None takes a hundredth of the run, at least 1.
-        limit: Most points of a line.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
-
-    Raises:
-        ValueError: When ``window`` is not positive.
+    ``x`` counts micro-batches, wall-clock seconds, or relative time: micro-batches x relative step time, so that
+    one unit is one O0 step. ``window`` is of how many steps the loss is a running mean, None for a hundredth of the
+    run; without ``metric`` the values stay as they are.
     """
     curves = [loss_curve_numbers(run, x=x, window=window, metric=metric, limit=limit) for run in runs]
     curves = [curve for curve in curves if curve.loss.x.size or curve.metric.x.size]

@@ -14,39 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.core.records import EventKind
+from workbench.figures import frames
 from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, figure_of
-from workbench.figures.frames import (
-    EventTable,
-    StepTable,
-    column,
-    events_frame,
-    flags,
-    last_known,
-    log2_known,
-    steps_frame,
-    subjects_by_step,
-    wasted_share,
-)
+from workbench.figures.frames import EventTable, StepTable
 from workbench.figures.labels import counted, percent, plain, power_of_two
 from workbench.figures.theme import BLUE, COLORWAY, DASHES, GREEN, ORANGE, PURPLE, VERMILLION, Theme
 from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, Floats, Line, thin_marks, thin_stairs
 
-__all__ = ["LossScaleNumbers", "loss_scale_drawing", "loss_scale_figure", "loss_scale_numbers"]
-
 _QUESTION = "Which loss scale fits, and what did overflows cost?"
 _MARKS: dict[str, tuple[Mark, str]] = {
-    "growth": (Mark("triangle-up", 8, GREEN), "After step %{customdata[0]:,} the scale grew to %{customdata[1]:,.6g}."),
-    "back-off": (
-        Mark("triangle-down", 9, ORANGE),
-        "After step %{customdata[0]:,} the scale backed off to %{customdata[1]:,.6g}.",
-    ),
-    "floor": (
-        Mark("line-ew-open", 14, PURPLE, edge=2),
-        "At step %{customdata[0]:,} the scale reached its floor, %{customdata[1]:,.6g}.",
-    ),
+    "growth": (Mark("triangle-up", 8, GREEN), "After step {step} the scale grew to {scale}."),
+    "back-off": (Mark("triangle-down", 9, ORANGE), "After step {step} the scale backed off to {scale}."),
+    "floor": (Mark("line-ew-open", 14, PURPLE, edge=2), "At step {step} the scale reached its floor, {scale}."),
     "collapse": (
         Mark("star", 15, VERMILLION, edge=2),
-        "At step %{customdata[0]:,} the scale collapsed: it stayed at its floor and overflowed.",
+        "At step {step} the scale collapsed: it stayed at its floor and overflowed.",
     ),
 }
 
@@ -72,19 +54,20 @@ def loss_scale_numbers(steps: StepTable, events: EventTable = None, *, limit: in
     Growth and back-off are read from the scale before and after each step, so a run without events has them too;
     floor and collapse are known from events only.
     """
-    frame, events = steps_frame(steps), events_frame(events)
-    step, overflow = column(frame, "step"), flags(frame, "overflow")
-    used, after = log2_known(column(frame, "loss_scale", 1.0)), log2_known(column(frame, "loss_scale_after"))
+    frame, events = frames.steps_frame(steps), frames.events_frame(events)
+    step, overflow = frames.column(frame, "step"), frames.flags(frame, "overflow")
+    used = frames.log2_known(frames.column(frame, "loss_scale", 1.0))
+    after = frames.log2_known(frames.column(frame, "loss_scale_after"))
     overflows = np.flatnonzero(overflow)
     drawn = thin_marks(overflows, min(limit, MAXIMUM_MARKS))
-    subjects = subjects_by_step(events, EventKind.OVERFLOW)
+    subjects = frames.subjects_by_step(events, EventKind.OVERFLOW)
 
     def marks(where: npt.NDArray[Any]) -> Line:
         kept = thin_marks(where, limit)
         return Line(step[kept], after[kept])
 
     def event_marks(kind: EventKind) -> Line:
-        at = np.array(sorted(subjects_by_step(events, kind)), dtype=np.float64)
+        at = np.array(sorted(frames.subjects_by_step(events, kind)), dtype=np.float64)
         return marks(np.flatnonzero(np.isin(step, at) & np.isfinite(after)))
 
     return LossScaleNumbers(
@@ -99,9 +82,9 @@ def loss_scale_numbers(steps: StepTable, events: EventTable = None, *, limit: in
         },
         n_steps=len(frame),
         n_overflows=int(overflows.size),
-        n_first_overflows=_first_overflows(column(frame, "accumulated", 1.0), overflow),
-        wasted_share=wasted_share(frame),
-        last_log2=last_known(np.where(np.isfinite(after), after, used)),
+        n_first_overflows=_first_overflows(frames.column(frame, "accumulated", 1.0), overflow),
+        wasted_share=frames.wasted_share(frame),
+        last_log2=frames.last_known(np.where(np.isfinite(after), after, used)),
     )
 
 
@@ -116,16 +99,8 @@ def loss_scale_drawing(
 ) -> Drawing:
     """Draw the loss scale against the step, with everything that happened to it.
 
-    Args:
-        steps: Step table or records of one run.
-        events: Its event table or records; None when there are none.
-        policies: Replayed policies, name -> scale used at every recorded step ``[n_steps]`` (dimensionless).
-        limit: Most points of the line, and most marks of one kind.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
-
-    Raises:
-        ValueError: When a replayed trace has another number of steps than the run.
+    ``policies`` are replayed ones, name -> scale used at every recorded step ``[n_steps]``; of another length they
+    raise a ValueError.
     """
     numbers = loss_scale_numbers(steps, events, limit=limit)
     if numbers.line.x.size == 0:
@@ -135,7 +110,7 @@ def loss_scale_drawing(
     scale = np.exp2(numbers.line.y)
     drawing.line(numbers.line, stroke, hover, name="recorded scale", customdata=scale)
     if policies:
-        step = column(steps_frame(steps), "step")
+        step = frames.column(frames.steps_frame(steps), "step")
         for index, (name, trace) in enumerate(policies.items()):
             _add_policy(drawing, name, np.asarray(trace, dtype=np.float64), step, index)
     _add_marks(drawing, numbers)
@@ -179,7 +154,7 @@ def _add_policy(drawing: Drawing, name: str, scale: Floats, step: Floats, index:
         raise ValueError(
             f"`policies[{name!r}]` must give one scale per recorded step ({step.size}), got shape {scale.shape}"
         )
-    line = thin_stairs(step, log2_known(scale), MAXIMUM_POINTS)
+    line = thin_stairs(step, frames.log2_known(scale), MAXIMUM_POINTS)
     stroke = Stroke(COLORWAY[3:][index % 4], 1.8, DASHES[1:5][index % 4], "hv")
     hover = f"Under {plain(name)} the scale would have been %{{customdata:,.6g}} at step %{{x:,}}."
     drawing.line(line, stroke, hover, name=f"replayed: {plain(name)}", customdata=np.exp2(line.y))
@@ -199,8 +174,9 @@ def _add_marks(drawing: Drawing, numbers: LossScaleNumbers) -> None:
             at = steps if name == "collapse" else steps + 1
             words = [name] * steps.size if name in {"floor", "collapse"} and steps.size <= 5 else None
             carried = np.stack([steps, np.exp2(heights)], axis=1)
+            said = hover.format(step="%{customdata[0]:,}", scale="%{customdata[1]:,.6g}")
             place = "top center"
-            drawing.marks((at, heights), mark, hover, text=words, textposition=place, name=name, customdata=carried)
+            drawing.marks((at, heights), mark, said, text=words, textposition=place, name=name, customdata=carried)
     if numbers.overflow.x.size:
         where = [f" in {_brief(subject)}" if subject else "" for subject in numbers.overflow_subjects]
         used = list(zip(np.exp2(numbers.overflow.y).tolist(), where, strict=True))

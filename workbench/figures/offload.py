@@ -12,8 +12,6 @@ from workbench.figures.labels import compact, counted, percent
 from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Line, thin_line
 
-__all__ = ["OffloadNumbers", "offload_drawing", "offload_figure", "offload_numbers"]
-
 _QUESTION = "How much of the offloaded work is hidden?"
 
 
@@ -62,13 +60,8 @@ def offload_drawing(
 ) -> Drawing:
     """Draw host and transfer times per step and, where gradients travel, the share that is hidden.
 
-    Args:
-        steps: Step table or records with the columns ``offload.*``.
-        warmup_steps: First steps left out (moments are made, pages are touched for the first time); none are when the
-            run is no longer than twice that.
-        limit: Most points of a line.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height with both rows, pixels.
+    ``steps`` have the columns ``offload.*``. The first ``warmup_steps``, in which moments are made and pages
+    touched for the first time, are left out where the run is longer than twice that.
     """
     numbers = offload_numbers(steps, warmup_steps=warmup_steps, limit=limit)
     if not numbers.n_steps:

@@ -15,8 +15,6 @@ from workbench.figures.labels import compact, grouped, times
 from workbench.figures.theme import BLUE, GREY, ORANGE, PURPLE, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line
 
-__all__ = ["OnlineQualityNumbers", "online_quality_figure", "online_quality_numbers"]
-
 _QUESTION = "How good are the predictions of records that are new?"
 _MAXIMUM_LINES = 200  # upright ones, one per drift
 
@@ -69,14 +67,9 @@ def online_quality_figure(
     theme: Theme = "auto",
     height: int = 520,
 ) -> go.Figure:
-    """Draw AUC and log loss against the step, with the steps at which drift was seen.
+    """Draw AUC and log loss (``online.*``) against the step, with the steps at which drift was seen.
 
-    Args:
-        steps: Step table or records with the columns ``online.auc`` and ``online.log_loss``.
-        events: Event table or records; they say where drift was seen.
-        changes: Steps at which the data are known to have changed, for a stream whose law is known.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
+    ``changes`` are steps at which the data are known to have changed, for a stream whose law is known.
     """
     numbers = online_quality_numbers(steps, events)
     if not numbers.auc.x.size and not numbers.log_loss.x.size:

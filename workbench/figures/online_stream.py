@@ -8,22 +8,12 @@ import numpy as np
 import plotly.graph_objects as go
 
 from workbench.core.records import EventKind
+from workbench.figures import frames
 from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
-from workbench.figures.frames import (
-    EventPoints,
-    EventTable,
-    StepTable,
-    column,
-    event_points,
-    last_known,
-    mean_known,
-    steps_frame,
-)
+from workbench.figures.frames import EventPoints, EventTable, StepTable
 from workbench.figures.labels import compact, counted, grouped, percent
 from workbench.figures.theme import BLUE, GREEN, ORANGE, PURPLE, VERMILLION, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_stairs
-
-__all__ = ["OnlineStreamNumbers", "online_stream_figure", "online_stream_numbers"]
 
 _QUESTION = "Does the trainer keep up with its stream?"
 # Field of the numbers -> title of its row, name, colour, sentence.
@@ -31,12 +21,7 @@ _ROWS = {
     "rate": ("Records<br>per second", "rate", BLUE, "Up to step %{x:,} came %{y:,.0f} records per second."),
     "wait": ("Waiting<br>(ms per step)", "wait", ORANGE, "Step %{x:,} waited %{y:.3g} ms for its batch."),
     "rows": ("Table rows<br>in use", "rows in use", GREEN, "At step %{x:,} the tables used %{y:,} rows."),
-    "evictions": (
-        "Evicted<br>(rows)",
-        "evictions",
-        PURPLE,
-        "Up to step %{x:,} rows went from one id to another %{y:,} times.",
-    ),
+    "evictions": ("Evicted<br>(rows)", "evictions", PURPLE, "Up to step %{x:,} rows changed their id %{y:,} times."),
     "rejected": ("Rejected<br>(records)", "rejected", VERMILLION, "Up to step %{x:,} %{y:,} records were rejected."),
 }
 
@@ -63,27 +48,27 @@ def online_stream_numbers(
     steps: StepTable, events: EventTable = None, *, limit: int = MAXIMUM_POINTS
 ) -> OnlineStreamNumbers:
     """Reduce a recorded online run to the lines of its stream, of at most ``limit`` points each."""
-    frame = steps_frame(steps)
-    step, samples = column(frame, "step"), column(frame, "samples", 0.0)
-    rejected, wait = column(frame, "online.rejected"), column(frame, "online.wait_ms")
-    rows, evictions = column(frame, "online.table_rows"), column(frame, "online.table_evictions")
+    frame = frames.steps_frame(steps)
+    step, samples = frames.column(frame, "step"), frames.column(frame, "samples", 0.0)
+    rejected, wait = frames.column(frame, "online.rejected"), frames.column(frame, "online.wait_ms")
+    rows, evictions = frames.column(frame, "online.table_rows"), frames.column(frame, "online.table_evictions")
     known = np.flatnonzero(np.isfinite(rejected))
     n_rejected = int(rejected[known[-1]]) if known.size else 0
     n_records = float(np.nansum(samples)) + n_rejected
-    rejections, _ = event_points(
+    rejections, _ = frames.event_points(
         events, EventKind.RECORD_REJECTED, lambda at: _value_at(at, step[known], rejected[known])
     )
     return OnlineStreamNumbers(
-        rate=thin_line(step, column(frame, "online.records_per_second"), limit),
+        rate=thin_line(step, frames.column(frame, "online.records_per_second"), limit),
         wait=thin_line(step, wait, limit),
         rows=thin_line(step, rows, limit),
         evictions=thin_line(step, evictions, limit),
         rejected=thin_stairs(step, rejected, limit),
         rejections=rejections,
-        mean_rate=_mean_rate(column(frame, "seconds"), samples),
-        mean_wait_ms=mean_known(wait),
-        last_rows=last_known(rows),
-        last_evictions=last_known(evictions),
+        mean_rate=_mean_rate(frames.column(frame, "seconds"), samples),
+        mean_wait_ms=frames.mean_known(wait),
+        last_rows=frames.last_known(rows),
+        last_evictions=frames.last_known(evictions),
         n_rejected=n_rejected,
         rejected_share=n_rejected / n_records if known.size and n_records else float("nan"),
     )
@@ -92,13 +77,9 @@ def online_stream_numbers(
 def online_stream_figure(
     steps: StepTable, events: EventTable = None, *, theme: Theme = "auto", row_height: int = 125
 ) -> go.Figure:
-    """Draw rate, waiting, table growth and rejected records below each other; a row nobody recorded is left out.
+    """Draw rate, waiting, table growth and rejected records (``online.*``) below each other.
 
-    Args:
-        steps: Step table or records with the columns ``online.*``.
-        events: Event table or records; they say why records were rejected.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        row_height: Height of one row, pixels.
+    A row nobody recorded is left out; events say why records were rejected.
     """
     numbers = online_stream_numbers(steps, events)
     fields = [field for field in _ROWS if getattr(numbers, field).x.size]

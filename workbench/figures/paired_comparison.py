@@ -14,30 +14,19 @@ from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import BLUE, GREEN, GREY, VERMILLION, Theme, translucent
 from workbench.figures.thinning import Floats
 
-__all__ = ["PairedNumbers", "PairedSide", "paired_comparison_figure", "paired_comparison_numbers"]
-
 _QUESTION = "Which configuration is faster, and what does it cost?"
 
 
 @dataclass(frozen=True, slots=True)
 class PairedSide:
-    """What is known of one configuration.
-
-    Args:
-        label: Name for a person.
-        metrics: Final metric per seed in the task's unit; NaN where there is none (yet). The first side's are the base.
-        speedup: Speed relative to the first side, larger is faster; NaN while it is not measured, and for the first.
-        speedup_low: Lower end of its 95 % interval.
-        speedup_high: Upper end of its 95 % interval.
-        drop_bound: One-sided 95 % bound of the paired drop in the task's unit, positive is worse; NaN without.
-    """
+    """What is known of one configuration."""
 
     label: str
-    metrics: tuple[float, ...]
-    speedup: float = math.nan
-    speedup_low: float = math.nan
+    metrics: tuple[float, ...]  # final metric per seed in the task's unit; NaN where there is none (yet)
+    speedup: float = math.nan  # relative to the first side, larger is faster; NaN while it is not measured
+    speedup_low: float = math.nan  # the ends of its 95 % interval
     speedup_high: float = math.nan
-    drop_bound: float = math.nan
+    drop_bound: float = math.nan  # one-sided 95 % bound of the paired drop, positive is worse; NaN without
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +41,7 @@ class PairedNumbers:
 
 
 def paired_comparison_numbers(sides: Sequence[PairedSide], metric: MetricScale) -> PairedNumbers:
-    """Pair every side with the first one; arguments as for ``paired_comparison_figure``.
-
-    Raises:
-        ValueError: Without a side.
-    """
+    """Pair every side with the first one, the base."""
     if not sides:
         raise ValueError("`sides` must hold at least the base, got none")
     base, others = sides[0], sides[1:]
@@ -80,11 +65,7 @@ def paired_comparison_figure(
 ) -> go.Figure:
     """Draw the speed of every side above, and its change of the metric below.
 
-    Args:
-        sides: At least the base; runs that are not done yet are NaN or left off the end.
-        metric: Name, unit and direction of the metric.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels; 0 leaves every side a line of its own.
+    Runs that are not done yet are NaN or left off the end; a height of 0 leaves every side a line of its own.
     """
     if not sides:
         return empty_figure(_QUESTION, "Nothing has been compared yet.", theme=theme, height=height or 220)

@@ -22,14 +22,6 @@ from workbench.figures.labels import compact, counted, plain
 from workbench.figures.study_history import value_ceiling
 from workbench.figures.theme import BLUE, GREY, ORANGE, SKY, Theme, inks, translucent
 
-__all__ = [
-    "ParallelAxis",
-    "ParallelCoordinatesNumbers",
-    "ParallelLine",
-    "parallel_coordinates_figure",
-    "parallel_coordinates_numbers",
-]
-
 _QUESTION = "Which values do the good trials have in common?"
 _MAXIMUM_AXES = 7
 _N_BEST = 5
@@ -68,9 +60,7 @@ class ParallelLine:
 class ParallelCoordinatesNumbers:
     """Numbers behind the lines."""
 
-    axes: tuple[
-        ParallelAxis, ...
-    ]  # parameters that differ between trials, the most important first, then the objective
+    axes: tuple[ParallelAxis, ...]  # parameters that differ between trials, most important first, then the objective
     lines: tuple[ParallelLine, ...]  # trials with an objective, by number
     left_out: tuple[str, ...]  # parameters without an axis: equal in all trials, or beyond the most that fit
 
@@ -119,16 +109,10 @@ def parallel_coordinates_figure(
     theme: Theme = "auto",
     height: int = 440,
 ) -> go.Figure:
-    """Draw one line per trial through all searched parameters and the objective.
+    """Draw one line per trial through all searched parameters and the objective, of which smaller is better.
 
+    ``importance`` by config path orders the axes, which otherwise keep the order of the search space.
     ``customdata[0]`` of every point is the trial's number.
-
-    Args:
-        trials: Trials in any order; smaller objectives are better.
-        importance: Config path -> importance; orders the axes, which otherwise keep the order of the search space.
-        objective: Name of the objective's axis.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
     """
     numbers = parallel_coordinates_numbers(trials, importance=importance, objective=objective)
     if len(numbers.axes) < 2:

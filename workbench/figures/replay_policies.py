@@ -15,8 +15,6 @@ from workbench.figures.labels import compact, counted, percent, plain
 from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme, translucent
 from workbench.figures.thinning import Floats
 
-__all__ = ["ReplayPoliciesNumbers", "policy_names", "replay_policies_figure", "replay_policies_numbers"]
-
 _QUESTION = "Which loss-scale policy would have wasted least?"
 
 
@@ -54,11 +52,7 @@ def replay_policies_numbers(policies: pd.DataFrame, chosen: str | None = None) -
 
 
 def policy_names(policies: pd.DataFrame) -> list[str]:
-    """Return one name per row: its ``policy``, else a name made from init, factor and window, else its row label.
-
-    Args:
-        policies: Table of replayed policies.
-    """
+    """Return one name per row: its ``policy``, else one of init, factor and window, else its row label."""
     if "policy" in policies.columns:
         return [str(name) for name in policies["policy"]]
     if not {"init", "factor", "window"} <= set(policies.columns):
@@ -81,15 +75,9 @@ def replay_policies_figure(
 ) -> go.Figure:
     """Draw wasted steps against underflow for every replayed policy.
 
-    ``customdata[0]`` of a point is the policy's row in the table.
-
-    Args:
-        policies: Table of ``workbench.replay``, one row per policy: ``wasted_share`` and ``underflow_share`` in [0, 1];
-            ``policy`` (its name) and ``recorded`` (bool) when known. Without a name it is made from init, factor and
-            window.
-        chosen: Name of the policy that was chosen, as in ``policy_names``.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
+    ``policies`` is the table of ``workbench.replay``, one row per policy: ``wasted_share`` and ``underflow_share``
+    in [0, 1]; ``policy`` (its name) and ``recorded`` (bool) when known. ``chosen`` is a name as in
+    ``policy_names``. ``customdata[0]`` of a point is the policy's row in the table.
     """
     numbers = replay_policies_numbers(policies, chosen)
     if not numbers.names:

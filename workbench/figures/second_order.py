@@ -9,24 +9,12 @@ from typing import Any
 import numpy as np
 
 from workbench.core.records import EventKind
+from workbench.figures import frames
 from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, figure_of
-from workbench.figures.frames import (
-    EventPoints,
-    EventTable,
-    StepTable,
-    column,
-    event_points,
-    events_frame,
-    events_of,
-    flags,
-    steps_frame,
-    without_warm_up,
-)
+from workbench.figures.frames import EventPoints, EventTable, StepTable
 from workbench.figures.labels import compact, counted, percent, times
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_marks, thin_stairs
-
-__all__ = ["SecondOrderNumbers", "second_order_drawing", "second_order_figure", "second_order_numbers"]
 
 _QUESTION = "What does the curvature cost, and how is it damped?"
 _MAXIMUM_BARS = 400  # more could not be told apart
@@ -61,15 +49,17 @@ def second_order_numbers(
     steps: StepTable, events: EventTable = None, *, warmup_steps: int = 10, limit: int = MAXIMUM_POINTS
 ) -> SecondOrderNumbers:
     """Reduce a run with THOR to what its curvature did and cost; arguments as for ``second_order_drawing``."""
-    frame, events = steps_frame(steps), events_frame(events)
-    step, damping = column(frame, "step"), column(frame, "thor.damping")
-    refreshed = flags(frame, "thor.refreshed")
+    frame, events = frames.steps_frame(steps), frames.events_frame(events)
+    step, damping = frames.column(frame, "step"), frames.column(frame, "thor.damping")
+    refreshed = frames.flags(frame, "thor.refreshed")
     at = step[refreshed]
     done, left = _layers(events, at)
     bars = thin_marks(np.arange(at.size), _MAXIMUM_BARS)
-    raised, n_raised = event_points(events, EventKind.DAMPING_RAISED, lambda at: _looked_up(at, step, damping))
-    duration = column(frame, "step_ms")
-    timed = np.isfinite(duration) & (np.arange(len(frame)) >= len(frame) - len(without_warm_up(frame, warmup_steps)))
+    raised, n_raised = frames.event_points(events, EventKind.DAMPING_RAISED, lambda at: _looked_up(at, step, damping))
+    duration = frames.column(frame, "step_ms")
+    timed = np.isfinite(duration) & (
+        np.arange(len(frame)) >= len(frame) - len(frames.without_warm_up(frame, warmup_steps))
+    )
     plain, slow = np.flatnonzero(timed & ~refreshed), np.flatnonzero(timed & refreshed)
     usual = float(np.median(duration[plain])) if plain.size else float("nan")
     whole = float(duration[timed].sum())
@@ -105,14 +95,9 @@ def second_order_drawing(
 ) -> Drawing:
     """Draw refreshes, damping and the time of steps, one below the other.
 
-    Args:
-        steps: Step table or records with the columns ``thor.refreshed`` and ``thor.damping``.
-        events: Event table or records; they say how many layers a refresh was for, and where damping was raised.
-        warmup_steps: First steps left out of the times (allocation, the very first refresh); none are when the run is
-            no longer than twice that.
-        limit: Most points of a line.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
+    ``steps`` have the columns ``thor.refreshed`` and ``thor.damping``; events say how many layers a refresh was
+    for, and where damping was raised. The times leave the first ``warmup_steps`` out (allocation, the very first
+    refresh) where the run is longer than twice that.
     """
     numbers = second_order_numbers(steps, events, warmup_steps=warmup_steps, limit=limit)
     if not numbers.n_refreshes:
@@ -143,8 +128,10 @@ second_order_figure = figure_of(second_order_drawing)
 
 def _layers(events: EventTable, at: Floats) -> tuple[Floats, Floats]:
     """Return how many layers each refresh was for and how many it left alone; NaN where no event tells."""
-    refreshed = events_of(events, EventKind.FACTORS_REFRESHED)
-    counts = dict(zip(column(refreshed, "step").tolist(), column(refreshed, "value").tolist(), strict=True))
+    refreshed = frames.events_of(events, EventKind.FACTORS_REFRESHED)
+    counts = dict(
+        zip(frames.column(refreshed, "step").tolist(), frames.column(refreshed, "value").tolist(), strict=True)
+    )
     done = np.array([counts.get(step, np.nan) for step in at.tolist()], dtype=np.float64)
     fullest = max(counts.values(), default=float("nan"))
     return done, fullest - done

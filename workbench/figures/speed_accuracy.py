@@ -14,15 +14,6 @@ from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure, inter
 from workbench.figures.labels import MetricScale, plain
 from workbench.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Theme, translucent
 
-__all__ = [
-    "VERDICT_SYMBOLS",
-    "CandidatePoint",
-    "SpeedAccuracyNumbers",
-    "TrialPoint",
-    "speed_accuracy_figure",
-    "speed_accuracy_numbers",
-]
-
 VERDICT_SYMBOLS: dict[Verdict, str] = {Verdict.CONFIRMED: "✓", Verdict.UNDECIDED: "?", Verdict.REFUTED: "✗"}
 
 _QUESTION = "How much faster can this task be trained, and what does that cost?"
@@ -89,9 +80,7 @@ def speed_accuracy_numbers(
     is O0's less its mean paired drop, so it can be compared with the lines directly.
     """
     first = next((t for t in trials if t.number == 0), None)
-    baseline = baseline_metric
-    if not math.isfinite(baseline) and first is not None:
-        baseline = first.metric
+    baseline = first.metric if first is not None and not math.isfinite(baseline_metric) else baseline_metric
     sign = 1.0 if metric.higher_is_better else -1.0
     reference = math.nan if first is None else first.value
     points = [_trial_point(t, metric, reference, allowed_drops) for t in trials if t.number != 0]
@@ -122,21 +111,13 @@ def speed_accuracy_figure(
     theme: Theme = "auto",
     height: int = 480,
 ) -> go.Figure:
-    """Draw every trial in the plane of relative speed and metric.
+    """Draw every trial in the plane of relative speed and metric; trial 0 is O0.
 
+    ``candidates`` are those that went through confirmation, ``allowed_drops`` say by target (``"o1"``) what deficit
+    is allowed in the task's unit, and ``baseline_metric`` replaces trial 0's. ``choices`` are what the exports
+    take: the title names it and its point is marked; without it the title asks. ``per`` is what the speed is of,
+    ``"per step"`` or ``"to the same quality"``; ``tuned_plain`` is each export's fair baseline with its speed.
     ``customdata[0]`` of a trial, of O0 and of a candidate is the trial's number.
-
-    Args:
-        trials: Trials of the study; trial 0 is O0.
-        candidates: Candidates that went through confirmation.
-        metric: Name, unit and direction of the metric.
-        baseline_metric: Metric of O0 in the task's unit; NaN takes trial 0's.
-        allowed_drops: Target (``"o1"``) -> allowed deficit in the task's unit.
-        choices: What the exports take: the title names it and its point is marked; without it the title asks.
-        per: What the speed is of, ``"per step"`` or ``"to the same quality"``.
-        tuned_plain: Each export's fair baseline with its speed.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
     """
     numbers = speed_accuracy_numbers(
         trials, candidates, metric=metric, baseline_metric=baseline_metric, allowed_drops=allowed_drops

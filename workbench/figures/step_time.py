@@ -12,8 +12,6 @@ from workbench.figures.frames import StepTable, column, mean_known, steps_frame,
 from workbench.figures.labels import compact, counted, plain
 from workbench.figures.theme import COLORWAY, GREY, Theme
 
-__all__ = ["StepTimeNumbers", "step_time_drawing", "step_time_figure", "step_time_numbers"]
-
 _QUESTION = "Where does the time of a step go?"
 _PREFIX = "time."
 _USUAL_ORDER = ("data", "forward", "backward", "update", "recording")
@@ -32,9 +30,9 @@ def step_time_numbers(steps: StepTable, *, warmup_steps: int = 10) -> StepTimeNu
     """Average a run's ``time.*`` columns; arguments as for ``step_time_drawing``."""
     kept = without_warm_up(steps_frame(steps), warmup_steps)
     whole = mean_known(column(kept, "step_ms"))
-    names = [str(name) for name in kept.columns if str(name).startswith(_PREFIX)]
-    found = {name.removeprefix(_PREFIX): mean_known(column(kept, name)) for name in names}
-    parts = {name: found[name] for name in sorted(found, key=_rank) if np.isfinite(found[name])}
+    found = sorted(str(name).removeprefix(_PREFIX) for name in kept.columns if str(name).startswith(_PREFIX))
+    means = {part: mean_known(column(kept, _PREFIX + part)) for part in dict.fromkeys((*_USUAL_ORDER, *found))}
+    parts = {part: mean for part, mean in means.items() if np.isfinite(mean)}
     if parts and np.isfinite(whole):
         parts["other"] = max(0.0, whole - sum(parts.values()))
     return StepTimeNumbers(parts, whole, len(kept))
@@ -43,11 +41,7 @@ def step_time_numbers(steps: StepTable, *, warmup_steps: int = 10) -> StepTimeNu
 def step_time_drawing(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, theme: Theme = "auto") -> Drawing:
     """Draw one stacked bar per run.
 
-    Args:
-        runs: Label -> step table or records.
-        warmup_steps: First steps left out (allocation, compilation, caches); none are when a run is no longer than
-            twice that.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+    The first ``warmup_steps`` (allocation, compilation, caches) are left out where a run is longer than twice that.
     """
     numbers = {label: step_time_numbers(steps, warmup_steps=warmup_steps) for label, steps in runs.items()}
     timed = {plain(label): n for label, n in numbers.items() if n.parts}
@@ -90,7 +84,3 @@ def _answer(timed: Mapping[str, StepTimeNumbers]) -> str:
     (numbers,) = timed.values()
     largest = max(numbers.parts, key=lambda part: numbers.parts[part])
     return f"Most of a step's {compact(numbers.step_ms)} ms goes to {largest}"
-
-
-def _rank(part: str) -> tuple[int, str]:
-    return (_USUAL_ORDER.index(part) if part in _USUAL_ORDER else len(_USUAL_ORDER), part)

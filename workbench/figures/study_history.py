@@ -15,8 +15,6 @@ from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
 from workbench.figures.labels import plain
 from workbench.figures.theme import BLUE, GREEN, GREY, ORANGE, Theme
 
-__all__ = ["StudyHistoryNumbers", "study_history_figure", "study_history_numbers", "value_ceiling"]
-
 _QUESTION = "Did the search still find something better?"
 _FEWEST_NUMBERS = 8  # from here on plotly chooses whole numbers by itself
 _KINDS = {"pruned": "pruned", "O0": "baseline", WITHIN: "feasible", BEYOND: "infeasible"}
@@ -72,16 +70,9 @@ def study_history_figure(
     theme: Theme = "auto",
     height: int = 380,
 ) -> go.Figure:
-    """Draw objective and best so far against the trial number.
+    """Draw objective and best so far against the trial number, which is also ``customdata[0]`` of a point.
 
-    ``customdata[0]`` of a point is the trial's number.
-
-    Args:
-        trials: Trials of the study, in any order.
-        objective: Axis title with its unit, for example ``"Time to target (O0 steps)"``.
-        allowed_drops: Export -> allowed drop, by which trials are counted; None knows that of the study's target only.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
+    ``allowed_drops`` by export count the trials; without them only that of the study's target is known.
     """
     numbers = study_history_numbers(trials, allowed_drops)
     if not numbers.numbers:

@@ -70,9 +70,6 @@ def inks(theme: Theme) -> _Inks:
     """Return the colours of a page: ``"auto"`` takes a grey that is legible on a light and on a dark one.
 
     Neither a kernel nor a saved notebook knows the colour of the page, so ``"auto"`` is the default everywhere.
-
-    Raises:
-        ValueError: When the theme is not one of the three.
     """
     if theme not in _INKS:
         raise ValueError(f'`theme` must be "auto", "light" or "dark", got {theme!r}')

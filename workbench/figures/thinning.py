@@ -34,8 +34,12 @@ def thin_line(x: Floats, y: Floats, limit: int) -> Line:
 
 
 def thin_stairs(x: Floats, y: Floats, limit: int) -> Line:
-    """Return a staircase of at most ``limit`` points, exactly if its corners are no more."""
-    chosen = staircase_indices(x, y, limit)
+    """Return a staircase of at most ``limit`` points: its corners alone if they fit, which draws it exactly."""
+    chosen: Indices = np.flatnonzero(np.isfinite(y))
+    if chosen.size > limit:
+        corners = np.flatnonzero(np.diff(y[chosen]) != 0) + 1
+        exact = np.unique(np.concatenate([[0], corners, [chosen.size - 1]]))
+        chosen = chosen[exact] if exact.size <= limit else thin_indices(x, y, limit)
     return Line(x[chosen], y[chosen])
 
 
@@ -43,9 +47,6 @@ def thin_indices(x: npt.ArrayLike, y: npt.ArrayLike, limit: int = MAXIMUM_POINTS
     """Return at most ``limit`` (at least 3) rising positions ``[m]`` that keep the look of a line ``[n]``.
 
     Values that are not finite are left out; the first and the last finite one always stay. ``x`` must not decrease.
-
-    Raises:
-        ValueError: When the limit is too small or the lengths differ.
     """
     if limit < 3:
         raise ValueError(f"`limit` must be at least 3, got {limit}")
@@ -60,17 +61,6 @@ def thin_indices(x: npt.ArrayLike, y: npt.ArrayLike, limit: int = MAXIMUM_POINTS
     chosen = downsample(np.ascontiguousarray(xs[finite]), np.ascontiguousarray(ys[finite]), n_out=limit)
     picked: Indices = finite[np.asarray(chosen, dtype=np.int64)]
     return picked
-
-
-def staircase_indices(x: npt.ArrayLike, y: npt.ArrayLike, limit: int = MAXIMUM_POINTS) -> Indices:
-    """Choose as ``thin_indices`` from a staircase: its corners alone if they fit, which draws it exactly."""
-    heights = np.asarray(y, dtype=np.float64)
-    finite: Indices = np.flatnonzero(np.isfinite(heights))
-    if finite.size <= limit:
-        return finite
-    corners = np.flatnonzero(np.diff(heights[finite]) != 0) + 1
-    exact = np.unique(np.concatenate([[0], corners, [finite.size - 1]]))
-    return finite[exact] if exact.size <= limit else thin_indices(x, heights, limit)
 
 
 def thin_marks(indices: npt.NDArray[Any], limit: int = MAXIMUM_MARKS) -> Indices:

@@ -8,6 +8,7 @@ optuna; a panel is imported when it is first asked for.
 from __future__ import annotations
 
 import importlib
+import re
 from typing import TYPE_CHECKING, Any
 
 from workbench.panels.shared_config import SharedConfig
@@ -34,23 +35,12 @@ __all__ = [
     "Workbench",
 ]
 
-_HOME = {
-    "ComparePanel": "compare_panel",
-    "ConfigPanel": "config_panel",
-    "ExportPanel": "export_panel",
-    "LossScalePanel": "loss_scale_panel",
-    "Panel": "panel",
-    "StudyPanel": "study_panel",
-    "TrainPanel": "train_panel",
-    "Workbench": "workbench",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'workbench.panels' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"workbench.panels.{_HOME[name]}"), name)
-    globals()[name] = value
+    home = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()  # LossScalePanel stands in loss_scale_panel
+    value = globals()[name] = getattr(importlib.import_module(f"workbench.panels.{home}"), name)
     return value
 
 

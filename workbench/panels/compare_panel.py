@@ -28,19 +28,16 @@ from workbench.figures.paired_comparison import PairedSide, paired_comparison_fi
 from workbench.panels import kit
 from workbench.panels.figure_place import HEIGHT, FigurePlace
 from workbench.panels.kit import column, parts, row, text_of
-from workbench.panels.panel import Panel, Theme, WorkPanel
+from workbench.panels.panel import Panel, PanelState, Theme, WorkPanel
+from workbench.panels.run_controls import TaskControls
 from workbench.panels.shared_config import SharedConfig, config_of_text
-from workbench.panels.state import PanelState
 from workbench.panels.style import error_html, faint, table, words
-from workbench.panels.task_controls import TaskControls
 from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
     from workbench.tasks import Task
     from workbench.training.compare import ComparedSide, Comparison
     from workbench.training.run import RunProgress
-
-__all__ = ["ComparePanel", "StoppedError", "compare_in_thread", "seeds_of", "stoppable"]
 
 _SHARED, _FILE, _JSON, _NONE = "This configuration", "A file", "JSON text", "none"
 _SOURCES: Final = (_SHARED, "O0", "O1", "O2", _FILE, _JSON)
@@ -95,10 +92,7 @@ class StoppedError(RuntimeError):
 
 
 def stoppable(task: Task, stop: Callable[[], bool]) -> Task:
-    """Return the same task, asking before every batch of training and evaluation whether to stop.
-
-    True ends the work, whatever function does it, with a `StoppedError`.
-    """
+    """Return the same task, which raises a `StoppedError` before the next batch once ``stop`` returns true."""
 
     def asking(method: Callable[..., Any]) -> Callable[..., Any]:
         def asked(*arguments: Any, **options: Any) -> Any:
@@ -116,11 +110,7 @@ def stoppable(task: Task, stop: Callable[[], bool]) -> Task:
 
 
 def seeds_of(text: str) -> tuple[int, ...]:
-    """Read seeds as a person writes them: ``5`` is the first five, ``0, 3, 7`` and ``2-6`` name them.
-
-    Raises:
-        ConfigError: When that names no seeds, one of them twice, or more than twenty.
-    """
+    """Read seeds as a person writes them: ``5`` is the first five, ``0, 3, 7`` and ``2-6`` name them."""
     named = [part.strip() for part in text.split(",") if part.strip()]
     found = [re.fullmatch(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?", part) for part in named]
     ends = [(int(part[1]), int(part[2] or part[1])) for part in found if part is not None]
@@ -236,8 +226,6 @@ class ComparePanel(WorkPanel):
         if seeds is None or steps is None or len(sides) < len(chosen) or len(sides) < 2:
             return None
         return _Order(_with_own_labels(sides), seeds, steps)
-
-    # -- what the work reports -----------------------------------------------------------------------------------------
 
     def _take(self, messages: Sequence[Any]) -> None:
         order, last = self._order, None

@@ -33,11 +33,9 @@ from workbench.panels import kit
 from workbench.panels.controls import ParameterControl
 from workbench.panels.kit import column, row, section, text_of
 from workbench.panels.panel import Panel, Theme
-from workbench.panels.presets import PresetChoice
+from workbench.panels.run_controls import PresetChoice
 from workbench.panels.shared_config import SharedConfig, config_of_text
 from workbench.panels.style import copy_button_html, difference_html, error_html, faint, label_html, note_html, words
-
-__all__ = ["ConfigPanel", "card_html", "owner_note"]
 
 _RANKS_HELP: Final = "Number of ranks this configuration is planned for; it decides whether AdaSum can be in effect."
 _SECTION_TITLES: Final = {
@@ -105,8 +103,6 @@ class ConfigPanel(Panel):
         """Return the configuration as a table."""
         return f"{super().static_html()}{self.config._repr_html_()}"
 
-    # -- what it is made of --------------------------------------------------------------------------------------------
-
     def _make_controls(self) -> None:
         self.preset = PresetChoice(self, self.shared)
         self.ranks = kit.BoundedIntText(value=1, min=1, max=65536, css="wb-ranks", tooltip=_RANKS_HELP)
@@ -157,8 +153,6 @@ class ConfigPanel(Panel):
         titles = {method.section: method.title for method in reversed(METHODS)}
         return _SECTION_TITLES.get(section) or titles.get(section, section)
 
-    # -- what the user does --------------------------------------------------------------------------------------------
-
     def _turn(self, name: str, on: bool) -> None:
         self.shared.set(with_switch(*self.shared.both(), name, on=on))
 
@@ -206,8 +200,6 @@ class ConfigPanel(Panel):
         self.shared.set(config)
         self._show(*self.shared.both())
         answer.value = note_html(said)
-
-    # -- what it shows -------------------------------------------------------------------------------------------------
 
     def _fill(self, section: str) -> None:
         """Make the controls of a section when they are first looked at: all at once would be a thousand widgets."""

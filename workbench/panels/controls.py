@@ -17,21 +17,8 @@ import ipywidgets as widgets
 
 from workbench.config import ParameterInfo
 from workbench.config.errors import shown
-from workbench.panels.kit import (
-    Button,
-    Dropdown,
-    FloatLogSlider,
-    FloatSlider,
-    Html,
-    IntSlider,
-    Row,
-    Stack,
-    close_recursively,
-    text_box,
-)
+from workbench.panels import kit
 from workbench.panels.style import error_html, faint, label_html
-
-__all__ = ["ParameterControl", "count_control", "field", "is_usable_count", "number_text", "parsed"]
 
 _POWER: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:\^|\*\*)\s*(-?\d+)\s*")
 _UNSET: Final = "unset"
@@ -91,9 +78,9 @@ class ParameterControl:
                 self._inputs = make(info, self._value)
                 for entry in self._inputs:
                     entry.widget.observe(self._from_user(entry.read), entry.trait)
-                label = Html(label_html(info.title, f"{info.path}: {info.description}", info.unit), css="wb-grow")
-                self._head = Row((label,), css="wb-head")
-                self._widget = Stack((self._head, *(entry.widget for entry in self._inputs)), css="wb-field")
+                label = kit.Html(label_html(info.title, f"{info.path}: {info.description}", info.unit), css="wb-grow")
+                self._head = kit.Row((label,), css="wb-head")
+                self._widget = kit.Stack((self._head, *(entry.widget for entry in self._inputs)), css="wb-field")
                 self._show(self._value)
                 self._set_disabled()
             return self._widget
@@ -101,7 +88,7 @@ class ParameterControl:
     def close(self) -> None:
         """Close what was shown; may be called twice, and by whatever the control stands in, too."""
         if self._widget is not None:
-            close_recursively(self._widget)
+            kit.close_recursively(self._widget)
 
     @property
     def value(self) -> Any:
@@ -146,10 +133,6 @@ class ParameterControl:
         """Have a function called with this control after the user has changed the value."""
         self._observers.append(observer)
 
-    def text_of_value(self, value: Any) -> str:
-        """Return a value as the control writes it."""
-        return _text_of_value(value)
-
     def _from_user(self, read: Callable[[Any], Any]) -> Callable[[Any], None]:
         """Return an observer of a trait that ignores what this control itself sets."""
 
@@ -187,7 +170,7 @@ class ParameterControl:
             (self._reset.remove_class if differs else self._reset.add_class)("wb-away")
         elif differs:
             tooltip = f"Set {self.info.title} back to {_text_of_value(self.info.default)}"
-            self._reset = Button(description="Reset", tooltip=tooltip, disabled=self.disabled, css="wb-reset")
+            self._reset = kit.Button(description="Reset", tooltip=tooltip, disabled=self.disabled, css="wb-reset")
             self._reset.on_click(lambda _: self._take(self.info.default))
             self._head.children = (*self._head.children, self._reset)  # behind: what stands there keeps its focus
 
@@ -200,7 +183,7 @@ class ParameterControl:
         if self._below is not None:
             self._below.value = below
         elif below:
-            self._below = Html(below, css="wb-below")
+            self._below = kit.Html(below, css="wb-below")
             self._widget.children = (*self._widget.children, self._below)
 
 
@@ -214,7 +197,7 @@ def _choice_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
 
     # Texts only, found by their position: the widget takes a value of None for no choice at all.
     texts = [_text_of_value(option) for option in options]
-    entry = Dropdown(options=texts, index=index_of(value), tooltip=info.description, css="wb-wide")
+    entry = kit.Dropdown(options=texts, index=index_of(value), tooltip=info.description, css="wb-wide")
     return [_Input(entry, "index", index_of, lambda index: None if index is None else options[index])]
 
 
@@ -225,7 +208,7 @@ def _text_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
         return "" if value is None else number_text(value)
 
     css, empty = "wb-narrow" if info.kind in ("int", "float") else "wb-wide", _UNSET if info.optional else ""
-    box = text_box(entered(value), info.description, css=css, placeholder=empty)
+    box = kit.text_box(entered(value), info.description, css=css, placeholder=empty)
     inputs = [_Input(box, "value", entered, lambda text: parsed(text, info.kind, optional=info.optional))]
     slider = _slider(info, value)
     if slider is None:
@@ -310,12 +293,12 @@ def _slider(info: ParameterInfo, value: Any) -> widgets.Widget | None:
         low, high = math.log2(info.low), math.log2(info.high)
         # Steps of an octave where the range is made of powers of two, else about a hundred.
         step = 1.0 if low.is_integer() and high.is_integer() and high - low >= 8 else (high - low) / 100
-        return FloatLogSlider(base=2, min=low, max=high, step=step, **common)
+        return kit.FloatLogSlider(base=2, min=low, max=high, step=step, **common)
     if info.kind == "int":
         common["value"] = int(common["value"])
-        return IntSlider(min=int(info.low), max=int(info.high), step=int(info.step or 1), **common)
+        return kit.IntSlider(min=int(info.low), max=int(info.high), step=int(info.step or 1), **common)
     step = info.step or 10.0 ** math.floor(math.log10((info.high - info.low) / 50))
-    return FloatSlider(min=info.low, max=info.high, step=step, **common)
+    return kit.FloatSlider(min=info.low, max=info.high, step=step, **common)
 
 
 def _on_slider(info: ParameterInfo, value: float) -> float:

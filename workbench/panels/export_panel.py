@@ -11,22 +11,19 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
+from workbench.config import BOOST_SECTIONS, LEVELS, BoostConfig, ConfigError, Plan
 from workbench.config.errors import shown
 from workbench.panels import kit
 from workbench.panels.controls import number_text
 from workbench.panels.kit import row, section, text_of
-from workbench.panels.mindspore_notes import mindspore_notes
-from workbench.panels.panel import Theme, WorkPanel
+from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.shared_config import SharedConfig, config_of_text
-from workbench.panels.state import PanelState
 from workbench.panels.style import copy_button_html, difference_html, error_html, faint, note_html, table, words
 from workbench.panels.worker import Outcome, RunControl
 
-__all__ = ["ExportPanel", "exported_files"]
-
 _SHARED: Final = "this configuration"
 _TARGETS: Final = tuple(level.lower() for level in LEVELS if level != "O0")
+_OWN_KEYS: Final = ("dim_reduce.line_search_trials",)
 _PROVENANCE: Final = (
     ("verdict", "Verdict"),
     ("candidate", "Candidate"),
@@ -164,8 +161,6 @@ class ExportPanel(WorkPanel):
         """Return the configuration as JSON, with what it is worth."""
         return f"{super().static_html()}{self._verdict.value}<pre>{words(self.json.value)}</pre>"
 
-    # -- what it is made of --------------------------------------------------------------------------------------------
-
     def _make_controls(self, study: str, folder: str) -> None:
         self.study = kit.text_box(study, "Folder of a study", css="wb-growing", placeholder="studies/quickstart")
         self.read_button = self.button("Read", "Read what the study has exported", self._read_study)
@@ -202,8 +197,6 @@ class ExportPanel(WorkPanel):
             kit.Stack((self.json,), css="wb-column wb-json"),
             *section("Different from the default", self._difference),
         )
-
-    # -- what the user does --------------------------------------------------------------------------------------------
 
     def _read_study(self, preferred: str | None = None) -> None:
         self.clear_error()
@@ -255,8 +248,6 @@ class ExportPanel(WorkPanel):
         config.save(path)
         if BoostConfig.from_json(path) != config:
             raise ConfigError(f"{path}: read back, it is another configuration; please report this")
-
-    # -- what it shows -------------------------------------------------------------------------------------------------
 
     def _show(self) -> None:
         if self.closed:
@@ -326,3 +317,55 @@ def _is_same(path: Path, config: BoostConfig) -> bool:
         return BoostConfig.from_json(path) == config
     except ConfigError:
         return False
+
+
+def mindspore_notes(config: BoostConfig, plan: Plan) -> list[str]:
+    """Say what a user of MindSpore has to know: how to pass it, what cannot work there, what is passed over.
+
+    As read in MindSpore 2.7, ``mindspore/boost/boost.py`` and ``mindspore/train/model.py``; what this package exports
+    was also given to the real one.
+    """
+    notes = [_how_to_pass(config, plan)]
+    if plan.grad_freeze and plan.grad_accumulation:
+        notes.append(
+            "MindSpore 2.7 cannot train gradient freezing together with gradient accumulation: it fails with an "
+            "AttributeError when the network is built. Switch one of them off."
+        )
+    if plan.dim_reduce and config.dim_reduce.pca_mat_path is None:
+        notes.append(
+            "MindSpore computes the subspace of DimReduce from `dim_reduce.weight_load_dir` itself, from checkpoints "
+            "in its own format; snapshots of this package are not."
+        )
+    own = (name for name in config.to_dict() if name not in BOOST_SECTIONS)
+    passed_over = [f"`{name}`" for name in own if getattr(getattr(config, name), "enabled", True)]
+    passed_over += [f"`{path}`" for path in _OWN_KEYS if config.leaves().get(path) is not None]
+    if passed_over:
+        notes.append(f"It passes over {', '.join(passed_over)}, which only this package reads.")
+    if config.effective_amp_level("npu") != "O0" or plan.parameters_in_effect().get("loss_scale.kind") != "none":
+        notes.append(
+            "Mixed precision and loss scale are arguments there: pass amp_level and loss_scale_manager to "
+            "mindspore.train.Model."
+        )
+    if config.optimizer is not None:
+        notes.append("The optimizer is an argument there, too; the section `optimizer` does not reach it.")
+    idle = [f"`{name}`" for name in BOOST_SECTIONS if name not in ("boost", "common") and not getattr(plan, name)]
+    if idle:
+        notes.append(f"It reads a section only when its switch is on, so not {', '.join(idle)}.")
+    return notes
+
+
+def _how_to_pass(config: BoostConfig, plan: Plan) -> str:
+    if not plan.in_effect():
+        return "Nothing is switched on, so the file changes nothing there; leave out boost_level."
+    if plan.level == "O0" and config.resolve("O1", plan.world_size).key() != plan.key():
+        return (
+            "At O0 mindspore.train.Model does not look at boost_config_dict at all, and at O1 the switches that are "
+            'unset here would come on: set each of them by hand, then pass boost_level="O1".'
+        )
+    level = plan.level if plan.level != "O0" else "O1"
+    reason = (
+        "in mode auto the level alone decides"
+        if plan.mode == "auto"
+        else "with O0 mindspore.train.Model does not look at it at all"
+    )
+    return f'Pass boost_level="{level}" and the content of this file as boost_config_dict; {reason}.'

@@ -20,8 +20,6 @@ from workbench.panels.style import words
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["HEIGHT", "FigurePlace", "nothing_html"]
-
 HEIGHT: Final = 430
 """Of every figure in a place, pixels: plotly gives up following the width when a height changes."""
 

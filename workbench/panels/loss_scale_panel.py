@@ -23,24 +23,13 @@ from workbench.figures import (
 from workbench.figures.drawing import Drawing
 from workbench.figures.labels import counted
 from workbench.figures.loss_scale import loss_scale_drawing
-from workbench.panels import kit
+from workbench.panels import kit, replay_text
 from workbench.panels.controls import ParameterControl, parsed
 from workbench.panels.figure_place import HEIGHT, FigurePlace
 from workbench.panels.kit import column, parts, row, section, text_of
-from workbench.panels.panel import Theme, WorkPanel
-from workbench.panels.replay_text import (
-    EMPTY,
-    error_sentence,
-    facts_html,
-    has_group_scales,
-    policy_line,
-    policy_name,
-    prediction_sentence,
-    why_not,
-)
+from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.run_chooser import RunChooser
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.state import PanelState
 from workbench.panels.style import error_html, faint, note_html
 from workbench.panels.worker import Outcome, RunControl
 
@@ -50,8 +39,6 @@ if TYPE_CHECKING:
     from workbench.loss_scale import ScalePolicy
     from workbench.runs import Run
     from workbench.runs.replayed_run import ReplayedRun
-
-__all__ = ["LossScalePanel"]
 
 _PATHS: Final = ("loss_scale.init", "loss_scale.factor", "loss_scale.window")
 _WITH_RANGES: Final = 20_000  # windows up to which every policy gets a range; in longer runs the chosen one only
@@ -167,8 +154,6 @@ class LossScalePanel(WorkPanel):
         for control in self._policy_controls.values():
             control.disable("" if replayable else problem)
 
-    # -- what it is made of --------------------------------------------------------------------------------------------
-
     def _make_controls(self) -> None:
         self.chooser = RunChooser(self, self.open, lambda: self.run)
         self.folder, self.look_button, self.runs = self.chooser.folder, self.chooser.look_button, self.chooser.runs
@@ -211,8 +196,6 @@ class LossScalePanel(WorkPanel):
             self.chooser.show_folder(path)
         self.chooser.look(str(path))
 
-    # -- what the user does --------------------------------------------------------------------------------------------
-
     def _judge_lists(self) -> None:
         from workbench.runs.replayed_run import policy_grid
 
@@ -237,7 +220,7 @@ class LossScalePanel(WorkPanel):
         except ConfigError as error:
             self._use_note.value = error_html(str(error))
             return
-        used = f"The configuration has it now: {policy_name(policy)}."
+        used = f"The configuration has it now: {replay_text.policy_name(policy)}."
         try:
             reason = self.shared.plan().idle_reason("loss_scale.init")
         except ConfigError as error:
@@ -266,8 +249,6 @@ class LossScalePanel(WorkPanel):
                 control.refuse(problems.get(path, ""))
         return policy
 
-    # -- in the workers, whose messages are functions that show something ----------------------------------------------
-
     def _open(self, source: Run | str | Path, control: RunControl) -> str:
         from workbench.runs import read_run
         from workbench.runs.replayed_run import policy_grid, usual_windows
@@ -282,7 +263,9 @@ class LossScalePanel(WorkPanel):
             run = read_run(source, most_histograms=_HISTOGRAMS)
         opened = _for_replay(run)
         exponents = gradient_exponents_figure(run.steps, theme=self.theme)
-        groups = group_scales_figure(run.steps, run.events, theme=self.theme) if has_group_scales(run) else None
+        groups = (
+            group_scales_figure(run.steps, run.events, theme=self.theme) if replay_text.has_group_scales(run) else None
+        )
         control.send(functools.partial(self._show_opened, opened, exponents, groups))
         read = f"read {counted(len(run.steps), 'step')} of {run.name}"
         if opened.replayed is None:
@@ -307,15 +290,13 @@ class LossScalePanel(WorkPanel):
 
     def _answer(self, opened: _Opened, replayed: ReplayedRun, policy: ScalePolicy, control: RunControl) -> None:
         table = replayed.judge([policy])
-        scales = {policy_name(policy): replayed.scales(policy)}
+        scales = {replay_text.policy_name(policy): replayed.scales(policy)}
         trace = loss_scale_drawing(opened.run.steps, opened.run.events, policies=scales, theme=self.theme)
         control.send(functools.partial(self._show_answer, opened, policy, table, trace))
         if not self._answers.is_superseded() and not control.stop_requested():  # the range takes a dozen times as long
             ranged = replayed.ranges([policy])
             table = _with_ranges(table, ranged.table)
             control.send(functools.partial(self._show_answer, opened, policy, table, None, ranged.assumption))
-
-    # -- what it shows -------------------------------------------------------------------------------------------------
 
     def _take(self, messages: list[Any]) -> None:
         for message in messages:
@@ -336,7 +317,7 @@ class LossScalePanel(WorkPanel):
         self.policies, self._judged = [], None
         self.trace.update(trace)
         self.chooser.select()
-        self._facts.value = facts_html(run)
+        self._facts.value = replay_text.facts_html(run)
         self._prediction.value = self._assumption.value = self._use_note.value = ""
         self.tell("")
 
@@ -370,7 +351,7 @@ class LossScalePanel(WorkPanel):
         wasted, lost = table["wasted_share"].tolist(), table["underflow_share"].fillna(0.0).tolist()
         order = sorted(range(len(table)), key=lambda i: (wasted[i], lost[i]))
         with self.showing():
-            self.choice.options = [(policy_line(names[i], table.iloc[i]), i) for i in order]
+            self.choice.options = [(replay_text.policy_line(names[i], table.iloc[i]), i) for i in order]
             self.choice.value = None
         self._show_scatter(None)
 
@@ -397,10 +378,10 @@ class LossScalePanel(WorkPanel):
             return  # another run was opened meanwhile
         if trace is not None:
             self.trace.update(trace)
-        sentence = prediction_sentence(opened.run, opened.replayed, policy, table.iloc[0])
+        sentence = replay_text.prediction_sentence(opened.run, opened.replayed, policy, table.iloc[0])
         self._prediction.value = note_html(sentence)
         if assumption:
-            error = error_sentence(opened.run, opened.replayed)
+            error = replay_text.error_sentence(opened.run, opened.replayed)
             self._assumption.value = f"<p>{faint(f'{assumption} {error}')}</p>"
         self._show_scatter((policy, table))
 
@@ -409,9 +390,9 @@ def _for_replay(run: Run) -> _Opened:
     from workbench.runs.replayed_run import ReplayedRun
 
     try:
-        return _Opened(run, ReplayedRun(run)) if len(run.steps) else _Opened(run, None, EMPTY)
+        return _Opened(run, ReplayedRun(run)) if len(run.steps) else _Opened(run, None, replay_text.EMPTY)
     except ValueError as error:
-        return _Opened(run, None, why_not(run, error))
+        return _Opened(run, None, replay_text.why_not(run, error))
 
 
 def _policy_of(values: Mapping[str, Any], minimum: float) -> tuple[ScalePolicy | None, dict[str, str]]:

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workbench.panels.panel import Panel
 
-__all__ = ["current_cell", "register"]
-
 _lock = threading.Lock()
 _panels: dict[str, tuple[str, list[weakref.ref[Panel]]]] = {}  # cell -> (its execution, what it made)
 

@@ -2,6 +2,13 @@
 
 A panel owns what it makes. ``close`` ends its work, leaves no thread, and closes its widgets with all their parts;
 containers alone would leave their children alive. A `WorkPanel` does one piece of work at a time in a thread.
+
+    idle ──> running ──> done
+               │  ^  └─> failed
+               v  │
+             paused ──> stopping ──> done | failed
+
+From done and failed a panel runs again. Whatever moves it (a click, the work's end) may come from any thread.
 """
 
 from __future__ import annotations
@@ -11,7 +18,8 @@ import html
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -19,11 +27,8 @@ import ipywidgets as widgets
 
 from workbench.panels import kit, notebook_cells
 from workbench.panels.kit import close_recursively, row, text_of
-from workbench.panels.state import PanelState, StateMachine
-from workbench.panels.style import FITTING, STYLE, badge, error_html, faint, note_html, words
+from workbench.panels.style import FITTING, STYLE, error_html, faint, note_html, words
 from workbench.panels.worker import Outcome, Reader, RunControl, Worker
-
-__all__ = ["Panel", "Theme", "WorkPanel", "error_sentence"]
 
 Theme = Literal["auto", "light", "dark"]
 
@@ -31,23 +36,83 @@ _LINES_KEPT: Final = 40
 _PACKAGE: Final = Path(__file__).parents[1]
 
 
+class PanelState(StrEnum):
+    """What a panel is doing."""
+
+    IDLE = "idle"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    DONE = "done"
+    FAILED = "failed"
+
+    @property
+    def busy(self) -> bool:
+        """Whether work is under way."""
+        return self in (PanelState.RUNNING, PanelState.PAUSED, PanelState.STOPPING)
+
+
+MOVES: Final[Mapping[PanelState, set[PanelState]]] = {
+    PanelState.IDLE: {PanelState.RUNNING, PanelState.FAILED},  # failed: it could not even begin
+    PanelState.RUNNING: {PanelState.PAUSED, PanelState.STOPPING, PanelState.DONE, PanelState.FAILED},
+    # The last step may end, or fail, while the request to pause is on its way.
+    PanelState.PAUSED: {PanelState.RUNNING, PanelState.STOPPING, PanelState.DONE, PanelState.FAILED},
+    PanelState.STOPPING: {PanelState.DONE, PanelState.FAILED},
+    PanelState.DONE: {PanelState.RUNNING, PanelState.IDLE, PanelState.FAILED},
+    PanelState.FAILED: {PanelState.RUNNING, PanelState.IDLE, PanelState.FAILED},
+}
+"""State -> states that may follow."""
+
+_SYMBOLS: Final = {
+    PanelState.IDLE: "○",
+    PanelState.RUNNING: "▶",
+    PanelState.PAUSED: "❚❚",
+    PanelState.STOPPING: "◼",
+    PanelState.DONE: "✓",
+    PanelState.FAILED: "✕",
+}
+
+
+class StateMachine:
+    """The state of one panel; ``on_change`` is called with each new state, on the thread that made the move."""
+
+    def __init__(self, on_change: Callable[[PanelState], None] = lambda _: None) -> None:
+        self._state = PanelState.IDLE
+        self._changed = threading.Condition()
+        self._on_change = on_change
+
+    @property
+    def state(self) -> PanelState:
+        """The state now."""
+        return self._state
+
+    def to(self, new: PanelState) -> None:
+        """Move, or raise a RuntimeError when the move is not in ``MOVES``."""
+        if not self.try_to(new):
+            raise RuntimeError(f"a panel that is {self._state} cannot become {new}")
+
+    def try_to(self, new: PanelState) -> bool:
+        """Move if the move is allowed, and return whether it was: of two clicks at once, one wins."""
+        with self._changed:
+            if new not in MOVES[self._state]:
+                return False
+            self._state = new
+            self._changed.notify_all()
+        self._on_change(new)
+        return True
+
+    def wait_for(self, *states: PanelState, timeout: float | None = None) -> bool:
+        """Wait until one of some states is reached, for so many seconds at most; return whether it was."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._state in states, timeout)
+
+
 class Panel:
     """Base of all panels.
 
-    Args:
-        title: A few words.
-        theme: ``"auto"`` follows the page; ``"light"`` and ``"dark"`` give the panel a background of its own.
-        shows_state: Whether the state stands beside the title; for a panel without work it says nothing.
-
-    Attributes:
-        widget: The root box; what a cell shows.
-        controls: Box on the left.
-        plots: Box on the right.
-        machine: State of the panel.
-        error: The last error, or None; kept for whoever wants to look at it.
-
-    Raises:
-        ValueError: When the theme is none of the three.
+    A ValueError tells of a ``theme`` that there is not; ``shows_state`` False leaves out the state of a panel that
+    does no work. Other panels and tests use ``widget`` (the root box, what a cell shows), ``controls`` on the left,
+    ``plots`` on the right, ``machine`` and ``error``, the last one or None.
     """
 
     def __init__(self, title: str, *, theme: Theme = "auto", shows_state: bool = True) -> None:
@@ -322,3 +387,8 @@ def error_sentence(error: BaseException) -> str:
 def _is_sentence(error: BaseException) -> bool:
     """Return whether an error is one of ours, whose text needs no traceback."""
     return type(error).__module__.startswith("workbench.") and isinstance(error, Exception)
+
+
+def badge(state: PanelState) -> str:
+    """Write a state as a symbol and a word."""
+    return f'<span class="wb-badge wb-{state}" role="status">{_SYMBOLS[state]} {state}</span>'

@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     from workbench.runs import Run
     from workbench.runs.replayed_run import ReplayedRun
 
-__all__ = [
-    "EMPTY",
-    "error_sentence",
-    "facts_html",
-    "has_group_scales",
-    "policy_line",
-    "policy_name",
-    "prediction_sentence",
-    "why_not",
-]
-
 EMPTY: Final = "This run has recorded no step yet, so there is nothing to see or to replay."
 
 

@@ -13,8 +13,6 @@ from workbench.panels.panel import Panel
 if TYPE_CHECKING:
     from workbench.runs import Run
 
-__all__ = ["RunChooser"]
-
 _LONGEST_LIST: Final = 200
 
 

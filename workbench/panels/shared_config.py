@@ -10,32 +10,17 @@ from workbench.config import LEVELS, BoostConfig, ConfigError, NetworkFacts, Pla
 from workbench.config.boost_json import parse_json
 from workbench.config.errors import shown
 
-__all__ = ["SharedConfig", "config_of_text"]
-
 Observer = Callable[[BoostConfig, str], None]
 
 
 class SharedConfig:
-    """A configuration with a level, and those who want to know when either changes.
-
-    Args:
-        config: The first configuration; None is the default one.
-        level: Boost level, ``"O0"``, ``"O1"`` or ``"O2"``.
-
-    Raises:
-        ConfigError: When the level is unknown.
-    """
+    """A valid configuration with a level, and those who want to know when either changes."""
 
     def __init__(self, config: BoostConfig | None = None, level: str = "O1") -> None:
         self._lock = threading.RLock()
         self._both = config if config is not None else BoostConfig(), _checked_level(level)
-        self._network: NetworkFacts | None = None
+        self.network: NetworkFacts | None = None  # what it offers to the methods, once one has been examined
         self._observers: list[Observer] = []
-
-    @property
-    def network(self) -> NetworkFacts | None:
-        """What the network offers to the methods; None until one has been examined."""
-        return self._network
 
     @property
     def config(self) -> BoostConfig:
@@ -52,43 +37,25 @@ class SharedConfig:
         return self._both
 
     def plan(self, world_size: int = 1) -> Plan:
-        """Return what is in effect on so many ranks.
-
-        Raises:
-            ConfigError: When the configuration cannot be resolved (a method lacks what it cannot do without).
-        """
+        """Return what is in effect on so many ranks; a ConfigError tells what a method lacks."""
         config, level = self._both
-        return config.resolve(level, world_size, self._network)
+        return config.resolve(level, world_size, self.network)
 
     def learn(self, network: NetworkFacts) -> None:
         """Take what is known of the network from now on, and call all observers."""
-        with self._lock:
-            self._network = network
-            now, observers = self._both, list(self._observers)
-        for observer in observers:
-            observer(*now)
+        self.network = network
+        self._tell_observers()
 
     def set(self, config: BoostConfig, level: str | None = None) -> None:
-        """Take another configuration, and level if given, and call all observers, unless it is the one there is.
-
-        Raises:
-            ConfigError: When the level is unknown; nothing has changed then.
-        """
+        """Take another configuration, and level if given, and call all observers, unless it is the one there is."""
         self._replace(lambda _: config, level)
 
     def change(self, values: Mapping[str, Any], level: str | None = None) -> None:
-        """Change some values, by path, and the level if given; see ``BoostConfig.with_values``.
-
-        Raises:
-            ConfigError: When a value is refused; nothing has changed then.
-        """
+        """Change some values, by path, and the level if given; a ConfigError leaves everything as it was."""
         self._replace(lambda config: config.with_values(values), level)
 
     def observe(self, observer: Observer) -> Callable[[], None]:
-        """Have a function called with every new configuration and level, on the thread that makes the change.
-
-        What is returned ends this; it may be called twice.
-        """
+        """Have a function called with every new configuration and level; what is returned ends this."""
         with self._lock:
             self._observers.append(observer)
 
@@ -106,20 +73,20 @@ class SharedConfig:
             if new == self._both:
                 return
             self._both = new
-            observers = list(self._observers)
+        self._tell_observers()
+
+    def _tell_observers(self) -> None:
+        with self._lock:
+            now, observers = self._both, list(self._observers)
         for observer in observers:  # without the lock: an observer may wait for a thread that wants it
-            observer(*new)
+            observer(*now)
 
     def __repr__(self) -> str:
         return f"SharedConfig({self.level}, {self.config!r})"
 
 
 def config_of_text(document: str | bytes, name: str) -> BoostConfig:
-    """Read a configuration from the content of a JSON file, which is called by a name when it is refused.
-
-    Raises:
-        ConfigError: When it is no text, no JSON, or no configuration.
-    """
+    """Read a configuration from the content of a JSON file; errors call it by a name."""
     try:
         text = document if isinstance(document, str) else document.decode("utf-8-sig")
     except UnicodeDecodeError as error:

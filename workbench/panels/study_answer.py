@@ -5,19 +5,14 @@ from __future__ import annotations
 import html
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from workbench.core.records import StudyResult, TrialRecord
 from workbench.figures import MetricScale, RunCurve
 from workbench.figures.labels import compact
 from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
 from workbench.panels.controls import number_text
 from workbench.panels.style import faint, file_link, table, words
-
-if TYPE_CHECKING:
-    from workbench.core.records import TrialRecord
-    from workbench.study import StudyResult
-
-__all__ = ["answer_html", "curve_of", "trial_html"]
 
 
 def curve_of(trial: TrialRecord, directory: Path, objective: str = "time_to_target") -> RunCurve:

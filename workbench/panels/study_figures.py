@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from workbench.core.records import objective_title
+from workbench.core.records import StudyResult, objective_title
 from workbench.figures import (
     MetricScale,
     RunCurve,
@@ -22,11 +22,6 @@ from workbench.figures.loss_curves import loss_curves_drawing
 from workbench.panels import kit
 from workbench.panels.figure_place import nothing_html
 from workbench.panels.panel import Panel
-
-if TYPE_CHECKING:
-    from workbench.core.records import StudyResult
-
-__all__ = ["TARGETS", "StudyFigures"]
 
 TARGETS: Final = ("o1", "o2")
 _VIEWS: Final = {"Overview": ("speed", "history"), "Parameters": ("parameters",), "Importance": ("importance",)}

@@ -1,17 +1,21 @@
 """The controls of a study, and what they ask as the text of its ``study.toml``.
 
 Kind, default, choices and rule of a field come from the models of the study's file; labels and sentences for a person
-stand here.
+stand here. What is allowed is said by ``workbench.study.parse_study``; here nothing is checked beyond TOML. Comments
+and layout of a file survive. Values go by paths such as ``"study.n_trials"``, the search space by config paths.
 """
 
 from __future__ import annotations
 
 import functools
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Literal, get_args, get_origin
+
+import tomlkit
 
 from workbench.config import BoostConfig, ParameterInfo
 from workbench.config.errors import inner_type, rule_of
@@ -21,10 +25,7 @@ from workbench.panels.kit import column, parts, text_box, text_of
 from workbench.panels.panel import Panel
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.study_space import SearchSpace
-from workbench.panels.study_text import new_study_text, space_of, study_text, values_of
 from workbench.panels.style import faint
-
-__all__ = ["StudyForm", "study_fields"]
 
 _MINUTES: Final = "study.timeout_seconds"
 """Path of what is asked for in minutes, and kept in seconds."""
@@ -33,12 +34,7 @@ _DROP: Final = "How much of the metric the {} export may cost, in the metric's o
 
 # Path, label, sentence, unit.
 _FIRST: Final = (
-    (
-        _MINUTES,
-        "How long may I search?",
-        "Time for search and confirmation together, kept in seconds; unset sets no limit.",
-        "minutes",
-    ),
+    (_MINUTES, "How long may I search?", "Search and confirmation together; unset sets no limit.", "minutes"),
     ("allowed_drop.o1", "How much may it drop?", _DROP.format("safe", 0.005), ""),
 )
 _COMMON: Final = (
@@ -57,32 +53,12 @@ _COMMON: Final = (
 _MORE: Final = (
     ("sampler.name", "Sampler", "Who proposes trials.", ""),
     ("pruner.name", "Pruner", "Who ends trials that fall behind O0 at equal time.", ""),
-    (
-        "study.device_hours",
-        "Device-hours",
-        "Trial time times devices, all workers and commands together; unset sets no limit.",
-        "hours",
-    ),
-    (
-        "study.patience",
-        "Patience",
-        "Trials in a row without a better one after which the search ends; unset searches on.",
-        "trials",
-    ),
-    (
-        "study.evaluate_every",
-        "Evaluate every",
-        "Micro-batches between evaluations; unset takes a tenth of the run.",
-        "micro-batches",
-    ),
+    ("study.device_hours", "Device-hours", "Trial time times devices, over all workers; unset sets no limit.", "hours"),
+    ("study.patience", "Patience", "The search ends after so many trials in a row without a better one.", "trials"),
+    ("study.evaluate_every", "Evaluate every", "Unset evaluates after each tenth of the run.", "micro-batches"),
     ("study.seed", "Seed", "Seed of the search; the confirmation uses others.", ""),
     ("study.device", "Device", "Where to train: auto, cpu, cuda or npu.", ""),
-    (
-        "study.threads",
-        "CPU threads",
-        "Threads of a training process; small networks train fastest with one. Unset leaves it to torch.",
-        "",
-    ),
+    ("study.threads", "CPU threads", "Small networks train fastest with one; unset leaves it to torch.", ""),
     ("confirm.seeds_min", "Confirmation seeds, least", "Fewest paired seeds of a test.", ""),
     ("confirm.seeds_max", "Confirmation seeds, most", "Most paired seeds of a test.", ""),
     ("confirm.candidates", "Candidates", "Candidates tested per export, without refuted ones.", ""),
@@ -90,6 +66,7 @@ _MORE: Final = (
     ("speed.steps_per_block", "Steps per block", "Steps of one block of such a round.", ""),
 )
 
+_RANGE_KEYS: Final = frozenset({"low", "high", "log", "step"})
 _EXTENDED: Final = {
     "study.n_trials": "trials",
     "study.timeout_seconds": "timeout",
@@ -185,11 +162,7 @@ class StudyForm:
             part.lock(locked)
 
     def show(self, text: str) -> None:
-        """Show what a study's file asks.
-
-        Raises:
-            ValueError: When it is no TOML, or searches what there is not.
-        """
+        """Show what a study's file asks; a ValueError tells that it is no TOML, or searches what there is not."""
         values, space = values_of(text), space_of(text)
         if _MINUTES in values:
             values[_MINUTES] = _minutes(values[_MINUTES])
@@ -265,3 +238,92 @@ def _seconds(minutes: Any, written: Any) -> Any:
     if written is not None and minutes == _minutes(written):
         return written
     return 60.0 * minutes if isinstance(minutes, (int, float)) else minutes
+
+
+def values_of(text: str) -> dict[str, Any]:
+    """Return every value of a study file by its path, the search space and the baseline apart."""
+    return {
+        f"{section}.{key}": value
+        for section, table in tomllib.loads(text).items()
+        if isinstance(table, dict) and section not in {"space", "baseline"}
+        for key, value in table.items()
+    }
+
+
+def space_of(text: str) -> dict[str, Any]:
+    """Return what a study file searches: path -> list, table with ``low`` and ``high``, or true.
+
+    Quoted dotted keys and sub-tables mean the same.
+    """
+    return _flat(tomllib.loads(text).get("space", {}))
+
+
+def study_text(template: str, values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
+    """Return a study file that says something else than a template, of which all that is not named stays as it is.
+
+    ``values`` go by path, None removes one; ``space`` is all that is searched, in this order where the file has none.
+    """
+    document = tomlkit.parse(template)
+    before = values_of(template)
+    for path, value in values.items():
+        section, _, key = path.partition(".")
+        if value is None:
+            if path in before:
+                del _table(document, section)[key]
+        elif path not in before or not _same(before[path], value):
+            _table(document, section)[key] = value
+    _set_space(document, space_of(template), space)
+    return tomlkit.dumps(document)
+
+
+def new_study_text(task: str, baseline: Mapping[str, Any], values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
+    """Return the file of a new study, in which the baseline says by config path what O0 means; see ``study_text``."""
+    document = tomlkit.document()
+    document.add(tomlkit.comment("Which boost settings train this task fastest without losing more than allowed?"))
+    document.add(tomlkit.comment("Written by the workbench; `workbench tune` on this folder goes on with it."))
+    _table(document, "study")["task"] = task
+    for path, value in baseline.items():
+        _table(document, "baseline")[path] = value
+    return study_text(tomlkit.dumps(document), values, space)
+
+
+def _set_space(document: tomlkit.TOMLDocument, before: Mapping[str, Any], space: Mapping[str, Any]) -> None:
+    if _same(before, space):
+        return
+    table = _table(document, "space")
+    if set(before) - set(table):  # sub-tables: written again, as quoted paths
+        document["space"] = table = tomlkit.table()
+        before = {}
+    for path in before:
+        if path not in space:
+            del table[path]
+    for path, value in space.items():
+        if path not in before or not _same(before[path], value):
+            table[path] = _item(value)
+
+
+def _table(document: tomlkit.TOMLDocument, section: str) -> Any:
+    return document.setdefault(section, tomlkit.table())
+
+
+def _item(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    inline = tomlkit.inline_table()
+    inline.update(value)
+    return inline
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value.keys() - _RANGE_KEYS:
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Compare with kinds: true and 1 are equal to Python, and two things to a study."""
+    return repr(one) == repr(other)

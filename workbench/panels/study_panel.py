@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from workbench.config import BoostConfig
 from workbench.core.files import write_text_atomically
-from workbench.core.records import StudyResult
+from workbench.core.records import StudyResult, TrialRecord
 from workbench.core.text import format_duration
 from workbench.figures import MetricScale
 from workbench.figures.labels import counted
 from workbench.panels.controls import is_usable_count
 from workbench.panels.kit import row, text_of
-from workbench.panels.panel import Theme, WorkPanel
+from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.state import PanelState
 from workbench.panels.study_answer import answer_html, curve_of, trial_html
 from workbench.panels.study_figures import TARGETS, StudyFigures
 from workbench.panels.study_form import StudyForm
@@ -32,11 +31,8 @@ from workbench.panels.style import error_html, faint, note_html, words
 from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
-    from workbench.core.records import TrialRecord
     from workbench.study import TuneProgress
     from workbench.tasks import Task
-
-__all__ = ["StudyOrder", "StudyPanel", "run_study"]
 
 _OVERLAID: Final = 4
 _ASKS_ELSE: Final = "the study asks something else now; start over, or set it back"
@@ -180,8 +176,6 @@ class StudyPanel(WorkPanel):
             self.figures.curves_stage,
         )
 
-    # -- what the user does --------------------------------------------------------------------------------------------
-
     def open(self, folder: str | Path) -> None:
         """Show the study in a folder; one without ``study.toml`` is where a new study will be."""
         if self.state.busy:
@@ -248,8 +242,6 @@ class StudyPanel(WorkPanel):
         super().state_changed(state)
         fixed = self._task is not None and self.form.file is None
         self.entries["study.task"].disable("the panel was made for this task" if fixed else "")
-
-    # -- the work ------------------------------------------------------------------------------------------------------
 
     def _order(self) -> StudyOrder | None:
         """Read the controls; None when the present file cannot be used, which is then said."""
@@ -318,8 +310,6 @@ class StudyPanel(WorkPanel):
         self._show_study()
         super()._end(outcome)
 
-    # -- what it shows -------------------------------------------------------------------------------------------------
-
     def _opened(self, result: StudyResult) -> None:
         if self.state.busy or result.directory.resolve() != self.form.place.resolve():
             return
@@ -343,9 +333,9 @@ class StudyPanel(WorkPanel):
 
     def _show_progress(self, progress: TuneProgress) -> None:
         self.bar.max, self.bar.value = max(progress.total, 1e-9), progress.done
-        unit = "trial" if progress.phase == "search" else "run"
         parts = [progress.phase]
-        if progress.phase in ("search", "confirm"):
+        unit = {"search": "trial", "confirm": "run"}.get(progress.phase)
+        if unit is not None:
             parts.append(f"{math.floor(progress.done)} of {counted(round(progress.total), unit)}")
         if math.isfinite(progress.eta_seconds) and progress.eta_seconds > 0:
             parts.append(f"about {format_duration(progress.eta_seconds)} left")

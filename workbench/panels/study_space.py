@@ -16,8 +16,6 @@ from workbench.panels.kit import close_recursively, column, row, text_box, text_
 from workbench.panels.panel import Panel
 from workbench.panels.style import error_html, label_html
 
-__all__ = ["SearchSpace", "SpaceRow"]
-
 _LEVEL: Final = field(
     "level",
     "Boost level",
@@ -147,11 +145,7 @@ class SearchSpace:
         return {path: one.value for path, one in self.rows.items()}
 
     def set(self, space: Mapping[str, Any]) -> None:
-        """Show another search space: path -> list, table with ``low`` and ``high``, or true.
-
-        Raises:
-            ConfigError: When a path is unknown; nothing has changed then.
-        """
+        """Show another search space; a ConfigError, before anything has changed, tells of an unknown path."""
         self._replace({path: SpaceRow(self._info(path), value, self._remove) for path, value in space.items()})
 
     def add(self, path: str) -> None:

@@ -10,16 +10,6 @@ from typing import Final
 
 from workbench.config import BoostConfig
 from workbench.config.errors import shown
-from workbench.panels.state import PanelState
-
-_SYMBOLS: Final = {
-    PanelState.IDLE: "○",
-    PanelState.RUNNING: "▶",
-    PanelState.PAUSED: "❚❚",
-    PanelState.STOPPING: "◼",
-    PanelState.DONE: "✓",
-    PanelState.FAILED: "✕",
-}
 
 
 def _file(name: str) -> str:
@@ -57,11 +47,6 @@ def error_html(sentence: str, trace: str = "") -> str:
     """Write an error: one sentence, with the traceback folded beneath."""
     folded = f"<details><summary>Traceback</summary><pre>{html.escape(trace)}</pre></details>" if trace else ""
     return f'<div role="alert"><span class="wb-error">✕ {words(sentence)}</span>{folded}</div>'
-
-
-def badge(state: PanelState) -> str:
-    """Write a state as a symbol and a word."""
-    return f'<span class="wb-badge wb-{state}" role="status">{_SYMBOLS[state]} {state}</span>'
 
 
 def label_html(title: str, tip: str, unit: str = "") -> str:

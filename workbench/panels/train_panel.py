@@ -29,12 +29,10 @@ from workbench.panels import kit
 from workbench.panels.controls import count_control, is_usable_count
 from workbench.panels.kit import column, parts, row, text_of
 from workbench.panels.live_trace import LiveTrace
-from workbench.panels.panel import Theme, WorkPanel
-from workbench.panels.presets import PresetChoice
+from workbench.panels.panel import PanelState, Theme, WorkPanel
+from workbench.panels.run_controls import PresetChoice, TaskControls
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.state import PanelState
 from workbench.panels.style import error_html, faint, note_html
-from workbench.panels.task_controls import TaskControls
 from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
     from workbench.tasks import Task
     from workbench.training.run import RunProgress, RunResult
     from workbench.training.speed import SpeedRatio
-
-__all__ = ["TrainPanel", "train_and_measure"]
 
 _DRAIN_SECONDS: Final = 0.2
 _FIGURES: Final = ("Loss and metric", "Loss scale", "Step time")
@@ -63,8 +59,7 @@ def train_and_measure(
 ) -> tuple[RunResult | None, SpeedRatio | None]:
     """Train a set-up and compare its step times with O0; the work of the panel's thread.
 
-    ``options`` are those of ``api.train``; 0 steps train nothing. Returns the result of the run and the ratio of times,
-    None for what was not asked for.
+    ``options`` are those of ``api.train``; 0 steps train nothing. What was not asked for is None.
     """
     from workbench import api
     from workbench.tasks import load_task
@@ -167,8 +162,6 @@ class TrainPanel(WorkPanel):
         self._show_config(*self.shared.both())
         self.state_changed(self.state)
 
-    # -- what it is made of --------------------------------------------------------------------------------------------
-
     def _make_controls(self, *, measure: bool) -> None:
         self.preset = PresetChoice(self, self.shared)
         self._in_effect = text_of("")
@@ -180,11 +173,8 @@ class TrainPanel(WorkPanel):
         self.measure_button = self.button(
             "Compare now", "Measure the time of a step against O0, without a run", self.measure_speed
         )
-        self._more = column("Folder of run directories", self.where.out)
-        self._sections = kit.Accordion(children=(self._more,), titles=("More",), css="wb-more")
-        self.on_change(self._sections, self._unfold, "selected_index")
-        for control in (self.seed, self.evaluate_every):  # made when they are unfolded
-            self.cleaned_up_by(control.close)
+        more = column(self.seed.widget, self.evaluate_every.widget, "Folder of run directories", self.where.out)
+        self._sections = kit.Accordion(children=(more,), titles=("More",), css="wb-more")
         self.locked = [self.start_button, self.measure_button, self.where, self.steps, self.seed, self.evaluate_every]
         self.controls.children = (
             *parts("Task", self.task, self.preset.widget, self._in_effect),
@@ -196,10 +186,6 @@ class TrainPanel(WorkPanel):
             row(self.measure_button),
         )
 
-    def _unfold(self, index: int | None) -> None:
-        if index == 0 and self.seed.widget not in self._more.children:
-            self._more.children = (self.seed.widget, self.evaluate_every.widget, *self._more.children)
-
     def _make_plots(self) -> None:
         self.choice = kit.choice_buttons(_FIGURES)
         # One widget that shows one figure at a time: what is not looked at costs training nothing, and a widget that
@@ -210,8 +196,6 @@ class TrainPanel(WorkPanel):
         self.lasting = (self.progress_text, self._speed_text)
         self.on_change(self.choice, lambda _: self._redraw(anew=True))
         self.plots.children = (self.choice, self.live.widget, self._speed_text)
-
-    # -- what the user does --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin a run with what the controls say; a value that cannot be used is refused beside its field."""
@@ -253,8 +237,6 @@ class TrainPanel(WorkPanel):
         task, setup = self.where.task, self.shared.both()
         self.begin(lambda control: train_and_measure(control, task, setup, measure=measure, **options))
 
-    # -- what the work reports -----------------------------------------------------------------------------------------
-
     def _take(self, messages: Sequence[Any]) -> None:
         records: list[StepRecord] = []
         events: list[Event] = []
@@ -279,14 +261,15 @@ class TrainPanel(WorkPanel):
     def finished(self, outcome: Outcome) -> PanelState:
         """Show the result of the run and the comparison of step times, as far as there are any."""
         result, self.speed = outcome.result
-        self._speed_text.value = note_html(self._speed_sentence())
+        self._speed_text.value = note_html("" if self.speed is None else self._speed_sentence(self.speed))
         if result is None:
             self.tell("measured")
             return PanelState.DONE
         self.result = result
         self.bar.value = result.steps
-        self.tell(self._result_sentence())
-        self.log(self._result_sentence())
+        said = self._result_sentence(result)
+        self.tell(said)
+        self.log(said)
         if result.diverged:
             self._error.value = error_html(result.message)
         return PanelState.FAILED if result.diverged else PanelState.DONE
@@ -295,8 +278,6 @@ class TrainPanel(WorkPanel):
         self.display_seconds = outcome.display_seconds
         self._redraw()
         super()._end(outcome)
-
-    # -- what it shows -------------------------------------------------------------------------------------------------
 
     def _show_config(self, config: BoostConfig, level: str) -> None:
         if self.closed:
@@ -361,10 +342,7 @@ class TrainPanel(WorkPanel):
         curve = RunCurve(label, steps, self.trace.evaluations)
         return loss_curves_drawing([curve], metric=self._metric, limit=limit, theme=theme)
 
-    def _result_sentence(self) -> str:
-        result = self.result
-        if result is None:
-            return ""
+    def _result_sentence(self, result: RunResult) -> str:
         parts = [f"{counted(result.steps, 'step')} in {format_duration(result.seconds)}"]
         if math.isfinite(result.metric):
             metric = MetricScale(result.metric_name, higher_is_better=result.higher_is_better)
@@ -378,10 +356,7 @@ class TrainPanel(WorkPanel):
             parts.append(f"recorded in `{result.path}`")
         return "; ".join(parts)
 
-    def _speed_sentence(self) -> str:
-        speed = self.speed
-        if speed is None:
-            return ""
+    def _speed_sentence(self, speed: SpeedRatio) -> str:
         clear = "faster than O0" if speed.ratio < 1 else "slower than O0"
         verdict = clear if speed.high < 1 or speed.low > 1 else "not clearly different from O0"
         return (

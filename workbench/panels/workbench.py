@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from workbench.config import BoostConfig
     from workbench.tasks import Task
 
-__all__ = ["Workbench"]
-
 
 class Workbench(Panel):
     """Configure, train, look at the loss scale, tune, compare and export, in tabs that share one configuration.

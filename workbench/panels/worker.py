@@ -24,8 +24,6 @@ from typing import Any, Final
 
 from workbench.core.openmp import release_pool
 
-__all__ = ["Gate", "Outcome", "Reader", "RunControl", "Worker", "short_turns", "show_parts"]
-
 _MESSAGES_KEPT: Final = 200_000  # a display that fell so far behind has lost its use; memory stays bounded
 _LARGEST_SHARE: Final = 0.02  # of one core, for display: a slow one is refreshed less often
 _TURN_SECONDS: Final = 0.001
@@ -33,18 +31,13 @@ _TURN_SECONDS: Final = 0.001
 
 @dataclass(slots=True)
 class Outcome:
-    """How the work ended.
+    """How the work ended."""
 
-    ``result`` is what the function returned, ``error`` what it raised, ``seconds`` how long it took, pauses included;
-    ``display_error`` is what a callback raised on the way, for which the work is not to blame, and ``display_seconds``
-    the processor time that callbacks took.
-    """
-
-    result: Any = None
-    error: BaseException | None = None
-    seconds: float = 0.0
-    display_error: Exception | None = None
-    display_seconds: float = 0.0
+    result: Any = None  # what the function returned
+    error: BaseException | None = None  # what it raised
+    seconds: float = 0.0  # how long it took, pauses included
+    display_error: Exception | None = None  # raised by a callback on the way; the work is not to blame
+    display_seconds: float = 0.0  # processor time that callbacks took
 
 
 class Gate:
@@ -65,9 +58,13 @@ class Gate:
 
 
 class RunControl:
-    """What the work gets to speak and to listen with."""
+    """One piece of work, and what it gets to speak and to listen with."""
 
     def __init__(self) -> None:
+        self.outcome = Outcome()
+        self.finished = threading.Event()
+        self.reported = False
+        self.threads: tuple[threading.Thread, ...] = ()
         self.pause = Gate()
         self._stop = threading.Event()
         self._messages: collections.deque[Any] = collections.deque(maxlen=_MESSAGES_KEPT)
@@ -89,23 +86,12 @@ class RunControl:
         """Return what was sent since the last call."""
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
-
-class _Run(RunControl):
-    """One piece of work."""
-
-    def __init__(self, function: Callable[[RunControl], Any]) -> None:
-        super().__init__()
-        self.function = function
-        self.finished = threading.Event()
-        self.reported = False
-        self.outcome = Outcome()
-        self.threads: tuple[threading.Thread, ...] = ()
-
-    def work(self) -> None:
+    def work(self, function: Callable[[RunControl], Any]) -> None:
+        """Call a function and note how it ended."""
         began = time.perf_counter()
         try:
             with short_turns():
-                self.outcome.result = self.function(self)
+                self.outcome.result = function(self)
         except BaseException as error:  # SystemExit of a user's module, too: it is for the panel to show
             self.outcome.error = error
         finally:
@@ -116,14 +102,11 @@ class _Run(RunControl):
 class Worker:
     """Run one function at a time.
 
-    Args:
-        on_messages: Called with batches of messages on the pump's thread.
-        on_end: Called with the outcome, last, on the same thread; a new run may be started from then on.
-        hz: Batches per second at most. A display so slow that this would take more than 2 % of a core is called less
-            often, but once a second at least.
-        name: Name of the threads.
-        on_warning: Called with the text of each warning that the work raises, on the work's thread; None leaves
-            warnings to the interpreter.
+    ``on_messages`` is called with batches of messages on the pump's thread, ``hz`` times a second at most; a
+    display so slow that this would take more than 2 % of a core is called less often, but once a second at least.
+    ``on_end`` is called with the outcome, last, on the same thread; a new run may be started from then on.
+    ``on_warning`` is called with the text of each warning that the work raises, on the work's thread; None leaves
+    them to the interpreter.
     """
 
     def __init__(
@@ -139,7 +122,7 @@ class Worker:
         self._period = 1.0 / hz
         self._name, self._on_warning = name, on_warning
         self._lock = threading.Lock()
-        self._run: _Run | None = None
+        self._run: RunControl | None = None
         self.closed = False
 
     @property
@@ -154,7 +137,7 @@ class Worker:
                 raise RuntimeError("this worker is closed; make a new panel")
             if self.alive:
                 raise RuntimeError("work is under way; stop it first")
-            self._run = run = _Run(function)
+            self._run = run = RunControl()
             # What the work prints belongs to the cell, or the click, that started it.
             context, display = contextvars.copy_context(), contextvars.copy_context()
             if self._on_warning is not None:
@@ -162,7 +145,7 @@ class Worker:
                 _listen_to_warnings()
             name = f"workbench {self._name}"
             run.threads = (
-                threading.Thread(target=context.run, args=(run.work,), name=name, daemon=True),
+                threading.Thread(target=context.run, args=(run.work, function), name=name, daemon=True),
                 threading.Thread(target=display.run, args=(self._pump, run), name=f"{name} display", daemon=True),
             )
             release_pool()  # the kernel may have computed; its idle threads would slow those of the work
@@ -194,16 +177,13 @@ class Worker:
         return not any(thread.is_alive() for thread in others)
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Stop the work, wait for it, and hand on nothing any more; may be called twice.
-
-        A step that takes longer than ``timeout`` seconds ends in the background; false then.
-        """
+        """Stop the work and hand on nothing any more; false when a step outlasts ``timeout`` (seconds)."""
         with self._lock:
             self.closed = True
         self.stop()
         return self.join(timeout)
 
-    def _pump(self, run: _Run) -> None:
+    def _pump(self, run: RunControl) -> None:
         outcome, period, finished = run.outcome, self._period, False
         # The usual cost, not the mean: a display that now and then draws more sees to that itself.
         costs: collections.deque[float] = collections.deque(maxlen=5)
