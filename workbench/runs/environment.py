@@ -44,15 +44,7 @@ def collect_environment(
 ) -> dict[str, Any]:
     """Return what ``environment.json`` says about a run, without importing torch or touching a device.
 
-    Args:
-        device: Description of the device in use, from whoever knows it; kept as it is.
-        seed: Seed of the run; None when there is none.
-        data_hash: Hash of the training data; empty when the task names none.
-        task: Name of the task.
-        level: Boost level, ``"O0"`` to ``"O2"``.
-
-    Returns:
-        A dictionary that can be written as JSON; memory is in bytes. No host or user name is in it.
+    No host or user name is in it, and ``device`` is kept as it is given.
     """
     return {
         "schema_version": SCHEMA_VERSION,

@@ -27,11 +27,7 @@ FOREIGN_QUIET_SECONDS = 86_400.0
 
 
 def acquire(folder: Path) -> bool:
-    """Take the lock of a run; return False when a living process holds it.
-
-    Raises:
-        OSError: When the lock file cannot be written.
-    """
+    """Take the lock of a run; return False when a living process holds it."""
     if _held(folder, time.time()):
         return False
     (folder / LOCK_NAME).unlink(missing_ok=True)  # left by a killed writer

@@ -58,7 +58,7 @@ class MlflowMirror(Mirror):
         return f"MLflow at {hide_passwords(self.uri)}" if self.uri else "MLflow"
 
     def check(self) -> None:
-        """See that MLflow is installed."""
+        """Raise MirrorError when MLflow is not installed."""
         with _quiet():
             require("mlflow", "MLflow")
 
@@ -195,7 +195,7 @@ def _shown(value: Any) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what MLflow logs about its tables, and what its libraries warn of while they are loaded.
+    """Silence MLflow's logs and what its libraries warn of while they are loaded.
 
     Not for the thread that sends blocks: warnings are filtered for the whole process.
     """

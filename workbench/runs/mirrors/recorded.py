@@ -17,10 +17,7 @@ _BLOCK = 5000
 
 
 def mirror_runs(path: str | os.PathLike[str], mirrors: Sequence[Mirror]) -> dict[Path, list[str]]:
-    """Send recorded runs to mirrors.
-
-    A run that a mirror holds as a whole is left alone, so the same call on a growing folder sends what is new; one that
-    was going on, or whose mirror failed, is sent anew.
+    """Send recorded runs to mirrors: what is not there yet, and once more what was sent in part.
 
     Args:
         path: A run directory, or a folder of them. Runs of a study appear below the study's name.
@@ -63,7 +60,6 @@ def _mirror_run(path: Path, mirrors: Sequence[Mirror]) -> list[str]:
 
 
 def _blocks(run: Run) -> Iterator[tuple[list[StepRecord], list[Event]]]:
-    """Yield the run in parts that fit into memory."""
     events = run.event_records()
     sent = 0
     for at in range(0, max(len(run.steps), 1), _BLOCK):
@@ -75,7 +71,6 @@ def _blocks(run: Run) -> Iterator[tuple[list[StepRecord], list[Event]]]:
 
 
 def _name_of(path: Path) -> str:
-    """Return the run's name, below that of its study when it belongs to one."""
     path = path.resolve()
     study = path.parent.parent
     return f"{study.name}/{path.name}" if (study / "study.toml").is_file() else path.name

@@ -1,8 +1,7 @@
 """Runs as TensorBoard sees them: one folder of event files per run, below one log folder.
 
-Scalars are written in the form that every reader of event files knows, with unit and meaning as their description;
-the configuration goes to the HParams tab, events to the Text tab. Only tensorboard itself is used: neither TensorFlow
-nor torch is loaded.
+Scalars carry unit and meaning as their description; the configuration goes to the HParams tab, events to the Text tab.
+Only tensorboard itself is used: neither TensorFlow nor torch is loaded.
 """
 
 from __future__ import annotations
@@ -46,15 +45,11 @@ class TensorBoardMirror(Mirror):
         return f"TensorBoard in {self.folder}"
 
     def check(self) -> None:
-        """See that tensorboard is installed."""
+        """Raise MirrorError when tensorboard is not installed."""
         require("tensorboard.summary.writer.record_writer", "TensorBoard")
 
     def state_of(self, run: MirroredRun) -> State:
-        """Say whether the run is there; a file of ours beside the event files tells.
-
-        Raises:
-            MirrorError: When another run, or somebody else's event files, are in its folder.
-        """
+        """Say whether the run is there, by a file of ours beside the event files; a MirrorError when others are."""
         folder = self.folder / run.name
         try:
             mark = json.loads((folder / _MARK).read_text(encoding="utf-8"))
