@@ -30,13 +30,7 @@ class Prequential:
 
     Args:
         window: Records the figures are taken over, at least 2.
-        every: Steps between two looks, at least 1. One look at 10,000 records takes about a third of a
-            millisecond.
-
-    Attributes:
-        kind: What the network returns; set from the criterion when training begins.
-        n_seen: Records judged so far.
-        n_nonfinite: Records that are not among them because their prediction was NaN or infinite.
+        every: Steps between two looks, at least 1. One look at 10,000 records takes about a third of a millisecond.
 
     Raises:
         ValueError: When a number is out of range.
@@ -49,9 +43,9 @@ class Prequential:
             raise ValueError(f"`every` must be at least 1 step, got {every}")
         self.window = window
         self.every = every
-        self.kind: OutputKind = "logits"
-        self.n_seen = 0
-        self.n_nonfinite = 0
+        self.kind: OutputKind = "logits"  # what the network returns; set from the criterion when training begins
+        self.n_seen = 0  # records judged so far
+        self.n_nonfinite = 0  # that are not among them, because their prediction was NaN or infinite
         self._records: dict[str, npt.NDArray[Any]] = {
             "scores": np.zeros(window),
             "positive": np.zeros(window, dtype=np.bool_),
@@ -80,8 +74,7 @@ class Prequential:
     def take_in(self) -> list[float]:
         """Bring what waits on the device into the window.
 
-        Returns:
-            Mean log loss of each forward pass seen since the last call, in order; NaN where no prediction was finite.
+        Returned is the mean log loss of each forward pass since the last call; NaN where no prediction was finite.
         """
         pending, self._pending = self._pending, []
         if not pending:
@@ -106,18 +99,14 @@ class Prequential:
         return float(self._records["losses"][:n].mean()) if n else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the window: ``n_seen``, ``n_nonfinite``, ``scores``, ``positive``, ``losses``.
-
-        Raises:
-            RuntimeError: When predictions wait, whose losses somebody should see.
-        """
+        """Return the window; a RuntimeError when predictions wait, whose losses somebody should see."""
         if self._pending:
             raise RuntimeError("predictions wait to be taken in; call take_in() before state_dict()")
         records = {name: torch.from_numpy(values.copy()) for name, values in self._records.items()}
         return {"n_seen": self.n_seen, "n_nonfinite": self.n_nonfinite, **records}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken.
+        """Go on where ``state_dict`` was taken, of a window of the same size.
 
         Raises:
             ValueError: When that window was of another size.
@@ -144,13 +133,9 @@ class Prequential:
 def exact_auc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float:
     """Return the area under the ROC curve, 0 to 1; NaN while there are records of one class only.
 
-    It is the probability that a positive record has a higher score (none of them NaN) than a negative one; a tie counts
-    half. Only one class has to be sorted: the other one's places in it are looked up, which for rare clicks is most of
-    the work saved.
-
-    Reference:
-        Mann and Whitney, "On a Test of Whether one of Two Random Variables is Stochastically Larger than the Other",
-        Annals of Mathematical Statistics 18(1), 1947.
+    It is the probability that a positive record has a higher score than a negative one; a tie counts half (Mann and
+    Whitney, Annals of Mathematical Statistics 18(1), 1947). Only one class has to be sorted: the other one's places in
+    it are looked up, which for rare clicks is most of the work saved.
 
     Example:
         >>> exact_auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
@@ -166,12 +151,9 @@ def exact_auc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) 
 
 
 def click_scores(prediction: Tensor, kind: OutputKind) -> Tensor:
-    """Return one number per record from what a network returned: a logit, or a probability where it returns those.
+    """Return a logit per record, or a probability where a network returns those.
 
-    Its shape is ``[n]`` or ``[n, 1]``, or ``[n, 2]`` with the positive class second.
-
-    Raises:
-        ValueError: When the shape is another.
+    The shape is ``[n]`` or ``[n, 1]``, or ``[n, 2]`` with the positive class second; a ValueError when it is another.
     """
     _check_shape(prediction)
     if prediction.ndim == 2 and prediction.shape[1] == 2:

@@ -1,7 +1,7 @@
 """Which records of a batch can be trained on, judged from the batch alone.
 
 A record is a row: entry ``i`` of every tensor of a batch. A record is poisoned when one of its numbers is NaN, infinite
-or out of range; a whole batch is when it is not built like the others. The form of a batch is learned from the first.
+or out of range; a whole batch is when it is not built like the first one.
 """
 
 from __future__ import annotations

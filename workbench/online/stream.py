@@ -54,9 +54,6 @@ def read_stream(
     """Yield the batches from a place on, and None at the end of each pass; call ``opened`` once when at that place.
 
     Without an opener, batches before the place are read and dropped: right for what yields the same batches each time.
-
-    Raises:
-        ValueError: When data that is replayed holds no batch, or ``stream`` opens something else than an iterable.
     """
     position = start
     while True:
