@@ -36,13 +36,13 @@ class BackgroundWriter:
         self._is_late = self._is_late or by_step or by_time
         return self._is_late and (self._writing is None or self._writing.done())
 
-    def restart(self) -> None:
-        """Count steps and seconds to the next file from now on."""
-        self._is_late, self._began = False, time.monotonic()
-
-    def start(self, work: Callable[[], None]) -> None:
-        """Do some work in the background, after what is being written."""
+    def start(self, work: Callable[[], None], *, wait: bool = False) -> None:
+        """Do some work after what is being written, in the background unless ``wait`` asks for it and its errors."""
         self.finish()
+        self._is_late, self._began = False, time.monotonic()
+        if wait:
+            work()
+            return
         executor = ThreadPoolExecutor(1, "workbench-writer")  # a program that ends while a file is written waits for it
         self._writing = executor.submit(work)
         executor.shutdown(wait=False)

@@ -76,11 +76,7 @@ class OnlineCheckpoints:
         self._writer.finish()
         copy = copied_to_host(state)
         path = self.folder / f"checkpoint-{n_steps:012d}.pt"
-        self._writer.restart()
-        if wait:
-            self._write(path, copy)
-        else:
-            self._writer.start(lambda: self._write(path, copy))
+        self._writer.start(lambda: self._write(path, copy), wait=wait)
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """Return the newest checkpoint, its tensors on a device; None when there is none.
@@ -104,9 +100,7 @@ class OnlineCheckpoints:
             old.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
-        if not self.folder.is_dir():
-            return []
-        return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+        return sorted(path for path in self.folder.glob("checkpoint-*.pt") if _NAME.fullmatch(path.name))
 
 
 def copied_to_host(value: Any) -> Any:

@@ -9,7 +9,7 @@ Learning 90, 2013).
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from torch import Tensor
 from workbench.core.metrics import OutputKind
 
 __all__ = ["Prequential", "binary_log_losses", "click_scores", "exact_auc"]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 _LARGEST_LOG = 100.0  # as torch's BCELoss: a probability of exactly 0 or 1 costs 100, not infinity
 
@@ -54,18 +56,9 @@ class Prequential:
         self._pending: list[tuple[Tensor, Tensor]] = []
 
     def see(self, prediction: Tensor, label: Tensor) -> None:
-        """Keep what one forward pass predicted; no host synchronisation.
-
-        Args:
-            prediction: The network's output, shape ``[n]``, ``[n, 1]`` or ``[n, 2]``.
-            label: 0 or 1, or a probability, ``n`` elements.
-
-        Raises:
-            ValueError: When the shapes are others.
-        """
+        """Keep what a forward pass predicted, ``[n]``, ``[n, 1]`` or ``[n, 2]``, and its ``n`` labels; no host synchronisation."""
         _check_shape(prediction)
-        n_labels = label.numel()
-        if len(prediction) != n_labels:
+        if len(prediction) != label.numel():
             raise ValueError(
                 f"`prequential` needs one label per prediction, got {list(prediction.shape)} and {list(label.shape)}"
             )
@@ -106,11 +99,7 @@ class Prequential:
         return {"n_seen": self.n_seen, "n_nonfinite": self.n_nonfinite, **records}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken, of a window of the same size.
-
-        Raises:
-            ValueError: When that window was of another size.
-        """
+        """Go on where ``state_dict`` was taken, of a window of the same size, or raise ValueError."""
         if len(state["scores"]) != self.window:
             raise ValueError(f"`window` must be {len(state['scores'])}, as in the checkpoint, got {self.window}")
         self.n_seen, self.n_nonfinite = state["n_seen"], state["n_nonfinite"]
@@ -118,9 +107,7 @@ class Prequential:
             values[:] = state[name].cpu().numpy()
         self._pending = []
 
-    def _append(
-        self, scores: npt.NDArray[np.float64], labels: npt.NDArray[np.float64], losses: npt.NDArray[np.float64]
-    ) -> None:
+    def _append(self, scores: Floats, labels: Floats, losses: Floats) -> None:
         skipped = max(len(scores) - self.window, 0)  # what would be overwritten at once
         self.n_seen += skipped
         places = (self.n_seen + np.arange(len(scores) - skipped)) % self.window
@@ -130,7 +117,7 @@ class Prequential:
         self.n_seen += len(places)
 
 
-def exact_auc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float:
+def exact_auc(scores: Floats, positive: npt.NDArray[np.bool_]) -> float:
     """Return the area under the ROC curve, 0 to 1; NaN while there are records of one class only.
 
     It is the probability that a positive record has a higher score than a negative one; a tie counts half (Mann and
@@ -162,9 +149,7 @@ def click_scores(prediction: Tensor, kind: OutputKind) -> Tensor:
     return prediction.reshape(-1)
 
 
-def binary_log_losses(
-    scores: npt.NDArray[np.float64], labels: npt.NDArray[np.float64], kind: OutputKind
-) -> npt.NDArray[np.float64]:
+def binary_log_losses(scores: Floats, labels: Floats, kind: OutputKind) -> Floats:
     """Return the log loss of each record, in nats; NaN where a score of `click_scores` or a label is not finite."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if kind == "probabilities":
@@ -182,7 +167,7 @@ def _check_shape(prediction: Tensor) -> None:
         )
 
 
-def _means(losses: npt.NDArray[np.float64], finite: npt.NDArray[np.bool_], sizes: list[int]) -> list[float]:
+def _means(losses: Floats, finite: npt.NDArray[np.bool_], sizes: list[int]) -> list[float]:
     """Return the mean over the finite losses of each of several neighbouring parts; NaN where there is none."""
     # Each part is summed by itself, so that it does not matter which parts are looked at together.
     means = [math.nan] * len(sizes)

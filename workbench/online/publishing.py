@@ -94,15 +94,9 @@ class SnapshotPublisher:
         return self._writer.is_due(n_steps)
 
     def publish(self, model: nn.Module, n_steps: int, *, wait: bool = False) -> int:
-        """Publish the state of a model and return the version.
+        """Publish the state of a model, written in the background unless ``wait`` is set, and return the version.
 
-        Args:
-            model: Its state is compared, and what changed copied, before this returns.
-            n_steps: Steps behind it.
-            wait: Whether to return only when readers see it; otherwise it is written in the background.
-
-        Raises:
-            ValueError: When the state holds something else than tensors.
+        What changed is copied before this returns; a ValueError says that the state holds something else than tensors.
         """
         state = _tensors_of(model)
         self._finish_writing()
@@ -110,7 +104,6 @@ class SnapshotPublisher:
             published = _read_manifest(self.folder)
             self._version = 0 if published is None else int(published["version"])
         self._version += 1
-        self._writer.restart()
         forms = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
         same = forms == {name: (tensor.shape, tensor.dtype) for name, tensor in self._last.items()}
         if not same or len(self._deltas) >= self.full_every:
@@ -118,9 +111,8 @@ class SnapshotPublisher:
                 name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
                 for name, tensor in state.items()
             }
-            content = self._last
-            self._base, self._deltas = f"full-{self._version:012d}.safetensors", []
-            file = self._base
+            content, self._deltas = self._last, []
+            file = self._base = f"full-{self._version:012d}.safetensors"
         else:
             content = self._difference(state)
             file = f"delta-{self._version:012d}.safetensors"

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from workbench.core.batch import mapped
+
 __all__ = ["BatchForm", "RecordRules", "Verdict", "form_of", "judge", "select_rows"]
 
 Path: TypeAlias = tuple[int | str, ...]
@@ -99,15 +101,7 @@ def _named_tensors(batch: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]
 
 def select_rows(batch: Any, keep: Tensor) -> Any:
     """Return a batch of those of its records that ``keep``, bool ``[n_records]``, names; containers keep their kind."""
-    if isinstance(batch, Tensor):
-        return batch[keep.to(batch.device)]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(select_rows(part, keep) for part in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(select_rows(part, keep) for part in batch)
-    if isinstance(batch, Mapping):
-        return {key: select_rows(part, keep) for key, part in batch.items()}
-    return batch
+    return mapped(batch, lambda tensor: tensor[keep.to(tensor.device)])
 
 
 def form_of(batch: Any) -> BatchForm | None:

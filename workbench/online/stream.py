@@ -24,15 +24,10 @@ OpenStream = Callable[[int], Iterable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """A place between two batches.
+    """A place between two batches."""
 
-    Args:
-        epoch: Pass over the data, from 1; a stream that is read once stays in its first.
-        offset: Batches of this pass that lie before the place, rejected ones included.
-    """
-
-    epoch: int = 1
-    offset: int = 0
+    epoch: int = 1  # pass over the data; a stream that is read once stays in its first
+    offset: int = 0  # batches of this pass that lie before the place, rejected ones included
 
 
 class Read(NamedTuple):
