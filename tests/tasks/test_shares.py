@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from workbench.tasks import TaskError
 from workbench.tasks.batches import (
+    EvaluationBatches,
     SeekableBatches,
     Share,
     ShuffledBatches,
     endless_batches,
-    evaluation_batches,
 )
 
 N_BATCHES = 5
@@ -121,4 +121,4 @@ def test_a_sampler_of_one_replica_leaves_sharing_to_us() -> None:
 
 def test_evaluation_data_in_parts_is_refused() -> None:
     with pytest.raises(TaskError, match=r"`evaluate` must yield all samples, since rank 0 evaluates alone"):
-        list(evaluation_batches(lambda seed: distributed_loader(0, 2), 0))
+        list(EvaluationBatches(lambda seed: distributed_loader(0, 2), 0))

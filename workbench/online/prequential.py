@@ -56,7 +56,7 @@ class Prequential:
         self._pending: list[tuple[Tensor, Tensor]] = []
 
     def see(self, prediction: Tensor, label: Tensor) -> None:
-        """Keep what a forward pass predicted, ``[n]``, ``[n, 1]`` or ``[n, 2]``, and its ``n`` labels; no host synchronisation."""
+        """Keep a forward pass's predictions, ``[n]``, ``[n, 1]`` or ``[n, 2]``, and labels, without synchronising."""
         _check_shape(prediction)
         if len(prediction) != label.numel():
             raise ValueError(

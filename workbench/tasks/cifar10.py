@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 from workbench.tasks.array_pickle import read_array_pickle
-from workbench.tasks.batches import ShuffledBatches, digest_of_tensors, mixed_seed
+from workbench.tasks.batches import ShuffledBatches, digest_of_batches, mixed_seed
 from workbench.tasks.digits import ResNet
 from workbench.tasks.errors import TaskError
 from workbench.tasks.schedules import warmup_cosine
@@ -60,17 +60,13 @@ def cifar10_task(place: str) -> Task:
         evaluate=partial(_evaluation_batches, test_images, test_targets),
         metric="accuracy",
         scheduler=partial(warmup_cosine, warmup_share=0.1),
-        data_hash=f"cifar-10-batches-py sha256:{digest_of_tensors(images, targets, test_images, test_targets)}",
+        data_hash=f"cifar-10-batches-py sha256:{digest_of_batches([images, targets, test_images, test_targets])}",
         description="ResNet-20 with BatchNorm on CIFAR-10",
     )
 
 
 def read_batch(path: Path) -> tuple[Tensor, Tensor]:
-    """Return the images (uint8 ``[n, 3, 32, 32]``) and classes (int64 ``[n]``) of one published file.
-
-    Raises:
-        TaskError: When it is no such file, or asks for anything but arrays and plain values.
-    """
+    """Return images (uint8 ``[n, 3, 32, 32]``) and classes (int64 ``[n]``) of a published file, or raise TaskError."""
     try:
         size = path.stat().st_size
         if size > _LARGEST_FILE:

@@ -64,8 +64,6 @@ class RejectedLine:
 class CriteoReader:
     """Reads batches from Criteo's files, any number of times unless they are standard input.
 
-    ``n_rejected``, ``reasons`` (by kind) and ``rejected`` (the last hundred lines) say what it rejected.
-
     Args:
         source: File, folder of files, ``"-"`` for standard input, or an open binary file, which is read once.
         batch_size: Records per batch, >= 1. The last one may be shorter.
@@ -89,8 +87,8 @@ class CriteoReader:
                 raise TaskError(f"`{name}` must be at least {least}, got {value}")
         self.batch_size, self.limit = batch_size, limit
         self.n_rejected = 0
-        self.reasons: Counter[str] = Counter()
-        self.rejected: list[RejectedLine] = []
+        self.reasons: Counter[str] = Counter()  # for which they were, by kind
+        self.rejected: list[RejectedLine] = []  # the last hundred
         self._tell = tell
         self._opened: IO[bytes] | None = None
         self._files: list[Path] = []
@@ -103,13 +101,7 @@ class CriteoReader:
         return self.batches()
 
     def batches(self, start_line: int = 0, stop_line: int | None = None) -> Iterator[ClickBatch]:
-        """Yield the batches of the lines ``start_line`` (>= 0) up to, not including, ``stop_line`` (None: to the end).
-
-        Rejected lines count as well.
-
-        Raises:
-            TaskError: When a file cannot be read or too many lines were rejected.
-        """
+        """Yield the batches of the lines from ``start_line`` up to, not including, ``stop_line`` (None: to the end)."""
         return (batch for _, batch in self.numbered_batches(start_line, stop_line))
 
     def numbered_batches(self, start_line: int = 0, stop_line: int | None = None) -> Iterator[tuple[int, ClickBatch]]:
@@ -159,10 +151,7 @@ class CriteoReader:
 def parse_lines(
     lines: list[bytes],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32], dict[int, str]]:
-    """Turn lines into ids ``[n, 26]``, numbers ``[n, 13]`` and labels ``[n]``, and give the reasons of bad lines.
-
-    The rows of a line that is no record hold nothing of use; its reason stands under its index.
-    """
+    """Turn lines into ids ``[n, 26]``, numbers ``[n, 13]``, labels ``[n]``, and the reasons of bad lines by index."""
     bad: dict[int, str] = {}
     rows: list[list[bytes]] = []
     for index, line in enumerate(lines):
@@ -185,11 +174,7 @@ def parse_lines(
 def criteo_task(place: str) -> Task:
     """Return the task of a log in Criteo's form: the recommender of ``clicks``, larger, judged by its ROC curve.
 
-    The first lines are kept for evaluation, training reads the others in their order, again and again. Standard input
-    can be read only once and is for ``CriteoReader``.
-
-    Raises:
-        TaskError: When there is nothing to read, or no line of it is a record.
+    The first lines are kept for evaluation, training reads the others in their order, again and again.
     """
     if place == "-":
         raise TaskError("the task `criteo:` needs a file or folder; standard input cannot be read again for evaluation")

@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import re
 import sys
@@ -78,7 +77,6 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
 
 
 def _task_of_data(kind: str, place: str, folder: str | Path | None) -> Task:
-    """Return the task of a kind on data of the user's."""
     if not place:
         raise TaskError(f"task {kind}: needs the place of its data, write {kind}:path/to/data")
     tried = _places(place, folder)
@@ -97,7 +95,6 @@ def _found_file(place: str, folder: str | Path | None) -> Path:
 
 
 def _places(place: str, folder: str | Path | None) -> list[Path]:
-    """Return where something may lie: here, then in ``folder``."""
     path = Path(place).expanduser()
     return [path] if folder is None or path.is_absolute() else [path, Path(folder) / path]
 
@@ -114,11 +111,8 @@ def _load_file(path: Path) -> ModuleType:
     name = "_".join(("workbench_task", re.sub(r"\W", "_", path.stem), fingerprint))
     if name in sys.modules:
         return sys.modules[name]
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    if module_spec is None or module_spec.loader is None:
-        raise TaskError(f"task file {path} cannot be loaded as Python")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[name] = module
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
     folder = str(path.parent)
     # First while it runs, as for a script; last afterwards, so that its neighbours shadow nothing of ours.
     sys.path.insert(0, folder)
