@@ -197,14 +197,15 @@ class Task:
         Raises:
             TaskError: When one of them is no whole number from 0 on, or the sampler shares data between other ranks.
         """
-        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
-            raise TaskError(f"`start` must be a number of batches, 0 or more, got {start!r}")
+        _check_number("seed", seed)
+        _check_number("start", start)
         share = _batches.Share(ranks.rank(), ranks.world_size())
-        return _batches.endless_batches(self.train, _checked_seed(seed), start, share=share)
+        return _batches.endless_batches(self.train, seed, start, share=share)
 
     def evaluation_batches(self, seed: int) -> Iterable[Any]:
         """Return one pass over the evaluation data of this seed's split; may be iterated again."""
-        return _batches.EvaluationBatches(self.evaluate, _checked_seed(seed))
+        _check_number("seed", seed)
+        return _batches.EvaluationBatches(self.evaluate, seed)
 
     def compute_loss(self, model: Callable[..., Any], batch: Any) -> Tensor:
         """Return the scalar loss of one batch.
@@ -343,10 +344,9 @@ def is_criterion(loss: Any) -> bool:
     return False
 
 
-def _checked_seed(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise TaskError(f"`seed` must be a whole number, 0 or more, got {seed!r}")
-    return seed
+def _check_number(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TaskError(f"`{name}` must be a whole number, 0 or more, got {value!r}")
 
 
 def _described(value: Any) -> str:

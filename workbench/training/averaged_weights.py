@@ -32,10 +32,7 @@ def averages_weights(optimizer: Optimizer) -> bool:
 
 
 class OptimizersAverage:
-    """Puts the average of an optimizer with ``train()`` and ``eval()`` into the weights' place.
-
-    A model with BatchNorms gets a hook that keeps what it was last called with in training.
-    """
+    """Puts the average of an optimizer in the weights' place; of a model with BatchNorms a hook keeps the inputs."""
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
         self._optimizer = optimizer

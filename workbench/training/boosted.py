@@ -419,11 +419,7 @@ class Boosted:
         return self.model
 
     def use_freezing_group(self, index: int) -> None:
-        """Freeze for a given group in the coming step (0: nothing), whatever the schedule says; measurements do this.
-
-        Raises:
-            RuntimeError: Without freezing, or inside an accumulation window.
-        """
+        """Freeze for a given group in the coming step (0: nothing), whatever the schedule says; for measurements."""
         if self._schedule is None or self.window.position:
             raise RuntimeError("a freezing group can be chosen only when freezing is on, between windows")
         self._schedule.enter_group(index)
@@ -457,8 +453,7 @@ class Boosted:
         """Continue exactly where ``state_dict`` of the same set-up was taken: the next step has the same bits on a CPU.
 
         Raises:
-            RuntimeError: When statistics had been folded there that this model did not have, or the other way round:
-                the weights would load, but the optimizer's state belongs to other parameters.
+            RuntimeError: When statistics had been folded there that this model did not have, or the other way round.
         """
         model = unwrapped(self.model)
         saved, gradients = (_without_wrappers(state[part], model) for part in ("model", "gradients"))
@@ -495,14 +490,12 @@ class Boosted:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy or a pickled object."""
         self.__dict__.update(state["attributes"])
         for parameter, gradient in state["gradients"]:
             parameter.grad = gradient
         register_step_hooks(self.optimizer, state["hooks"])
 
     def __repr__(self) -> str:
-        """Name the model and what is in effect."""
         effect = self.plan.summary() if self.plan is not None else "no plan"
         notes = "".join(f"{note}, " for note in self.notes)
         return f"Boosted({type(self.model).__name__}, {effect}, {notes}step {self.step_index})"

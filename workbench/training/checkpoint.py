@@ -63,9 +63,7 @@ def load_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler |
 def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
     """Return what `checkpoint_state` gave, possibly with more entries, read without pickle onto a device.
 
-    Raises:
-        FileNotFoundError: When there is no such file.
-        ValueError: When the file is no checkpoint of this format.
+    A ValueError says that the file is no checkpoint of this format.
     """
     try:
         with torch.serialization.safe_globals([np.dtype, np.ndarray]):

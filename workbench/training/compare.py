@@ -90,9 +90,6 @@ def compare_configs(
     """Train every side with every seed of weights, data order and split, and time every side against the first.
 
     ``on_progress`` is called with the side's label and the run's progress; without ``out`` nothing is recorded.
-
-    Raises:
-        ValueError: With fewer than two sides or no seed.
     """
     if len(sides) < 2:
         raise ValueError(f"a comparison needs at least 2 configurations, got {len(sides)}")

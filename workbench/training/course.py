@@ -24,9 +24,8 @@ _MANY = 10_000
 class Course:
     """How long a run is, and how its learning rate goes.
 
-    ``make_scheduler`` returns today's schedule for an optimizer and the updates of its run; None stands for a constant
-    rate, or one that the caller sees to. ``n_micro`` are the forward passes per update, and ``takes_schedule`` says
-    whether a schedule may change the optimizer's rates at all.
+    ``make_scheduler`` returns today's schedule for an optimizer and the updates of its run, ``n_micro`` are the forward
+    passes per update, and ``takes_schedule`` says whether a schedule may change the optimizer's rates at all.
     """
 
     def __init__(

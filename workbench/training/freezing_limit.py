@@ -1,10 +1,9 @@
 """How much of what a freezing schedule promises do its steps really save?
 
 The promise, the schedule's *limit*, is what the same steps cost in a net whose front layers rest for good: their
-parameters need no gradient, and the optimizer does not know them, nor what hangs on it besides. Whatever freezing by
-schedule costs beyond that is its own: switching layers on and off, walking over parameters without a gradient. The net
-with everything trained, the schedule and its limit take turns in one process, so that the machine does the same to
-each. On a CPU with one thread the time is processor time, which other programs disturb least.
+parameters need no gradient, and the optimizer does not know them, nor what hangs on it besides. The net with everything
+trained, the schedule and its limit take turns in one process, so that the machine does the same to each. On a CPU with
+one thread the time is processor time, which other programs disturb least.
 """
 
 from __future__ import annotations
@@ -54,9 +53,6 @@ def measure_freezing_limit(
     """Measure a freezing schedule against full steps, those of the configuration without it, and against its limit.
 
     Arguments are those of :func:`~workbench.training.speed.measure_speed_ratio`, for a configuration that freezes.
-
-    Raises:
-        ValueError: If freezing is not in effect, or there are fewer than two rounds.
     """
     if not rounds >= 2:
         raise ValueError(f"`rounds` must be at least 2, got {rounds!r}")
