@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-__all__ = ["BackgroundWriter"]
-
 
 class BackgroundWriter:
     """Says when the next file is due, and writes it while training goes on; the next waits for it.

@@ -19,8 +19,6 @@ from workbench.core.files import replacing
 from workbench.online.background_writer import BackgroundWriter
 from workbench.training.checkpoint import read_checkpoint
 
-__all__ = ["OnlineCheckpoints", "copied_to_host"]
-
 _NAME = re.compile(r"checkpoint-(\d{12})\.pt")
 
 

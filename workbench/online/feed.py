@@ -19,8 +19,6 @@ from typing import Any
 from workbench.core.signals import handling_signals
 from workbench.online.stream import OpenStream, Read, StreamPosition, read_stream
 
-__all__ = ["Feed", "Interrupts"]
-
 _POLL_SECONDS = 0.1  # how late a waiting trainer notices that it was asked to stop
 _JOIN_SECONDS = 2.0
 

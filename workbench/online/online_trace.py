@@ -12,8 +12,6 @@ from workbench.training.boosted import Boosted
 from workbench.training.outcome import StepOutcome
 from workbench.training.trace_buffer import TraceBuffer
 
-__all__ = ["OnlineTrace", "StepSink", "table_figures"]
-
 
 class StepSink(Protocol):
     """What keeps a run, for example a ``workbench.runs.RunRecorder``."""

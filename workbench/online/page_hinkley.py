@@ -6,8 +6,6 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-__all__ = ["DriftDetector", "PageHinkley"]
-
 
 class DriftDetector(Protocol):
     """Looks at one number after the other for a change."""

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from workbench.core.metrics import OutputKind
 
-__all__ = ["Prequential", "binary_log_losses", "click_scores", "exact_auc"]
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 _LARGEST_LOG = 100.0  # as torch's BCELoss: a probability of exactly 0 or 1 costs 100, not infinity

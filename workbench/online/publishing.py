@@ -30,8 +30,6 @@ from torch import Tensor, nn
 from workbench.core.files import replacing, write_text_atomically
 from workbench.online.background_writer import BackgroundWriter
 
-__all__ = ["Published", "SnapshotPublisher", "changed_rows", "load_published"]
-
 _FORMAT = 1
 _MANIFEST = "manifest.json"
 _ROWS, _VALUES, _WHOLE = "rows:", "values:", "whole:"

@@ -39,8 +39,6 @@ from workbench.training.boosted import Boosted
 from workbench.training.loop import training_loop
 from workbench.training.outcome import StepOutcome
 
-__all__ = ["OnlineSummary", "RecModel"]
-
 _REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)  # what torch raises for a batch of the wrong form
 
 

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from workbench.core.batch import mapped
 
-__all__ = ["BatchForm", "RecordRules", "Verdict", "form_of", "judge", "select_rows"]
-
 Path: TypeAlias = tuple[int | str, ...]
 
 _LABELS: frozenset[Path] = frozenset({(1,), ("label",), ("labels",)})

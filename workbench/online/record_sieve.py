@@ -9,8 +9,6 @@ from typing import Any
 
 from workbench.online.record_rules import BatchForm, RecordRules, form_of, judge, select_rows
 
-__all__ = ["RecordLimitError", "RecordSieve"]
-
 Report = Callable[[str, float, str], None]
 """Takes reason, number of records so far rejected for it, and a sentence."""
 

@@ -30,8 +30,6 @@ from workbench.training.boosted import Boosted
 from workbench.training.checkpoint import checkpoint_state, restore_generators
 from workbench.training.outcome import StepOutcome
 
-__all__ = ["OnlineSession", "RefusedBatchError"]
-
 _FIGURES_EVERY = 100  # steps between two looks at rates and table sizes where no Prequential says otherwise
 _REFUSED_IN_A_ROW = 3  # so many batches that the network cannot compute with are its fault and not theirs
 

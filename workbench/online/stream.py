@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from workbench.core.sampler_epoch import tell_epoch
 from workbench.mindspore.model_arguments import check_dataset
 
-__all__ = ["OpenStream", "Read", "StreamPosition", "check_stream", "read_stream"]
-
 OpenStream = Callable[[int], Iterable[Any]]
 """Opens a stream after so many batches."""
 

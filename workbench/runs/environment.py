@@ -14,8 +14,6 @@ import psutil
 
 from workbench.runs.schema import SCHEMA_VERSION
 
-__all__ = ["collect_environment"]
-
 # Packages whose version can change a result or a picture.
 _PACKAGES = (
     "boost-workbench",

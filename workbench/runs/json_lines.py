@@ -18,8 +18,6 @@ from typing import Any
 from workbench.core.records import Event, ExponentCounts, StepRecord
 from workbench.runs.errors import RunError
 
-__all__ = ["encode_events", "encode_steps", "field_defaults", "intact_size", "read_rows"]
-
 _STEP_FIELDS = [field for field in fields(StepRecord) if field.name not in {"grad_exponents", "columns"}]
 _STEP_NAMES = [field.name for field in _STEP_FIELDS]
 _STEP_DEFAULTS = [field.default for field in _STEP_FIELDS]

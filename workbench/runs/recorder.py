@@ -32,8 +32,6 @@ from workbench.runs.errors import RunError, TelemetryError
 from workbench.runs.json_lines import encode_events, encode_steps, intact_size, read_rows
 from workbench.runs.schema import COLUMNS, SCHEMA_VERSION, is_method_column
 
-__all__ = ["RunRecorder", "new_run_id"]
-
 _TABLES = (tables.STEPS, tables.EVENTS)
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 

@@ -38,16 +38,6 @@ from workbench.loss_scale import (
 )
 from workbench.runs import Run
 
-__all__ = [
-    "ReplayResult",
-    "Thresholds",
-    "estimate_thresholds",
-    "mean_underflow",
-    "policy_columns",
-    "recorded_exponents",
-    "replay",
-]
-
 Floats: TypeAlias = NDArray[np.float64]
 
 _FLOAT16_MAX = 65504.0

@@ -23,8 +23,6 @@ from workbench.runs.replay import (
     replay,
 )
 
-__all__ = ["ReplayedRun", "policy_grid", "recorded_policy", "usual_windows"]
-
 _HISTOGRAMS = 2000  # as many as an exponent map shows
 _LADDER = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 _LONG_RUN = 100_000

@@ -26,8 +26,6 @@ from workbench.runs.json_lines import intact_size
 from workbench.runs.schema import COLUMNS, SCHEMA_VERSION, is_method_column
 from workbench.runs.tables import EVENTS, STEPS, RunTable, read_frame
 
-__all__ = ["Run", "find_runs", "list_runs", "prune_runs", "read_run"]
-
 _DEPTH = 4  # runs/<study>/<run id>, with room for one more level on either side
 _OVERVIEW = {
     "run": "str",

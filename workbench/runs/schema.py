@@ -9,16 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "COLUMNS",
-    "EVENT_COLUMNS",
-    "METHOD_COLUMNS",
-    "SCHEMA_VERSION",
-    "ColumnInfo",
-    "column_info",
-    "is_method_column",
-]
-
 SCHEMA_VERSION = 1
 """Grows when an older reader would misread a run; stands in ``environment.json``."""
 

@@ -25,8 +25,6 @@ from workbench.runs.errors import RunError
 from workbench.runs.json_lines import field_defaults, read_rows
 from workbench.runs.schema import COLUMNS, EVENT_COLUMNS, SCHEMA_VERSION, ColumnInfo, column_info, is_method_column
 
-__all__ = ["EVENTS", "STEPS", "RunTable", "compact", "read_frame"]
-
 _HISTOGRAM = pa.struct(
     [
         ("group", pa.string()),

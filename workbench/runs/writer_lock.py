@@ -18,8 +18,6 @@ import psutil
 
 from workbench.core.process_identity import is_running, start_ticks
 
-__all__ = ["LOCK_NAME", "acquire", "being_written", "last_change", "release"]
-
 LOCK_NAME = "writer.lock"
 QUIET_SECONDS = 600.0
 """An unfinished run that changed this recently counts as being written even without a lock."""

@@ -19,8 +19,6 @@ import numpy as np
 
 from workbench.tasks.errors import TaskError
 
-__all__ = ["read_array_pickle"]
-
 _MAKES_ARRAY = {"numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct"}
 _ARRAY_OF_BUFFER = {"numpy.core.numeric _frombuffer", "numpy._core.numeric _frombuffer"}  # protocol 5
 _DTYPE, _ARRAY, _CODEC = "numpy dtype", "numpy ndarray", "_codecs encode"
@@ -29,8 +27,7 @@ _KNOWN = _MAKES_ARRAY | _ARRAY_OF_BUFFER | _NO_BYTES | {_DTYPE, _ARRAY, _CODEC}
 _BYTE = {"u1", "|u1", "B", b"u1", b"|u1", b"B"}
 
 _MARK = object()
-_NEW = {"MARK": lambda: _MARK, "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False}
-_NEW |= {"EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict}
+_CONSTANTS = {"MARK": _MARK, "NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _OLD_TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
 _VALUES = {"BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"}
 _VALUES |= {"BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
@@ -119,8 +116,10 @@ def _follow(opcode: str, argument: Any, stack: list[Any], memo: dict[int, Any]) 
             if type(stack[-1]) is not _Call:
                 raise TaskError("it is damaged (a state for what was not called)")
             stack[-1].state = state
-        case _ if opcode in _NEW:
-            stack.append(_NEW[opcode]())
+        case "EMPTY_LIST" | "EMPTY_DICT":
+            stack.append([] if opcode == "EMPTY_LIST" else {})
+        case _ if opcode in _CONSTANTS:
+            stack.append(_CONSTANTS[opcode])
         case _ if opcode in _VALUES:
             stack.append(argument)
         case _ if opcode in _OLD_TEXTS:

@@ -25,8 +25,6 @@ from workbench.tasks.batches import ShuffledBatches, digest_of_batches
 from workbench.tasks.digits import load_images, read_digits, split_indices
 from workbench.tasks.task import Task
 
-__all__ = ["Autoencoder", "ReconstructionError", "digits_autoencoder", "load_pixels"]
-
 BATCH_SIZE = 128
 EVALUATION_BATCH_SIZE = 150
 

@@ -31,18 +31,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from workbench.core.batch import move_batch
 from workbench.tasks.errors import TaskError
 
-__all__ = [
-    "EvaluationBatches",
-    "SeekableBatches",
-    "Share",
-    "ShuffledBatches",
-    "check_source",
-    "digest_of_batches",
-    "endless_batches",
-    "mixed_seed",
-    "opened_once",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Share:

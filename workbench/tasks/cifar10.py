@@ -30,8 +30,6 @@ from workbench.tasks.errors import TaskError
 from workbench.tasks.schedules import warmup_cosine
 from workbench.tasks.task import Task
 
-__all__ = ["cifar10_task", "read_batch"]
-
 BATCH_SIZE = 128
 EVALUATION_BATCH_SIZE = 500
 N_CLASSES = 10

@@ -38,8 +38,6 @@ from workbench.tasks.clicks import ClickBatch, ClickModel, row_wise_adam
 from workbench.tasks.errors import TaskError
 from workbench.tasks.task import Task
 
-__all__ = ["N_CATEGORIES", "N_NUMBERS", "CriteoReader", "RejectedLine", "criteo_task", "parse_lines"]
-
 N_NUMBERS, N_CATEGORIES = 13, 26
 N_COLUMNS = 1 + N_NUMBERS + N_CATEGORIES
 EMPTY_CATEGORY = 1 << 32

@@ -18,8 +18,6 @@ from typing import Any
 from workbench.tasks.errors import TaskError
 from workbench.tasks.task import Task
 
-__all__ = ["BUILT_IN", "load_task"]
-
 # Name -> module, and what it is.
 _BUILT_IN = {
     "clicks": ("clicks", "recommender on an endless synthetic click stream with drift"),

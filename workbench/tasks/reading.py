@@ -21,8 +21,6 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 from workbench.core.batch import move_batch
 from workbench.tasks.batches import ShuffledBatches, opened_once
 
-__all__ = ["gains_from_memory", "read_ahead", "resident"]
-
 _AHEAD = 4  # batches: enough to even out a slow one, few enough to hold twice
 
 

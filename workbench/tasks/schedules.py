@@ -8,8 +8,6 @@ from functools import partial
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-__all__ = ["warmup_cosine", "warmup_cosine_factor"]
-
 
 def warmup_cosine_factor(step: int, total_steps: int, warmup_share: float, floor: float) -> float:
     """Return the factor on the base rate: a linear rise, then half a cosine down to ``floor``, where it stays.

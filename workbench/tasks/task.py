@@ -27,8 +27,6 @@ from workbench.core.metrics import Direction, MetricAccumulator, MetricError, Me
 from workbench.tasks import batches as _batches
 from workbench.tasks.errors import TaskError
 
-__all__ = ["Task", "is_criterion"]
-
 # First parameter names that betray a criterion among the plain functions, see is_criterion.
 _PREDICTION_NAMES = frozenset(
     {"input", "inputs", "output", "outputs", "logits", "pred", "preds", "prediction", "predictions", "y_hat", "y_pred"}

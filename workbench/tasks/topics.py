@@ -21,8 +21,6 @@ from workbench.tasks.batches import ShuffledBatches, digest_of_batches
 from workbench.tasks.schedules import warmup_cosine
 from workbench.tasks.task import Task
 
-__all__ = ["ByteTransformer", "load_text", "topics_gpt", "training_starts"]
-
 CONTEXT = 64
 BATCH_SIZE = 16
 N_BLOCKS_OF_TEXT = 10

@@ -21,8 +21,6 @@ from workbench.core.wrapped_model import unwrapped
 from workbench.tasks import Task
 from workbench.training.setup import Prepared, kept_generators, prepare
 
-__all__ = ["GRADIENT_TOLERANCES", "TOLERANCES", "agrees", "first_gradient", "first_losses", "gradient_agrees"]
-
 TOLERANCES = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 5e-2}
 """Relative difference of losses that rounding explains, by the format in which the forward pass computes."""
 

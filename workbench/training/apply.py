@@ -32,8 +32,6 @@ from workbench.training.boosted import Boosted
 from workbench.training.course import changes_length, has_schedule
 from workbench.training.precision import Precision, cast_model_
 
-__all__ = ["AutoBoost", "apply", "fitted_config", "read_config"]
-
 _log = logging.getLogger("workbench")
 _noted: set[str] = set()
 

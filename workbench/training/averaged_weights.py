@@ -20,8 +20,6 @@ from torch.optim import Optimizer
 from workbench.core.wrapped_model import unwrapped
 from workbench.training.precision import Precision
 
-__all__ = ["OptimizersAverage", "averages_weights"]
-
 _KEPT = 16
 """Batches that are kept: references, so that nothing is copied, and their memory is not given back meanwhile."""
 

@@ -51,8 +51,6 @@ from workbench.training.gradient_reduction import GradientReduction, broadcast_f
 from workbench.training.outcome import StepOutcome
 from workbench.training.precision import Precision, avoid_broken_kernel_
 
-__all__ = ["Boosted", "GradientObserver"]
-
 _STATEFUL = ("optimizer", "loss_scaling", "window", "update")
 
 #: Called at the end of every window with the trained parameters that have gradients, before the update.

@@ -13,8 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from workbench.core.files import write_bytes_atomically
 from workbench.training.boosted import Boosted
 
-__all__ = ["checkpoint_state", "load_checkpoint", "read_checkpoint", "restore_generators", "save_checkpoint"]
-
 _FORMAT = 1
 
 

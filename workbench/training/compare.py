@@ -18,8 +18,6 @@ from workbench.tasks import Task
 from workbench.training.run import RunMonitor, RunProgress, RunRequest, RunResult, run_task
 from workbench.training.speed import SpeedRatio, measure_speed_ratio
 
-__all__ = ["ComparedSide", "Comparison", "Side", "compare_configs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Side:

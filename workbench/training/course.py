@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.schedule.method import StandIn, recorded, stretched
 
-__all__ = ["Course"]
-
 _MANY = 10_000
 
 

@@ -16,8 +16,6 @@ from workbench.tasks.task import is_criterion
 from workbench.training.precision import Precision
 from workbench.training.setup import kept_generators
 
-__all__ = ["check_outputs", "evaluate", "evaluation_mode"]
-
 _checked: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()
 """Tasks that were looked at in this process, by their id: a study trains one task hundreds of times."""
 

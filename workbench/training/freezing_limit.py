@@ -24,8 +24,6 @@ from workbench.methods.registry import METHODS
 from workbench.tasks import Task
 from workbench.training.speed import TimedSide, bootstrap_median_interval, take_turns
 
-__all__ = ["FreezingLimit", "measure_freezing_limit"]
-
 Interval = tuple[float, float, float]
 
 

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-__all__ = ["GradientReduction", "broadcast_from_first", "require_same_tensors"]
-
 _BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's size: large enough for bandwidth, small enough to overlap copies
 
 

@@ -21,8 +21,6 @@ from torch.optim import SGD, Optimizer
 
 from workbench.core.batch import mapped
 
-__all__ = ["Precision", "avoid_broken_kernel_", "cast_model_"]
-
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 

@@ -21,8 +21,6 @@ from workbench.tasks.batches import mixed_seed
 from workbench.tasks.reading import read_ahead, resident
 from workbench.training import Boosted, apply
 
-__all__ = ["FirstBatchOfTask", "Prepared", "kept_generators", "prepare", "seed_everything"]
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared:

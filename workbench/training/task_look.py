@@ -28,8 +28,6 @@ from workbench.tasks.reading import gains_from_memory
 from workbench.training.loop import training_loop
 from workbench.training.setup import FirstBatchOfTask, kept_generators, prepare
 
-__all__ = ["TaskLook", "epoch_batches", "look_at", "network_facts"]
-
 _TIMED_STEPS = 4
 
 

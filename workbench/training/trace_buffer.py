@@ -30,8 +30,6 @@ from workbench.loss_scale.host_values import float32
 from workbench.training.boosted import Boosted
 from workbench.training.outcome import StepOutcome
 
-__all__ = ["AT_FLOOR_COLUMN", "TraceBuffer", "float16_gradient_parameters"]
-
 _LOSS, _SCALE, _AFTER, _OVERFLOW, _NORM, _AMAX, _HALF_AMAX, _RATE = range(8)
 _N_COLUMNS = 8
 _MEMORY_SECONDS = 0.1  # how old a reading of the memory may be: to ask for it takes 50 to 200 us amid a training

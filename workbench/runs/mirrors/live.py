@@ -20,8 +20,6 @@ from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, Mirr
 from workbench.runs.mirrors.mlflow_mirror import MlflowMirror
 from workbench.runs.mirrors.tensorboard_mirror import TensorBoardMirror
 
-__all__ = ["LiveMirrors", "live_mirrors", "mirrors_named"]
-
 _MOST_WAITING = 20_000
 """Steps that wait for a slow mirror; of more, every second one is left out, overflows excepted."""
 

@@ -19,18 +19,6 @@ from workbench.core.credentials import hide_passwords
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.runs.mirrors.selection import Point, Selection
 
-__all__ = [
-    "Mirror",
-    "MirrorError",
-    "MirrorFailedError",
-    "MirrorWarning",
-    "MirroredRun",
-    "State",
-    "reason_of",
-    "require",
-    "summary_numbers",
-]
-
 State = Literal["absent", "partial", "complete"]
 
 _INSTALL = 'pip install "boost-workbench[mirrors]"'

@@ -23,8 +23,6 @@ from workbench.runs.mirrors.selection import Point
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["MlflowMirror"]
-
 _RUN, _STARTED, _COMPLETE = "workbench.run", "workbench.started", "workbench.complete"
 _METRICS_AT_ONCE = 1000  # what MLflow's log_batch takes in one call
 _PARAMETERS_AT_ONCE = 100

@@ -11,8 +11,6 @@ from workbench.core.records import Event, StepRecord
 from workbench.runs import Run, find_runs, read_run
 from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, MirrorFailedError, reason_of
 
-__all__ = ["mirror_runs"]
-
 _BLOCK = 5000
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.runs.schema import COLUMNS, ColumnInfo, column_info
 
-__all__ = ["FROZEN", "OVERFLOWS", "SCALARS", "Point", "Selection", "described"]
-
 FROZEN = COLUMNS["frozen_groups"].mirror  # shown once there are any
 SCALARS = {column: info.mirror for column, info in COLUMNS.items() if info.mirror and info.mirror != FROZEN}
 """Fixed column of a run -> name in a mirror."""

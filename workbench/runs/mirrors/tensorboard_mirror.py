@@ -17,8 +17,6 @@ from workbench.core.records import Event
 from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, State, require, summary_numbers
 from workbench.runs.mirrors.selection import Point, described
 
-__all__ = ["TensorBoardMirror"]
-
 _MARK = "mirrored_run.json"
 _EVENT_FILES = "events.out.tfevents.*"
 _MOST_SENTENCES = 1000  # events of one kind; what comes after them is in the run directory
