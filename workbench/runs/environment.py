@@ -54,7 +54,8 @@ def collect_environment(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu_model(),
-        "cores": _usable_cores(),
+        # Those this process may use, which in a container is often fewer than the machine has.
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "memory_bytes": psutil.virtual_memory().total,
         "versions": _installed_versions(),
     }
@@ -75,10 +76,3 @@ def _cpu_model() -> str:
             if key.strip() == "model name" and value.strip():
                 return value.strip()
     return platform.processor() or platform.machine()
-
-
-def _usable_cores() -> int:
-    # The cores this process may run on, which in a container is often fewer than the machine has.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -87,10 +87,10 @@ class Run:
             for row in self.steps[names].to_numpy(dtype=np.float64).tolist()
         ]
         rows: list[dict[Any, Any]] = self.steps[list(COLUMNS)].to_dict("records")
-        return [
-            StepRecord(**{**row, "grad_exponents": _histograms(row["grad_exponents"])}, columns=own)
-            for row, own in zip(rows, columns, strict=True)
-        ]
+        for row in rows:
+            cells = row["grad_exponents"]
+            row["grad_exponents"] = tuple(ExponentCounts(**{**cell, "counts": tuple(cell["counts"])}) for cell in cells)
+        return [StepRecord(**row, columns=own) for row, own in zip(rows, columns, strict=True)]
 
     def event_records(self) -> list[Event]:
         """Return the events as records; a RunError when one is of a kind that this version does not know."""
@@ -247,10 +247,6 @@ def prune_runs(
         for path in chosen:
             shutil.rmtree(path)
     return chosen
-
-
-def _histograms(cells: tuple[Mapping[str, Any], ...]) -> tuple[ExponentCounts, ...]:
-    return tuple(ExponentCounts(**{**cell, "counts": tuple(cell["counts"])}) for cell in cells)
 
 
 def _why_no_folder(path: Path) -> str:

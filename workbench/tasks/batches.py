@@ -32,17 +32,6 @@ from workbench.core.batch import move_batch
 from workbench.tasks.errors import TaskError
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Which batches of a stream are a rank's: number ``rank`` and every ``n_ranks``-th after it."""
-
-    rank: int = 0
-    n_ranks: int = 1
-
-
-_EVERYTHING = Share()
-
-
 @runtime_checkable
 class SeekableBatches(Protocol):
     """A source that can start anywhere by itself, without producing what comes before."""
@@ -128,8 +117,8 @@ def check_source(source: Any, role: str) -> None:
         raise TaskError(f"`{role}` must be a function of a seed, got one without parameters; write `def {role}(seed)`")
 
 
-def endless_batches(source: Any, seed: int, start: int = 0, *, share: Share = _EVERYTHING) -> Iterator[Any]:
-    """Yield the batches of a source epoch after epoch, without end, after so many of the ``share``.
+def endless_batches(source: Any, seed: int, start: int = 0, rank: int = 0, n_ranks: int = 1) -> Iterator[Any]:
+    """Yield every ``n_ranks``-th batch of a source, epoch after epoch, without end, after so many of this rank's.
 
     Sources with ``stream(start)`` go there at once; a list or a ``DataLoader`` over a map-style dataset skips whole
     epochs; others are read from the beginning. A callable of a seed is called once if it returns a re-iterable, and
@@ -143,14 +132,14 @@ def endless_batches(source: Any, seed: int, start: int = 0, *, share: Share = _E
             source = opened  # good for every epoch; otherwise it is opened again for each
     else:
         opened = source
-    if share.n_ranks > 1 and _is_shared_already(opened, share.n_ranks):
-        share = _EVERYTHING
-    first = start * share.n_ranks + share.rank
+    if n_ranks > 1 and _is_shared_already(opened, n_ranks):
+        rank, n_ranks = 0, 1
+    first = start * n_ranks + rank
     if isinstance(source, ShuffledBatches):
-        yield from source.stream(first, share.n_ranks)
+        yield from source.stream(first, n_ranks)
         return
     if isinstance(source, SeekableBatches):
-        yield from islice(source.stream(first), 0, None, share.n_ranks)
+        yield from islice(source.stream(first), 0, None, n_ranks)
         return
     has_length = isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset)
     n_batches = len(source) if has_length or isinstance(source, list | tuple) else 0  # where it can be trusted
@@ -162,7 +151,7 @@ def endless_batches(source: Any, seed: int, start: int = 0, *, share: Share = _E
             if to_skip > 0:
                 to_skip -= 1
             else:
-                to_skip = share.n_ranks - 1
+                to_skip = n_ranks - 1
                 yield batch
         if n_seen == 0:
             raise TaskError(f"`train` must yield at least one batch per epoch, got none in epoch {epoch}")

@@ -62,23 +62,17 @@ class RejectedLine:
 class CriteoReader:
     """Reads batches from Criteo's files, any number of times unless they are standard input.
 
-    Args:
-        source: File, folder of files, ``"-"`` for standard input, or an open binary file, which is read once.
-        batch_size: Records per batch, >= 1. The last one may be shorter.
-        limit: Rejected lines that are too many, >= 0; None for no limit.
-        tell: Called with each rejected line.
-
     Raises:
         TaskError: When there is nothing to read, or a number is out of range.
     """
 
     def __init__(
         self,
-        source: str | Path | IO[bytes],
-        batch_size: int = BATCH_SIZE,
+        source: str | Path | IO[bytes],  # file, folder of files, "-" for standard input, or an open file, read once
+        batch_size: int = BATCH_SIZE,  # the last one may be shorter
         *,
-        limit: int | None = 1000,
-        tell: Callable[[RejectedLine], None] = lambda line: None,
+        limit: int | None = 1000,  # rejected lines that are too many; None for no limit
+        tell: Callable[[RejectedLine], None] = lambda line: None,  # called with each
     ) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("limit", limit, 0)):
             if value is not None and value < least:

@@ -63,7 +63,11 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
     if spec.endswith(".py") or not colon:
         place, attribute = spec, ""
     if place.endswith(".py"):
-        path = _found_file(place, folder)
+        tried = _places(place, folder)
+        path = next((path.resolve() for path in tried if path.is_file()), None)
+        if path is None:
+            looked = " and ".join(str(path.absolute()) for path in tried)
+            raise TaskError(f"task file {place} is not there; looked at {looked}")
         return _task_of(_load_file(path), attribute or "task", str(path))
     if not attribute or not re.fullmatch(r"\w+(\.\w+)*", place):
         near = difflib.get_close_matches(spec, BUILT_IN, n=1)
@@ -82,14 +86,6 @@ def _task_of_data(kind: str, place: str, folder: str | Path | None) -> Task:
     make = getattr(importlib.import_module(f"workbench.tasks.{kind}"), f"{kind}_task")
     task: Task = make(place if place == "-" else str(found))
     return dataclasses.replace(task, spec=f"{kind}:{found}")
-
-
-def _found_file(place: str, folder: str | Path | None) -> Path:
-    tried = _places(place, folder)
-    for path in tried:
-        if path.is_file():
-            return path.resolve()
-    raise TaskError(f"task file {place} is not there; looked at {' and '.join(str(path.absolute()) for path in tried)}")
 
 
 def _places(place: str, folder: str | Path | None) -> list[Path]:

@@ -197,8 +197,7 @@ class Task:
         """
         _check_number("seed", seed)
         _check_number("start", start)
-        share = _batches.Share(ranks.rank(), ranks.world_size())
-        return _batches.endless_batches(self.train, seed, start, share=share)
+        return _batches.endless_batches(self.train, seed, start, ranks.rank(), ranks.world_size())
 
     def evaluation_batches(self, seed: int) -> Iterable[Any]:
         """Return one pass over the evaluation data of this seed's split; may be iterated again."""

@@ -41,11 +41,7 @@ def checkpoint_state(boosted: Boosted, scheduler: LRScheduler | None = None) -> 
 
 
 def load_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler | None = None) -> None:
-    """Continue from a file of ``save_checkpoint``; the objects must be built as for the run that wrote it.
-
-    Raises:
-        ValueError: When the file is no checkpoint of this format or belongs to another setup.
-    """
+    """Continue from a file of ``save_checkpoint``, with objects built as for its run, or raise ValueError."""
     state = read_checkpoint(path, boosted.device)
     if (scheduler is None) != (state["scheduler"] is None):
         raise ValueError(f"{path}: the run that wrote it had {'no' if scheduler else 'a'} learning-rate scheduler")

@@ -251,7 +251,11 @@ class _Run:
             if self.diverged:
                 break
             if pause is not None and pause.requested() and self.done < self.steps:
-                self._hold(pause)
+                self._stop_clock()  # and wait with everything recorded on the disk and on the screen
+                self.flush()
+                began = time.perf_counter()
+                pause.wait()
+                self._start_clock(left_out=time.perf_counter() - began)
             if stopping or (self.votes is None and stop is not None and stop()):
                 self.stopped = True
                 self._end(f"stopped on request after {self.done} steps")
@@ -344,14 +348,6 @@ class _Run:
             "notes": list(result.notes),
             **{name: getattr(result, name) for name in (*shown, "message")},
         }
-
-    def _hold(self, pause: Pause) -> None:
-        """Wait while the caller holds the run, with everything recorded on the disk and on the screen."""
-        self._stop_clock()
-        self.flush()
-        began = time.perf_counter()
-        pause.wait()
-        self._start_clock(left_out=time.perf_counter() - began)
 
     def _keep_weights(self) -> None:
         if self.snapshots is not None:

@@ -28,12 +28,7 @@ FOLDER = "snapshots"
 
 
 def snapshot_steps(every_steps: int, count: int, start_step: int = 0) -> range:
-    """Return after how many steps weights are kept.
-
-    Example:
-        >>> list(snapshot_steps(10, 4)), list(snapshot_steps(5, 3, start_step=20))
-        ([0, 10, 20, 30], [20, 25, 30])
-    """
+    """Return after how many steps weights are kept."""
     return range(start_step, start_step + count * every_steps, every_steps)
 
 

@@ -52,35 +52,22 @@ class SpeedRatio:
 
 def measure_speed_ratio(
     task: Task,
-    baseline: tuple[BoostConfig, str],
+    baseline: tuple[BoostConfig, str],  # and its level
     candidate: tuple[BoostConfig, str],
     *,
-    device: torch.device | None = None,
-    seed: int = 0,
-    rounds: int = 8,
-    steps_per_block: int = 6,
-    precision: float = 0.05,
-    loading: bool = False,
-    stop: Callable[[], bool] | None = None,
+    device: torch.device | None = None,  # None takes the accelerator if there is one
+    seed: int = 0,  # of weights and data
+    rounds: int = 8,  # at least; each visits every kind of step of both sides
+    steps_per_block: int = 6,  # at least
+    precision: float = 0.05,  # width of the interval, relative to the ratio, at which no more rounds are added
+    loading: bool = False,  # whether a step includes loading its batch
+    stop: Callable[[], bool] | None = None,  # asked between rounds; True ends the measurement after at least two
+    # Called before every optimizer step, outside the time that is measured; what it raises ends the measurement.
     before_window: Callable[[], None] | None = None,
 ) -> SpeedRatio:
     """Measure the ratio of step times by interleaved blocks.
 
     On a noisy machine rounds are added, up to four times as many, until the interval is narrow enough.
-
-    Args:
-        task: What is trained.
-        baseline: Configuration and level of the base.
-        candidate: Configuration and level in question.
-        device: Where to train; None takes the accelerator if there is one.
-        seed: Seed of weights and data.
-        rounds: Rounds at least; each visits every kind of step of both sides.
-        steps_per_block: Steps per block at least.
-        precision: Width of the interval, relative to the ratio, at which no more rounds are added.
-        loading: Whether a step includes loading its batch.
-        stop: Asked between rounds; True ends the measurement after at least two rounds.
-        before_window: Called before every optimizer step, outside the time that is measured; what it raises ends the
-            measurement without an answer. For one rank.
 
     Raises:
         ValueError: If ``rounds`` or ``steps_per_block`` is not at least 1.

@@ -61,24 +61,16 @@ class _HostRow:
 
 
 class TraceBuffer:
-    """Record a boosted run step by step.
-
-    Args:
-        boosted: What is trained; the buffer attaches itself as its gradient observer.
-        exponents_every: Take exponent histograms every so many updates; 0 never.
-        capacity: Rows on the device before a drain is due.
-        max_seconds: Age of the oldest row at which a drain is due, seconds.
-        gradients: Whether norm, maximum and non-finite modules are recorded; they cost three passes over the gradients.
-    """
+    """Record a boosted run step by step; the buffer attaches itself as its gradient observer."""
 
     def __init__(
         self,
         boosted: Boosted,
         *,
-        exponents_every: int = 0,
-        capacity: int = 1024,
-        max_seconds: float = 1.0,
-        gradients: bool = True,
+        exponents_every: int = 0,  # updates between exponent histograms; 0 never
+        capacity: int = 1024,  # rows on the device before a drain is due
+        max_seconds: float = 1.0,  # age of the oldest row at which it is
+        gradients: bool = True,  # norm, maximum and non-finite modules: three passes over the gradients
     ) -> None:
         self.boosted = boosted
         self.exponents_every = exponents_every
