@@ -122,13 +122,7 @@ def estimate_thresholds(run: Run) -> Thresholds:
 def replay(run: Run, policies: Sequence[ScalePolicy], *, thresholds: Thresholds | None = None) -> ReplayResult:
     """Predict what loss-scale policies, of which hundreds cost seconds, would have done to a recorded run.
 
-    Args:
-        run: The recorded run.
-        policies: Policies to judge.
-        thresholds: What ``estimate_thresholds`` said of this run; None asks it.
-
-    Raises:
-        ValueError: When there is nothing to replay or no policy was given.
+    ``thresholds`` are what ``estimate_thresholds`` said of it, if it was asked.
     """
     if not policies:
         raise ValueError("`policies` is empty; name at least one loss-scale policy to replay")

@@ -33,11 +33,8 @@ _VALUES = {"BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "UNICODE", "B
 _VALUES |= {"BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
 
 
-@dataclass(frozen=True, eq=False)
-class _Name:
+class _Name(str):
     """What a pickle asks to import: module and name, a space between them."""
-
-    text: str
 
 
 @dataclass(eq=False)
@@ -110,7 +107,7 @@ def _follow(opcode: str, argument: Any, stack: list[Any], memo: dict[int, Any]) 
             arguments, function = stack.pop(), stack.pop()
             if type(function) is not _Name or type(arguments) is not tuple:
                 raise TaskError("it is damaged (a call of what has no name)")
-            stack.append(_Call(function.text, arguments))
+            stack.append(_Call(function, arguments))
         case "BUILD":
             state = stack.pop()
             if type(stack[-1]) is not _Call:

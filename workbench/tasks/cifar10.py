@@ -45,7 +45,11 @@ def cifar10_task(place: str) -> Task:
 
     ``place`` holds the six files, or ``cifar-10-batches-py`` with them; TaskError where one is not what it should be.
     """
-    folder = _folder_of(Path(place).expanduser())
+    places = Path(place).expanduser(), Path(place).expanduser() / "cifar-10-batches-py"
+    folder = next((folder for folder in places if (folder / _EVALUATION_FILE).is_file()), None)
+    if folder is None:
+        files = f"{_EVALUATION_FILE} and {_TRAINING_FILES[0]} to _5"
+        raise TaskError(f"a folder of CIFAR-10 must hold {files}, got {places[0]}")
     parts = [read_batch(folder / name) for name in _TRAINING_FILES]
     images, targets = (torch.cat(column) for column in zip(*parts, strict=True))
     test_images, test_targets = read_batch(folder / _EVALUATION_FILE)
@@ -114,13 +118,6 @@ def _training_batches(images: Tensor, targets: Tensor, seed: int) -> ShuffledBat
 def _scaled(images: Tensor) -> Tensor:
     mean, spread = (torch.tensor(values, device="cpu").view(1, 3, 1, 1) for values in (_MEAN, _SPREAD))
     return (images.to(torch.float32) / 255 - mean) / spread
-
-
-def _folder_of(place: Path) -> Path:
-    for folder in (place, place / "cifar-10-batches-py"):
-        if (folder / _EVALUATION_FILE).is_file():
-            return folder
-    raise TaskError(f"a folder of CIFAR-10 must hold {_EVALUATION_FILE} and {_TRAINING_FILES[0]} to _5, got {place}")
 
 
 def _resnet20() -> nn.Module:

@@ -154,7 +154,7 @@ def parse_lines(
             columns = _NOTHING
         rows.append(columns)
     behind = 1 + N_NUMBERS
-    labels = _read_cells(rows, slice(0, 1), _label, bad, "a label that is neither 0 nor 1")
+    labels = _read_cells(rows, slice(0, 1), {b"0": 0, b"1": 1}.get, bad, "a label that is neither 0 nor 1")
     counts = _read_cells(rows, slice(1, behind), _count, bad, "no whole number").astype(np.float64)
     what = "no category of up to 8 hexadecimal digits"
     categories = _read_cells(rows, slice(behind, N_COLUMNS), _category, bad, what)
@@ -238,10 +238,6 @@ def _bounded_lines(file: IO[bytes] | gzip.GzipFile | BufferedReader) -> Iterator
 
 
 _NOTHING = [b"0", *[b""] * (N_NUMBERS + N_CATEGORIES)]  # stands in for a line that has no columns
-
-
-def _label(cell: bytes) -> int | None:
-    return {b"0": 0, b"1": 1}.get(cell)
 
 
 def _count(cell: bytes) -> int | None:

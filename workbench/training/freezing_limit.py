@@ -134,11 +134,10 @@ def _reached(times: np.ndarray, seed: int) -> Interval:
     """Return saved time / saveable time, both as medians over rounds; rounds are drawn together."""
     rng = np.random.default_rng(seed)
     picks = rng.integers(0, len(times), size=(2000, len(times)))
-    saved = 1.0 - np.median((times[:, 1] / times[:, 0])[picks], axis=1)
-    saveable = 1.0 - np.median((times[:, 2] / times[:, 0])[picks], axis=1)
-    middle_saved = 1.0 - np.median(times[:, 1] / times[:, 0])
-    middle_saveable = 1.0 - np.median(times[:, 2] / times[:, 0])
-    if not middle_saveable > 0.0 or not np.all(saveable > 0.0):
+    relative = times[:, 1:] / times[:, :1]
+    saved, saveable = 1.0 - np.median(relative[picks], axis=1).T
+    middle = 1.0 - np.median(relative, axis=0)
+    if not middle[1] > 0.0 or not np.all(saveable > 0.0):
         return (float("nan"),) * 3
     low, high = np.quantile(saved / saveable, [0.025, 0.975])
-    return float(middle_saved / middle_saveable), float(low), float(high)
+    return float(middle[0] / middle[1]), float(low), float(high)

@@ -23,21 +23,14 @@ from workbench.runs.mirrors.tensorboard_mirror import TensorBoardMirror
 _MOST_WAITING = 20_000
 """Steps that wait for a slow mirror; of more, every second one is left out, overflows excepted."""
 
-_WAIT_SECONDS = 30.0
-
 
 class LiveMirrors:
     """Several mirrors of one run, which takes blocks as a ``RunRecorder`` does (so online training takes it, too).
 
-    Args:
-        mirrors: The mirrors.
-        wait_seconds: How long the end of a run waits for each mirror, seconds.
-
-    Raises:
-        MirrorError: When a library is not installed.
+    The end of a run waits ``wait_seconds`` for each mirror. A MirrorError says that a library is not installed.
     """
 
-    def __init__(self, mirrors: Iterable[Mirror], *, wait_seconds: float = _WAIT_SECONDS) -> None:
+    def __init__(self, mirrors: Iterable[Mirror], *, wait_seconds: float = 30.0) -> None:
         self.mirrors = list(mirrors)
         for mirror in self.mirrors:
             mirror.check()
@@ -83,13 +76,7 @@ class LiveMirrors:
 
 
 def mirrors_named(given: Iterable[Mirror | str]) -> list[Mirror]:
-    """Return mirrors, made where only their names are given.
-
-    Args:
-        given: Mirrors or names; ``"tensorboard"`` is the folder ``tensorboard``, ``"mlflow"`` MLflow's own choice.
-
-    Raises:
-        MirrorError: When a name is unknown.
+    """Return mirrors, made where only their names are given, such as ``"tensorboard=FOLDER"`` or ``"mlflow"``.
 
     Example:
         >>> [str(mirror) for mirror in mirrors_named(["tensorboard=logs", "mlflow=sqlite:///runs.db"])]
@@ -99,11 +86,7 @@ def mirrors_named(given: Iterable[Mirror | str]) -> list[Mirror]:
 
 
 def live_mirrors(given: Iterable[Mirror | str]) -> LiveMirrors | None:
-    """Return the mirrors of a run that is about to begin; None without any, and on every rank but the first.
-
-    Raises:
-        MirrorError: When a name is unknown or a library is not installed.
-    """
+    """Return the mirrors of a run that is about to begin; None without any, and on every rank but the first."""
     mirrors = list(given)
     return LiveMirrors(mirrors_named(mirrors)) if mirrors and is_first_rank() else None
 

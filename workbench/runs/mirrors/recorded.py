@@ -15,19 +15,10 @@ _BLOCK = 5000
 
 
 def mirror_runs(path: str | os.PathLike[str], mirrors: Sequence[Mirror]) -> dict[Path, list[str]]:
-    """Send recorded runs to mirrors: what is not there yet, and once more what was sent in part.
+    """Send a run directory, or a folder of them, to mirrors: what is not there yet, and once more what is in part.
 
-    Args:
-        path: A run directory, or a folder of them. Runs of a study appear below the study's name.
-        mirrors: Where to.
-
-    Returns:
-        Run directory -> the mirrors it was sent to, as words; an empty list for a run that was there already.
-
-    Raises:
-        RunError: When there is no run at ``path``, or a run is damaged.
-        MirrorError: When a mirror cannot be opened.
-        MirrorFailedError: When a mirror fails on the way; what was sent before stays there.
+    Returned are the mirrors, as words, that each run was sent to. A MirrorFailedError says that one failed on the way;
+    what was sent before stays there.
     """
     for mirror in mirrors:
         mirror.check()

@@ -80,7 +80,9 @@ class TensorBoardMirror(Mirror):
             self._writer = RecordWriter(self._file)
             self._described, self._sentences = set(), {}
             self._writer.write(FileEvent(wall_time=run.started, file_version="brain.Event:2").SerializeToString())
-            self._add(hparams_pb(_plain(run.parameters), start_time_secs=run.started), 0, run.started)
+            plain = bool | int | float | str
+            parameters = {n: v if isinstance(v, plain) else json.dumps(v) for n, v in run.parameters.items()}
+            self._add(hparams_pb(parameters, start_time_secs=run.started), 0, run.started)
             self._text("about/environment", _as_table(run.environment), 0, run.started)
             self._writer.flush()
         except OSError as error:
@@ -158,14 +160,6 @@ def _session_end(status: str, when: float) -> Any:
     content = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=ended))
     entry = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=content, tensor=metadata.NULL_TENSOR)
     return Summary(value=[entry])
-
-
-def _plain(parameters: Mapping[str, Any]) -> dict[str, bool | float | str]:
-    return {
-        name: value if isinstance(value, bool | int | float | str) else json.dumps(value)
-        for name, value in parameters.items()
-        if value is not None
-    }
 
 
 def _as_table(values: Mapping[str, Any]) -> str:
