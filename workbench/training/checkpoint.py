@@ -70,6 +70,8 @@ def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
         raise ValueError(f"{path}: not a checkpoint of this package (format {_FORMAT})")
     if missing := [name for name in ("boosted", "scheduler", "torch_rng", "device_rng") if name not in state]:
         raise ValueError(f"{path}: not a checkpoint of this package, it lacks `{missing[0]}`")
+    if not isinstance(state["device_rng"], torch.Tensor | None):
+        raise ValueError(f"{path}: not a checkpoint of this package, `device_rng` is no tensor")
     return state
 
 
