@@ -18,7 +18,7 @@ from workbench.config import BoostConfig, NetworkFacts
 from workbench.methods.grad_freeze.method import FreezeOpt
 from workbench.methods.less_bn.method import LessBNReport
 from workbench.training import apply
-from workbench.training.network_facts import network_facts
+from workbench.training.task_look import network_facts
 
 
 class Block(nn.Module):

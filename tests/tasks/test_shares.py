@@ -14,11 +14,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from workbench.tasks import TaskError
 from workbench.tasks.batches import (
+    EvaluationBatches,
     SeekableBatches,
-    Share,
     ShuffledBatches,
     endless_batches,
-    evaluation_batches,
 )
 
 N_BATCHES = 5
@@ -61,8 +60,8 @@ SOURCES: dict[str, Any] = {
 }
 
 
-def taken(source: Any, n: int, start: int = 0, share: Share | None = None) -> list[list[float]]:
-    stream = endless_batches(source, 7, start) if share is None else endless_batches(source, 7, start, share=share)
+def taken(source: Any, n: int, start: int = 0, share: tuple[int, int] | None = None) -> list[list[float]]:
+    stream = endless_batches(source, 7, start) if share is None else endless_batches(source, 7, start, *share)
     return [(batch[0] if isinstance(batch, list) else batch).tolist() for batch in islice(stream, n)]
 
 
@@ -74,13 +73,13 @@ def test_the_shares_of_all_ranks_are_the_stream_dealt_out(name: str, n_ranks: in
     source, per_rank = SOURCES[name], 4
     whole = taken(source, (start + per_rank) * n_ranks)
     for rank in range(n_ranks):
-        got = taken(source, per_rank, start, Share(rank, n_ranks))
+        got = taken(source, per_rank, start, (rank, n_ranks))
         assert got == whole[start * n_ranks + rank :: n_ranks][:per_rank]
 
 
 def test_one_rank_gets_the_whole_stream() -> None:
     for source in SOURCES.values():
-        assert taken(source, 12) == taken(source, 12, share=Share(0, 1))
+        assert taken(source, 12) == taken(source, 12, share=(0, 1))
 
 
 def test_a_seekable_source_is_recognised() -> None:
@@ -98,27 +97,27 @@ def test_a_distributed_sampler_is_not_shared_out_again(as_function: bool) -> Non
     for rank in range(2):
         own = distributed_loader(rank, 2)
         source = (lambda seed, own=own: own) if as_function else own
-        shares.append([x for batch in taken(source, 3, share=Share(rank, 2)) for x in batch])
+        shares.append([x for batch in taken(source, 3, share=(rank, 2)) for x in batch])
     assert sorted(shares[0] + shares[1]) == list(range(12)), "together one epoch, nothing twice"
 
 
 def test_a_distributed_sampler_resumes_in_its_own_batches() -> None:
     source = distributed_loader(1, 2)
-    assert taken(source, 4, 2, Share(1, 2)) == taken(source, 6, 0, Share(1, 2))[2:]
+    assert taken(source, 4, 2, (1, 2)) == taken(source, 6, 0, (1, 2))[2:]
 
 
 def test_a_sampler_for_another_number_of_ranks_is_refused() -> None:
     with pytest.raises(TaskError, match="the sampler of `train` shares the data between 3 ranks, but 2 train"):
-        taken(distributed_loader(0, 3), 1, share=Share(0, 2))
+        taken(distributed_loader(0, 3), 1, share=(0, 2))
 
 
 def test_a_sampler_of_one_replica_leaves_sharing_to_us() -> None:
     data = TensorDataset(torch.arange(12.0))
     source = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, num_replicas=1, rank=0))
     whole = taken(source, 6)
-    assert [taken(source, 3, share=Share(rank, 2)) for rank in range(2)] == [whole[0::2], whole[1::2]]
+    assert [taken(source, 3, share=(rank, 2)) for rank in range(2)] == [whole[0::2], whole[1::2]]
 
 
 def test_evaluation_data_in_parts_is_refused() -> None:
     with pytest.raises(TaskError, match=r"`evaluate` must yield all samples, since rank 0 evaluates alone"):
-        list(evaluation_batches(lambda seed: distributed_loader(0, 2), 0))
+        list(EvaluationBatches(lambda seed: distributed_loader(0, 2), 0))

@@ -17,11 +17,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from workbench.tasks import ShuffledBatches, TaskError
 from workbench.tasks.batches import (
+    EvaluationBatches,
     check_source,
     digest_of_batches,
-    digest_of_tensors,
     endless_batches,
-    evaluation_batches,
     mixed_seed,
 )
 
@@ -108,7 +107,7 @@ def test_epochs_and_seeds_differ(kind: str) -> None:
 @pytest.mark.parametrize("kind", SOURCES)
 def test_drawing_batches_leaves_the_global_generators_alone(kind: str) -> None:
     stream = endless_batches(SOURCES[kind](), 0)
-    evaluation = evaluation_batches(SOURCES[kind](), 0)
+    evaluation = EvaluationBatches(SOURCES[kind](), 0)
 
     def drawn() -> tuple[float, float, float]:
         return torch.rand(()).item(), float(np.random.rand()), random.random()  # noqa: NPY002  # the global one is meant
@@ -140,7 +139,7 @@ def test_an_epoch_in_memory_shows_every_sample_at_most_once_in_full_batches(n: i
 
 
 def test_evaluation_is_the_same_each_time_it_is_iterated() -> None:
-    batches = evaluation_batches(SOURCES["augmenting data loader"](), 0)
+    batches = EvaluationBatches(SOURCES["augmenting data loader"](), 0)
     assert taken(iter(batches), 3) == taken(iter(batches), 3)
 
 
@@ -166,7 +165,7 @@ def test_an_empty_epoch_is_an_error_and_no_endless_loop(source: object) -> None:
     with pytest.raises(TaskError, match=r"`train` must yield at least one batch per epoch"):
         next(endless_batches(source, 0))
     with pytest.raises(TaskError, match=r"`evaluate` must yield at least one batch"):
-        list(evaluation_batches(source, 0))
+        list(EvaluationBatches(source, 0))
 
 
 def test_a_function_that_returns_no_batches_is_refused() -> None:
@@ -177,8 +176,8 @@ def test_a_function_that_returns_no_batches_is_refused() -> None:
 def test_a_digest_sees_values_dtype_and_shape() -> None:
     ones = torch.ones(4)
     others = [ones + 1e-7, ones.double(), ones.reshape(2, 2), ones.bfloat16()]
-    assert len({digest_of_tensors(tensor) for tensor in [ones, *others]}) == 5
-    assert digest_of_tensors(ones) == digest_of_tensors(ones.clone())
+    assert len({digest_of_batches([tensor]) for tensor in [ones, *others]}) == 5
+    assert digest_of_batches([ones]) == digest_of_batches([ones.clone()])
     assert digest_of_batches([(ones, {"y": ones})], 1) == digest_of_batches([(ones, {"y": ones}), (ones,)], 1)
 
 

@@ -26,7 +26,7 @@ from workbench.methods.curriculum.method import (
 )
 from workbench.methods.curriculum.section import CurriculumSection
 from workbench.tasks import Task
-from workbench.training.network_facts import network_facts
+from workbench.training.task_look import network_facts
 
 shares = st.floats(0.01, 1)
 

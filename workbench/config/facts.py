@@ -1,6 +1,6 @@
 """What decides beside a configuration which of its parameters are in effect: level, ranks, what the network offers.
 
-The network's counts are taken from a fresh copy of it (``workbench.training.network_facts``) or, when a network is
+The network's counts are taken from a fresh copy of it (``workbench.training.task_look``) or, when a network is
 boosted, from what was done to it (``AutoBoost``). They stand here, without torch, so that plans can be resolved with
 them where no network is at hand: in a study's storage, in a panel.
 """

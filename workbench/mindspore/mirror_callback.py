@@ -17,9 +17,8 @@ from workbench.core.batch import batch_size_of
 from workbench.core.records import Event, EventKind
 from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.runs import collect_environment, new_run_id
-from workbench.runs.mirrors.live import LiveMirrors
+from workbench.runs.mirrors.live import LiveMirrors, mirrors_named
 from workbench.runs.mirrors.mirror import Mirror
-from workbench.runs.mirrors.named import mirrors_named
 from workbench.training.boosted import Boosted
 from workbench.training.trace_buffer import TraceBuffer
 

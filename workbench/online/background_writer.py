@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
 from collections.abc import Callable
-
-__all__ = ["BackgroundWriter"]
+from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class BackgroundWriter:
     """Says when the next file is due, and writes it while training goes on; the next waits for it.
 
-    Training is worth more than one of its files, so an error is a warning, and the next write may find room again.
-
-    Args:
-        what: What is written, for the warning: ``"a checkpoint"``.
-        every_steps: Steps between two, at least 1; None for none by step.
-        every_seconds: Seconds between two; None for none by time.
-
-    Raises:
-        ValueError: When a number is out of range, or neither is given.
+    Training is worth more than one of its files, so an error is a warning about ``what``, such as ``"a checkpoint"``,
+    and the next write may find room again. Files are due every so many steps, or seconds, or both.
     """
 
     def __init__(self, what: str, every_steps: int | None, every_seconds: float | None) -> None:
@@ -32,8 +23,7 @@ class BackgroundWriter:
         if every_seconds is not None and not every_seconds > 0:
             raise ValueError(f"`every_seconds` must be greater than 0, got {every_seconds}")
         self._what, self._every_steps, self._every_seconds = what, every_steps, every_seconds
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._writing: Future[None] | None = None
         self._began = time.monotonic()
         self._is_late = False
 
@@ -42,40 +32,24 @@ class BackgroundWriter:
         by_step = self._every_steps is not None and n_steps % self._every_steps == 0
         by_time = self._every_seconds is not None and time.monotonic() - self._began >= self._every_seconds
         self._is_late = self._is_late or by_step or by_time
-        return self._is_late and not (self._thread is not None and self._thread.is_alive())
+        return self._is_late and (self._writing is None or self._writing.done())
 
-    def restart(self) -> None:
-        """Count steps and seconds to the next file from now on."""
-        self._is_late, self._began = False, time.monotonic()
-
-    def start(self, work: Callable[[], None]) -> None:
-        """Do some work in the background, after what is being written.
-
-        Warns:
-            RuntimeWarning: When the work before failed.
-        """
+    def start(self, work: Callable[[], None], *, wait: bool = False) -> None:
+        """Do some work after what is being written, in the background unless ``wait`` asks for it and its errors."""
         self.finish()
-        # No daemon: a program that ends while a file is written waits for it.
-        self._thread = threading.Thread(target=self._run, args=(work,), name="workbench-writer")
-        self._thread.start()
+        self._is_late, self._began = False, time.monotonic()
+        if wait:
+            work()
+            return
+        executor = ThreadPoolExecutor(1, "workbench-writer")  # a program that ends while a file is written waits for it
+        self._writing = executor.submit(work)
+        executor.shutdown(wait=False)
 
     def finish(self) -> bool:
-        """Wait for what is being written and return whether it was.
-
-        Warns:
-            RuntimeWarning: When it was not.
-        """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
+        """Wait for what is being written, warn when it failed, and return whether it did not."""
+        writing, self._writing = self._writing, None
+        error = None if writing is None else writing.exception()
         if error is None:
             return True
         warnings.warn(f"{self._what} could not be written: {error}", RuntimeWarning, stacklevel=3)
         return False
-
-    def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:
-            self._error = error

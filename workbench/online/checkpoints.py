@@ -10,7 +10,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,21 +19,7 @@ from workbench.core.files import replacing
 from workbench.online.background_writer import BackgroundWriter
 from workbench.training.checkpoint import read_checkpoint
 
-__all__ = ["OnlineCheckpoints", "Stateful", "copied_to_host"]
-
 _NAME = re.compile(r"checkpoint-(\d{12})\.pt")
-
-
-class Stateful(Protocol):
-    """Something with a state to be kept, such as a learning-rate scheduler."""
-
-    def state_dict(self) -> Any:
-        """Return the state."""
-        ...
-
-    def load_state_dict(self, state: Any) -> Any:
-        """Go on where ``state_dict`` was taken."""
-        ...
 
 
 class OnlineCheckpoints:
@@ -44,7 +30,8 @@ class OnlineCheckpoints:
         every_steps: Steps between two checkpoints, at least 1; None for none by step.
         every_seconds: Seconds between two checkpoints; None for none by time.
         keep: How many of the newest are kept, at least 1.
-        also: Objects whose state is kept, too, by name: a learning-rate scheduler that a callback steps, for example.
+        also: Objects with ``state_dict`` and ``load_state_dict`` whose state is kept, too, by name: a learning-rate
+            scheduler that a callback steps, for example.
 
     Raises:
         ValueError: When a number is out of range, or neither steps nor seconds are given.
@@ -56,14 +43,12 @@ class OnlineCheckpoints:
         every_steps: int | None = 1000,
         every_seconds: float | None = None,
         keep: int = 3,
-        also: Mapping[str, Stateful] | None = None,
+        also: Mapping[str, Any] | None = None,
     ) -> None:
         self._writer = BackgroundWriter("a checkpoint", every_steps, every_seconds)
         if keep < 1:
             raise ValueError(f"`keep` must be at least 1, got {keep}")
         self.folder = Path(folder)
-        self.every_steps = every_steps
-        self.every_seconds = every_seconds
         self.keep = keep
         self.also = dict(also or {})
 
@@ -78,34 +63,18 @@ class OnlineCheckpoints:
         A run directory is continued with ``RunRecorder.reopen(path, next_step=checkpoints.newest_step())``.
         """
         newest = self.newest()
-        return 0 if newest is None else _step_of(newest)
+        return 0 if newest is None else int(newest.stem.rpartition("-")[2])
 
     def is_due(self, n_steps: int) -> bool:
         """Return whether a checkpoint is to be written after so many steps, and the last one is on the disk."""
         return self._writer.is_due(n_steps)
 
     def save(self, state: Mapping[str, Any], n_steps: int, *, wait: bool = False) -> None:
-        """Copy a state and write it, in the background unless told otherwise.
-
-        Args:
-            state: Living state; its tensors may change as soon as this returns.
-            n_steps: Steps behind it.
-            wait: Whether to return only when it is on the disk.
-
-        Raises:
-            OSError: When it cannot be written and was waited for.
-
-        Warns:
-            RuntimeWarning: When the checkpoint before could not be written.
-        """
+        """Copy a state, and write it in the background or, with ``wait`` and with its OSError, at once."""
         self._writer.finish()
         copy = copied_to_host(state)
         path = self.folder / f"checkpoint-{n_steps:012d}.pt"
-        self._writer.restart()
-        if wait:
-            self._write(path, copy)
-        else:
-            self._writer.start(lambda: self._write(path, copy))
+        self._writer.start(lambda: self._write(path, copy), wait=wait)
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """Return the newest checkpoint, its tensors on a device; None when there is none.
@@ -118,11 +87,7 @@ class OnlineCheckpoints:
         return None if newest is None else read_checkpoint(newest, device)
 
     def close(self) -> None:
-        """Wait until everything is on the disk.
-
-        Warns:
-            RuntimeWarning: When the last checkpoint could not be written.
-        """
+        """Wait until everything is on the disk; warn when the last checkpoint could not be written."""
         self._writer.finish()
 
     def _write(self, path: Path, state: Any) -> None:
@@ -133,16 +98,11 @@ class OnlineCheckpoints:
             old.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
-        if not self.folder.is_dir():
-            return []
-        return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+        return sorted(path for path in self.folder.glob("checkpoint-*.pt") if _NAME.fullmatch(path.name))
 
 
 def copied_to_host(value: Any) -> Any:
-    """Return a copy of a state (tensors in dictionaries, lists and tuples) with tensors of its own in host memory.
-
-    Anything else is taken for unchangeable.
-    """
+    """Return a copy of a state with tensors of its own in host memory; anything else is taken for unchangeable."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, OrderedDict):  # a module's state carries versions in an attribute
@@ -154,7 +114,3 @@ def copied_to_host(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(copied_to_host(part) for part in value)
     return value
-
-
-def _step_of(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])

@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 from workbench.core.signals import handling_signals
-from workbench.online.read_ahead import ReadAhead
 from workbench.online.stream import OpenStream, Read, StreamPosition, read_stream
 
-__all__ = ["Feed", "Interrupts"]
+_POLL_SECONDS = 0.1  # how late a waiting trainer notices that it was asked to stop
+_JOIN_SECONDS = 2.0
 
 
 class Interrupts:
-    """Takes Ctrl-C in place of Python's own handler, inside ``taken``.
-
-    Attributes:
-        asked: Whether Ctrl-C was pressed. Pressed again, it raises ``KeyboardInterrupt`` wherever the program is.
-    """
+    """Takes Ctrl-C in place of Python's own handler, inside ``taken``; pressed again, it raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = False  # whether Ctrl-C was pressed
         self._waiting = False
 
     def taken(self) -> contextlib.AbstractContextManager[None]:
@@ -51,25 +50,87 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
+class ReadAhead:
+    """Read in a thread of its own, at most ``size`` items ahead, until ``stopped`` says so.
+
+    With a full queue the reader waits for the trainer, so a fast source cannot fill the memory. Taking the first item
+    starts the thread; `close` ends it, and what was read ahead is lost. What goes wrong while reading is raised where
+    the batch would have been taken.
+    """
+
+    def __init__(self, items: Iterator[Read | None], size: int, stopped: Callable[[], bool]) -> None:
+        self._items = items
+        self._size = size
+        self._stopped = stopped
+        self._waiting: deque[Read | None] = deque()
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._is_read = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def depth(self) -> int:
+        """Number of items that wait."""
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Read | None]:
+        return self
+
+    def __next__(self) -> Read | None:
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._read, name="workbench-reader", daemon=True)
+            self._thread.start()
+        with self._changed:
+            while not self._waiting:
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    raise error
+                if self._is_read or self._closed or self._stopped():
+                    raise StopIteration
+                self._changed.wait(_POLL_SECONDS)
+            item = self._waiting.popleft()
+            self._changed.notify_all()
+            return item
+
+    def close(self) -> None:
+        """End the thread and forget what was read ahead; warn when its source is in the middle of a read."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        thread.join(_JOIN_SECONDS)
+        if thread.is_alive():
+            warnings.warn(
+                "the reader is still waiting for its source; its thread ends when that read returns",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _read(self) -> None:
+        try:
+            for item in self._items:
+                with self._changed:
+                    self._changed.wait_for(lambda: len(self._waiting) < self._size or self._closed)
+                    if self._closed:
+                        return
+                    self._waiting.append(item)
+                    self._changed.notify_all()
+        except BaseException as error:  # raised again in the trainer, whatever it is
+            self._error = error
+        finally:
+            with self._changed:
+                self._is_read = True
+                self._changed.notify_all()
+
+
 class Feed:
     """The good batches of a stream, pass by pass.
 
     `passes` yields the number of each pass; between two of them the feed itself is iterated for its batches.
-
-    Args:
-        stream: Iterable of batches, or what opens one.
-        start: Where to begin.
-        queue_size: Batches to read ahead in a thread of their own; 0 reads them where they are needed.
-        sift: Returns the good records of a batch, or None.
-        interrupts: Told when the feed waits.
-        stopped: Whether training was asked to stop.
-        opened: Called when the stream is at its start, before the first batch is read.
-
-    Attributes:
-        dataset: The stream.
-        position: Place behind the last batch handed out.
-        is_over: Whether the stream ended by itself.
-        wait_ms: How long the last batch was waited for, milliseconds.
     """
 
     def __init__(
@@ -81,12 +142,12 @@ class Feed:
         sift: Callable[[Any], Any | None],
         interrupts: Interrupts,
         stopped: Callable[[], bool],
-        opened: Callable[[], None],
+        opened: Callable[[], None],  # called when the stream is at its start, before the first batch is read
     ) -> None:
         self.dataset = stream
-        self.position = start
-        self.is_over = False
-        self.wait_ms = 0.0
+        self.position = start  # behind the last batch handed out
+        self.is_over = False  # whether the stream ended by itself
+        self.wait_ms = 0.0  # how long the last batch was waited for
         self._sift = sift
         self._interrupts = interrupts
         self._stopped = stopped
@@ -101,18 +162,13 @@ class Feed:
         return 0 if self._ahead is None else self._ahead.depth
 
     def passes(self) -> Iterator[int]:
-        """Yield the number of each pass that has a batch, once the first of them is there.
-
-        Raises:
-            ValueError: When data that is replayed holds no batch.
-        """
+        """Yield the number of each pass that has a batch, once the first of them is there."""
         while not self._is_to_stop() and not self.is_over:
             self._first = self._next_good()
             if self._first is not None:
                 yield self.position.epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the present pass."""
         batch, self._first = self._first, None
         while batch is not None:
             yield batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import nn
 
@@ -11,8 +11,6 @@ from workbench.core.records import Event, StepRecord
 from workbench.training.boosted import Boosted
 from workbench.training.outcome import StepOutcome
 from workbench.training.trace_buffer import TraceBuffer
-
-__all__ = ["OnlineTrace", "StepSink", "table_figures"]
 
 
 class StepSink(Protocol):
@@ -46,11 +44,6 @@ class OnlineTrace(TraceBuffer):
         """Add one step with its figures; no host synchronisation beyond that of the figures."""
         super().record(outcome, samples, {**(columns or {}), **self._figures(outcome)})
 
-    def write_if_due(self) -> None:
-        """Hand the rows to the sink when they are many or old enough."""
-        if self.due():
-            self.write()
-
     def write(self) -> None:
         """Hand all rows and events to the sink."""
         records, events = self.drain()
@@ -62,18 +55,13 @@ class OnlineTrace(TraceBuffer):
         self.boosted.observer, self.boosted.graph_observer, self.boosted.events = self._before
 
 
-@runtime_checkable
-class _GrowingTable(Protocol):
-    """A module that hands out rows, such as ``workbench.optim.embeddings.EvictingEmbedding``."""
-
-    def occupancy(self) -> Any:
-        """Return how full it is: ``rows_in_use``, and ``evictions`` of a row from one id for another."""
-        ...
-
-
 def table_figures(network: nn.Module) -> dict[str, float]:
-    """Return the figures of all growing tables of a network together, by column; empty when it has none."""
-    tables = [module.occupancy() for module in network.modules() if isinstance(module, _GrowingTable)]
+    """Return the figures of all growing tables of a network together, by column; empty when it has none.
+
+    A growing table says how full it is by ``occupancy()``, such as ``workbench.optim.embeddings.EvictingEmbedding``.
+    """
+    asked = (getattr(module, "occupancy", None) for module in network.modules())
+    tables = [occupancy() for occupancy in asked if callable(occupancy)]
     if not tables:
         return {}
     return {

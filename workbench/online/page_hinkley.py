@@ -6,8 +6,6 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-__all__ = ["DriftDetector", "PageHinkley"]
-
 
 class DriftDetector(Protocol):
     """Looks at one number after the other for a change."""
@@ -32,9 +30,8 @@ class PageHinkley:
     tolerance`` and sees a change when S exceeds its least value so far by more than ``threshold``. After a change it
     starts over. Numbers that are not finite are passed over.
 
-    The original test works on the numbers themselves, and its two parameters have their unit. Here mean and scatter are
-    exponentially weighted, so that a loss which falls during the first hour is forgotten, and the parameters hold for
-    any loss.
+    The original test works on the numbers themselves. Here mean and scatter are exponentially weighted, so that a loss
+    which falls during the first hour is forgotten, and the parameters hold for any loss.
 
     Args:
         threshold: Sum of excess that is a change, in standard deviations, above 0. For independent normal numbers the
@@ -70,11 +67,7 @@ class PageHinkley:
         self._state = _State()
 
     def update(self, value: float) -> bool:
-        """Take one number, for example the mean log loss of a batch.
-
-        Returns:
-            Whether a change is seen; the test has started over then.
-        """
+        """Take one number, such as the mean log loss of a batch; return whether a change is seen."""
         if not math.isfinite(value):
             return False
         state = self._state

@@ -9,7 +9,7 @@ Learning 90, 2013).
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from workbench.core.metrics import OutputKind
 
-__all__ = ["Prequential", "binary_log_losses", "click_scores", "exact_auc"]
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 _LARGEST_LOG = 100.0  # as torch's BCELoss: a probability of exactly 0 or 1 costs 100, not infinity
 
@@ -30,13 +30,7 @@ class Prequential:
 
     Args:
         window: Records the figures are taken over, at least 2.
-        every: Steps between two looks, at least 1. One look at 10,000 records takes about a third of a
-            millisecond.
-
-    Attributes:
-        kind: What the network returns; set from the criterion when training begins.
-        n_seen: Records judged so far.
-        n_nonfinite: Records that are not among them because their prediction was NaN or infinite.
+        every: Steps between two looks, at least 1. One look at 10,000 records takes about a third of a millisecond.
 
     Raises:
         ValueError: When a number is out of range.
@@ -49,9 +43,9 @@ class Prequential:
             raise ValueError(f"`every` must be at least 1 step, got {every}")
         self.window = window
         self.every = every
-        self.kind: OutputKind = "logits"
-        self.n_seen = 0
-        self.n_nonfinite = 0
+        self.kind: OutputKind = "logits"  # what the network returns; set from the criterion when training begins
+        self.n_seen = 0  # records judged so far
+        self.n_nonfinite = 0  # that are not among them, because their prediction was NaN or infinite
         self._records: dict[str, npt.NDArray[Any]] = {
             "scores": np.zeros(window),
             "positive": np.zeros(window, dtype=np.bool_),
@@ -60,18 +54,9 @@ class Prequential:
         self._pending: list[tuple[Tensor, Tensor]] = []
 
     def see(self, prediction: Tensor, label: Tensor) -> None:
-        """Keep what one forward pass predicted; no host synchronisation.
-
-        Args:
-            prediction: The network's output, shape ``[n]``, ``[n, 1]`` or ``[n, 2]``.
-            label: 0 or 1, or a probability, ``n`` elements.
-
-        Raises:
-            ValueError: When the shapes are others.
-        """
+        """Keep a forward pass's predictions, ``[n]``, ``[n, 1]`` or ``[n, 2]``, and labels, without synchronising."""
         _check_shape(prediction)
-        n_labels = label.numel()
-        if len(prediction) != n_labels:
+        if len(prediction) != label.numel():
             raise ValueError(
                 f"`prequential` needs one label per prediction, got {list(prediction.shape)} and {list(label.shape)}"
             )
@@ -80,8 +65,7 @@ class Prequential:
     def take_in(self) -> list[float]:
         """Bring what waits on the device into the window.
 
-        Returns:
-            Mean log loss of each forward pass seen since the last call, in order; NaN where no prediction was finite.
+        Returned is the mean log loss of each forward pass since the last call; NaN where no prediction was finite.
         """
         pending, self._pending = self._pending, []
         if not pending:
@@ -106,22 +90,14 @@ class Prequential:
         return float(self._records["losses"][:n].mean()) if n else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the window: ``n_seen``, ``n_nonfinite``, ``scores``, ``positive``, ``losses``.
-
-        Raises:
-            RuntimeError: When predictions wait, whose losses somebody should see.
-        """
+        """Return the window; a RuntimeError when predictions wait, whose losses somebody should see."""
         if self._pending:
             raise RuntimeError("predictions wait to be taken in; call take_in() before state_dict()")
         records = {name: torch.from_numpy(values.copy()) for name, values in self._records.items()}
         return {"n_seen": self.n_seen, "n_nonfinite": self.n_nonfinite, **records}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken.
-
-        Raises:
-            ValueError: When that window was of another size.
-        """
+        """Go on where ``state_dict`` was taken, of a window of the same size, or raise ValueError."""
         if len(state["scores"]) != self.window:
             raise ValueError(f"`window` must be {len(state['scores'])}, as in the checkpoint, got {self.window}")
         self.n_seen, self.n_nonfinite = state["n_seen"], state["n_nonfinite"]
@@ -129,9 +105,7 @@ class Prequential:
             values[:] = state[name].cpu().numpy()
         self._pending = []
 
-    def _append(
-        self, scores: npt.NDArray[np.float64], labels: npt.NDArray[np.float64], losses: npt.NDArray[np.float64]
-    ) -> None:
+    def _append(self, scores: Floats, labels: Floats, losses: Floats) -> None:
         skipped = max(len(scores) - self.window, 0)  # what would be overwritten at once
         self.n_seen += skipped
         places = (self.n_seen + np.arange(len(scores) - skipped)) % self.window
@@ -141,16 +115,12 @@ class Prequential:
         self.n_seen += len(places)
 
 
-def exact_auc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float:
+def exact_auc(scores: Floats, positive: npt.NDArray[np.bool_]) -> float:
     """Return the area under the ROC curve, 0 to 1; NaN while there are records of one class only.
 
-    It is the probability that a positive record has a higher score (none of them NaN) than a negative one; a tie counts
-    half. Only one class has to be sorted: the other one's places in it are looked up, which for rare clicks is most of
-    the work saved.
-
-    Reference:
-        Mann and Whitney, "On a Test of Whether one of Two Random Variables is Stochastically Larger than the Other",
-        Annals of Mathematical Statistics 18(1), 1947.
+    It is the probability that a positive record has a higher score than a negative one; a tie counts half (Mann and
+    Whitney, Annals of Mathematical Statistics 18(1), 1947). Only one class has to be sorted: the other one's places in
+    it are looked up, which for rare clicks is most of the work saved.
 
     Example:
         >>> exact_auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
@@ -166,12 +136,9 @@ def exact_auc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) 
 
 
 def click_scores(prediction: Tensor, kind: OutputKind) -> Tensor:
-    """Return one number per record from what a network returned: a logit, or a probability where it returns those.
+    """Return a logit per record, or a probability where a network returns those.
 
-    Its shape is ``[n]`` or ``[n, 1]``, or ``[n, 2]`` with the positive class second.
-
-    Raises:
-        ValueError: When the shape is another.
+    The shape is ``[n]`` or ``[n, 1]``, or ``[n, 2]`` with the positive class second; a ValueError when it is another.
     """
     _check_shape(prediction)
     if prediction.ndim == 2 and prediction.shape[1] == 2:
@@ -180,9 +147,7 @@ def click_scores(prediction: Tensor, kind: OutputKind) -> Tensor:
     return prediction.reshape(-1)
 
 
-def binary_log_losses(
-    scores: npt.NDArray[np.float64], labels: npt.NDArray[np.float64], kind: OutputKind
-) -> npt.NDArray[np.float64]:
+def binary_log_losses(scores: Floats, labels: Floats, kind: OutputKind) -> Floats:
     """Return the log loss of each record, in nats; NaN where a score of `click_scores` or a label is not finite."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if kind == "probabilities":
@@ -200,7 +165,7 @@ def _check_shape(prediction: Tensor) -> None:
         )
 
 
-def _means(losses: npt.NDArray[np.float64], finite: npt.NDArray[np.bool_], sizes: list[int]) -> list[float]:
+def _means(losses: Floats, finite: npt.NDArray[np.bool_], sizes: list[int]) -> list[float]:
     """Return the mean over the finite losses of each of several neighbouring parts; NaN where there is none."""
     # Each part is summed by itself, so that it does not matter which parts are looked at together.
     means = [math.nan] * len(sizes)

@@ -30,8 +30,6 @@ from torch import Tensor, nn
 from workbench.core.files import replacing, write_text_atomically
 from workbench.online.background_writer import BackgroundWriter
 
-__all__ = ["Published", "SnapshotPublisher", "changed_rows", "load_published"]
-
 _FORMAT = 1
 _MANIFEST = "manifest.json"
 _ROWS, _VALUES, _WHOLE = "rows:", "values:", "whole:"
@@ -43,21 +41,13 @@ _FULL, _DELTA = re.compile(r"full-\d{12}\.safetensors"), re.compile(r"delta-\d{1
 
 @dataclass
 class Published:
-    """One version, as a reader sees it.
+    """One version, as a reader sees it."""
 
-    Args:
-        version: Grows by one with each that is published.
-        step: Training steps behind it.
-        tensors: The model's state, on the CPU.
-        base: File it was read from first.
-        deltas: Files applied to it.
-    """
-
-    version: int
-    step: int
-    tensors: dict[str, Tensor]
-    base: str
-    deltas: tuple[str, ...]
+    version: int  # grows by one with each that is published
+    step: int  # training steps behind it
+    tensors: dict[str, Tensor]  # the model's state, on the CPU
+    base: str  # file it was read from first
+    deltas: tuple[str, ...]  # files applied to it
 
 
 class SnapshotPublisher:
@@ -90,8 +80,6 @@ class SnapshotPublisher:
         if delta_rows < 1:
             raise ValueError(f"`delta_rows` must be at least 1, got {delta_rows}")
         self.folder = Path(folder)
-        self.every_steps = every_steps
-        self.every_seconds = every_seconds
         self.full_every = full_every
         self.delta_rows = delta_rows
         self._last: dict[str, Tensor] = {}
@@ -104,18 +92,9 @@ class SnapshotPublisher:
         return self._writer.is_due(n_steps)
 
     def publish(self, model: nn.Module, n_steps: int, *, wait: bool = False) -> int:
-        """Publish the state of a model, written in the background unless told otherwise, and return the version.
+        """Publish the state of a model, written in the background unless ``wait`` is set, and return the version.
 
-        Args:
-            model: Its state is compared, and what changed copied, before this returns.
-            n_steps: Steps behind it.
-            wait: Whether to return only when readers see it.
-
-        Raises:
-            ValueError: When the state holds something else than tensors.
-
-        Warns:
-            RuntimeWarning: When the version before could not be written; this one is a full one then.
+        What changed is copied before this returns; a ValueError says that the state holds something else than tensors.
         """
         state = _tensors_of(model)
         self._finish_writing()
@@ -123,7 +102,6 @@ class SnapshotPublisher:
             published = _read_manifest(self.folder)
             self._version = 0 if published is None else int(published["version"])
         self._version += 1
-        self._writer.restart()
         forms = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
         same = forms == {name: (tensor.shape, tensor.dtype) for name, tensor in self._last.items()}
         if not same or len(self._deltas) >= self.full_every:
@@ -131,9 +109,8 @@ class SnapshotPublisher:
                 name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
                 for name, tensor in state.items()
             }
-            content = self._last
-            self._base, self._deltas = f"full-{self._version:012d}.safetensors", []
-            file = self._base
+            content, self._deltas = self._last, []
+            file = self._base = f"full-{self._version:012d}.safetensors"
         else:
             content = self._difference(state)
             file = f"delta-{self._version:012d}.safetensors"
@@ -146,11 +123,7 @@ class SnapshotPublisher:
         return self._version
 
     def close(self) -> None:
-        """Wait until everything is on the disk.
-
-        Warns:
-            RuntimeWarning: When the last version could not be written.
-        """
+        """Wait until everything is on the disk; warn when the last version could not be written."""
         self._finish_writing()
 
     def _finish_writing(self) -> None:
@@ -250,11 +223,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _updates(tensors: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]]:
-    """Yield what a delta sets in a state: the tensor, which rows of it or all, and to what.
-
-    Raises:
-        ValueError: When something in it does not fit the state.
-    """
+    """Yield what a delta sets in a state: the tensor, which rows of it or all, and to what; ValueError if it cannot."""
     for key, value in delta.items():
         kind = next((kind for kind in (_ROWS, _VALUES, _WHOLE) if key.startswith(kind)), "")
         name = key.removeprefix(kind)

@@ -39,32 +39,20 @@ from workbench.training.boosted import Boosted
 from workbench.training.loop import training_loop
 from workbench.training.outcome import StepOutcome
 
-__all__ = ["OnlineSummary", "RecModel"]
-
 _REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)  # what torch raises for a batch of the wrong form
 
 
 @dataclass(frozen=True, slots=True)
 class OnlineSummary:
-    """What an online training did.
+    """What an online training did."""
 
-    Args:
-        ended_by: ``"request"`` of a callback, ``"interrupt"`` by Ctrl-C, or ``"end of stream"``.
-        n_steps: Steps of this call.
-        n_records: Records that were trained on; those of resumed checkpoints are among them.
-        n_rejected: Records that were not.
-        n_drifts: Changes that the detector saw.
-        auc: Area under the ROC curve over the last window, NaN where it is unknown.
-        log_loss: Mean log loss over the last window, NaN where it is unknown.
-    """
-
-    ended_by: Literal["request", "interrupt", "end of stream"]
-    n_steps: int
-    n_records: int
-    n_rejected: int
-    n_drifts: int
-    auc: float
-    log_loss: float
+    ended_by: Literal["request", "interrupt", "end of stream"]  # by a callback, by Ctrl-C, or by itself
+    n_steps: int  # of this call
+    n_records: int  # that were trained on; those of resumed checkpoints are among them
+    n_rejected: int  # that were not
+    n_drifts: int  # changes that the detector saw
+    auc: float  # area under the ROC curve over the last window, NaN where it is unknown
+    log_loss: float  # mean over the last window, NaN where it is unknown
 
 
 class RecModel(Model):
@@ -105,11 +93,9 @@ class RecModel(Model):
         """Train from the first batch on until asked to stop; called again, training goes on.
 
         It ends when a callback calls ``run_context.request_stop()``, after Ctrl-C, and when a stream that can be read
-        only once is used up; callbacks are told by ``on_train_end``. Ctrl-C waits for the step under way; pressed
-        again it raises ``KeyboardInterrupt``. Data that can be iterated again is replayed for ever.
-
-        On several ranks all of them must be asked to stop at the same step; checkpoints and snapshots are each rank's
-        own.
+        only once is used up; callbacks are told by ``on_train_end``. Ctrl-C waits for the step under way; pressed again
+        it raises ``KeyboardInterrupt``. Data that can be iterated again is replayed for ever. On several ranks all of
+        them must be asked to stop at the same step; checkpoints and snapshots are each rank's own.
 
         Args:
             train_dataset: Iterable of batches (list, generator, ``IterableDataset``, ``DataLoader``), or a callable
@@ -119,9 +105,8 @@ class RecModel(Model):
             callbacks: A callback or several; see ``workbench.mindspore.callbacks``.
             dataset_sink_mode: Has no effect: batches are handed over one by one, and callbacks see every step.
             sink_size: Has no effect; on an accelerator in sink mode it must be 1.
-            queue_size: Batches that a thread reads ahead, at most; 0 reads each when it is needed, in this thread. It
-                pays where the source waits for a disk or a network, and costs where it computes in Python, because
-                threads take turns there.
+            queue_size: Batches that a thread reads ahead, at most; 0 reads each when it is needed. It pays where the
+                source waits for a disk or a network, and costs where it computes in Python: threads take turns there.
             records: What is checked of records before they are trained on; None checks nothing.
             prequential: Measures the predictions of each step before its update.
             drift: Looks at the mean log loss of each step and tells of a change by an event; needs ``prequential``.
@@ -131,9 +116,6 @@ class RecModel(Model):
             publisher: Where and when snapshots for serving are published; one is published at the end, too.
             recorder: Keeps steps and events, for example ``workbench.runs.RunRecorder``.
             record_gradients: Whether it also keeps norm and maximum of the gradients.
-
-        Returns:
-            What was done.
 
         Raises:
             TypeError: When an argument is of the wrong kind.

@@ -1,7 +1,7 @@
 """Which records of a batch can be trained on, judged from the batch alone.
 
 A record is a row: entry ``i`` of every tensor of a batch. A record is poisoned when one of its numbers is NaN, infinite
-or out of range; a whole batch is when it is not built like the others. The form of a batch is learned from the first.
+or out of range; a whole batch is when it is not built like the first one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["BatchForm", "RecordRules", "Verdict", "form_of", "judge", "select_rows"]
+from workbench.core.batch import mapped
 
 Path: TypeAlias = tuple[int | str, ...]
 
@@ -99,15 +99,7 @@ def _named_tensors(batch: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]
 
 def select_rows(batch: Any, keep: Tensor) -> Any:
     """Return a batch of those of its records that ``keep``, bool ``[n_records]``, names; containers keep their kind."""
-    if isinstance(batch, Tensor):
-        return batch[keep.to(batch.device)]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(select_rows(part, keep) for part in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(select_rows(part, keep) for part in batch)
-    if isinstance(batch, Mapping):
-        return {key: select_rows(part, keep) for key, part in batch.items()}
-    return batch
+    return mapped(batch, lambda tensor: tensor[keep.to(tensor.device)])
 
 
 def form_of(batch: Any) -> BatchForm | None:

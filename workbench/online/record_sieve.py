@@ -9,8 +9,6 @@ from typing import Any
 
 from workbench.online.record_rules import BatchForm, RecordRules, form_of, judge, select_rows
 
-__all__ = ["RecordLimitError", "RecordSieve"]
-
 Report = Callable[[str, float, str], None]
 """Takes reason, number of records so far rejected for it, and a sentence."""
 
@@ -20,21 +18,13 @@ class RecordLimitError(RuntimeError):
 
 
 class RecordSieve:
-    """What stands between a stream and the trainer.
-
-    Rejected records are reported at most once per reason in ``rules.report_seconds``.
-
-    Attributes:
-        accepted: Records handed on.
-        rejected: Records taken out.
-        reasons: Of these, how many for which reason.
-    """
+    """What stands between a stream and the trainer; reports once per reason in ``rules.report_seconds``."""
 
     def __init__(self, rules: RecordRules, report: Report, clock: Callable[[], float] = time.monotonic) -> None:
         self.rules = rules
-        self.accepted = 0
-        self.rejected = 0
-        self.reasons: Counter[str] = Counter()
+        self.accepted = 0  # records handed on
+        self.rejected = 0  # records taken out
+        self.reasons: Counter[str] = Counter()  # of these, how many for which reason
         self._report_to = report
         self._clock = clock
         self._form: BatchForm | None = None
@@ -45,11 +35,7 @@ class RecordSieve:
         self._recent_rejected = 0
 
     def sift(self, batch: Any) -> Any | None:
-        """Return the good records of a batch, or None when there is none.
-
-        Raises:
-            RecordLimitError: When too many were rejected.
-        """
+        """Return the good records of a batch, or None; a RecordLimitError when too many were rejected."""
         if self._form is None:
             self._form = form_of(batch)
         if self._form is None:
@@ -70,9 +56,6 @@ class RecordSieve:
         """Take back that a batch, as `sift` returned it, was accepted: the network could not compute with it.
 
         With ``forget_form`` the next batch is to say how batches are built, because no other was good yet.
-
-        Raises:
-            RecordLimitError: When too many were rejected.
         """
         form = form_of(batch)
         n_records = 1 if form is None else max(judge(batch, form, RecordRules()).n_records, 1)
@@ -82,7 +65,7 @@ class RecordSieve:
         self._count(n_records, {reason: n_records})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts, to go on counting: ``accepted``, ``rejected``, ``reasons``, ``recent``."""
+        """Return the counts, to go on counting; the form of a batch is learned from the next one."""
         return {
             "accepted": self.accepted,
             "rejected": self.rejected,
@@ -91,7 +74,7 @@ class RecordSieve:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting where ``state_dict`` was taken; the form of a batch is learned anew."""
+        """Go on counting where ``state_dict`` was taken."""
         self.accepted, self.rejected = state["accepted"], state["rejected"]
         self.reasons = Counter(state["reasons"])
         self._recent = deque((records, rejected) for records, rejected in state["recent"])

@@ -30,8 +30,6 @@ from workbench.training.boosted import Boosted
 from workbench.training.checkpoint import checkpoint_state, restore_generators
 from workbench.training.outcome import StepOutcome
 
-__all__ = ["OnlineSession", "RefusedBatchError"]
-
 _FIGURES_EVERY = 100  # steps between two looks at rates and table sizes where no Prequential says otherwise
 _REFUSED_IN_A_ROW = 3  # so many batches that the network cannot compute with are its fault and not theirs
 
@@ -42,13 +40,7 @@ class RefusedBatchError(Exception):
 
 @dataclass(eq=False)
 class OnlineSession(Callback):
-    """State of one online training besides the model's; arguments as for ``RecModel.online_train``.
-
-    Attributes:
-        columns: The newest figures, by column.
-        numbers: Epoch and step that a resumed run continues.
-        trace: Where steps are recorded; None without a recorder.
-    """
+    """State of one online training besides the model's; arguments as for ``RecModel.online_train``."""
 
     boosted: Boosted
     interrupts: Interrupts
@@ -63,9 +55,10 @@ class OnlineSession(Callback):
     def __post_init__(self) -> None:
         self.sieve = RecordSieve(self.rules or RecordRules(), self._report_rejected)
         self.n_drifts = 0
-        self.columns: dict[str, float] = {}
+        self.columns: dict[str, float] = {}  # the newest figures
         self.trace: OnlineTrace | None = None
-        self.numbers = (0, 0)
+        self.numbers = (0, 0)  # epoch and step that a resumed run continues
+        self.feed: Feed  # what the trainer is fed with, once `open` was called
         self._position = StreamPosition()
         self._generators: dict[str, Any] | None = None
         self._context: RunContext | None = None
@@ -73,19 +66,12 @@ class OnlineSession(Callback):
         self._n_refused = 0
         self._n_steps = 0
         self._figured = (time.perf_counter(), self.sieve.accepted)
-        self._feed: Feed | None = None
 
     # Feeding
 
-    @property
-    def feed(self) -> Feed:
-        """What the trainer is fed with."""
-        assert self._feed is not None, "open() comes first"
-        return self._feed
-
     def open(self, stream: Iterable[Any] | OpenStream, queue_size: int) -> Feed:
-        """Return the feed of a stream, at the place where this session is, which reads so many batches ahead."""
-        self._feed = Feed(
+        """Return the feed of a stream, at the place where this session is."""
+        self.feed = Feed(
             stream,
             self._position,
             queue_size=queue_size,
@@ -94,7 +80,7 @@ class OnlineSession(Callback):
             stopped=lambda: self._context is not None and self._context.get_stop_requested(),
             opened=self._restore_generators,
         )
-        return self._feed
+        return self.feed
 
     # In a step
 
@@ -104,11 +90,7 @@ class OnlineSession(Callback):
         return is_first
 
     def saw(self, prediction: Any, label: Any) -> None:
-        """Take what the first forward pass of a step predicted, and what it should have been.
-
-        Raises:
-            ValueError: When they are to be measured and are no tensors that fit each other.
-        """
+        """Take what the first forward pass of a step predicted, and what it should have been."""
         if self.prequential is None:
             return
         if not (isinstance(prediction, Tensor) and isinstance(label, Tensor)):
@@ -119,11 +101,7 @@ class OnlineSession(Callback):
         self.prequential.see(prediction, label)
 
     def refuse(self, error: RefusedBatchError, state: CallbackParameters) -> None:
-        """Skip the batch of this step, which the network could not compute with; the step is taken back.
-
-        Raises:
-            BaseException: The cause itself, when several in a row were refused, or records are not checked.
-        """
+        """Skip the batch of this step; raise the cause when several in a row were refused, or nothing is checked."""
         self._is_in_step = False
         self._n_refused += 1
         cause = error.__cause__ or error
@@ -183,7 +161,6 @@ class OnlineSession(Callback):
     # As a callback
 
     def __enter__(self) -> Self:
-        """Begin to record."""
         if self.recorder is not None:
             self.trace = OnlineTrace(self.boosted, self.recorder, self.figures_after, gradients=self.record_gradients)
         return self
@@ -197,8 +174,8 @@ class OnlineSession(Callback):
         state = run_context.original_args()
         if self.interrupts.asked:
             run_context.request_stop()
-        if self.trace is not None:
-            self.trace.write_if_due()
+        if self.trace is not None and self.trace.due():
+            self.trace.write()
         if self.checkpoints is not None and self.checkpoints.is_due(self.boosted.step_index):
             self._save(state)
         if self.publisher is not None and self.publisher.is_due(self.boosted.step_index):
@@ -223,7 +200,6 @@ class OnlineSession(Callback):
         self.checkpoints.save(content, self.boosted.step_index, wait=wait)
 
     def __exit__(self, *_: object) -> None:
-        """End the threads and write what was recorded."""
         with contextlib.ExitStack() as endings:  # each of them, whatever becomes of the others; the last one first
             if self.trace is not None:
                 endings.callback(self.trace.write)
@@ -254,11 +230,7 @@ class OnlineSession(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken; the random generators follow when the stream is open.
-
-        Raises:
-            ValueError: When this run has parts that the other had not.
-        """
+        """Go on where ``state_dict`` was taken; the random generators follow when the stream is open."""
         if "online" not in state:
             raise ValueError("the checkpoint was not written by online training; it names no place in a stream")
         online = state["online"]

@@ -16,23 +16,16 @@ from typing import Any, NamedTuple
 from workbench.core.sampler_epoch import tell_epoch
 from workbench.mindspore.model_arguments import check_dataset
 
-__all__ = ["OpenStream", "Read", "StreamPosition", "check_stream", "read_stream"]
-
 OpenStream = Callable[[int], Iterable[Any]]
 """Opens a stream after so many batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """A place between two batches.
+    """A place between two batches."""
 
-    Args:
-        epoch: Pass over the data, from 1; a stream that is read once stays in its first.
-        offset: Batches of this pass that lie before the place, rejected ones included.
-    """
-
-    epoch: int = 1
-    offset: int = 0
+    epoch: int = 1  # pass over the data; a stream that is read once stays in its first
+    offset: int = 0  # batches of this pass that lie before the place, rejected ones included
 
 
 class Read(NamedTuple):
@@ -54,9 +47,6 @@ def read_stream(
     """Yield the batches from a place on, and None at the end of each pass; call ``opened`` once when at that place.
 
     Without an opener, batches before the place are read and dropped: right for what yields the same batches each time.
-
-    Raises:
-        ValueError: When data that is replayed holds no batch, or ``stream`` opens something else than an iterable.
     """
     position = start
     while True:

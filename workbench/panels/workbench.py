@@ -123,7 +123,7 @@ class Workbench(Panel):
         with contextlib.suppress(Exception):
             _load_panels()
             from workbench.tasks import load_task
-            from workbench.training.network_facts import network_facts
+            from workbench.training.task_look import network_facts
 
             self.shared.learn(network_facts(load_task(task), with_weights=False))
         self._loaded.set()

@@ -14,8 +14,6 @@ import psutil
 
 from workbench.runs.schema import SCHEMA_VERSION
 
-__all__ = ["collect_environment"]
-
 # Packages whose version can change a result or a picture.
 _PACKAGES = (
     "boost-workbench",
@@ -44,15 +42,7 @@ def collect_environment(
 ) -> dict[str, Any]:
     """Return what ``environment.json`` says about a run, without importing torch or touching a device.
 
-    Args:
-        device: Description of the device in use, from whoever knows it; kept as it is.
-        seed: Seed of the run; None when there is none.
-        data_hash: Hash of the training data; empty when the task names none.
-        task: Name of the task.
-        level: Boost level, ``"O0"`` to ``"O2"``.
-
-    Returns:
-        A dictionary that can be written as JSON; memory is in bytes. No host or user name is in it.
+    No host or user name is in it, and ``device`` is kept as it is given.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -64,7 +54,8 @@ def collect_environment(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu_model(),
-        "cores": _usable_cores(),
+        # Those this process may use, which in a container is often fewer than the machine has.
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "memory_bytes": psutil.virtual_memory().total,
         "versions": _installed_versions(),
     }
@@ -85,10 +76,3 @@ def _cpu_model() -> str:
             if key.strip() == "model name" and value.strip():
                 return value.strip()
     return platform.processor() or platform.machine()
-
-
-def _usable_cores() -> int:
-    # The cores this process may run on, which in a container is often fewer than the machine has.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

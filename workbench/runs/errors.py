@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["RunError", "TelemetryError"]
-
 
 class RunError(ValueError):
     """A folder, or a file in it, is not what a run directory holds; the message says which and what to do."""

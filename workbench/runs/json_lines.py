@@ -1,9 +1,8 @@
 """Append-only JSON lines: what a run is made of while it is being written.
 
-One line is one record, as a JSON object whose fields at their default are left out. A line counts only once its
-line end is there, so a process killed in the middle of a write leaves a torn tail that every reader passes over.
-``NaN``, ``Infinity`` and ``-Infinity`` stand for themselves, as Python's ``json`` writes and reads them: a loss
-that became inf is exactly what somebody will look for.
+One line is one record, a JSON object without the fields at their default. A line counts only once its line end is
+there, so a process killed in the middle of a write leaves a torn tail that every reader passes over. ``NaN`` and
+``Infinity`` stand for themselves: a loss that became inf is exactly what somebody will look for.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from typing import Any
 
 from workbench.core.records import Event, ExponentCounts, StepRecord
 from workbench.runs.errors import RunError
-
-__all__ = ["encode_events", "encode_steps", "field_defaults", "intact_size", "read_rows"]
 
 _STEP_FIELDS = [field for field in fields(StepRecord) if field.name not in {"grad_exponents", "columns"}]
 _STEP_NAMES = [field.name for field in _STEP_FIELDS]
@@ -48,23 +45,15 @@ def encode_events(events: Iterable[Event]) -> bytes:
 
 
 def intact_size(content: bytes) -> int:
-    """Return how many leading bytes are whole lines.
-
-    What follows the last line end was torn off by a kill. NUL bytes are what a power cut leaves where a block
-    was promised space but never written; everything from the first of them on is lost.
-    """
+    """Return how many bytes are whole lines, before a tail torn off by a kill or the NUL bytes of a power cut."""
     hole = content.find(b"\0")
     return content.rfind(b"\n", 0, hole if hole >= 0 else len(content)) + 1
 
 
 def read_rows(path: Path, *, chunk: int = 65_536) -> Iterator[list[dict[str, Any]]]:
-    """Yield the whole lines of a file, possibly still growing, as dictionaries; a torn tail is passed over.
+    """Yield the whole lines of a file, possibly still growing, in lists of at most ``chunk`` to bound the memory.
 
-    They come in lists of at most ``chunk``, which keeps the memory of a long run's dictionaries bounded.
-
-    Raises:
-        RunError: When a whole line is not a JSON object.
-        FileNotFoundError: When there is no such file.
+    A torn tail is passed over; a whole line that is no JSON object is a RunError.
     """
     rows: list[dict[str, Any]] = []
     with path.open("rb") as file:
@@ -109,14 +98,9 @@ def _histogram_row(histogram: ExponentCounts) -> dict[str, Any]:
 
 
 def _event_row(event: Event) -> dict[str, Any]:
-    row: dict[str, Any] = {"step": event.step, "kind": event.kind}
-    if event.subject:
-        row["subject"] = _storable(event.subject)
-    if event.value == event.value:
-        row["value"] = event.value
-    if event.message:
-        row["message"] = _storable(event.message)
-    return row
+    rest = {"subject": _storable(event.subject), "value": event.value, "message": _storable(event.message)}
+    said = {name: value for name, value in rest.items() if value == value and value != ""}
+    return {"step": event.step, "kind": event.kind, **said}
 
 
 def _storable(text: str) -> str:

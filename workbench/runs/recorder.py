@@ -20,8 +20,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Set
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,6 @@ from workbench.runs import tables, writer_lock
 from workbench.runs.errors import RunError, TelemetryError
 from workbench.runs.json_lines import encode_events, encode_steps, intact_size, read_rows
 from workbench.runs.schema import COLUMNS, SCHEMA_VERSION, is_method_column
-
-__all__ = ["RunRecorder", "new_run_id"]
 
 _TABLES = (tables.STEPS, tables.EVENTS)
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
@@ -47,17 +44,15 @@ def new_run_id() -> str:
 class RunRecorder:
     """Write one run: blocks of steps and events while it goes on, Parquet and a summary at its end.
 
-    Made by ``create`` or ``reopen``. It is an ``EventSink``: ``emit`` may be called from any thread at any time;
-    the events wait in memory and go to the disk with the next ``write``. As a context manager it closes the run
-    on the way out, which keeps everything but does not finish it: without ``finish`` it counts as killed.
-
-    Attributes:
-        path: The run directory.
+    Made by ``create`` or ``reopen``. It is an ``EventSink``: ``emit`` may be called from any thread, and the events go
+    to the disk with the next ``write``. As a context manager it closes the run on the way out, which keeps everything
+    but does not finish it: without ``finish`` it counts as killed. ``path`` is the run directory.
     """
 
-    def __init__(self, path: Path, counts: _Counts) -> None:
+    def __init__(self, path: Path, n_steps: int = 0, overflow_steps: int = 0, columns: Set[str] = frozenset()) -> None:
         self.path = path
-        self._counts = counts
+        self.n_steps = n_steps  # on the disk
+        self._overflow_steps, self._columns = overflow_steps, set(columns)  # columns: those of methods
         self._state = "open"
         self._pending: list[Event] = []
         self._pending_lock = threading.Lock()
@@ -106,7 +101,7 @@ class RunRecorder:
                 write_text_atomically(path / name, text)
             for table in _TABLES:
                 (path / f"{table.name}.jsonl").touch()
-        return cls(path, _Counts())
+        return cls(path)
 
     @classmethod
     def reopen(cls, path: str | os.PathLike[str], *, next_step: int | None = None) -> RunRecorder:
@@ -133,30 +128,21 @@ class RunRecorder:
                 _repair(path / "events.jsonl", next_step)
                 rows = _repair(path / "steps.jsonl", next_step)
                 overflow_steps = sum(bool(row.get("overflow", False)) for row in rows)
-                counts = _Counts(len(rows), overflow_steps, set[str]().union(*rows) - COLUMNS.keys())
-                if strange := sorted(name for name in counts.columns if not is_method_column(name)):
+                columns = set[str]().union(*rows) - COLUMNS.keys()
+                if strange := sorted(name for name in columns if not is_method_column(name)):
                     raise RunError(f"{path}: unknown column `{strange[0]}`; the file was damaged after it was written")
             except BaseException:
                 writer_lock.release(path)
                 raise
-        return cls(path, counts)
+        return cls(path, len(rows), overflow_steps, columns)
 
     @property
     def run_id(self) -> str:
         """Name of the run directory."""
         return self.path.name
 
-    @property
-    def n_steps(self) -> int:
-        """Number of steps on the disk."""
-        return self._counts.steps
-
     def emit(self, event: Event) -> None:
-        """Take one event; it goes to the disk with the next block.
-
-        Raises:
-            TelemetryError: When the run is closed.
-        """
+        """Take one event, which goes to the disk with the next block; a TelemetryError when the run is closed."""
         self._require_open()
         with self._pending_lock:
             self._pending.append(event)
@@ -166,13 +152,12 @@ class RunRecorder:
 
         Raises:
             ValueError: When a method's column has no namespace, as in ``dim_reduce.rho``.
-            TelemetryError: When the block cannot be written, for example because the disk is full. Nothing of
-                the block is on the disk then, what was written before is intact, and the same call may be
-                made again; emitted events are kept for it.
+            TelemetryError: When the block cannot be written, for example because the disk is full. Nothing of it is on
+                the disk then, and the same call may be made again; emitted events are kept for it.
         """
         records = list(records)
         columns = set().union(*(record.columns for record in records if record.columns))
-        for name in columns - self._counts.columns:
+        for name in columns - self._columns:
             if not is_method_column(name):
                 raise ValueError(f"a method's column must be named like `dim_reduce.rho`, got {name!r}")
         with self._write_lock:
@@ -190,14 +175,12 @@ class RunRecorder:
                 with self._pending_lock:
                     self._pending = emitted + self._pending
                 raise
-            self._counts.columns |= columns
-            self._counts.steps += len(records)
-            self._counts.overflow_steps += sum(1 for record in records if record.overflow)
+            self._columns |= columns
+            self.n_steps += len(records)
+            self._overflow_steps += sum(1 for record in records if record.overflow)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Turn the lines into Parquet, write the summary and close the run.
-
-        The lines are removed last: a crash at any point leaves a run that reads back whole.
+        """Turn the lines into Parquet, write the summary and close the run; a crash at any point leaves a whole run.
 
         Args:
             summary: Results, as plain values; ``metric`` is what ``list_runs`` shows. Counts and the time of the end
@@ -209,16 +192,13 @@ class RunRecorder:
         """
         with self._write_lock:
             self._require_open()
-            recorded = {
-                "steps": self._counts.steps,
-                "overflow_steps": self._counts.overflow_steps,
-                "finished": datetime.now(UTC).isoformat(),
-            }
+            counts = {"steps": self.n_steps, "overflow_steps": self._overflow_steps}
+            recorded = {**counts, "finished": datetime.now(UTC).isoformat()}
             text = _json_text({**summary, "recorded": recorded}, "summary")
             self.write(())
             with _telemetry_errors(f"finish the run {self.path}", "everything recorded is intact"):
                 for table in _TABLES:
-                    tables.compact(self.path, table, self._counts.columns)
+                    tables.compact(self.path, table, self._columns)
                 write_text_atomically(self.path / "summary.json", text)
                 for table in _TABLES:
                     (self.path / f"{table.name}.jsonl").unlink()
@@ -226,11 +206,7 @@ class RunRecorder:
             writer_lock.release(self.path)
 
     def close(self) -> None:
-        """Write the events still waiting and stop writing; a run that is not finished can be reopened.
-
-        Raises:
-            TelemetryError: When the waiting events cannot be written; the run is closed all the same.
-        """
+        """Write the events still waiting, or raise TelemetryError, and stop writing; the run can be reopened."""
         with self._write_lock:
             if self._state != "open":
                 return
@@ -252,15 +228,6 @@ class RunRecorder:
     def _require_open(self) -> None:
         if self._state != "open":
             raise TelemetryError(f"the run {self.path} is {self._state}; nothing more can be recorded in it")
-
-
-@dataclass
-class _Counts:
-    """What ``finish`` and ``list_runs`` must know of the steps without reading them again."""
-
-    steps: int = 0
-    overflow_steps: int = 0
-    columns: set[str] = field(default_factory=set)  # those of methods
 
 
 def _append_all(blocks: Mapping[Path, bytes]) -> None:

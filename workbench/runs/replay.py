@@ -1,21 +1,18 @@
 """Replay a recorded run under other loss-scale policies, without training.
 
-For every recorded window the largest scale that would not have overflowed is estimated. A scaled gradient overflows
-float16 beyond 65504, so it is 65504 / (largest unscaled gradient), where only gradients that are computed in float16
-count; a run under float16 autocast records their maximum (``amp.float16_grad_amax``). The gradients of activations,
-which may overflow first, are not recorded; how much larger they are (the *headroom*) is calibrated on the run's own
-overflows. What was observed stands above what is estimated: a window that overflowed has a threshold below the scale
-it used, one that did not has a threshold at least as large. The policies are then simulated exactly
-(``loss_scale.simulate``).
+For every recorded window the largest scale that would not have overflowed is estimated: 65504 / (largest unscaled
+gradient computed in float16, ``amp.float16_grad_amax``). The gradients of activations, which may overflow first, are
+not recorded; how much larger they are (the *headroom*) is calibrated on the run's own overflows. What was observed
+stands above what is estimated: a window that overflowed has a threshold below the scale it used, one that did not has a
+threshold at least as large. The policies are then simulated exactly (``loss_scale.simulate``).
 
 The assumption is that the trajectory stays the same: a skipped or an additional update changes later gradients a
-little, which the prediction ignores. The stated range covers that by repeating the simulation with all thresholds moved
-by the error either way, and, for short runs, a few times with every threshold moved on its own at random by as much as
-neighbouring windows differ, and once without bursts (in long runs that averages out). A policy that skips many updates
-holds its trajectory up: after k updates it stands where the recording stood after k, however many steps that took. A
-fixed scale that is too large at first may so never get on, though later gradients would fit it. Such policies are
-simulated once more on that slower trajectory. Reruns of ``topics-gpt`` under float16 autocast, 80 steps, confirm the
-range: each of five policies predicted from each of five recordings; ``studies/loss_scale_windows`` has dozens more.
+little. The stated range covers that by simulations with all thresholds moved by the error either way, and, for short
+runs, with every threshold moved on its own at random by as much as neighbouring windows differ, and once without
+bursts. A policy that skips many updates holds its trajectory up: after k updates it stands where the recording stood
+after k, so a fixed scale that is too large at first may never get on. Such policies are simulated once more on that
+slower trajectory. Reruns of ``topics-gpt`` under float16 autocast, 80 steps, confirm the range: each of five policies
+predicted from each of five recordings; ``studies/loss_scale_windows`` has dozens more.
 """
 
 from __future__ import annotations
@@ -40,16 +37,6 @@ from workbench.loss_scale import (
     underflow_share,
 )
 from workbench.runs import Run
-
-__all__ = [
-    "ReplayResult",
-    "Thresholds",
-    "estimate_thresholds",
-    "mean_underflow",
-    "policy_columns",
-    "recorded_exponents",
-    "replay",
-]
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -86,30 +73,19 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What each policy would have done.
+    """What each policy would have done."""
 
-    Args:
-        table: One row per policy: its parameters, ``overflows`` with ``overflows_low`` and ``overflows_high``,
-            ``wasted_share`` (skipped / windows), ``underflow_share``, ``final_scale``, ``mean_log2_scale``.
-        thresholds: What the prediction rests on.
-        recorded_overflows: Overflows of the recorded run itself.
-        assumption: The assumption in one sentence.
-        windows: Number of windows replayed.
-    """
-
+    # One row per policy: its parameters, ``overflows`` with ``overflows_low`` and ``overflows_high``, ``wasted_share``
+    # (skipped / windows), ``underflow_share``, ``final_scale``, ``mean_log2_scale``.
     table: pd.DataFrame
-    thresholds: Thresholds
-    recorded_overflows: int
-    assumption: str
-    windows: int
+    thresholds: Thresholds  # what the prediction rests on
+    recorded_overflows: int  # of the recorded run itself
+    assumption: str  # in one sentence
+    windows: int  # how many were replayed
 
 
 def estimate_thresholds(run: Run) -> Thresholds:
-    """Estimate per window of a run with ``grad_amax`` the largest scale that does not overflow.
-
-    Raises:
-        ValueError: When the run recorded no gradients, or used no loss scale to calibrate with.
-    """
+    """Estimate per window the largest scale that does not overflow; a ValueError when the run recorded too little."""
     steps = run.steps
     windows = steps[steps["grad_amax"].notna() | steps["overflow"]] if len(steps) else steps
     if not len(windows) or not windows["grad_amax"].notna().any():
@@ -146,13 +122,7 @@ def estimate_thresholds(run: Run) -> Thresholds:
 def replay(run: Run, policies: Sequence[ScalePolicy], *, thresholds: Thresholds | None = None) -> ReplayResult:
     """Predict what loss-scale policies, of which hundreds cost seconds, would have done to a recorded run.
 
-    Args:
-        run: The recorded run.
-        policies: Policies to judge.
-        thresholds: What ``estimate_thresholds`` said of this run; None asks it.
-
-    Raises:
-        ValueError: When there is nothing to replay or no policy was given.
+    ``thresholds`` are what ``estimate_thresholds`` said of it, if it was asked.
     """
     if not policies:
         raise ValueError("`policies` is empty; name at least one loss-scale policy to replay")
@@ -233,8 +203,8 @@ def _held_up(thresholds: Thresholds, policies: Sequence[ScalePolicy], noise: Flo
 def _calibrate(excess: Floats, overflow: NDArray[np.bool_]) -> tuple[float, float, float]:
     """Find the headroom h (log2) for which ``excess > -h`` best matches the recorded overflows.
 
-    Returns the headroom (of those that match best the one nearest to 0, which is what 65504 alone says), how far the
-    others lie from it, at most 1, and the share of windows that even the best gets wrong.
+    Also returned: how far other headrooms that match as well lie from it, at most 1, and the share of windows that even
+    the best gets wrong.
     """
     if not overflow.any():  # only a bound is known: at these scales nothing overflowed
         return min(0.0, -float(excess.max())), 1.0, 0.0
@@ -253,10 +223,9 @@ def _calibrate(excess: Floats, overflow: NDArray[np.bool_]) -> tuple[float, floa
 def recorded_exponents(
     run: Run, thresholds: Thresholds, most: int | None = None
 ) -> tuple[NDArray[np.int64], ExponentTable]:
-    """Return the exponent histograms of a run, those of a window's groups added up.
+    """Return the windows that have histograms, as positions in the thresholds, and one histogram row for each.
 
-    First the positions in the thresholds of the windows that have histograms ``[n]``, of which at most so many are
-    taken, an even choice; then their table of ``n`` rows.
+    Groups are added up; of more than ``most`` windows an even choice is taken.
     """
     filled = np.flatnonzero(run.steps["grad_exponents"].map(len).to_numpy() > 0)
     if most is not None and filled.size > most:
@@ -294,8 +263,8 @@ def _table(cells: Sequence[Sequence[Mapping[str, Any]]]) -> ExponentTable:
 def mean_underflow(exponents: ExponentTable, scales: Floats) -> Floats:
     """Return per policy the mean share of gradient elements below float16's smallest number, shape ``[n_policies]``.
 
-    ``scales`` are those of each policy at the windows of the table, ``[n_policies, n_at]``. Windows whose gradients are
-    all zero do not count; without any other the share is NaN.
+    ``scales`` are those of each policy at the windows of the table, ``[n_policies, n_at]``; windows whose gradients are
+    all zero do not count.
     """
     total, counted = np.zeros(len(scales)), 0
     at_once = max(1, _TABLE_CELLS // max(1, len(scales)))  # a long run has millions of cells

@@ -1,8 +1,7 @@
 """A recorded run, opened for replay: what each answer needs is read once, so that a slider answers at once.
 
-``replay`` judges policies with a range, which takes a dozen simulations and every recorded histogram. Here
-is the middle of that range alone, and the scale itself over the steps; underflow is read from an even choice of the
-histograms.
+Here is the middle of `replay`'s range alone, and the scale itself over the steps; underflow is read from an even choice
+of the histograms.
 """
 
 from __future__ import annotations
@@ -24,32 +23,18 @@ from workbench.runs.replay import (
     replay,
 )
 
-__all__ = ["ReplayedRun", "policy_grid", "recorded_policy", "usual_windows"]
-
 _HISTOGRAMS = 2000  # as many as an exponent map shows
 _LADDER = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 _LONG_RUN = 100_000
 
 
 class ReplayedRun:
-    """A recorded run and its thresholds.
-
-    Args:
-        run: A recorded run with ``grad_amax``.
-
-    Attributes:
-        run: The run.
-        thresholds: The largest scale that does not overflow, per window.
-        recorded: The policy it ran with; None when it had group scales or its configuration cannot be read.
-
-    Raises:
-        ValueError: When the run recorded no gradients.
-    """
+    """A recorded run with ``grad_amax``, and its thresholds; a ValueError when it recorded no gradients."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.thresholds = estimate_thresholds(run)
-        self.recorded = recorded_policy(run)
+        self.recorded = recorded_policy(run)  # that it ran with
         steps = self.thresholds.steps
         self._windows, self._exponents = recorded_exponents(run, self.thresholds, _HISTOGRAMS)
         window_of_step = np.searchsorted(steps, run.steps["step"].to_numpy())
@@ -61,12 +46,7 @@ class ReplayedRun:
         return len(self.thresholds.steps)
 
     def judge(self, policies: list[ScalePolicy]) -> pd.DataFrame:
-        """Say what policies would have done, without a range.
-
-        Each costs milliseconds, in a run of a million steps a window below a thousand seconds. One row per policy:
-        ``kind``, ``init``, ``factor``, ``window``, ``overflows``, ``wasted_share``, ``underflow_share`` (NaN without
-        histograms), ``recorded``.
-        """
+        """Say what policies would have done, without a range, in milliseconds each: one row per policy."""
         result = simulate(self.thresholds.scale, policies, at=self._windows)
         return pd.DataFrame(
             {
@@ -121,19 +101,7 @@ def policy_grid(
     minimum: float = 1.0,
     most: int | None = 50,
 ) -> list[ScalePolicy]:
-    """Return every combination of three lists.
-
-    Args:
-        init: Initial scales.
-        factor: Factors.
-        window: Windows, steps.
-        minimum: Floor of the scale.
-        most: Most policies; None for as many as there are.
-
-    Raises:
-        TypeError: When a value is no number.
-        ValueError: When a value is out of its range, a list is empty, or there are too many combinations.
-    """
+    """Return every combination of three lists, at most ``most``; a floor above an initial scale is lowered to it."""
     for name, values in (("init", init), ("factor", factor), ("window", window)):
         if not values:
             raise ValueError(f"`{name}` must name at least one value, got none")

@@ -1,8 +1,4 @@
-"""Read run directories, list them, and remove old ones.
-
-The layout and the order in which a recorder writes it stand in ``recorder.py``. The columns of ``Run.steps`` and
-``Run.events`` and their units are in ``schema.COLUMNS`` and ``schema.EVENT_COLUMNS``.
-"""
+"""Read run directories (`recorder` says what is in them), list them, and remove old ones."""
 
 from __future__ import annotations
 
@@ -29,8 +25,6 @@ from workbench.runs.errors import RunError
 from workbench.runs.json_lines import intact_size
 from workbench.runs.schema import COLUMNS, SCHEMA_VERSION, is_method_column
 from workbench.runs.tables import EVENTS, STEPS, RunTable, read_frame
-
-__all__ = ["Run", "find_runs", "list_runs", "prune_runs", "read_run"]
 
 _DEPTH = 4  # runs/<study>/<run id>, with room for one more level on either side
 _OVERVIEW = {
@@ -93,17 +87,13 @@ class Run:
             for row in self.steps[names].to_numpy(dtype=np.float64).tolist()
         ]
         rows: list[dict[Any, Any]] = self.steps[list(COLUMNS)].to_dict("records")
-        return [
-            StepRecord(**{**row, "grad_exponents": _histograms(row["grad_exponents"])}, columns=own)
-            for row, own in zip(rows, columns, strict=True)
-        ]
+        for row in rows:
+            cells = row["grad_exponents"]
+            row["grad_exponents"] = tuple(ExponentCounts(**{**cell, "counts": tuple(cell["counts"])}) for cell in cells)
+        return [StepRecord(**row, columns=own) for row, own in zip(rows, columns, strict=True)]
 
     def event_records(self) -> list[Event]:
-        """Return the events as records.
-
-        Raises:
-            RunError: When an event is of a kind that this version does not know.
-        """
+        """Return the events as records; a RunError when one is of a kind that this version does not know."""
         try:
             return [
                 Event(int(step), EventKind(kind), subject, float(value), message)
@@ -113,13 +103,14 @@ class Run:
             raise RunError(f"{self.path}: unknown kind of event ({error}); read it with a newer version") from error
 
     def _facts(self) -> dict[str, str]:
+        metric = _metric(self.summary)
         facts = {
             "task": _text(self.environment.get("task")),
             "level": _text(self.environment.get("level")),
             "steps": f"{len(self.steps):,}",
             "overflows": f"{len(self.overflow_steps):,}",
             "duration": f"{self.duration:.1f} s",
-            "metric": _metric_text(self.summary),
+            "metric": f"{metric:.6g} {_text(self.summary.get('metric_name'))}".strip() if metric == metric else "",
             "state": "finished" if self.finished else "not finished",
         }
         return {name: text for name, text in facts.items() if text}
@@ -149,9 +140,9 @@ def read_run(path: str | os.PathLike[str], *, most_histograms: int | None = None
 
     Args:
         path: ``<root>/<run id>``.
-        most_histograms: Keep the ``grad_exponents`` of at most so many steps, evenly chosen; the others are empty as
-            on steps without. Histograms take most of the time of a long run: of a million steps with one every tenth,
-            all are read in seconds, 2000 in a fraction of one, none in a third of that. None keeps all.
+        most_histograms: Keep the ``grad_exponents`` of at most so many steps, evenly chosen; None keeps all. They take
+            most of the time of a long run: of a million steps with one every tenth, all are read in seconds, 2000 in a
+            fraction of one, none in a third of that.
 
     Returns:
         The run; whatever a kill tore off the end of its last block is left out.
@@ -181,10 +172,7 @@ def read_run(path: str | os.PathLike[str], *, most_histograms: int | None = None
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
-    """Return the run directories below a folder, symbolic links left out, sorted by path.
-
-    Args:
-        root: Folder of runs, or of studies with runs; searched four levels deep.
+    """Return the run directories below a folder, four levels deep, symbolic links left out, sorted by path.
 
     Raises:
         RunError: When there is no such folder.
@@ -222,9 +210,9 @@ def prune_runs(
 ) -> list[Path]:
     """Remove old runs, and only runs.
 
-    A run goes when it is not among the ``keep`` newest and has not changed for ``older_than_days``; a rule left
-    out lets every run go. Runs that are being written stay, and so do folders that are not clearly runs, symbolic
-    links, and whatever lies behind them.
+    A run goes when it is not among the ``keep`` newest and has not changed for ``older_than_days``; a rule left out
+    lets every run go. Runs that are being written stay, and so do folders that are not clearly runs, and symbolic
+    links.
 
     Args:
         root: Folder of runs, or of studies with runs.
@@ -259,10 +247,6 @@ def prune_runs(
         for path in chosen:
             shutil.rmtree(path)
     return chosen
-
-
-def _histograms(cells: tuple[Mapping[str, Any], ...]) -> tuple[ExponentCounts, ...]:
-    return tuple(ExponentCounts(**{**cell, "counts": tuple(cell["counts"])}) for cell in cells)
 
 
 def _why_no_folder(path: Path) -> str:
@@ -380,8 +364,3 @@ def _is_certainly_run(path: Path) -> bool:
 def _metric(summary: Mapping[str, Any]) -> float:
     value = summary.get("metric")
     return float(value) if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63) else math.nan
-
-
-def _metric_text(summary: Mapping[str, Any]) -> str:
-    value = _metric(summary)
-    return f"{value:.6g} {_text(summary.get('metric_name'))}".strip() if value == value else ""

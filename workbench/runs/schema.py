@@ -1,24 +1,13 @@
 """What the columns of a run mean, and in which unit they are.
 
-One description serves the JSON lines of a running run, the Parquet files of a finished one, the DataFrames that
-readers get, and the documentation. Besides the fixed columns, every method in use may add float columns of its
-own under a name with a dot, ``dim_reduce.rho`` for example; such a column may appear late in a run, and is NaN
-on the steps without it.
+One description serves JSON lines, Parquet files, DataFrames and documentation. Besides the fixed columns, methods add
+float columns under a name with a dot, such as ``dim_reduce.rho``; they may appear late in a run, and are NaN on steps
+without a value.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-__all__ = [
-    "COLUMNS",
-    "EVENT_COLUMNS",
-    "METHOD_COLUMNS",
-    "SCHEMA_VERSION",
-    "ColumnInfo",
-    "column_info",
-    "is_method_column",
-]
 
 SCHEMA_VERSION = 1
 """Grows when an older reader would misread a run; stands in ``environment.json``."""
@@ -26,22 +15,13 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ColumnInfo:
-    """Documentation of one column.
+    """Documentation of one column."""
 
-    Args:
-        kind: ``"int64"``, ``"float64"``, ``"bool"``, ``"str"``, ``"list of float64"`` or ``"list of histograms"``.
-        unit: Unit as an axis title shows it; empty for names and truth values, ``"1"`` when dimensionless.
-        description: What the number says and when it is missing, one sentence.
-        mirror: Name in TensorBoard and MLflow; empty for a fixed column that is not shown there, and for a method's
-            own, whose name there has a slash for the dot.
-        repeats: Whether neighbouring steps mostly have the same number, which Parquet then keeps once.
-    """
-
-    kind: str
-    unit: str
-    description: str
-    mirror: str = ""
-    repeats: bool = False
+    kind: str  # "int64", "float64", "bool", "str", "list of float64" or "list of histograms"
+    unit: str  # as an axis title shows it; empty for names and truth values, "1" when dimensionless
+    description: str  # what the number says and when it is missing, one sentence
+    mirror: str = ""  # name in TensorBoard and MLflow of a fixed column that is shown there
+    repeats: bool = False  # whether neighbouring steps mostly have the same number, which Parquet then keeps once
 
 
 def _number(unit: str, description: str, mirror: str = "", *, repeats: bool = False) -> ColumnInfo:
@@ -52,22 +32,15 @@ COLUMNS: dict[str, ColumnInfo] = {
     "step": ColumnInfo("int64", "micro-batches", "Micro-batch index, counted from 0."),
     "seconds": _number("s", "Time since the run began when the step was dispatched."),
     "step_ms": _number("ms", "Wall-clock time of the step.", "time/step_ms"),
-    "loss": _number(
-        "1", "Unscaled loss of this micro-batch; the mean over ranks where several train.", "training/loss"
-    ),
-    "loss_scale": _number(
-        "1", "Scale the backward pass used; 1 without loss scaling.", "loss_scale/scale", repeats=True
-    ),
+    "loss": _number("1", "Unscaled loss of this micro-batch, the mean over ranks.", "training/loss"),
+    "loss_scale": _number("1", "Scale of the backward pass, 1 without.", "loss_scale/scale", repeats=True),
     "loss_scale_after": _number("1", "Scale after the update rule ran.", repeats=True),
     "overflow": ColumnInfo("bool", "", "A gradient of this window was inf or NaN; false where no window ended."),
     "skipped": ColumnInfo("bool", "", "The optimizer update was dropped because of an overflow."),
     "accumulated": ColumnInfo("int64", "micro-batches", "Micro-batches in the gradient when the step ended."),
     "grad_norm": _number("1", "Global L2 norm of the unscaled gradient; NaN where no update was due.", "gradient/norm"),
     "grad_amax": _number(
-        "1",
-        "Largest absolute value of the unscaled gradient, over the tensors without inf or NaN; NaN where no update was "
-        "due.",
-        "gradient/largest",
+        "1", "Largest |unscaled gradient| of the finite tensors; NaN where no update was due.", "gradient/largest"
     ),
     "underflow_share": _number(
         "1",
@@ -76,18 +49,11 @@ COLUMNS: dict[str, ColumnInfo] = {
         "loss_scale/underflow_share",
     ),
     "group_scales": ColumnInfo("list of float64", "1", "Loss scale per group; empty without group scales."),
-    "frozen_groups": ColumnInfo(
-        "int64", "groups", "Number of leading parameter groups that were frozen.", "freezing/frozen_groups"
-    ),
-    "learning_rate": _number(
-        "1", "Learning rate of the first parameter group.", "training/learning_rate", repeats=True
-    ),
+    "frozen_groups": ColumnInfo("int64", "groups", "Leading parameter groups frozen.", "freezing/frozen_groups"),
+    "learning_rate": _number("1", "Learning rate of the first group.", "training/learning_rate", repeats=True),
     "samples": ColumnInfo("int64", "samples", "Number of samples in the micro-batch, those of all ranks together."),
     "memory_bytes": ColumnInfo(
-        "int64",
-        "bytes",
-        "Memory allocated on the device; resident set size (0.1 s old at most) on a CPU.",
-        "memory/bytes",
+        "int64", "bytes", "Allocated on the device; on a CPU resident set size, 0.1 s old at most.", "memory/bytes"
     ),
     "grad_exponents": ColumnInfo(
         "list of histograms",
@@ -111,23 +77,15 @@ EVENT_COLUMNS: dict[str, ColumnInfo] = {
 METHOD_COLUMNS: dict[str, ColumnInfo] = {
     "time.": _number("ms", "Time of one part of the step, as the name says."),
     "amp.float16_grad_amax": _number(
-        "1",
-        "Largest finite absolute unscaled gradient of the parameters whose gradients are computed in float16; NaN on "
-        "steps that overflow and wherever no gradient is computed in float16.",
+        "1", "Largest |unscaled gradient| among those computed in float16; NaN without any and on steps that overflow."
     ),
     "dim_reduce.rho": _number("1", "Share of the quasi-Newton step that was taken, 0 when DimReduce's search failed."),
-    "dim_reduce.trials": _number(
-        "forward passes", "Step lengths that DimReduce tried, each one forward pass on the batch."
-    ),
+    "dim_reduce.trials": _number("forward passes", "Step lengths that DimReduce tried, each one pass on the batch."),
     "dim_reduce.condition": _number(
-        "1",
-        "Condition number of DimReduce's inverse Hessian in the subspace after the step; inf when rounding has made it "
-        "indefinite.",
+        "1", "Condition number of DimReduce's inverse Hessian after the step; inf when rounding made it indefinite."
     ),
     "dim_reduce.explained_variance": _number(
-        "1",
-        "Share of the weight snapshots' variance that DimReduce's components explain together, 0 to 1; on the first "
-        "step only, NaN where it is unknown.",
+        "1", "Share of the snapshots' variance that DimReduce's components explain, 0 to 1; on the first step only."
     ),
     "thor.refreshed": _number("1", "1 on steps at which the Kronecker factors were computed anew."),
     "thor.damping": _number("1", "Damping in force, before its root is added to the factors' diagonals."),
@@ -137,38 +95,26 @@ METHOD_COLUMNS: dict[str, ColumnInfo] = {
         "1", "Share of transfer and host time that the step did not wait for, 0 to 1; NaN where nothing travels."
     ),
     "online.auc": _number(
-        "1",
-        "Area under the ROC curve over the last window of records, each predicted before it was trained on, 0 to 1; "
-        "NaN except on every k-th step.",
+        "1", "Area under the ROC curve of the last window, each record predicted before it was trained on; 0 to 1."
     ),
     "online.log_loss": _number(
-        "nats",
-        "Mean log loss over the last window of records, each predicted before it was trained on; NaN except on every "
-        "k-th step.",
+        "nats", "Mean log loss of the last window, each record predicted before it was trained on."
     ),
     "online.rejected": _number("records", "Records that could not be trained on, since the run began."),
     "online.queue_depth": _number("batches", "Batches that the reader was ahead after the step."),
     "online.wait_ms": _number("ms", "Time the step waited for its batch."),
-    "online.records_per_second": _number(
-        "records / s", "Records trained on per second since the last such figure; NaN except on every k-th step."
-    ),
-    "online.table_rows": _number(
-        "rows", "Rows in use over all growing embedding tables; NaN except on every k-th step."
-    ),
-    "online.table_evictions": _number(
-        "rows",
-        "Rows of growing embedding tables that went from one id to another, since the run began; NaN except on every "
-        "k-th step.",
-    ),
+    "online.records_per_second": _number("records / s", "Records trained on since the last such figure, per second."),
+    "online.table_rows": _number("rows", "Rows in use over all growing embedding tables."),
+    "online.table_evictions": _number("rows", "Rows of growing tables given from one id to another, since the start."),
 }
-"""Method columns by name; a key that ends with a dot stands for every column that starts with it."""
+"""Method columns by name; a key that ends with a dot stands for every column that starts with it.
+
+Area, log loss, records per second and the figures of tables are NaN except on every k-th step.
+"""
 
 
 def column_info(name: str) -> ColumnInfo:
-    """Return the documentation of a step column, fixed or added by a method.
-
-    Args:
-        name: Column of ``Run.steps``; of a method column we do not know only that is said.
+    """Return the documentation of a step column, fixed or added by a method; of an unknown method's only that is said.
 
     Raises:
         KeyError: When the name is neither a fixed column nor has the dot of a method column.

@@ -25,8 +25,6 @@ from workbench.runs.errors import RunError
 from workbench.runs.json_lines import field_defaults, read_rows
 from workbench.runs.schema import COLUMNS, EVENT_COLUMNS, SCHEMA_VERSION, ColumnInfo, column_info, is_method_column
 
-__all__ = ["EVENTS", "STEPS", "RunTable", "compact", "read_frame"]
-
 _HISTOGRAM = pa.struct(
     [
         ("group", pa.string()),
@@ -76,18 +74,9 @@ EVENTS = RunTable("events", EVENT_COLUMNS, field_defaults(Event), may_grow=False
 def read_frame(folder: Path, kind: RunTable, most_histograms: int | None = None) -> pd.DataFrame:
     """Return a table of a run, going on or finished, as a DataFrame whose column types do not depend on its content.
 
-    Numbers and truth values are NumPy columns, text is pandas' ``str``. The list columns hold one tuple per row,
-    of floats or of ``{group, lowest, counts, zeros, nonfinite}`` dictionaries, empty on rows without.
-
-    Args:
-        folder: The run directory.
-        kind: Which table.
-        most_histograms: Keep the dictionaries of at most so many rows, evenly chosen; None keeps all.
-
-    Raises:
-        RunError: When a line is damaged; when a file is no Parquet, or larger than the memory that is free; when a
-            column is missing, of another type, twice there or none of a run's, or lacks a value.
-        FileNotFoundError: When there is neither file.
+    The list columns hold one tuple per row, of floats or of ``{group, lowest, counts, zeros, nonfinite}`` dictionaries,
+    the latter in at most ``most_histograms`` rows, evenly chosen. A RunError says what is damaged, or larger than the
+    memory.
     """
     # The lines first: they are removed only after the Parquet file is in place, so one of the two is always there.
     with contextlib.suppress(FileNotFoundError):
@@ -97,12 +86,7 @@ def read_frame(folder: Path, kind: RunTable, most_histograms: int | None = None)
 
 
 def compact(folder: Path, kind: RunTable, method_columns: Iterable[str]) -> None:
-    """Write the lines of a table as Parquet, replacing that file as a whole; the lines stay.
-
-    Raises:
-        RunError: When a line is damaged.
-        OSError: When the file cannot be written; it is then as it was.
-    """
+    """Write the lines of a table as Parquet, replacing that file as a whole or not at all; the lines stay."""
     schema = kind.schema(method_columns if kind.may_grow else ())
     # A dictionary pays where values repeat; for measured numbers it makes the file a third larger and slower to read.
     repeating = [

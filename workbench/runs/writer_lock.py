@@ -18,8 +18,6 @@ import psutil
 
 from workbench.core.process_identity import is_running, start_ticks
 
-__all__ = ["LOCK_NAME", "acquire", "being_written", "last_change", "release"]
-
 LOCK_NAME = "writer.lock"
 QUIET_SECONDS = 600.0
 """An unfinished run that changed this recently counts as being written even without a lock."""
@@ -27,11 +25,7 @@ FOREIGN_QUIET_SECONDS = 86_400.0
 
 
 def acquire(folder: Path) -> bool:
-    """Take the lock of a run; return False when a living process holds it.
-
-    Raises:
-        OSError: When the lock file cannot be written.
-    """
+    """Take the lock of a run; return False when a living process holds it."""
     if _held(folder, time.time()):
         return False
     (folder / LOCK_NAME).unlink(missing_ok=True)  # left by a killed writer

@@ -19,8 +19,6 @@ import numpy as np
 
 from workbench.tasks.errors import TaskError
 
-__all__ = ["read_array_pickle"]
-
 _MAKES_ARRAY = {"numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct"}
 _ARRAY_OF_BUFFER = {"numpy.core.numeric _frombuffer", "numpy._core.numeric _frombuffer"}  # protocol 5
 _DTYPE, _ARRAY, _CODEC = "numpy dtype", "numpy ndarray", "_codecs encode"
@@ -29,16 +27,14 @@ _KNOWN = _MAKES_ARRAY | _ARRAY_OF_BUFFER | _NO_BYTES | {_DTYPE, _ARRAY, _CODEC}
 _BYTE = {"u1", "|u1", "B", b"u1", b"|u1", b"B"}
 
 _MARK = object()
+_CONSTANTS = {"MARK": _MARK, "NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _OLD_TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
 _VALUES = {"BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"}
 _VALUES |= {"BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
 
 
-@dataclass(frozen=True, eq=False)
-class _Name:
+class _Name(str):
     """What a pickle asks to import: module and name, a space between them."""
-
-    text: str
 
 
 @dataclass(eq=False)
@@ -51,14 +47,10 @@ class _Call:
 
 
 def read_array_pickle(content: bytes) -> dict[Any, Any]:
-    """Return the dictionary that a whole pickle holds.
+    """Return the dictionary that a pickle holds: arrays of unsigned bytes (read-only), numbers, texts, bytes, lists.
 
-    Returns:
-        Its values by key: arrays of unsigned bytes (read-only), numbers, texts, bytes, lists. What is neither, and what
-        lies deeper, comes as an object of no use, unread.
-
-    Raises:
-        TaskError: When it is damaged, or holds or asks for anything else; the sentence says what, not where.
+    What lies deeper comes as an object of no use, unread. A TaskError says that it is damaged, or what else it asks
+    for.
     """
     stack: list[Any] = []
     memo: dict[int, Any] = {}
@@ -78,62 +70,53 @@ def read_array_pickle(content: bytes) -> dict[Any, Any]:
 
 
 def _follow(opcode: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> None:
-    """Do what one opcode says to the stack and the memo."""
     match opcode:
         case "PROTO" | "FRAME":
             pass
-        case "MARK":
-            stack.append(_MARK)
-        case "NONE":
-            stack.append(None)
-        case "NEWTRUE" | "NEWFALSE":
-            stack.append(opcode == "NEWTRUE")
         case "PUT" | "BINPUT" | "LONG_BINPUT":
             memo[argument] = stack[-1]
         case "MEMOIZE":
             memo[len(memo)] = stack[-1]
         case "GET" | "BINGET" | "LONG_BINGET":
             stack.append(memo[argument])
-        case "EMPTY_TUPLE":
-            stack.append(())
         case "TUPLE1" | "TUPLE2" | "TUPLE3":
             stack.append(tuple([stack.pop() for _ in range(int(opcode[-1]))][::-1]))
         case "TUPLE":
             stack.append(tuple(_after_mark(stack)))
-        case "EMPTY_LIST":
-            stack.append([])
         case "LIST":
             stack.append(_after_mark(stack))
-        case "APPEND":
-            _append(stack, [stack.pop()])
-        case "APPENDS":
-            _append(stack, _after_mark(stack))
-        case "EMPTY_DICT":
-            stack.append({})
+        case "APPEND" | "APPENDS":
+            items = [stack.pop()] if opcode == "APPEND" else _after_mark(stack)
+            if type(stack[-1]) is not list:
+                raise TaskError("it is damaged (items for what is no list)")
+            stack[-1].extend(items)
         case "DICT":
             parts = _after_mark(stack)
             stack.append({})
             _set(stack, parts)
-        case "SETITEM":
-            _set(stack, [stack.pop(-2), stack.pop()])
-        case "SETITEMS":
-            _set(stack, _after_mark(stack))
-        case "GLOBAL":
-            stack.append(_known_name(argument))
-        case "STACK_GLOBAL":
-            name, module = stack.pop(), stack.pop()
-            both = f"{module} {name}" if type(module) is type(name) is str else "something without a name"
-            stack.append(_known_name(both))
+        case "SETITEM" | "SETITEMS":
+            _set(stack, [stack.pop(-2), stack.pop()] if opcode == "SETITEM" else _after_mark(stack))
+        case "GLOBAL" | "STACK_GLOBAL":
+            if opcode == "STACK_GLOBAL":
+                name, module = stack.pop(), stack.pop()
+                argument = f"{module} {name}" if type(module) is type(name) is str else "something without a name"
+            if argument not in _KNOWN:
+                raise TaskError(f"it asks for {argument.replace(' ', '.', 1)[:80]!r}")
+            stack.append(_Name(argument))
         case "REDUCE":
             arguments, function = stack.pop(), stack.pop()
             if type(function) is not _Name or type(arguments) is not tuple:
                 raise TaskError("it is damaged (a call of what has no name)")
-            stack.append(_Call(function.text, arguments))
+            stack.append(_Call(function, arguments))
         case "BUILD":
             state = stack.pop()
             if type(stack[-1]) is not _Call:
                 raise TaskError("it is damaged (a state for what was not called)")
             stack[-1].state = state
+        case "EMPTY_LIST" | "EMPTY_DICT":
+            stack.append([] if opcode == "EMPTY_LIST" else {})
+        case _ if opcode in _CONSTANTS:
+            stack.append(_CONSTANTS[opcode])
         case _ if opcode in _VALUES:
             stack.append(argument)
         case _ if opcode in _OLD_TEXTS:
@@ -143,33 +126,18 @@ def _follow(opcode: str, argument: Any, stack: list[Any], memo: dict[int, Any]) 
 
 
 def _after_mark(stack: list[Any]) -> list[Any]:
-    """Take what was put on the stack since the last mark."""
     parts: list[Any] = []
     while (part := stack.pop()) is not _MARK:
         parts.append(part)
     return parts[::-1]
 
 
-def _append(stack: list[Any], parts: list[Any]) -> None:
-    """Add items to the list on top."""
-    if type(stack[-1]) is not list:
-        raise TaskError("it is damaged (items for what is no list)")
-    stack[-1].extend(parts)
-
-
 def _set(stack: list[Any], parts: list[Any]) -> None:
-    """Add keys and values to the dictionary on top."""
     keys = [_value_of(key) for key in parts[::2]]
     # Only these: the hash of a tuple takes as long as its author likes.
     if type(stack[-1]) is not dict or not all(type(key) in {bytes, str, int} for key in keys):
         raise TaskError("it is damaged (a dictionary whose keys are no names)")
     stack[-1].update(zip(keys, parts[1::2], strict=True))
-
-
-def _known_name(text: str) -> _Name:
-    if text not in _KNOWN:
-        raise TaskError(f"it asks for {text.replace(' ', '.', 1)[:80]!r}")
-    return _Name(text)
 
 
 def _value_of(part: Any) -> Any:

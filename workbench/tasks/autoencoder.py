@@ -21,11 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from workbench.tasks.batches import ShuffledBatches, digest_of_tensors
+from workbench.tasks.batches import ShuffledBatches, digest_of_batches
 from workbench.tasks.digits import load_images, read_digits, split_indices
 from workbench.tasks.task import Task
-
-__all__ = ["Autoencoder", "ReconstructionError", "digits_autoencoder", "load_pixels"]
 
 BATCH_SIZE = 128
 EVALUATION_BATCH_SIZE = 150
@@ -46,7 +44,7 @@ def digits_autoencoder() -> Task:
         train=_training_batches,
         evaluate=_evaluation_batches,
         metric="loss",
-        data_hash=f"sklearn.datasets.load_digits pixels, version 2 sha256:{digest_of_tensors(load_pixels())}",
+        data_hash=f"sklearn.datasets.load_digits pixels, version 2 sha256:{digest_of_batches([load_pixels()])}",
         description="deep autoencoder of scikit-learn's handwritten digits",
         steps=600,
     )
@@ -85,7 +83,6 @@ class ReconstructionError(nn.Module):
 
 
 def _layers(widths: tuple[int, ...]) -> nn.Sequential:
-    """Return linear layers with tanh between, none after the last."""
     layers: list[nn.Module] = []
     for n_in, n_out in itertools.pairwise(widths):
         linear = nn.Linear(n_in, n_out)
@@ -96,7 +93,6 @@ def _layers(widths: tuple[int, ...]) -> nn.Sequential:
 
 
 def _split_pixels(seed: int) -> tuple[Tensor, Tensor]:
-    """Return training and evaluation images of the split that the classifiers on the digits use."""
     training, evaluation = split_indices(load_images()[1], seed)
     return load_pixels()[training], load_pixels()[evaluation]
 

@@ -3,9 +3,9 @@
 A *source* is what a task calls ``train`` or ``evaluate``: a re-iterable (list of batches, ``DataLoader``, own class) or
 a callable of a seed (and, if it takes a second argument, of the epoch) that returns one.
 
-The same source, seed and start give the same stream, whatever was drawn before. The global random number generators of
-torch, numpy and ``random`` are swapped for the stream's own while the source produces a batch, seeded by (seed, epoch),
-and generators that a ``DataLoader`` holds are seeded likewise.
+The same source, seed and start give the same stream, whatever was drawn before: while the source produces a batch, the
+global generators of torch, numpy and ``random`` are swapped for the stream's own, seeded by (seed, epoch), and
+generators that a ``DataLoader`` holds are seeded likewise.
 
 Ranks that train together share one stream: rank r of n takes every n-th batch, beginning with batch r, and lets the
 source produce all of them. Where producing is the expensive part, a ``DataLoader`` with a ``DistributedSampler``
@@ -30,30 +30,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from workbench.core.batch import move_batch
 from workbench.tasks.errors import TaskError
-
-__all__ = [
-    "SeekableBatches",
-    "Share",
-    "ShuffledBatches",
-    "check_source",
-    "digest_of_batches",
-    "digest_of_tensors",
-    "endless_batches",
-    "evaluation_batches",
-    "mixed_seed",
-    "opened_once",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Which batches of a stream are a rank's: number ``rank`` and every ``n_ranks``-th after it."""
-
-    rank: int = 0
-    n_ranks: int = 1
-
-
-_EVERYTHING = Share()
 
 
 @runtime_checkable
@@ -133,28 +109,21 @@ def check_source(source: Any, role: str) -> None:
         raise TaskError(f"`{role}` must yield batches, got a single {type(source).__name__}; put batches into a list")
     if isinstance(source, type):
         raise TaskError(f"`{role}` must be an object that yields batches, got the class {source.__name__}")
-    if isinstance(source, Iterable | SeekableBatches):
-        return
-    if not callable(source):
+    if not isinstance(source, Iterable | SeekableBatches) and not callable(source):
         raise TaskError(
             f"`{role}` must be a re-iterable of batches or a function of a seed, got {type(source).__name__}"
         )
-    if _n_positional(source) < 1:
+    if _takes_seed(source) and _n_positional(source) < 1:
         raise TaskError(f"`{role}` must be a function of a seed, got one without parameters; write `def {role}(seed)`")
 
 
-def endless_batches(source: Any, seed: int, start: int = 0, *, share: Share = _EVERYTHING) -> Iterator[Any]:
-    """Yield the batches of a source epoch after epoch, without end, beginning at any position.
+def endless_batches(source: Any, seed: int, start: int = 0, rank: int = 0, n_ranks: int = 1) -> Iterator[Any]:
+    """Yield every ``n_ranks``-th batch of a source, epoch after epoch, without end, after so many of this rank's.
 
     Sources with ``stream(start)`` go there at once; a list or a ``DataLoader`` over a map-style dataset skips whole
-    epochs; others are read from the beginning.
-
-    A callable of a seed only is called once if it returns a re-iterable, and once per epoch with the same seed if it
-    returns an iterator. ``start`` counts batches of the ``share``; a ``DataLoader`` whose sampler knows ranks gives its
-    own.
-
-    Raises:
-        TaskError: When an epoch holds no batch, or a sampler shares data between another number of ranks.
+    epochs; others are read from the beginning. A callable of a seed is called once if it returns a re-iterable, and
+    once per epoch if it returns an iterator or takes the epoch. A ``DataLoader`` whose sampler knows ranks gives its
+    own share.
     """
     if _takes_seed(source):
         with _RandomStream(mixed_seed(seed, 0)).active():
@@ -163,14 +132,14 @@ def endless_batches(source: Any, seed: int, start: int = 0, *, share: Share = _E
             source = opened  # good for every epoch; otherwise it is opened again for each
     else:
         opened = source
-    if share.n_ranks > 1 and _is_shared_already(opened, share.n_ranks):
-        share = _EVERYTHING
-    first = start * share.n_ranks + share.rank
+    if n_ranks > 1 and _is_shared_already(opened, n_ranks):
+        rank, n_ranks = 0, 1
+    first = start * n_ranks + rank
     if isinstance(source, ShuffledBatches):
-        yield from source.stream(first, share.n_ranks)
+        yield from source.stream(first, n_ranks)
         return
     if isinstance(source, SeekableBatches):
-        yield from islice(source.stream(first), 0, None, share.n_ranks)
+        yield from islice(source.stream(first), 0, None, n_ranks)
         return
     has_length = isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset)
     n_batches = len(source) if has_length or isinstance(source, list | tuple) else 0  # where it can be trusted
@@ -182,7 +151,7 @@ def endless_batches(source: Any, seed: int, start: int = 0, *, share: Share = _E
             if to_skip > 0:
                 to_skip -= 1
             else:
-                to_skip = share.n_ranks - 1
+                to_skip = n_ranks - 1
                 yield batch
         if n_seen == 0:
             raise TaskError(f"`train` must yield at least one batch per epoch, got none in epoch {epoch}")
@@ -190,8 +159,8 @@ def endless_batches(source: Any, seed: int, start: int = 0, *, share: Share = _E
 
 
 @dataclass(frozen=True)
-class _EvaluationBatches:
-    """Re-iterable over one pass of a source, with random numbers of its own."""
+class EvaluationBatches:
+    """One pass over a source, with random numbers of its own: the same each time it is read."""
 
     source: Any
     seed: int
@@ -205,23 +174,13 @@ class _EvaluationBatches:
             raise TaskError("`evaluate` must yield at least one batch, got none")
 
 
-def evaluation_batches(source: Any, seed: int) -> Iterable[Any]:
-    """Return one pass over the evaluation data, of the split that ``seed`` chooses; the same each time it is read."""
-    return _EvaluationBatches(source, seed)
-
-
 def mixed_seed(*words: int) -> int:
     """Mix non-negative integers into one 63-bit seed, so that neighbours in (seed, epoch) share no stream."""
     return int(np.random.SeedSequence([abs(int(word)) for word in words]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def digest_of_tensors(*tensors: Tensor) -> str:
-    """Return the SHA-256 of tensors: dtypes, shapes and bytes, as 64 hexadecimal digits."""
-    return digest_of_batches(tensors)
-
-
 def digest_of_batches(batches: Iterable[Any], limit: int | None = None) -> str:
-    """Return the SHA-256 of the first ``limit`` batches (None: of all), as 64 hexadecimal digits."""
+    """Return the SHA-256 of the first ``limit`` batches (None: of all): dtypes, shapes and bytes, 64 hex digits."""
     digest = hashlib.sha256()
     for batch in islice(batches, limit):
         _feed(digest, batch)

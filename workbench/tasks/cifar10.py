@@ -24,13 +24,11 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 from workbench.tasks.array_pickle import read_array_pickle
-from workbench.tasks.batches import ShuffledBatches, digest_of_tensors, mixed_seed
+from workbench.tasks.batches import ShuffledBatches, digest_of_batches, mixed_seed
 from workbench.tasks.digits import ResNet
 from workbench.tasks.errors import TaskError
 from workbench.tasks.schedules import warmup_cosine
 from workbench.tasks.task import Task
-
-__all__ = ["cifar10_task", "read_batch"]
 
 BATCH_SIZE = 128
 EVALUATION_BATCH_SIZE = 500
@@ -47,7 +45,11 @@ def cifar10_task(place: str) -> Task:
 
     ``place`` holds the six files, or ``cifar-10-batches-py`` with them; TaskError where one is not what it should be.
     """
-    folder = _folder_of(Path(place).expanduser())
+    places = Path(place).expanduser(), Path(place).expanduser() / "cifar-10-batches-py"
+    folder = next((folder for folder in places if (folder / _EVALUATION_FILE).is_file()), None)
+    if folder is None:
+        files = f"{_EVALUATION_FILE} and {_TRAINING_FILES[0]} to _5"
+        raise TaskError(f"a folder of CIFAR-10 must hold {files}, got {places[0]}")
     parts = [read_batch(folder / name) for name in _TRAINING_FILES]
     images, targets = (torch.cat(column) for column in zip(*parts, strict=True))
     test_images, test_targets = read_batch(folder / _EVALUATION_FILE)
@@ -60,17 +62,13 @@ def cifar10_task(place: str) -> Task:
         evaluate=partial(_evaluation_batches, test_images, test_targets),
         metric="accuracy",
         scheduler=partial(warmup_cosine, warmup_share=0.1),
-        data_hash=f"cifar-10-batches-py sha256:{digest_of_tensors(images, targets, test_images, test_targets)}",
+        data_hash=f"cifar-10-batches-py sha256:{digest_of_batches([images, targets, test_images, test_targets])}",
         description="ResNet-20 with BatchNorm on CIFAR-10",
     )
 
 
 def read_batch(path: Path) -> tuple[Tensor, Tensor]:
-    """Return the images (uint8 ``[n, 3, 32, 32]``) and classes (int64 ``[n]``) of one published file.
-
-    Raises:
-        TaskError: When it is no such file, or asks for anything but arrays and plain values.
-    """
+    """Return images (uint8 ``[n, 3, 32, 32]``) and classes (int64 ``[n]``) of a published file, or raise TaskError."""
     try:
         size = path.stat().st_size
         if size > _LARGEST_FILE:
@@ -120,13 +118,6 @@ def _training_batches(images: Tensor, targets: Tensor, seed: int) -> ShuffledBat
 def _scaled(images: Tensor) -> Tensor:
     mean, spread = (torch.tensor(values, device="cpu").view(1, 3, 1, 1) for values in (_MEAN, _SPREAD))
     return (images.to(torch.float32) / 255 - mean) / spread
-
-
-def _folder_of(place: Path) -> Path:
-    for folder in (place, place / "cifar-10-batches-py"):
-        if (folder / _EVALUATION_FILE).is_file():
-            return folder
-    raise TaskError(f"a folder of CIFAR-10 must hold {_EVALUATION_FILE} and {_TRAINING_FILES[0]} to _5, got {place}")
 
 
 def _resnet20() -> nn.Module:

@@ -98,7 +98,6 @@ def _endless(law: ClickLaw, start: int, batch_size: int, poison: float, misshape
 
 
 def _spoil_(numbers: Any, labels: Any, drawn: Any, poison: float) -> None:
-    """Spoil a share of the records in place: a NaN, an infinite number, or a label of -1."""
     spoiled = (drawn[:, 0] < poison).nonzero()[0]
     kind = (drawn[spoiled, 1] * 3).astype(np.int64)
     numbers[spoiled[kind == 0], 0] = np.nan
@@ -108,13 +107,6 @@ def _spoil_(numbers: Any, labels: Any, drawn: Any, poison: float) -> None:
 
 class ClickModel(nn.Module):
     """Factorization machine and perceptron over the same embeddings, for ids of any number and kind.
-
-    Args:
-        n_fields: Ids per record.
-        n_numbers: Numbers per record.
-        n_rows: Rows of the table, a multiple of 16.
-        dim: Numbers per embedding.
-        width: Units of the hidden layer.
 
     Reference:
         Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017,

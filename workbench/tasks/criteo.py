@@ -38,8 +38,6 @@ from workbench.tasks.clicks import ClickBatch, ClickModel, row_wise_adam
 from workbench.tasks.errors import TaskError
 from workbench.tasks.task import Task
 
-__all__ = ["N_CATEGORIES", "N_NUMBERS", "CriteoReader", "RejectedLine", "criteo_task", "parse_lines"]
-
 N_NUMBERS, N_CATEGORIES = 13, 26
 N_COLUMNS = 1 + N_NUMBERS + N_CATEGORIES
 EMPTY_CATEGORY = 1 << 32
@@ -64,33 +62,25 @@ class RejectedLine:
 class CriteoReader:
     """Reads batches from Criteo's files, any number of times unless they are standard input.
 
-    ``n_rejected``, ``reasons`` (by kind) and ``rejected`` (the last hundred lines) say what it rejected.
-
-    Args:
-        source: File, folder of files, ``"-"`` for standard input, or an open binary file, which is read once.
-        batch_size: Records per batch, >= 1. The last one may be shorter.
-        limit: Rejected lines that are too many, >= 0; None for no limit.
-        tell: Called with each rejected line.
-
     Raises:
         TaskError: When there is nothing to read, or a number is out of range.
     """
 
     def __init__(
         self,
-        source: str | Path | IO[bytes],
-        batch_size: int = BATCH_SIZE,
+        source: str | Path | IO[bytes],  # file, folder of files, "-" for standard input, or an open file, read once
+        batch_size: int = BATCH_SIZE,  # the last one may be shorter
         *,
-        limit: int | None = 1000,
-        tell: Callable[[RejectedLine], None] = lambda line: None,
+        limit: int | None = 1000,  # rejected lines that are too many; None for no limit
+        tell: Callable[[RejectedLine], None] = lambda line: None,  # called with each
     ) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("limit", limit, 0)):
             if value is not None and value < least:
                 raise TaskError(f"`{name}` must be at least {least}, got {value}")
         self.batch_size, self.limit = batch_size, limit
         self.n_rejected = 0
-        self.reasons: Counter[str] = Counter()
-        self.rejected: list[RejectedLine] = []
+        self.reasons: Counter[str] = Counter()  # for which they were, by kind
+        self.rejected: list[RejectedLine] = []  # the last hundred
         self._tell = tell
         self._opened: IO[bytes] | None = None
         self._files: list[Path] = []
@@ -103,13 +93,7 @@ class CriteoReader:
         return self.batches()
 
     def batches(self, start_line: int = 0, stop_line: int | None = None) -> Iterator[ClickBatch]:
-        """Yield the batches of the lines ``start_line`` (>= 0) up to, not including, ``stop_line`` (None: to the end).
-
-        Rejected lines count as well.
-
-        Raises:
-            TaskError: When a file cannot be read or too many lines were rejected.
-        """
+        """Yield the batches of the lines from ``start_line`` up to, not including, ``stop_line`` (None: to the end)."""
         return (batch for _, batch in self.numbered_batches(start_line, stop_line))
 
     def numbered_batches(self, start_line: int = 0, stop_line: int | None = None) -> Iterator[tuple[int, ClickBatch]]:
@@ -159,10 +143,7 @@ class CriteoReader:
 def parse_lines(
     lines: list[bytes],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32], dict[int, str]]:
-    """Turn lines into ids ``[n, 26]``, numbers ``[n, 13]`` and labels ``[n]``, and give the reasons of bad lines.
-
-    The rows of a line that is no record hold nothing of use; its reason stands under its index.
-    """
+    """Turn lines into ids ``[n, 26]``, numbers ``[n, 13]``, labels ``[n]``, and the reasons of bad lines by index."""
     bad: dict[int, str] = {}
     rows: list[list[bytes]] = []
     for index, line in enumerate(lines):
@@ -173,7 +154,7 @@ def parse_lines(
             columns = _NOTHING
         rows.append(columns)
     behind = 1 + N_NUMBERS
-    labels = _read_cells(rows, slice(0, 1), _label, bad, "a label that is neither 0 nor 1")
+    labels = _read_cells(rows, slice(0, 1), {b"0": 0, b"1": 1}.get, bad, "a label that is neither 0 nor 1")
     counts = _read_cells(rows, slice(1, behind), _count, bad, "no whole number").astype(np.float64)
     what = "no category of up to 8 hexadecimal digits"
     categories = _read_cells(rows, slice(behind, N_COLUMNS), _category, bad, what)
@@ -185,11 +166,7 @@ def parse_lines(
 def criteo_task(place: str) -> Task:
     """Return the task of a log in Criteo's form: the recommender of ``clicks``, larger, judged by its ROC curve.
 
-    The first lines are kept for evaluation, training reads the others in their order, again and again. Standard input
-    can be read only once and is for ``CriteoReader``.
-
-    Raises:
-        TaskError: When there is nothing to read, or no line of it is a record.
+    The first lines are kept for evaluation, training reads the others in their order, again and again.
     """
     if place == "-":
         raise TaskError("the task `criteo:` needs a file or folder; standard input cannot be read again for evaluation")
@@ -261,10 +238,6 @@ def _bounded_lines(file: IO[bytes] | gzip.GzipFile | BufferedReader) -> Iterator
 
 
 _NOTHING = [b"0", *[b""] * (N_NUMBERS + N_CATEGORIES)]  # stands in for a line that has no columns
-
-
-def _label(cell: bytes) -> int | None:
-    return {b"0": 0, b"1": 1}.get(cell)
 
 
 def _count(cell: bytes) -> int | None:

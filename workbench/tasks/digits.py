@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from workbench.tasks.batches import ShuffledBatches, digest_of_tensors, mixed_seed
+from workbench.tasks.batches import ShuffledBatches, digest_of_batches, mixed_seed
 from workbench.tasks.schedules import warmup_cosine
 from workbench.tasks.task import Task
 
@@ -50,7 +50,7 @@ def _digits_task(name: str, model: type[nn.Module], learning_rate: float, descri
         evaluate=_evaluation_batches,
         metric="accuracy",
         scheduler=functools.partial(warmup_cosine, warmup_share=0.1),
-        data_hash=f"sklearn.datasets.load_digits sha256:{digest_of_tensors(*load_images())}",
+        data_hash=f"sklearn.datasets.load_digits sha256:{digest_of_batches(load_images())}",
         description=description,
         steps=180,
     )
@@ -61,7 +61,6 @@ def read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return what ``sklearn.datasets.load_digits`` returns as ``data`` and ``target``, without importing scikit-learn.
 
     Importing ``sklearn.datasets`` takes longer than anything else that ``workbench train`` does before its first step.
-    Grey levels are 0 to 16, shape ``[1797, 64]``, classes 0 to 9, shape ``[1797]``.
     """
     found = importlib.util.find_spec("sklearn")
     for folder in [] if found is None else found.submodule_search_locations or []:

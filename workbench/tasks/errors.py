@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TaskError"]
-
 
 class TaskError(ValueError):
     """A task cannot be found, loaded or used as written; the message names the part, the rule and what came."""

@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import re
 import sys
@@ -18,8 +17,6 @@ from typing import Any
 
 from workbench.tasks.errors import TaskError
 from workbench.tasks.task import Task
-
-__all__ = ["BUILT_IN", "load_task"]
 
 # Name -> module, and what it is.
 _BUILT_IN = {
@@ -66,7 +63,11 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
     if spec.endswith(".py") or not colon:
         place, attribute = spec, ""
     if place.endswith(".py"):
-        path = _found_file(place, folder)
+        tried = _places(place, folder)
+        path = next((path.resolve() for path in tried if path.is_file()), None)
+        if path is None:
+            looked = " and ".join(str(path.absolute()) for path in tried)
+            raise TaskError(f"task file {place} is not there; looked at {looked}")
         return _task_of(_load_file(path), attribute or "task", str(path))
     if not attribute or not re.fullmatch(r"\w+(\.\w+)*", place):
         near = difflib.get_close_matches(spec, BUILT_IN, n=1)
@@ -78,7 +79,6 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
 
 
 def _task_of_data(kind: str, place: str, folder: str | Path | None) -> Task:
-    """Return the task of a kind on data of the user's."""
     if not place:
         raise TaskError(f"task {kind}: needs the place of its data, write {kind}:path/to/data")
     tried = _places(place, folder)
@@ -88,16 +88,7 @@ def _task_of_data(kind: str, place: str, folder: str | Path | None) -> Task:
     return dataclasses.replace(task, spec=f"{kind}:{found}")
 
 
-def _found_file(place: str, folder: str | Path | None) -> Path:
-    tried = _places(place, folder)
-    for path in tried:
-        if path.is_file():
-            return path.resolve()
-    raise TaskError(f"task file {place} is not there; looked at {' and '.join(str(path.absolute()) for path in tried)}")
-
-
 def _places(place: str, folder: str | Path | None) -> list[Path]:
-    """Return where something may lie: here, then in ``folder``."""
     path = Path(place).expanduser()
     return [path] if folder is None or path.is_absolute() else [path, Path(folder) / path]
 
@@ -114,11 +105,8 @@ def _load_file(path: Path) -> ModuleType:
     name = "_".join(("workbench_task", re.sub(r"\W", "_", path.stem), fingerprint))
     if name in sys.modules:
         return sys.modules[name]
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    if module_spec is None or module_spec.loader is None:
-        raise TaskError(f"task file {path} cannot be loaded as Python")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[name] = module
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
     folder = str(path.parent)
     # First while it runs, as for a script; last afterwards, so that its neighbours shadow nothing of ours.
     sys.path.insert(0, folder)

@@ -1,10 +1,9 @@
 """Other ways to read the same training batches: from samples that stay on the device, or ahead of the training.
 
-Both give the batches of the source, bit for bit and in its order, or leave the source alone and warn why.
-
-Ahead of the training a *process* reads, not a thread: a source may draw from the process's random number generators,
-which are swapped for the stream's own while it produces (``workbench.tasks.batches``), and the training draws from them
-at the same time.
+Both give the batches of the source, bit for bit and in its order, or leave the source alone and warn why. Ahead of the
+training a *process* reads, not a thread: a source may draw from the process's random number generators, which are
+swapped for the stream's own while it produces (``workbench.tasks.batches``), and the training draws from them at the
+same time.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 
 from workbench.core.batch import move_batch
 from workbench.tasks.batches import ShuffledBatches, opened_once
-
-__all__ = ["gains_from_memory", "read_ahead", "resident"]
 
 _AHEAD = 4  # batches: enough to even out a slow one, few enough to hold twice
 
@@ -59,10 +56,7 @@ def resident(source: Any, device: torch.device) -> Any:
 
 
 def gains_from_memory(source: Any, seed: int, device: torch.device) -> bool:
-    """Return whether `resident` makes batches otherwise than the source does: not sample by sample, or not on the host.
-
-    A source that is a function of a seed is opened with ``seed``.
-    """
+    """Return whether `resident` makes batches otherwise than the source: not sample by sample, or not on the host."""
     once = opened_once(source)
     opened = source if once is None else once(seed)
     if isinstance(opened, DataLoader):

@@ -8,15 +8,11 @@ from functools import partial
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-__all__ = ["warmup_cosine", "warmup_cosine_factor"]
-
 
 def warmup_cosine_factor(step: int, total_steps: int, warmup_share: float, floor: float) -> float:
     """Return the factor on the base rate: a linear rise, then half a cosine down to ``floor``, where it stays.
 
-    Reference:
-        Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", ICLR 2017, arXiv:1608.03983,
-        equation 5, one cycle.
+    Loshchilov and Hutter, "SGDR", ICLR 2017, arXiv:1608.03983, equation 5, one cycle.
     """
     warmup_steps = round(warmup_share * total_steps)
     if step < warmup_steps:

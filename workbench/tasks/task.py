@@ -3,11 +3,9 @@
     task = Task(name="mine", model=build_model, loss=nn.CrossEntropyLoss(), optimizer=build_optimizer,
                 train=train_loader, evaluate=eval_loader, metric="accuracy")
 
-The fields are what the user writes down. The methods are what the loop asks for; they check what the user's functions
-return and turn a surprise into one sentence.
-
-Random numbers: ``model()`` draws from torch's global generator, so seed it before. Batches never do
-(``workbench.tasks.batches``).
+The fields are what the user writes down. The methods are what the loop asks for; they turn a surprise in what the
+user's functions return into one sentence. ``model()`` draws from torch's global generator, so seed it before; batches
+never do (``workbench.tasks.batches``).
 """
 
 from __future__ import annotations
@@ -28,8 +26,6 @@ from workbench.core.batch import batch_size_of
 from workbench.core.metrics import Direction, MetricAccumulator, MetricError, MetricRule, metric_rule
 from workbench.tasks import batches as _batches
 from workbench.tasks.errors import TaskError
-
-__all__ = ["Task", "is_criterion"]
 
 # First parameter names that betray a criterion among the plain functions, see is_criterion.
 _PREDICTION_NAMES = frozenset(
@@ -197,28 +193,26 @@ class Task:
             start: Batches that this rank has used already, >= 0: training resumed there sees what it would have seen.
 
         Raises:
-            TaskError: When one of them is negative or no whole number, or the sampler shares data between another
-                number of ranks than train.
+            TaskError: When one of them is no whole number from 0 on, or the sampler shares data between other ranks.
         """
-        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
-            raise TaskError(f"`start` must be a number of batches, 0 or more, got {start!r}")
-        share = _batches.Share(ranks.rank(), ranks.world_size())
-        return _batches.endless_batches(self.train, _checked_seed(seed), start, share=share)
+        _check_number("seed", seed)
+        _check_number("start", start)
+        return _batches.endless_batches(self.train, seed, start, ranks.rank(), ranks.world_size())
 
     def evaluation_batches(self, seed: int) -> Iterable[Any]:
         """Return one pass over the evaluation data of this seed's split; may be iterated again."""
-        return _batches.evaluation_batches(self.evaluate, _checked_seed(seed))
+        _check_number("seed", seed)
+        return _batches.EvaluationBatches(self.evaluate, seed)
 
     def compute_loss(self, model: Callable[..., Any], batch: Any) -> Tensor:
         """Return the scalar loss of one batch.
 
         Args:
             model: The model, or anything called like it.
-            batch: What the data source yields.
+            batch: What the data source yields; a pair where the loss is a criterion.
 
         Raises:
-            TaskError: When the batch is no pair though the loss is a criterion, the criterion cannot take what the
-                model returns, or the loss is no scalar tensor.
+            TaskError: When the loss cannot take the batch or what the model returns, or is no scalar tensor.
         """
         if is_criterion(self.loss):
             if not isinstance(batch, list | tuple) or len(batch) != 2:
@@ -314,11 +308,9 @@ class Task:
 def is_criterion(loss: Any) -> bool:
     """Return whether a loss is called as ``loss(model(x), y)`` rather than ``loss(model, batch)``.
 
-    Criteria are ``nn.Module`` objects and functions of ``torch.nn.functional``, also under ``functools.partial``.
-
-    Raises:
-        TaskError: When ``loss`` is not callable, is a class, cannot take two arguments, or is a plain function whose
-            first parameter is called like a prediction: such a function would be handed a model.
+    Criteria are ``nn.Module`` objects and functions of ``torch.nn.functional``, also under ``functools.partial``. A
+    TaskError refuses what can be called in neither way, and plain functions whose first parameter is named like a
+    prediction: they would be handed a model.
     """
     if isinstance(loss, type):
         name = loss.__name__
@@ -349,10 +341,9 @@ def is_criterion(loss: Any) -> bool:
     return False
 
 
-def _checked_seed(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise TaskError(f"`seed` must be a whole number, 0 or more, got {seed!r}")
-    return seed
+def _check_number(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TaskError(f"`{name}` must be a whole number, 0 or more, got {value!r}")
 
 
 def _described(value: Any) -> str:
@@ -367,7 +358,6 @@ def _described(value: Any) -> str:
 
 
 def _likely_output(value: Any) -> str:
-    """Return what to write as ``outputs`` for something that is no tensor: the best guess, as Python text."""
     if isinstance(value, Mapping):
         tensors = [key for key, part in value.items() if isinstance(part, Tensor)]
         return repr(next((key for key in _USUAL_KEYS if key in tensors), tensors[0] if tensors else "logits"))

@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW
 
-from workbench.tasks.batches import ShuffledBatches, digest_of_tensors
+from workbench.tasks.batches import ShuffledBatches, digest_of_batches
 from workbench.tasks.schedules import warmup_cosine
 from workbench.tasks.task import Task
-
-__all__ = ["ByteTransformer", "load_text", "topics_gpt", "training_starts"]
 
 CONTEXT = 64
 BATCH_SIZE = 16
@@ -41,7 +39,7 @@ def topics_gpt() -> Task:
         evaluate=_evaluation_batches,
         metric="bits_per_byte",
         scheduler=functools.partial(warmup_cosine, warmup_share=0.1, floor=0.1),
-        data_hash=f"pydoc_data.topics of Python {platform.python_version()} sha256:{digest_of_tensors(load_text())}",
+        data_hash=f"pydoc_data.topics of Python {platform.python_version()} sha256:{digest_of_batches([load_text()])}",
         description="byte-level transformer on the text of Python's help topics",
         steps=300,
     )

@@ -32,8 +32,6 @@ from workbench.training.boosted import Boosted
 from workbench.training.course import changes_length, has_schedule
 from workbench.training.precision import Precision, cast_model_
 
-__all__ = ["AutoBoost", "apply", "fitted_config", "read_config"]
-
 _log = logging.getLogger("workbench")
 _noted: set[str] = set()
 
@@ -41,9 +39,7 @@ _noted: set[str] = set()
 def read_config(config: BoostConfig | Mapping[str, Any] | str | Path | None) -> BoostConfig:
     """Return a validated configuration from whatever names one; None or an empty string stand for the defaults.
 
-    Raises:
-        ConfigError: When it cannot be read or is not valid; the message names the key.
-        TypeError: When it is of another kind.
+    A ConfigError names the key that is not valid, a TypeError what is of another kind.
     """
     if config is None or config == "":
         return BoostConfig()
@@ -217,16 +213,12 @@ class AutoBoost:
         """Process a network and its optimizer for training, in the order of :mod:`workbench.methods.registry`.
 
         Args:
-            network: Changed in place and returned.
+            network: Changed in place and returned, marked with the plan: from now on what acts on this network.
             optimizer: Rebuilt when parameters or groups change; a method may wrap or replace it. Learning-rate
                 schedulers belong on the returned optimizer.
             criterion: What judges the network's output; a head is normalised only where this is known to be a
                 classification. A network that ends in torch's criterion says so itself.
             example_inputs: What methods may call the network with, see :func:`workbench.apply`.
-
-        Returns:
-            The network, marked with the plan, and the optimizer to train with. From now on ``plan`` says what acts on
-            this network: a method that finds nothing to do is not in effect.
         """
         preparation = Preparation(
             network,
@@ -277,7 +269,6 @@ class AutoBoost:
         return drawn[0]
 
     def __repr__(self) -> str:
-        """Say what is in effect."""
         return f"AutoBoost({self.level!r}: {self.plan.summary()})"
 
 
@@ -286,10 +277,8 @@ def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimize
 
     One that is named takes over what the given one trains: a parameter that the given one does not hold stays
     untrained, a group with a rate of its own keeps its ratio to the others, and one without weight decay stays without.
-    Without a name the hyper-parameters that the section sets are changed in the given one.
-
-    Raises:
-        ValueError: When the given optimizer lacks a hyper-parameter that is set.
+    Without a name the hyper-parameters that the section sets are changed in the given one; a ValueError when it lacks
+    one.
     """
     section = config.optimizer
     if section is None:

@@ -20,8 +20,6 @@ from torch.optim import Optimizer
 from workbench.core.wrapped_model import unwrapped
 from workbench.training.precision import Precision
 
-__all__ = ["OptimizersAverage", "averages_weights"]
-
 _KEPT = 16
 """Batches that are kept: references, so that nothing is copied, and their memory is not given back meanwhile."""
 
@@ -32,10 +30,7 @@ def averages_weights(optimizer: Optimizer) -> bool:
 
 
 class OptimizersAverage:
-    """Puts the average of an optimizer with ``train()`` and ``eval()`` into the weights' place.
-
-    A model with BatchNorms gets a hook that keeps what it was last called with in training.
-    """
+    """Puts the average of an optimizer in the weights' place; of a model with BatchNorms a hook keeps the inputs."""
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
         self._optimizer = optimizer

@@ -51,8 +51,6 @@ from workbench.training.gradient_reduction import GradientReduction, broadcast_f
 from workbench.training.outcome import StepOutcome
 from workbench.training.precision import Precision, avoid_broken_kernel_
 
-__all__ = ["Boosted", "GradientObserver"]
-
 _STATEFUL = ("optimizer", "loss_scaling", "window", "update")
 
 #: Called at the end of every window with the trained parameters that have gradients, before the update.
@@ -60,7 +58,7 @@ GradientObserver = Callable[[list[nn.Parameter]], None]
 
 
 class Boosted:
-    """A model and its optimizer under a plan, for a training loop of any kind.
+    """A model and its optimizer under a plan, for a training loop of any kind; made by `apply`, or by hand.
 
     Five lines of a loop change::
 
@@ -72,31 +70,20 @@ class Boosted:
             boosted.step()
         with boosted.evaluating():
             accuracy = evaluate(model)
-
-    Args:
-        model: The processed model.
-        optimizer: The processed optimizer; it may train another group from step to step (`GroupSchedule`).
-        loss_scaling: Scale, rule and skip decision.
-        accumulation_steps: Micro-batches per update (>= 1), multiplied by those the plan's methods ask for.
-        precision: Number formats; None means as built.
-        plan: What is in effect; its methods take part in the step. None when assembled by hand.
-        notes: What became of the network, one line each.
-        criterion: What judges the model's output today; ``boosted.criterion`` is the one to train with.
-        make_scheduler: Today's learning-rate schedule, see :class:`~workbench.training.course.Course`.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: Optimizer,
+        model: nn.Module,  # processed
+        optimizer: Optimizer,  # processed; it may train another group from step to step (`GroupSchedule`)
         *,
-        loss_scaling: LossScaling | None = None,
-        accumulation_steps: int = 1,
-        precision: Precision | None = None,
-        plan: Plan | None = None,
-        notes: Sequence[str] = (),
-        criterion: Any = None,
-        make_scheduler: Callable[[Optimizer, int], Any] | None = None,
+        loss_scaling: LossScaling | None = None,  # scale, rule and skip decision
+        accumulation_steps: int = 1,  # micro-batches per update, multiplied by those the plan's methods ask for
+        precision: Precision | None = None,  # None means as built
+        plan: Plan | None = None,  # what is in effect; its methods take part in the step
+        notes: Sequence[str] = (),  # what became of the network, one line each
+        criterion: Any = None,  # what judges the model's output today; `boosted.criterion` is the one to train with
+        make_scheduler: Callable[[Optimizer, int], Any] | None = None,  # today's learning-rate schedule, see `Course`
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -114,11 +101,7 @@ class Boosted:
         self._hooks = self.methods.step_hooks(prepared, optimizer)
         self.criterion = self.methods.criterion(criterion)
         self.course = Course(
-            self.methods,
-            optimizer,
-            self.window.n_steps,
-            make_scheduler=make_scheduler,
-            takes_schedule=self.update.takes_schedule,
+            self.methods, optimizer, self.window.n_steps, make_scheduler, takes_schedule=self.update.takes_schedule
         )
         self._average = OptimizersAverage(model, optimizer) if averages_weights(optimizer) else None
         self.observer: GradientObserver | None = None
@@ -160,8 +143,8 @@ class Boosted:
             loss: Unscaled loss, one element.
 
         Raises:
-            RuntimeError: If the previous ``backward`` was not followed by ``step``, the loss has no gradient, or
-                layers are frozen in a model with reentrant activation checkpoints.
+            RuntimeError: If ``step`` did not follow the previous ``backward``, the loss has no gradient, or layers are
+                frozen in a model with reentrant activation checkpoints.
         """
         if self._loss is not None:
             raise RuntimeError("backward() was already called for this micro-batch; call step() before the next one")
@@ -419,11 +402,7 @@ class Boosted:
         return self.model
 
     def use_freezing_group(self, index: int) -> None:
-        """Freeze for a given group in the coming step (0: nothing), whatever the schedule says; measurements do this.
-
-        Raises:
-            RuntimeError: Without freezing, or inside an accumulation window.
-        """
+        """Freeze for a given group in the coming step (0: nothing), whatever the schedule says; for measurements."""
         if self._schedule is None or self.window.position:
             raise RuntimeError("a freezing group can be chosen only when freezing is on, between windows")
         self._schedule.enter_group(index)
@@ -454,12 +433,7 @@ class Boosted:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where ``state_dict`` of the same set-up was taken: the next step has the same bits on a CPU.
-
-        Raises:
-            RuntimeError: When statistics had been folded there that this model did not have, or the other way round:
-                the weights would load, but the optimizer's state belongs to other parameters.
-        """
+        """Continue exactly where ``state_dict`` of the same set-up was taken, with the same bits on a CPU."""
         model = unwrapped(self.model)
         saved, gradients = (_without_wrappers(state[part], model) for part in ("model", "gradients"))
         if other := sorted(model.state_dict().keys() ^ saved.keys()):
@@ -495,14 +469,12 @@ class Boosted:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy or a pickled object."""
         self.__dict__.update(state["attributes"])
         for parameter, gradient in state["gradients"]:
             parameter.grad = gradient
         register_step_hooks(self.optimizer, state["hooks"])
 
     def __repr__(self) -> str:
-        """Name the model and what is in effect."""
         effect = self.plan.summary() if self.plan is not None else "no plan"
         notes = "".join(f"{note}, " for note in self.notes)
         return f"Boosted({type(self.model).__name__}, {effect}, {notes}step {self.step_index})"

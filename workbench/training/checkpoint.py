@@ -13,8 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from workbench.core.files import write_bytes_atomically
 from workbench.training.boosted import Boosted
 
-__all__ = ["checkpoint_state", "load_checkpoint", "read_checkpoint", "restore_generators", "save_checkpoint"]
-
 _FORMAT = 1
 
 
@@ -43,11 +41,7 @@ def checkpoint_state(boosted: Boosted, scheduler: LRScheduler | None = None) -> 
 
 
 def load_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler | None = None) -> None:
-    """Continue from a file of ``save_checkpoint``; the objects must be built as for the run that wrote it.
-
-    Raises:
-        ValueError: When the file is no checkpoint of this format or belongs to another setup.
-    """
+    """Continue from a file of ``save_checkpoint``, with objects built as for its run, or raise ValueError."""
     state = read_checkpoint(path, boosted.device)
     if (scheduler is None) != (state["scheduler"] is None):
         raise ValueError(f"{path}: the run that wrote it had {'no' if scheduler else 'a'} learning-rate scheduler")
@@ -63,9 +57,7 @@ def load_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler |
 def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
     """Return what `checkpoint_state` gave, possibly with more entries, read without pickle onto a device.
 
-    Raises:
-        FileNotFoundError: When there is no such file.
-        ValueError: When the file is no checkpoint of this format.
+    A ValueError says that the file is no checkpoint of this format.
     """
     try:
         with torch.serialization.safe_globals([np.dtype, np.ndarray]):
@@ -78,6 +70,8 @@ def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
         raise ValueError(f"{path}: not a checkpoint of this package (format {_FORMAT})")
     if missing := [name for name in ("boosted", "scheduler", "torch_rng", "device_rng") if name not in state]:
         raise ValueError(f"{path}: not a checkpoint of this package, it lacks `{missing[0]}`")
+    if not isinstance(state["device_rng"], torch.Tensor | None):
+        raise ValueError(f"{path}: not a checkpoint of this package, `device_rng` is no tensor")
     return state
 
 

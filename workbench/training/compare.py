@@ -18,8 +18,6 @@ from workbench.tasks import Task
 from workbench.training.run import RunMonitor, RunProgress, RunRequest, RunResult, run_task
 from workbench.training.speed import SpeedRatio, measure_speed_ratio
 
-__all__ = ["ComparedSide", "Comparison", "Side", "compare_configs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Side:
@@ -90,9 +88,6 @@ def compare_configs(
     """Train every side with every seed of weights, data order and split, and time every side against the first.
 
     ``on_progress`` is called with the side's label and the run's progress; without ``out`` nothing is recorded.
-
-    Raises:
-        ValueError: With fewer than two sides or no seed.
     """
     if len(sides) < 2:
         raise ValueError(f"a comparison needs at least 2 configurations, got {len(sides)}")

@@ -16,27 +16,20 @@ from torch.optim import Optimizer
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.schedule.method import StandIn, recorded, stretched
 
-__all__ = ["Course"]
-
 _MANY = 10_000
 
 
 class Course:
-    """How long a run is, and how its learning rate goes.
-
-    ``make_scheduler`` returns today's schedule for an optimizer and the updates of its run; None stands for a constant
-    rate, or one that the caller sees to. ``n_micro`` are the forward passes per update, and ``takes_schedule`` says
-    whether a schedule may change the optimizer's rates at all.
-    """
+    """How long a run is, and how its learning rate goes."""
 
     def __init__(
         self,
         methods: MethodsInEffect,
         optimizer: Optimizer,
-        n_micro: int,
+        n_micro: int,  # forward passes per update
+        make_scheduler: Callable[[Optimizer, int], Any] | None = None,  # today's schedule, of so many updates
         *,
-        make_scheduler: Callable[[Optimizer, int], Any] | None = None,
-        takes_schedule: bool = True,
+        takes_schedule: bool = True,  # whether a schedule may change the optimizer's rates at all
     ) -> None:
         self._methods, self._optimizer, self._n_micro = methods, optimizer, n_micro
         needs_none = not getattr(optimizer, "takes_schedule", True)  # as Schedule-Free ones, unless a method has one

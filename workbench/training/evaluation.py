@@ -16,8 +16,6 @@ from workbench.tasks.task import is_criterion
 from workbench.training.precision import Precision
 from workbench.training.setup import kept_generators
 
-__all__ = ["check_outputs", "evaluate", "evaluation_mode"]
-
 _checked: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()
 """Tasks that were looked at in this process, by their id: a study trains one task hundreds of times."""
 
@@ -36,10 +34,7 @@ def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Prec
 
 @contextlib.contextmanager
 def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Put every module into evaluation mode, without gradients, and everything back as it was afterwards.
-
-    torch's random generators are put back, too: the CPU's and the device's.
-    """
+    """Put modules into evaluation mode, without gradients, and afterwards modes and torch's generators back."""
     was_training = [child for module in modules for child in module.modules() if child.training]
     on_device = [] if device.type == "cpu" else [device]
     for module in modules:
@@ -55,8 +50,7 @@ def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Itera
 def check_outputs(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int) -> None:
     """Try a criterion and the metric on one batch each before anything is trained, once per task and process.
 
-    An evaluation may come at the end of hours, and what a model returns does not change on the way. A TaskError or
-    MetricError says what loss or metric cannot take; the first step will tell what else may be wrong with a batch.
+    An evaluation may come at the end of hours. What else may be wrong with a batch, the first step will tell.
     """
     if _checked.get(id(task)) is task:
         return

@@ -1,10 +1,9 @@
 """How much of what a freezing schedule promises do its steps really save?
 
 The promise, the schedule's *limit*, is what the same steps cost in a net whose front layers rest for good: their
-parameters need no gradient, and the optimizer does not know them, nor what hangs on it besides. Whatever freezing by
-schedule costs beyond that is its own: switching layers on and off, walking over parameters without a gradient. The net
-with everything trained, the schedule and its limit take turns in one process, so that the machine does the same to
-each. On a CPU with one thread the time is processor time, which other programs disturb least.
+parameters need no gradient, and the optimizer does not know them, nor what hangs on it besides. The net with everything
+trained, the schedule and its limit take turns in one process, so that the machine does the same to each. On a CPU with
+one thread the time is processor time, which other programs disturb least.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from workbench.core import devices
 from workbench.methods.registry import METHODS
 from workbench.tasks import Task
 from workbench.training.speed import TimedSide, bootstrap_median_interval, take_turns
-
-__all__ = ["FreezingLimit", "measure_freezing_limit"]
 
 Interval = tuple[float, float, float]
 
@@ -54,9 +51,6 @@ def measure_freezing_limit(
     """Measure a freezing schedule against full steps, those of the configuration without it, and against its limit.
 
     Arguments are those of :func:`~workbench.training.speed.measure_speed_ratio`, for a configuration that freezes.
-
-    Raises:
-        ValueError: If freezing is not in effect, or there are fewer than two rounds.
     """
     if not rounds >= 2:
         raise ValueError(f"`rounds` must be at least 2, got {rounds!r}")
@@ -140,11 +134,10 @@ def _reached(times: np.ndarray, seed: int) -> Interval:
     """Return saved time / saveable time, both as medians over rounds; rounds are drawn together."""
     rng = np.random.default_rng(seed)
     picks = rng.integers(0, len(times), size=(2000, len(times)))
-    saved = 1.0 - np.median((times[:, 1] / times[:, 0])[picks], axis=1)
-    saveable = 1.0 - np.median((times[:, 2] / times[:, 0])[picks], axis=1)
-    middle_saved = 1.0 - np.median(times[:, 1] / times[:, 0])
-    middle_saveable = 1.0 - np.median(times[:, 2] / times[:, 0])
-    if not middle_saveable > 0.0 or not np.all(saveable > 0.0):
+    relative = times[:, 1:] / times[:, :1]
+    saved, saveable = 1.0 - np.median(relative[picks], axis=1).T
+    middle = 1.0 - np.median(relative, axis=0)
+    if not middle[1] > 0.0 or not np.all(saveable > 0.0):
         return (float("nan"),) * 3
     low, high = np.quantile(saved / saveable, [0.025, 0.975])
-    return float(middle_saved / middle_saveable), float(low), float(high)
+    return float(middle[0] / middle[1]), float(low), float(high)

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-__all__ = ["GradientReduction", "broadcast_from_first", "require_same_tensors"]
-
 _BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's size: large enough for bandwidth, small enough to overlap copies
 
 
@@ -33,11 +31,7 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: distributed.ProcessGr
 
 
 def require_same_tensors(model: nn.Module) -> None:
-    """Refuse a model that is not the same on all ranks, by name, shape and dtype, before a tensor is received.
-
-    Raises:
-        RuntimeError: On every rank; the message names the first difference.
-    """
+    """Refuse, on every rank, a model that is not the same on all of them, before a tensor is received."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     own = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
     gathered: list[Any] = [None] * distributed.get_world_size()
@@ -61,10 +55,10 @@ def _described(tensor: tuple[str, tuple[int, ...], str] | None) -> str:
 class GradientReduction:
     """Replaces gradients by their average over ranks.
 
-    Which parameters have gradients must agree between ranks to send anything at all. Those without a gradient on one
-    rank and with one on another count as zero there; those without anywhere are left out. As long as some are left
-    out, the ranks ask each other at every window (an accelerator waits for the answer); a set of parameters that all
-    had gradients once is not asked about again, and what lacks one later counts as zero.
+    Which parameters have gradients must agree between ranks to send anything at all: those without one on some rank
+    count as zero there, those without anywhere are left out. As long as some are left out, the ranks ask each other at
+    every window (an accelerator waits for the answer); a set of parameters that all had gradients once is not asked
+    about again.
     """
 
     def __init__(self, group: distributed.ProcessGroup | None = None) -> None:

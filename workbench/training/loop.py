@@ -26,8 +26,6 @@ from workbench.training.boosted import Boosted
 from workbench.training.outcome import StepOutcome
 from workbench.training.trace_buffer import TraceBuffer
 
-__all__ = ["training_loop"]
-
 
 def training_loop(
     boosted: Boosted,

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["BoostStep", "StepOutcome"]
-
 
 class BoostStep(NamedTuple):
     """The triple that the train-one-step modules return; every entry is a tensor of shape ``()`` on the device."""

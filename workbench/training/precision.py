@@ -21,8 +21,6 @@ from torch.optim import SGD, Optimizer
 
 from workbench.core.batch import mapped
 
-__all__ = ["Precision", "avoid_broken_kernel_", "cast_model_"]
-
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -66,11 +64,10 @@ def cast_model_(model: nn.Module, precision: Precision) -> None:
 
 
 def avoid_broken_kernel_(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Switch torch's fused SGD off where weights are float16 or bfloat16 on a CPU.
+    """Switch torch's fused SGD off where weights are float16 or bfloat16 on a CPU, in the given groups.
 
     There its kernel leaves half of every vector of weights as it was (torch 2.13: ``SGD(fused=True)`` on 37 equal
-    bfloat16 weights with equal gradients moves only some). The fused Adam and Adagrad are right. Nothing is lost: a
-    CPU has no synchronisation to avoid. ``fused`` is set to False in the given groups of the optimizer that steps.
+    bfloat16 weights with equal gradients moves only some). A CPU has no synchronisation to avoid, so nothing is lost.
     """
     if not isinstance(optimizer, SGD):
         return

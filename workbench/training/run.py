@@ -1,11 +1,9 @@
 """Run a task under a configuration, record it in a run directory, evaluate it on the way.
 
 What was drained from the device is kept until the recorder has it on the disk, so neither a full disk nor Ctrl-C loses
-a step that was measured.
-
-Over several ranks every rank runs this file. All train; rank 0 alone records, evaluates, reports and asks its caller.
-What a clock or a caller decides (drain now, stop) is put to the vote at each step and done by all at the next one, so
-that no rank is left in a collective that the others never reach.
+a step that was measured. Over several ranks every rank runs this file. All train; rank 0 alone records, evaluates,
+reports and asks its caller. What a clock or a caller decides (drain now, stop) is put to the vote at each step and done
+by all at the next one, so that no rank is left in a collective that the others never reach.
 """
 
 from __future__ import annotations
@@ -137,8 +135,7 @@ def run_task(
 
     Raises:
         TaskError: If the model returns something that the loss or the metric cannot take.
-        ValueError: If ``steps`` or ``evaluate_every`` is not at least 1, or ``pause`` is given where ranks train
-            together.
+        ValueError: If a number is out of range, or ``pause`` is given where ranks train together.
         RankFailure: If another rank has died or does not answer.
         TelemetryError: If the run directory cannot be written.
     """
@@ -206,7 +203,6 @@ class _Run:
         self._resumed: float | None = None
 
     def environment(self) -> dict[str, Any]:
-        """Return what ``environment.json`` says of the run."""
         device = {"type": self.device.type, "name": devices.device_name(self.device)}
         environment = collect_environment(
             device={**device, "threads": torch.get_num_threads()},
@@ -232,7 +228,6 @@ class _Run:
             self.snapshots = snapshot_recorder(self.request.config, self.boosted, self.recorder.path)
 
     def train(self) -> None:
-        """Train to the end, or until stopped, pruned or diverged."""
         stop, pause, evaluate_every = self.monitor.stop, self.monitor.pause, self.request.evaluate_every
         if evaluate_every is not None:  # of the loader's batches; at least one forward pass
             evaluate_every = max(round(evaluate_every / self.prepared.batches_per_pass), 1)
@@ -256,7 +251,11 @@ class _Run:
             if self.diverged:
                 break
             if pause is not None and pause.requested() and self.done < self.steps:
-                self._hold(pause)
+                self._stop_clock()  # and wait with everything recorded on the disk and on the screen
+                self.flush()
+                began = time.perf_counter()
+                pause.wait()
+                self._start_clock(left_out=time.perf_counter() - began)
             if stopping or (self.votes is None and stop is not None and stop()):
                 self.stopped = True
                 self._end(f"stopped on request after {self.done} steps")
@@ -288,7 +287,6 @@ class _Run:
         self._report()
 
     def finish(self) -> None:
-        """Close the record of a run that ended by itself, or as it was asked to."""
         if self.recorder is not None:
             self.recorder.finish(self.summary())
         if self.observer is not None:
@@ -317,7 +315,6 @@ class _Run:
                 self.recorder.close()
 
     def result(self) -> RunResult:
-        """Return what the run gave."""
         complete = not self.diverged and bool(self.curve)
         tail = self.losses[-max(1, len(self.losses) // 10) :]
         return RunResult(
@@ -351,14 +348,6 @@ class _Run:
             "notes": list(result.notes),
             **{name: getattr(result, name) for name in (*shown, "message")},
         }
-
-    def _hold(self, pause: Pause) -> None:
-        """Wait while the caller holds the run, with everything recorded on the disk and on the screen."""
-        self._stop_clock()
-        self.flush()
-        began = time.perf_counter()
-        pause.wait()
-        self._start_clock(left_out=time.perf_counter() - began)
 
     def _keep_weights(self) -> None:
         if self.snapshots is not None:
@@ -394,18 +383,14 @@ class _Run:
                 self.observer.write(records, events)
 
     def _judge(self, records: list[StepRecord]) -> list[Event]:
-        """Look for a scale that collapsed."""
         scaling = self.boosted.loss_scaling
         windows = [record for record in records if record.accumulated == self.boosted.window.n_steps]
         if scaling.collapse_after is None or not scaling.checks_overflow or not windows:
             return []
-        at, self.streak = collapsed_at(
-            [record.overflow for record in windows],
-            [_height(record, scaling.minimum) for record in windows],
-            scaling.minimum,
-            scaling.collapse_after,
-            self.streak,
-        )
+        overflowed = [record.overflow for record in windows]
+        heights = [_height(record, scaling.minimum) for record in windows]
+        rule = scaling.minimum, scaling.collapse_after
+        at, self.streak = collapsed_at(overflowed, heights, *rule, self.streak)
         if at is None or self.diverged:
             return []
         step, scale = windows[at].step, windows[at].loss_scale_after

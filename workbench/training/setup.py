@@ -21,8 +21,6 @@ from workbench.tasks.batches import mixed_seed
 from workbench.tasks.reading import read_ahead, resident
 from workbench.training import Boosted, apply
 
-__all__ = ["FirstBatchOfTask", "Prepared", "kept_generators", "prepare", "seed_everything"]
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -64,17 +62,14 @@ def kept_generators(device: torch.device) -> Iterator[None]:
 
 
 class FirstBatchOfTask:
-    """A call of a network as the task makes it, with its loss: what methods may record and try.
-
-    The task's data are opened at the first call.
-    """
+    """A call of a network as the task makes it, with its loss: what methods may record and try."""
 
     def __init__(self, task: Task, seed: int, device: torch.device) -> None:
         self.loss = task.compute_loss
         self.first = functools.cache(lambda: move_batch(next(task.batches(seed)), device))
 
     def __call__(self, network: nn.Module) -> None:
-        """Call a network with the batch."""
+        """Call a network with the first batch, opened then."""
         self.loss(network, self.first())
 
 
@@ -82,8 +77,7 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
     """Build model, optimizer, boosting and scheduler; over several ranks also what averages their gradients.
 
     All ranks begin with rank 0's weights. Their random numbers part ways afterwards, so that dropout draws another mask
-    on each; rank 0 draws what it would draw alone. ``steps`` are the loader's batches that the task is trained for
-    today.
+    on each; rank 0 draws what it would draw alone. ``steps`` are the loader's batches of a training today.
     """
     seed_everything(seed)
     model = task.new_model().to(device)

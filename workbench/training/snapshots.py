@@ -1,11 +1,8 @@
 """Keep the weights of a run as it goes on: what a subspace to train in is computed from.
 
 A snapshot is one ``snapshot_000100.safetensors`` of the trained parameters, float32, under their names in the task's
-model; buffers are not kept. The number counts the steps done, so that the sorted order of the names is the order in
-time, and ``snapshot_000000`` holds the initial weights.
-
-Li et al., arXiv:2103.11154, section 3.3, sample the trajectory from its first weights on; the training in the subspace
-starts from these again.
+model; buffers are not kept. The number counts the steps done; ``snapshot_000000`` holds the initial weights, from which
+the training in the subspace starts again (Li et al., arXiv:2103.11154, section 3.3).
 """
 
 from __future__ import annotations
@@ -31,12 +28,7 @@ FOLDER = "snapshots"
 
 
 def snapshot_steps(every_steps: int, count: int, start_step: int = 0) -> range:
-    """Return after how many steps weights are kept.
-
-    Example:
-        >>> list(snapshot_steps(10, 4)), list(snapshot_steps(5, 3, start_step=20))
-        ([0, 10, 20, 30], [20, 25, 30])
-    """
+    """Return after how many steps weights are kept."""
     return range(start_step, start_step + count * every_steps, every_steps)
 
 
@@ -88,11 +80,7 @@ class SnapshotRecorder:
             )
 
     def after_step(self, done: int) -> Path | None:
-        """Keep the weights if it is time after so many steps (0: before training), and return the file written.
-
-        Raises:
-            DiskFullError: When there is no room for it.
-        """
+        """Keep the weights if it is time after so many steps (0: before training), and return the file written."""
         return self._write(done) if done in self.steps else None
 
     def _write(self, done: int) -> Path | None:
@@ -108,11 +96,7 @@ class SnapshotRecorder:
 
 
 def snapshot_recorder(config: BoostConfig, boosted: Boosted, run_path: Path | None) -> SnapshotRecorder | None:
-    """Return the recorder that section ``snapshots`` asks for, of what the optimizer trains, into a folder of a run.
-
-    None when ``snapshots.count`` is 0, nothing is recorded (no ``run_path``), or another rank is the first one, whose
-    weights are the same.
-    """
+    """Return the recorder that section ``snapshots`` asks for, into a folder of a run, on the first rank."""
     asked = config.snapshots
     if asked.count == 0 or run_path is None or ranks.rank() != 0:
         return None

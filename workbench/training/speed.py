@@ -2,13 +2,11 @@
 
 Both sides train on equal copies, block by block in turn (A B, B A, ...), so that whatever the machine does to one it
 does to the other. A step's cost depends on what it does: with freezing, on how many groups are frozen; with
-accumulation, on whether the window ends. So each kind of step (a *stratum*) is visited in every block, and its time
-is weighted by how often the schedule uses it. What an optimizer does every so many steps only (THOR's refresh) is done
+accumulation, on whether the window ends. So each kind of step (a *stratum*) is visited in every block, and its time is
+weighted by how often the schedule uses it. What an optimizer does every so many steps only (THOR's refresh) is done
 once per block, and what it adds to a step is spread over the steps of a cycle. The ratio is the median over rounds; its
-interval comes from a bootstrap over rounds.
-
-Over several ranks all of them train every block together, and rank 0's clock counts: it decides how many rounds there
-are, and every rank gets its answer.
+interval comes from a bootstrap over rounds. Over several ranks all of them train every block together; rank 0's clock
+counts and decides how many rounds there are.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +26,7 @@ from workbench.config import BoostConfig
 from workbench.core import devices
 from workbench.core import distributed as ranks
 from workbench.methods.protocol import GroupSchedule
+from workbench.optim.thor.optimizer import Thor
 from workbench.tasks import Task
 from workbench.training.setup import prepare
 
@@ -53,35 +52,22 @@ class SpeedRatio:
 
 def measure_speed_ratio(
     task: Task,
-    baseline: tuple[BoostConfig, str],
+    baseline: tuple[BoostConfig, str],  # and its level
     candidate: tuple[BoostConfig, str],
     *,
-    device: torch.device | None = None,
-    seed: int = 0,
-    rounds: int = 8,
-    steps_per_block: int = 6,
-    precision: float = 0.05,
-    loading: bool = False,
-    stop: Callable[[], bool] | None = None,
+    device: torch.device | None = None,  # None takes the accelerator if there is one
+    seed: int = 0,  # of weights and data
+    rounds: int = 8,  # at least; each visits every kind of step of both sides
+    steps_per_block: int = 6,  # at least
+    precision: float = 0.05,  # width of the interval, relative to the ratio, at which no more rounds are added
+    loading: bool = False,  # whether a step includes loading its batch
+    stop: Callable[[], bool] | None = None,  # asked between rounds; True ends the measurement after at least two
+    # Called before every optimizer step, outside the time that is measured; what it raises ends the measurement.
     before_window: Callable[[], None] | None = None,
 ) -> SpeedRatio:
     """Measure the ratio of step times by interleaved blocks.
 
     On a noisy machine rounds are added, up to four times as many, until the interval is narrow enough.
-
-    Args:
-        task: What is trained.
-        baseline: Configuration and level of the base.
-        candidate: Configuration and level in question.
-        device: Where to train; None takes the accelerator if there is one.
-        seed: Seed of weights and data.
-        rounds: Rounds at least; each visits every kind of step of both sides.
-        steps_per_block: Steps per block at least.
-        precision: Width of the interval, relative to the ratio, at which no more rounds are added.
-        loading: Whether a step includes loading its batch.
-        stop: Asked between rounds; True ends the measurement after at least two rounds.
-        before_window: Called before every optimizer step, outside the time that is measured; what it raises ends the
-            measurement without an answer. For one rank.
 
     Raises:
         ValueError: If ``rounds`` or ``steps_per_block`` is not at least 1.
@@ -140,17 +126,6 @@ def bootstrap_median_interval(values: np.ndarray, seed: int = 0, level: float = 
     return float(np.quantile(medians, tail)), float(np.quantile(medians, 1 - tail))
 
 
-class _Cyclic(Protocol):
-    """An optimizer that does something expensive every so many steps (`workbench.optim.thor.optimizer.Thor`)."""
-
-    frequency: int
-    refreshed: bool  # whether the last step did it
-
-    def refresh_next(self) -> None:
-        """Do it in the coming step."""
-        ...
-
-
 class TimedSide:
     """Trains a configuration in blocks and says what an average step of its schedule costs."""
 
@@ -190,7 +165,7 @@ class TimedSide:
         picks = np.linspace(0, len(groups) - 1, min(len(groups), _MEASURED_GROUPS)).round().astype(int)
         self.groups = [groups[i] for i in picks]
         inner = optimizer if self.schedule is None else self.schedule.optimizer_of(self.groups[0])
-        self.cyclic = cast("_Cyclic", inner) if hasattr(inner, "refresh_next") else None
+        self.cyclic = inner if isinstance(inner, Thor) else None  # which does something expensive every so many steps
 
     def warm_up(self) -> None:
         """Train a block that is not counted: allocations, lazy initialisation, compilation."""
@@ -241,7 +216,6 @@ class TimedSide:
             self.boosted.use_freezing_group(group)
 
     def _train(self, batch: Any, group: int, *, ends: bool) -> None:
-        """Train a micro-batch, the last one of its window or not."""
         boosted, compute_loss = self.boosted, self.task.compute_loss
         with boosted.autocast():
             loss = compute_loss(boosted.model, batch)

@@ -60,7 +60,7 @@ def train_in_subspace(
     device: torch.device | None = None,
     on_progress: Callable[[str, RunProgress], None] | None = None,
 ) -> list[SubspaceRuns]:
-    """Record and train, seed by seed.
+    """Record and train, seed by seed, into run directories ``warm-up-<seed>`` and ``<method>-<seed>`` below ``out``.
 
     Args:
         task: What is trained; a task that is judged by its training loss shows it directly.
@@ -69,7 +69,7 @@ def train_in_subspace(
             it reads is set to the snapshots of the same seed.
         seeds: Seeds.
         steps: Micro-batches of the first run.
-        out: Folder for the run directories ``warm-up-<seed>`` and ``<method>-<seed>``.
+        out: Folder for the run directories.
         reduced_task: The task of the second run where it differs, for example in its batch size; None for the same.
         reduced_steps: Micro-batches of the second run; None for as many as the first one's.
         evaluate_every: Micro-batches between evaluations.
@@ -103,9 +103,8 @@ def train_in_subspace(
 def subspace_table(runs: Sequence[SubspaceRuns]) -> pd.DataFrame:
     """Return one row per seed.
 
-    Columns: ``seed``, ``warm_up_steps``, ``target`` (the metric at the end of the warm-up), ``reached_after`` (steps;
-    NaN when never), ``<method>_steps``, ``end`` (the metric at the end of the second run), ``end_share`` (that as a
-    share of the target).
+    ``target`` is the metric at the end of the warm-up, ``reached_after`` the steps to it (NaN when never), ``end`` the
+    metric at the end of the second run, ``end_share`` that as a share of the target.
     """
     return pd.DataFrame(
         {

@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.core import devices
+from workbench.core.wrapped_model import unwrapped
 from workbench.methods.batch.method import concatenated
+from workbench.methods.facts import facts_of_copies
 from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task
 from workbench.tasks.reading import gains_from_memory
 from workbench.training.loop import training_loop
-from workbench.training.network_facts import network_facts
-from workbench.training.setup import kept_generators, prepare
-
-__all__ = ["TaskLook", "epoch_batches", "look_at"]
+from workbench.training.setup import FirstBatchOfTask, kept_generators, prepare
 
 _TIMED_STEPS = 4
 
@@ -54,11 +54,7 @@ class TaskLook:
 
 
 def look_at(task: Task, device: torch.device, seed: int = 0) -> TaskLook:
-    """Look at a task on the device where it would be trained; ``seed`` is that of the copy and of the batches.
-
-    Raises:
-        TaskError: When the task's own functions do not give what a task needs.
-    """
+    """Look at a task on the device where it would be trained; ``seed`` is that of the copy and of the batches."""
     with kept_generators(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         network = network_facts(task)
@@ -122,3 +118,30 @@ def epoch_batches(task: Task, seed: int = 0) -> int | None:
         source = source(seed) if callable(source) and not hasattr(source, "__len__") else source
         return len(source)
     return None
+
+
+def network_facts(task: Task, *, with_weights: bool = True) -> NetworkFacts:
+    """Measure what methods will find in a task's network, on up to two copies on the CPU, without training it.
+
+    Plans resolved with these facts say what acts: a study draws nothing that would change nothing, and a panel says why
+    a switch is idle.
+
+    Without weights nothing is drawn, so that another thread may train meanwhile, and it is quick; but not every model
+    can be built so, and none is called: of one that torch.fx cannot trace less is known.
+    """
+    cpu = torch.device("cpu")
+    if not with_weights:
+        return facts_of_copies(lambda: _without_weights(task), task.new_optimizer, task.loss, None)
+    with kept_generators(cpu):
+        first = FirstBatchOfTask(task, 0, cpu)
+        return facts_of_copies(lambda: unwrapped(task.new_model()), task.new_optimizer, task.loss, first)
+
+
+def _without_weights(task: Task) -> nn.Module:
+    with torch.device("meta"):
+        network = unwrapped(task.new_model())
+    network.to_empty(device="cpu")
+    for module in network.modules():
+        if isinstance(module, _BatchNorm):
+            module.reset_parameters()  # a method may ask whether it has learned anything
+    return network

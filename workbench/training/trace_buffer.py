@@ -30,8 +30,6 @@ from workbench.loss_scale.host_values import float32
 from workbench.training.boosted import Boosted
 from workbench.training.outcome import StepOutcome
 
-__all__ = ["AT_FLOOR_COLUMN", "TraceBuffer", "float16_gradient_parameters"]
-
 _LOSS, _SCALE, _AFTER, _OVERFLOW, _NORM, _AMAX, _HALF_AMAX, _RATE = range(8)
 _N_COLUMNS = 8
 _MEMORY_SECONDS = 0.1  # how old a reading of the memory may be: to ask for it takes 50 to 200 us amid a training
@@ -63,24 +61,16 @@ class _HostRow:
 
 
 class TraceBuffer:
-    """Record a boosted run step by step.
-
-    Args:
-        boosted: What is trained; the buffer attaches itself as its gradient observer.
-        exponents_every: Take exponent histograms every so many updates; 0 never.
-        capacity: Rows on the device before a drain is due.
-        max_seconds: Age of the oldest row at which a drain is due, seconds.
-        gradients: Whether norm, maximum and non-finite modules are recorded; they cost three passes over the gradients.
-    """
+    """Record a boosted run step by step; the buffer attaches itself as its gradient observer."""
 
     def __init__(
         self,
         boosted: Boosted,
         *,
-        exponents_every: int = 0,
-        capacity: int = 1024,
-        max_seconds: float = 1.0,
-        gradients: bool = True,
+        exponents_every: int = 0,  # updates between exponent histograms; 0 never
+        capacity: int = 1024,  # rows on the device before a drain is due
+        max_seconds: float = 1.0,  # age of the oldest row at which it is
+        gradients: bool = True,  # norm, maximum and non-finite modules: three passes over the gradients
     ) -> None:
         self.boosted = boosted
         self.exponents_every = exponents_every
@@ -124,18 +114,12 @@ class TraceBuffer:
         self._events.append(event)
 
     def restart_clock(self, left_out: float = 0.0) -> None:
-        """Let the next step's time begin now, after something that is no part of a step (evaluation, a pause).
-
-        ``left_out`` is how much of it is no time of the run at all, seconds.
-        """
+        """Let the next step's time begin now, of which ``left_out`` seconds are no time of the run at all."""
         self._last = time.perf_counter()
         self._began += left_out
 
     def record(self, outcome: StepOutcome, samples: int, columns: Mapping[str, float] | None = None) -> None:
-        """Add one step; no host synchronisation.
-
-        ``columns`` are namespaced numbers the host knows, for example ``{"time.forward": 1.2}`` in milliseconds.
-        """
+        """Add one step, with namespaced numbers the host knows (``{"time.forward": 1.2}``); no host synchronisation."""
         if len(self._rows) == self.capacity:
             raise RuntimeError("the trace buffer is full; call drain() when due() says so")
         now = time.perf_counter()
@@ -177,11 +161,10 @@ class TraceBuffer:
         return full or (bool(self._rows) and time.perf_counter() - self._oldest >= self.max_seconds)
 
     def drain(self, mean: Mean | None = None) -> tuple[list[StepRecord], list[Event]]:
-        """Copy what was recorded to the host, in one transfer, and empty the buffer.
+        """Copy what was recorded to the host, in one transfer, and empty the buffer: step records in order, and events.
 
-        Returns step records in order, and the events of these steps: overflows with the leaf modules whose gradients
-        went non-finite, changes of the scale, a scale at its floor, a loss that is not finite, and what was emitted.
-        ``mean`` turns the losses of these steps into their means over ranks.
+        The events are overflows with the leaf modules whose gradients went non-finite, changes of the scale, a scale at
+        its floor, a loss that is not finite, and what was emitted. ``mean`` turns losses into their means over ranks.
         """
         n, emitted = len(self._rows), len(self._events)
         known = [host.values for host in self._rows]
@@ -383,11 +366,11 @@ class TraceBuffer:
 
 
 def float16_gradient_parameters(loss: Tensor) -> list[nn.Parameter]:
-    """Return the parameters whose gradients are computed in float16 under autocast, each once; only these can overflow.
+    """Return the parameters whose gradients are computed in float16 under autocast; only these can overflow.
 
-    Autocast runs linear and convolutional layers in float16 and normalisations, embeddings and losses in float32. A
-    parameter that was cast on its way in gets its gradient back through that cast, so the gradient was a float16
-    before. The walk takes milliseconds for thousands of nodes, and nothing is found where ``torch.compile`` hides it.
+    A parameter that was cast on its way in (as autocast does for linear and convolutional layers) gets its gradient
+    back through that cast, so it was a float16 before. The walk takes milliseconds for thousands of nodes, and nothing
+    is found where ``torch.compile`` hides it.
     """
     through_cast: dict[Tensor, None] = {}
     directly: set[Tensor] = set()

@@ -7,10 +7,9 @@ one that is recorded, `MirrorCallback` what a ``Model`` trains (it is in ``workb
 
 from __future__ import annotations
 
-from workbench.runs.mirrors.live import LiveMirrors
+from workbench.runs.mirrors.live import LiveMirrors, live_mirrors, mirrors_named
 from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, MirrorFailedError, MirrorWarning
 from workbench.runs.mirrors.mlflow_mirror import MlflowMirror
-from workbench.runs.mirrors.named import live_mirrors, mirrors_named
 from workbench.runs.mirrors.recorded import mirror_runs
 from workbench.runs.mirrors.tensorboard_mirror import TensorBoardMirror
 

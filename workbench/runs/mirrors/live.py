@@ -1,4 +1,4 @@
-"""Mirror a run while it goes on, without ever holding it up.
+"""Mirror a run while it goes on, to mirrors named as on the command line, without ever holding it up.
 
 Each mirror has a thread of its own, which takes whatever blocks have come in the meantime. A server that is slow gets
 larger blocks, one that hangs holds nothing but its thread, and one that fails is given up with one warning; the run
@@ -13,31 +13,24 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from workbench.core.credentials import hide_passwords
+from workbench.core.rank_environment import is_first_rank
 from workbench.core.records import Event, StepRecord
-from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorWarning, reason_of
-
-__all__ = ["LiveMirrors"]
+from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, MirrorWarning, reason_of
+from workbench.runs.mirrors.mlflow_mirror import MlflowMirror
+from workbench.runs.mirrors.tensorboard_mirror import TensorBoardMirror
 
 _MOST_WAITING = 20_000
 """Steps that wait for a slow mirror; of more, every second one is left out, overflows excepted."""
 
-_WAIT_SECONDS = 30.0
-
 
 class LiveMirrors:
-    """Several mirrors of one run.
+    """Several mirrors of one run, which takes blocks as a ``RunRecorder`` does (so online training takes it, too).
 
-    It takes blocks as a ``RunRecorder`` does, so online training takes one as its ``recorder``, too.
-
-    Args:
-        mirrors: The mirrors.
-        wait_seconds: How long the end of a run waits for each mirror, seconds.
-
-    Raises:
-        MirrorError: When a library is not installed.
+    The end of a run waits ``wait_seconds`` for each mirror. A MirrorError says that a library is not installed.
     """
 
-    def __init__(self, mirrors: Iterable[Mirror], *, wait_seconds: float = _WAIT_SECONDS) -> None:
+    def __init__(self, mirrors: Iterable[Mirror], *, wait_seconds: float = 30.0) -> None:
         self.mirrors = list(mirrors)
         for mirror in self.mirrors:
             mirror.check()
@@ -45,33 +38,21 @@ class LiveMirrors:
         self._threads: list[_Thread] = []
 
     def begin(self, name: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-        """Open the run, under a name, in every mirror.
-
-        Raises:
-            MirrorError: When one of them cannot be opened.
-        """
+        """Open the run, under a name, in every mirror; a MirrorError when one of them cannot be opened."""
         run = MirroredRun(name, config, environment)
         for mirror in self.mirrors:
             mirror.begin(run)
         self._threads = [_Thread(mirror) for mirror in self.mirrors]
 
     def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
-        """Hand a block of steps, in order, and their events to every mirror; returns at once.
-
-        Warns:
-            MirrorWarning: Once for a mirror that has failed since the last block.
-        """
+        """Hand a block of steps, in order, and their events to every mirror; each that failed is warned of once."""
         block = list(records), list(events)
         for thread in self._threads:
             thread.take(*block)
         self._warn_of_failures()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Send what is left and the results, as in ``summary.json``.
-
-        Warns:
-            MirrorWarning: For a mirror that failed or did not take the end in time.
-        """
+        """Send what is left and the results, as in ``summary.json``; warn of a mirror that is too slow for that."""
         for thread in self._threads:
             thread.end(summary)
         deadline = time.monotonic() + self._wait_seconds
@@ -94,6 +75,34 @@ class LiveMirrors:
                 )
 
 
+def mirrors_named(given: Iterable[Mirror | str]) -> list[Mirror]:
+    """Return mirrors, made where only their names are given, such as ``"tensorboard=FOLDER"`` or ``"mlflow"``.
+
+    Example:
+        >>> [str(mirror) for mirror in mirrors_named(["tensorboard=logs", "mlflow=sqlite:///runs.db"])]
+        ['TensorBoard in logs', 'MLflow at sqlite:///runs.db']
+    """
+    return [one if isinstance(one, Mirror) else _made(one) for one in given]
+
+
+def live_mirrors(given: Iterable[Mirror | str]) -> LiveMirrors | None:
+    """Return the mirrors of a run that is about to begin; None without any, and on every rank but the first."""
+    mirrors = list(given)
+    return LiveMirrors(mirrors_named(mirrors)) if mirrors and is_first_rank() else None
+
+
+def _made(name: str) -> Mirror:
+    kind, equals, place = name.partition("=")
+    if equals and not place:
+        raise MirrorError(f"a mirror must be named like `{kind}` or `{kind}=PLACE`, got {name!r}")
+    if kind == "tensorboard":
+        return TensorBoardMirror(place) if place else TensorBoardMirror()
+    if kind == "mlflow":
+        return MlflowMirror(place or None)
+    shown = hide_passwords(name)
+    raise MirrorError(f"a mirror must be `tensorboard`, `tensorboard=DIR`, `mlflow` or `mlflow=URI`, got {shown!r}")
+
+
 class _Thread(threading.Thread):
     """What feeds one mirror; a daemon, since a server that hangs must not keep the program from ending."""
 
@@ -109,7 +118,6 @@ class _Thread(threading.Thread):
         self.start()
 
     def take(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
-        """Add a block to what waits."""
         with self._changed:
             if self.error is not None:
                 return
@@ -121,13 +129,11 @@ class _Thread(threading.Thread):
             self._changed.notify()
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Let the thread end once everything is sent."""
         with self._changed:
             self._summary = dict(summary)
             self._changed.notify()
 
     def run(self) -> None:
-        """Send until the end, or until something fails."""
         try:
             while True:
                 with self._changed:

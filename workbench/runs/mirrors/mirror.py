@@ -1,4 +1,4 @@
-"""What a mirror is: a run, told to a tool that other people's dashboards read.
+"""What a mirror is: a run, sent to a tool that other people's dashboards read.
 
 A mirror is given a run in the blocks in which it is recorded, about one a second, never step by step: nothing here
 waits for the device. TensorBoard and MLflow are imported when such a mirror is opened, not before.
@@ -18,18 +18,6 @@ from workbench.config import BoostConfig
 from workbench.core.credentials import hide_passwords
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.runs.mirrors.selection import Point, Selection
-
-__all__ = [
-    "Mirror",
-    "MirrorError",
-    "MirrorFailedError",
-    "MirrorWarning",
-    "MirroredRun",
-    "State",
-    "reason_of",
-    "require",
-    "summary_numbers",
-]
 
 State = Literal["absent", "partial", "complete"]
 
@@ -51,24 +39,17 @@ class MirrorWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class MirroredRun:
-    """What is known of a run before its first step.
+    """What is known of a run before its first step."""
 
-    Args:
-        name: Its name in the mirror; a slash makes a group, such as the study.
-        config: Its configuration, as plain values.
-        environment: Where and with what it is made, as in ``environment.json``.
-    """
-
-    name: str
+    name: str  # in the mirror; a slash makes a group, such as the study
     config: Mapping[str, Any]
-    environment: Mapping[str, Any]
+    environment: Mapping[str, Any]  # as in ``environment.json``
 
     @property
     def started(self) -> float:
         """When it began, seconds since the epoch; now, when the environment does not say."""
-        stated = self.environment.get("started")
         try:
-            return datetime.fromisoformat(str(stated)).timestamp()
+            return datetime.fromisoformat(str(self.environment.get("started"))).timestamp()
         except ValueError:
             return datetime.now().timestamp()
 
@@ -97,15 +78,9 @@ class MirroredRun:
 
 
 class Mirror(ABC):
-    """One place that runs are mirrored to; a run at a time.
+    """One place that runs are mirrored to, one at a time: ``begin``, ``write`` for each block, then ``finish``."""
 
-    A call of ``begin`` comes first, then ``write`` for each block, then ``finish``.
-
-    Attributes:
-        most_points: About how many points of each curve are sent.
-    """
-
-    most_points: ClassVar[int] = 10_000
+    most_points: ClassVar[int] = 10_000  # of each curve, about
 
     @abstractmethod
     def __str__(self) -> str:
@@ -113,26 +88,17 @@ class Mirror(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """See that the library is there.
-
-        Raises:
-            MirrorError: When it is not, with the command that installs it.
-        """
+        """Raise MirrorError, with the command that installs it, when the library is not there."""
 
     @abstractmethod
     def state_of(self, run: MirroredRun) -> State:
         """Say whether the run is there already, as a whole or begun and not finished.
 
-        Raises:
-            MirrorError: When something else is where it would go, or the place cannot be reached.
+        A MirrorError says that something else is where it would go, or that the place cannot be reached.
         """
 
     def begin(self, run: MirroredRun) -> None:
-        """Open the run; what an earlier attempt left of the same run is replaced.
-
-        Raises:
-            MirrorError: When the place cannot be opened.
-        """
+        """Open the run, or raise MirrorError; what an earlier attempt left of the same run is replaced."""
         steps = run.environment.get("steps")
         self._selection = Selection(self.most_points, steps if isinstance(steps, int) else None)
         self._run = run
@@ -163,7 +129,6 @@ class Mirror(ABC):
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return path -> value of everything in nested dictionaries."""
     leaves: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -189,11 +154,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def require(library: str, what: str) -> None:
-    """Import an optional library, whose name for people is ``what``.
-
-    Raises:
-        MirrorError: When it is not installed.
-    """
+    """Import an optional library, whose name for people is ``what``; a MirrorError when it is not installed."""
     try:
         importlib.import_module(library)
     except ImportError as error:

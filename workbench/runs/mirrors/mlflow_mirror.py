@@ -23,8 +23,6 @@ from workbench.runs.mirrors.selection import Point
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["MlflowMirror"]
-
 _RUN, _STARTED, _COMPLETE = "workbench.run", "workbench.started", "workbench.complete"
 _METRICS_AT_ONCE = 1000  # what MLflow's log_batch takes in one call
 _PARAMETERS_AT_ONCE = 100
@@ -58,7 +56,7 @@ class MlflowMirror(Mirror):
         return f"MLflow at {hide_passwords(self.uri)}" if self.uri else "MLflow"
 
     def check(self) -> None:
-        """See that MLflow is installed."""
+        """Raise MirrorError when MLflow is not installed."""
         with _quiet():
             require("mlflow", "MLflow")
 
@@ -195,7 +193,7 @@ def _shown(value: Any) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what MLflow logs about its tables, and what its libraries warn of while they are loaded.
+    """Silence MLflow's logs and what its libraries warn of while they are loaded.
 
     Not for the thread that sends blocks: warnings are filtered for the whole process.
     """

@@ -11,28 +11,14 @@ from workbench.core.records import Event, StepRecord
 from workbench.runs import Run, find_runs, read_run
 from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, MirrorFailedError, reason_of
 
-__all__ = ["mirror_runs"]
-
 _BLOCK = 5000
 
 
 def mirror_runs(path: str | os.PathLike[str], mirrors: Sequence[Mirror]) -> dict[Path, list[str]]:
-    """Send recorded runs to mirrors.
+    """Send a run directory, or a folder of them, to mirrors: what is not there yet, and once more what is in part.
 
-    A run that a mirror holds as a whole is left alone, so the same call on a growing folder sends what is new; one that
-    was going on, or whose mirror failed, is sent anew.
-
-    Args:
-        path: A run directory, or a folder of them. Runs of a study appear below the study's name.
-        mirrors: Where to.
-
-    Returns:
-        Run directory -> the mirrors it was sent to, as words; an empty list for a run that was there already.
-
-    Raises:
-        RunError: When there is no run at ``path``, or a run is damaged.
-        MirrorError: When a mirror cannot be opened.
-        MirrorFailedError: When a mirror fails on the way; what was sent before stays there.
+    Returned are the mirrors, as words, that each run was sent to. A MirrorFailedError says that one failed on the way;
+    what was sent before stays there.
     """
     for mirror in mirrors:
         mirror.check()
@@ -63,7 +49,6 @@ def _mirror_run(path: Path, mirrors: Sequence[Mirror]) -> list[str]:
 
 
 def _blocks(run: Run) -> Iterator[tuple[list[StepRecord], list[Event]]]:
-    """Yield the run in parts that fit into memory."""
     events = run.event_records()
     sent = 0
     for at in range(0, max(len(run.steps), 1), _BLOCK):
@@ -75,7 +60,6 @@ def _blocks(run: Run) -> Iterator[tuple[list[StepRecord], list[Event]]]:
 
 
 def _name_of(path: Path) -> str:
-    """Return the run's name, below that of its study when it belongs to one."""
     path = path.resolve()
     study = path.parent.parent
     return f"{study.name}/{path.name}" if (study / "study.toml").is_file() else path.name

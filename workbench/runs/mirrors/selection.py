@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.runs.schema import COLUMNS, ColumnInfo, column_info
 
-__all__ = ["FROZEN", "OVERFLOWS", "SCALARS", "Point", "Selection", "described"]
-
 FROZEN = COLUMNS["frozen_groups"].mirror  # shown once there are any
 SCALARS = {column: info.mirror for column, info in COLUMNS.items() if info.mirror and info.mirror != FROZEN}
 """Fixed column of a run -> name in a mirror."""
@@ -35,12 +33,10 @@ class Point:
 
 
 class Selection:
-    """Turn the blocks of one run into points and words.
+    """Turn the blocks of one run into points.
 
-    Args:
-        most: About how many points a run may have, at least 2. When it turns out longer than planned, the distance
-            between points doubles then, and again after half as many more.
-        steps: Micro-batches planned; None when nobody knows.
+    ``most`` is about how many points a run may have: when it turns out longer than the planned ``steps``, the distance
+    between points doubles then, and again after half as many more.
     """
 
     def __init__(self, most: int, steps: int | None = None) -> None:
@@ -54,10 +50,7 @@ class Selection:
         self._latest: dict[str, float] = {}
 
     def points(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> list[Point]:
-        """Return the points of a block, evaluations among them, in the order of their steps.
-
-        No step may be left out of the records: overflows are counted here.
-        """
+        """Return the points of a block, which must lack no step, and of its evaluations, in the order of steps."""
         points = list(self._of_steps(records))
         for event in events:
             if event.kind is EventKind.EVALUATION and math.isfinite(event.value):

@@ -1,8 +1,7 @@
 """Runs as TensorBoard sees them: one folder of event files per run, below one log folder.
 
-Scalars are written in the form that every reader of event files knows, with unit and meaning as their description;
-the configuration goes to the HParams tab, events to the Text tab. Only tensorboard itself is used: neither TensorFlow
-nor torch is loaded.
+Scalars carry unit and meaning as their description; the configuration goes to the HParams tab, events to the Text tab.
+Only tensorboard itself is used: neither TensorFlow nor torch is loaded.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from workbench.core.files import write_text_atomically
 from workbench.core.records import Event
 from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, State, require, summary_numbers
 from workbench.runs.mirrors.selection import Point, described
-
-__all__ = ["TensorBoardMirror"]
 
 _MARK = "mirrored_run.json"
 _EVENT_FILES = "events.out.tfevents.*"
@@ -46,15 +43,11 @@ class TensorBoardMirror(Mirror):
         return f"TensorBoard in {self.folder}"
 
     def check(self) -> None:
-        """See that tensorboard is installed."""
+        """Raise MirrorError when tensorboard is not installed."""
         require("tensorboard.summary.writer.record_writer", "TensorBoard")
 
     def state_of(self, run: MirroredRun) -> State:
-        """Say whether the run is there; a file of ours beside the event files tells.
-
-        Raises:
-            MirrorError: When another run, or somebody else's event files, are in its folder.
-        """
+        """Say whether the run is there, by a file of ours beside the event files; a MirrorError when others are."""
         folder = self.folder / run.name
         try:
             mark = json.loads((folder / _MARK).read_text(encoding="utf-8"))
@@ -87,7 +80,9 @@ class TensorBoardMirror(Mirror):
             self._writer = RecordWriter(self._file)
             self._described, self._sentences = set(), {}
             self._writer.write(FileEvent(wall_time=run.started, file_version="brain.Event:2").SerializeToString())
-            self._add(hparams_pb(_plain(run.parameters), start_time_secs=run.started), 0, run.started)
+            plain = bool | int | float | str
+            parameters = {n: v if isinstance(v, plain) else json.dumps(v) for n, v in run.parameters.items()}
+            self._add(hparams_pb(parameters, start_time_secs=run.started), 0, run.started)
             self._text("about/environment", _as_table(run.environment), 0, run.started)
             self._writer.flush()
         except OSError as error:
@@ -165,14 +160,6 @@ def _session_end(status: str, when: float) -> Any:
     content = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=ended))
     entry = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=content, tensor=metadata.NULL_TENSOR)
     return Summary(value=[entry])
-
-
-def _plain(parameters: Mapping[str, Any]) -> dict[str, bool | float | str]:
-    return {
-        name: value if isinstance(value, bool | int | float | str) else json.dumps(value)
-        for name, value in parameters.items()
-        if value is not None
-    }
 
 
 def _as_table(values: Mapping[str, Any]) -> str:

@@ -118,7 +118,7 @@ class TaskExperimenter:
 
     def network_facts(self) -> NetworkFacts:
         """Measure on a fresh copy of the network what the methods will find there."""
-        from workbench.training.network_facts import network_facts
+        from workbench.training.task_look import network_facts
 
         return network_facts(self._task)
 
