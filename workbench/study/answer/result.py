@@ -25,7 +25,7 @@ from workbench.study.errors import StudyError
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.warm_up import WarmUpError, find_warm_up
 from workbench.study.set_up.attribution import attribution_of
-from workbench.study.set_up.beside_plain import tuned_plain_of
+from workbench.study.set_up.tuned_plain import tuned_plain_of
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import candidates_of, trials_of

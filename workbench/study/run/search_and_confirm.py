@@ -48,8 +48,8 @@ from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.run.workers import run_workers
-from workbench.study.set_up.beside_plain import compare_with_plain
 from workbench.study.set_up.stages import confirmation_begins, prepare_search, settle, take_apart
+from workbench.study.set_up.tuned_plain import compare_with_plain
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import keep_candidates, refuse_other_targets

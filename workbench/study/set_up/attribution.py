@@ -10,9 +10,8 @@ without it competes, too.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from workbench.core.records import GainPart
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import SpeedMeasured, plain
+from workbench.study.run.stopping import end_if_over
 from workbench.study.set_up.contending import SAFER_THAN, keep_remaining
 from workbench.study.set_up.parts import Part, parts_of
 from workbench.study.set_up.runtime_choice import ground_of
@@ -36,17 +36,13 @@ __all__ = ["Attributor", "attribution_of"]
 _ATTRIBUTION = "attribution"
 _IDLE = "idle_parts"
 _LENGTH = "schedule.length"
-_STRETCHES = (0.8, 1.0, 1.3)
-"""Lengths that are tried without a part, relative to the one that the regression expects to suffice."""
-
+_STRETCHES = (0.8, 1.0, 1.3)  # lengths tried without a part, relative to the one that the regression expects to suffice
 _SEEDS = 3
 _GAIN_LEVEL = 0.99  # a part stays only if this one-sided bound of its factor lies above 1
 _NO_LOSS = 1.2  # how much longer than the whole a set-up may take that goes without the parts that are no gain
 _BESIDE = ", "  # between the names of parts that were not measured one by one
 _SAFER = 1.2  # how much longer the schedule of a set-up's safer form is
-
-_WIDEST = math.log(10.0)
-"""Margin of a logarithm from which an interval says nothing: runs whose quality hardly depends on their length."""
+_WIDEST = math.log(10.0)  # margin of a logarithm from which an interval says nothing: quality hardly depends on length
 
 RunGiven = Callable[[Mapping[str, Any], Mapping[str, Any]], int]
 
@@ -58,26 +54,14 @@ class _Needed:
     time: float
     spread: float  # standard deviation of the time's logarithm; NaN where it was not measured
     length: float  # of its schedule
-    n_runs: int  # behind it
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """What is left of a set-up (config path -> value), and how long that takes to the target."""
-
-    values: Mapping[str, Any]
-    needed: _Needed
+    n_runs: int = 0  # behind it
+    values: Mapping[str, Any] = field(default_factory=dict)  # of the set-up, by config path
 
 
 class Attributor:
     """Takes a set-up apart; the study keeps the answer.
 
-    Args:
-        study: The study.
-        file: Its file.
-        times: Step times.
-        run_given: Trains a given set-up as a trial of the study; returns the trial's number.
-        deadline: ``time.monotonic()`` at which to stop; None for none.
+    ``run_given`` trains a given set-up as a trial of the study and returns the trial's number.
     """
 
     def __init__(
@@ -95,15 +79,15 @@ class Attributor:
         """Take the parts out of a trial's set-up until only the schedule is left, as far as the time goes.
 
         A part that seems to be no gain after a useful one has gone may be one in the whole, so it is left out of the
-        whole by itself, too, before it counts as idle. The parts are returned as they are built up: the schedule first,
-        the least useful last.
+        whole by itself, too, before it counts as idle. Returned are the parts as built up: schedule first, least useful
+        last.
         """
         known = attribution_of(self._study.user_attrs)
         if str(number) in known:
             return list(known[str(number)])
         trial = self._study.get_trials(deepcopy=False)[number]
         config, values = self._set_up_of(trial)
-        now = _State(values, _Needed(_time_of(trial), 0.0, config.leaves()[_LENGTH], 0))
+        now = _Needed(_time_of(trial), 0.0, config.leaves()[_LENGTH], values=values)
         whole, rest, bars, idle = now, self._parts(config), list[GainPart](), list[str]()
         suspects: list[Part] = []
         try:
@@ -128,19 +112,18 @@ class Attributor:
             pass
         left = [part.name for part in rest]
         note = "" if len(left) <= 1 else "no time was left to measure them one by one"
-        bars.append(GainPart(_BESIDE.join(left) or "nothing", 1.0 / now.needed.time, note=note))
+        bars.append(GainPart(_BESIDE.join(left) or "nothing", 1.0 / now.time, note=note))
         bars.reverse()
         self._keep(number, bars)
         self._study.set_user_attr(_IDLE, {**self._study.user_attrs.get(_IDLE, {}), str(number): idle})
         return bars
 
-    def _without(self, part: Part, now: _State, number: int) -> tuple[GainPart, _State]:
+    def _without(self, part: Part, now: _Needed, number: int) -> tuple[GainPart, _Needed]:
         """Take a part out of a set-up; return what it contributed there, and what is left."""
         values = part.taken_out(now.values, self._plain)
         is_timed = part.kind == "time"
-        needed = self._same_length(values, now.needed) if is_timed else self._needed(values, part, number)
-        left = _State({**values, _LENGTH: needed.length}, replace(needed, spread=0.0))
-        return _bar(part, needed, now.needed), left
+        needed = self._same_length(values, now) if is_timed else self._needed(values, part, number)
+        return _bar(part, needed, now), replace(needed, spread=0.0, values={**values, _LENGTH: needed.length})
 
     def _keep(self, number: int, bars: Sequence[GainPart]) -> None:
         stored = self._study.user_attrs.get(_ATTRIBUTION, {})
@@ -159,7 +142,8 @@ class Attributor:
         bars = {bar.part: bar for bar in self.take_apart(number)}
         no_gain = self._study.user_attrs.get(_IDLE, {}).get(str(number), [])
         idle = [part for part in self._parts(config) if part.name in no_gain]
-        idle.sort(key=lambda part: _seen_factor(bars[part.name]))
+        factors = {name: bar.alone if math.isfinite(bar.alone) else bar.factor for name, bar in bars.items()}
+        idle.sort(key=lambda part: factors[part.name])
         remaining = number
         try:
             while idle:
@@ -177,20 +161,15 @@ class Attributor:
                 note = "no sure gain; no time was left to train the set-up without it"
                 bars[part.name] = replace(bars[part.name], note=note)
             idle = []
-        first, *others = bars.values()
         gone = {part.name for part in idle}
-        kept = [bar for bar in others if bar.part not in gone]
+        first, *kept = (bar for bar in bars.values() if bar.part not in gone)
         self._keep(remaining, [first, *kept] if remaining == number else self._on_schedule(remaining, first, kept))
         plain_values = self._plain.leaves()
         keep_remaining(self._study, remaining, {path: plain_values[path] for part in idle for path in part.paths})
         return remaining
 
     def _trained_without(self, idle: Sequence[Part], values: Mapping[str, Any], number: int) -> tuple[int, float]:
-        """Train a set-up without some of its parts; return the trial and how much longer it takes, inf if it failed.
-
-        Raises:
-            OutOfTimeError: When the time is over.
-        """
+        """Train a set-up without some of its parts; return the trial and how much longer it takes, inf if it failed."""
         without = dict(values)
         for part in idle:
             without = part.taken_out(without, self._plain)
@@ -208,11 +187,7 @@ class Attributor:
         return [replace(schedule, factor=1.0 / time / math.prod(bar.factor for bar in bars)), *bars]
 
     def train_safer(self, number: int) -> None:
-        """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts.
-
-        Raises:
-            OutOfTimeError: When the time is over.
-        """
+        """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts."""
         trials = self._study.get_trials(deepcopy=False)
         config, values = self._set_up_of(trials[number])
         length = round(config.leaves()[_LENGTH] * _SAFER, 4)
@@ -226,7 +201,7 @@ class Attributor:
         bars = attribution_of(self._study.user_attrs).get(str(number))
         for trial in trials:
             safer = int(trial.user_attrs.get("repeats", trial.number))
-            if bars and "speed" in trials[safer].user_attrs and trial.user_attrs.get(SAFER_THAN) == number:
+            if bars and trial.user_attrs.get(SAFER_THAN) == number and "speed" in trials[safer].user_attrs:
                 longer = dict(zip(self._schedule_of(trials[number]), self._schedule_of(trials[safer]), strict=True))
                 names = [longer.get(name, name) for name in bars[0].part.split(_BESIDE)]
                 self._keep(safer, self._on_schedule(safer, replace(bars[0], part=_BESIDE.join(names)), bars[1:]))
@@ -253,22 +228,21 @@ class Attributor:
         stated = [path for path in describe_parameters() if leaves[path] != ground[path]]
         return config, {path: leaves[path] for path in [*self._file.set_up.runtime, *stated]}
 
-    def _least_useful(self, parts: Sequence[Part], now: _State) -> Part:
-        def factor(part: Part) -> float:
-            """Return a part's factor as far as it is known without training."""
+    def _least_useful(self, parts: Sequence[Part], now: _Needed) -> Part:
+        def needed(part: Part) -> float:
+            """Return the time without a part as far as it is known without training."""
             without = part.taken_out(now.values, self._plain)
             try:
-                needed = self._same_length(without, now.needed) if part.kind == "time" else self._expected(without)
+                return (self._same_length(without, now) if part.kind == "time" else self._expected(without)).time
             except ConfigError:
                 return math.inf
-            return needed.time / now.needed.time
 
-        return min(parts, key=factor)
+        return min(parts, key=needed)
 
     def _same_length(self, values: Mapping[str, Any], now: _Needed) -> _Needed:
         step, whole = self._timed(values)
         spread = math.log(step.high / step.low) / 3.92 if step.high > step.low > 0.0 else 0.0
-        return _Needed(whole.ratio, spread, now.length, 0)
+        return _Needed(whole.ratio, spread, now.length)
 
     def _timed(self, values: Mapping[str, Any]) -> tuple[SpeedMeasured, SpeedMeasured]:
         """Return the time of a step and of a whole run of a set-up."""
@@ -295,8 +269,7 @@ class Attributor:
         lengths = sorted({round(min(middle * stretch, 1.0), 4) for stretch in _STRETCHES})
         points: list[tuple[float, float]] = []
         for length in lengths:
-            if self._deadline is not None and time.monotonic() > self._deadline:
-                raise OutOfTimeError("the time for the attribution is over")
+            end_if_over(self._deadline)
             attributes = {"n_seeds": _SEEDS, "purpose": f"trial {number} without {part.name}"}
             trained = self._run({**values, _LENGTH: length}, attributes)
             points += [(math.log(length), deficit) for deficit in self._deficits(trained)]
@@ -347,11 +320,6 @@ def _is_idle(bar: GainPart) -> bool:
         return False
     deviation = math.log(bar.factor / bar.low) / float(student.ppf(0.975, 30))
     return math.log(bar.factor) <= float(student.ppf(_GAIN_LEVEL, 30)) * deviation
-
-
-def _seen_factor(bar: GainPart) -> float:
-    """Return a part's factor in the whole set-up, or else where it was taken out of what was left of that."""
-    return bar.alone if math.isfinite(bar.alone) else bar.factor
 
 
 def attribution_of(attributes: Mapping[str, Any]) -> dict[str, tuple[GainPart, ...]]:

@@ -21,9 +21,9 @@ from workbench.study.set_up.tuned_plain import plain_standing
 
 __all__ = ["SAFER_THAN", "first_contender", "is_taken_apart", "keep_remaining", "ranked"]
 
-SAFER_THAN = "safer_than"
-"""User attribute of a trial: the number of the one whose set-up it has, with a longer schedule."""
-
+SAFER_THAN = (
+    "safer_than"  # user attribute of a trial: the number of the one whose set-up it has, with a longer schedule
+)
 _REMAINING = "remaining_set_up"
 _LIKELY = 0.5
 
@@ -69,34 +69,24 @@ def _by_time(
 ) -> tuple[list[int], Mapping[int, float]]:
     """Return the numbers of the trials that compete, and the times of all."""
     standing, plain = standing_now(study, file, allowed), plain_standing(study, file, allowed).leader
+    trials, remaining = study.get_trials(deepcopy=False), study.user_attrs.get(_REMAINING)
     numbers = sorted({*standing.ranking, *([] if plain is None else [plain])}, key=standing.times.__getitem__)
     if not numbers:
         faster = [number for number, time in standing.times.items() if time < 1.0 and standing.sure[number] > _LIKELY]
         numbers = sorted(faster, key=lambda number: -standing.sure[number])[:1]
-    remaining = study.user_attrs.get(_REMAINING)
-    needed = _LIKELY if remaining is not None and remaining["idle"] else SURE
-    if remaining is not None and standing.sure.get(remaining["number"], 0.0) > needed:
-        numbers = _without_idle_parts(numbers, study.get_trials(deepcopy=False), remaining)
+    if remaining is not None:
+        first, idle = int(remaining["number"]), remaining["idle"]
+        if standing.sure.get(first, 0.0) > (_LIKELY if idle else SURE):
+            configs = {one: BoostConfig.from_dict(trials[one].user_attrs["config"]).leaves() for one in numbers}
+            free = [one for one in numbers if all(configs[one][path] == value for path, value in idle.items())]
+            numbers = [first, *(one for one in free if one != first)]
     return numbers, standing.times
 
 
-def _safer_first(numbers: Sequence[int], trials: Sequence[FrozenTrial], times: Mapping[int, float]) -> list[int]:
+def _safer_first(numbers: list[int], trials: Sequence[FrozenTrial], times: Mapping[int, float]) -> list[int]:
     """Return the trials with the safer form of the first before it, where it was trained and is faster than O0."""
     for trial in trials:
         safer = trial.user_attrs.get("repeats", trial.number)
         if numbers and trial.user_attrs.get(SAFER_THAN) == numbers[0] and times.get(safer, 1.0) < 1.0:
             return [safer, *(number for number in numbers if number != safer)]
-    return list(numbers)
-
-
-def _without_idle_parts(
-    numbers: Sequence[int], trials: Sequence[FrozenTrial], remaining: Mapping[str, Any]
-) -> list[int]:
-    """Return the remaining set-up and those after it that have none of the parts that are no gain."""
-    first, idle = int(remaining["number"]), remaining["idle"]
-
-    def is_free(number: int) -> bool:
-        leaves = BoostConfig.from_dict(trials[number].user_attrs["config"]).leaves()
-        return all(leaves[path] == value for path, value in idle.items())
-
-    return [first, *(number for number in numbers if number != first and is_free(number))]
+    return numbers

@@ -11,21 +11,14 @@ from workbench.methods.registry import METHODS
 
 __all__ = ["Part", "parts_of"]
 
-_TIME_ONLY = ("runtime", "amp")
-_SCHEDULE = "schedule"
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a set-up: the config paths that make it up, and what it is in a few words.
-
-    Its kind is ``"time"`` where it changes a step's time and not the question, ``"schedule"`` for length and course of
-    the rate, else ``"learning"``.
-    """
+    """A part of a set-up: what it is in a few words, and the config paths that make it up."""
 
     name: str
     paths: tuple[str, ...]
-    kind: str
+    kind: str  # "time" (of a step alone), "schedule" (length and course of the rate) or "learning"
 
     def taken_out(self, values: Mapping[str, Any], base: BoostConfig) -> dict[str, Any]:
         """Return a set-up's values, by config path, without this part: there as in the task as given."""
@@ -43,7 +36,11 @@ def parts_of(plan: Plan, base: Plan) -> list[Part]:
             groups.setdefault(_group(path), []).append(path)
     # What is set but not in effect goes with its part: another part's removal could bring it into effect.
     groups = {group: paths for group, paths in groups.items() if not acting.isdisjoint(paths)}
-    parts = [Part(_name(group, plan.config), tuple(paths), _kind(group)) for group, paths in groups.items()]
+    kinds = {"schedule": "schedule", "runtime": "time", "amp": "time"}
+    parts = [
+        Part(_name(group, plan.config), tuple(paths), kinds.get(group.partition(".")[0], "learning"))
+        for group, paths in groups.items()
+    ]
     return sorted(parts, key=lambda part: part.kind == "schedule")
 
 
@@ -57,13 +54,6 @@ def _group(path: str) -> str:
     return path if section in ("runtime", "regularization") else section
 
 
-def _kind(group: str) -> str:
-    section = group.partition(".")[0]
-    if section == _SCHEDULE:
-        return "schedule"
-    return "time" if section in _TIME_ONLY else "learning"
-
-
 def _name(group: str, config: BoostConfig) -> str:
     section, _, name = group.partition(".")
     if name:
@@ -74,9 +64,6 @@ def _name(group: str, config: BoostConfig) -> str:
         return config.optimizer.name or "the task's optimizer at another rate"
     if section == "amp":
         return f"amp {config.amp.level} {config.amp.dtype}"
-    part = getattr(config, section, None)
-    said = getattr(part, "summary", None)
-    if callable(said) and said():
-        return str(said())
+    said = getattr(getattr(config, section, None), "summary", str)()
     titles = {method.name: method.title for method in METHODS}
-    return titles.get(section, section)
+    return said or titles.get(section, section)

@@ -35,14 +35,12 @@ __all__ = ["ProposingSampler"]
 
 _N_CANDIDATES = 160
 _NEAR_SHARE = 0.6
-_KEPT, _UNMOVED = 0.7, 0.35
-"""Probabilities with which a neighbour has a choice, and a number, in common with its parent."""
-
-_FIXED_COST = 0.5
-"""What trying a plan takes besides its one run, as a share of the baseline's: timing, further seeds if it is good."""
-
-_LIKELY_LENGTH = 0.5
-"""Length of the first plans: one that keeps the quality soon says more than short ones that do not."""
+_KEPT, _UNMOVED = (
+    0.7,
+    0.35,
+)  # probabilities with which a neighbour has a choice, and a number, in common with its parent
+_FIXED_COST = 0.5  # of trying a plan besides its one run, in runs of the baseline: timing, further seeds if it is good
+_LIKELY_LENGTH = 0.5  # of the first plans: one that keeps the quality soon says more than short ones that do not
 
 
 class ProposingSampler(WholeSpaceSampler):
@@ -81,17 +79,13 @@ class ProposingSampler(WholeSpaceSampler):
             suggested = self._draw(_anywhere(self._rng) if parent is None else _near(self._rng, parent))
             if suggested is None or suggested[1].key() in tried:
                 continue
-            plan = suggested[1]
+            values, plan = suggested[0].parameters, suggested[1]
             passes = passes_of(plan, steps)
-            kinds = [
-                (known.get(kind.step_key()), share) for kind, share in kinds_of_steps(plan, self._space.plans, passes)
-            ]
-            steps_known = [(step, share) for step, share in kinds if step is not None]
-            all_known = len(steps_known) == len(kinds)
-            ratio = mean_step(steps_known).ratio if all_known else guess(suggested[0].parameters)
-            time = ratio * passes / steps
-            if time < standing.best_time:
-                plans.append((suggested[0].parameters, time))
+            kinds = kinds_of_steps(plan, self._space.plans, passes)
+            timed = [(known[kind.step_key()], share) for kind, share in kinds if kind.step_key() in known]
+            ratio = mean_step(timed).ratio if len(timed) == len(kinds) else guess(values)
+            if ratio * passes / steps < standing.best_time:
+                plans.append((values, ratio * passes / steps))
         if not plans:
             return {}
         sure = standing.model.probability([values for values, _ in plans])
@@ -151,8 +145,7 @@ def _switches(values: Mapping[str, Any]) -> set[str]:
     }
 
 
-_Value = Callable[[str, Any], Any]
-"""Draws from a distribution, which has a name."""
+_Value = Callable[[str, Any], Any]  # draws from a distribution, which has a name
 
 
 def _anywhere(rng: np.random.Generator) -> _Value:

@@ -31,14 +31,9 @@ from workbench.study.set_up.tuned_plain import PLAIN, next_plain
 
 __all__ = ["confirmation_begins", "prepare_search", "settle", "take_apart"]
 
-_EXPECTED_TIME = 0.35
-"""What a candidate's run takes relative to the baseline's, where that is not known better."""
-
-_SLACK = 1.25
-"""What runs may take longer than expected before a confirmation has fewer seeds."""
-
-_SEARCHED_ON = 0.4
-"""Share of the time until the confirmation for which the search goes on where nothing leads any more."""
+_EXPECTED_TIME = 0.35  # what a candidate's run takes relative to the baseline's, where that is not known better
+_SLACK = 1.25  # what runs may take longer than expected before a confirmation has fewer seeds
+_SEARCHED_ON = 0.4  # of the time until the confirmation the search goes on for where nothing leads any more
 
 
 def prepare_search(
@@ -61,9 +56,8 @@ def prepare_search(
     while True:
         trials = study.get_trials(deepcopy=False)
         done = sum("trained" in trial.user_attrs and bool(trial.user_attrs.get(PLAIN)) for trial in trials)
-        if done >= file.set_up.plain_runs or (end is not None and time.monotonic() > end):
-            return
-        given = next_plain(study, file)
+        is_over = done >= file.set_up.plain_runs or (end is not None and time.monotonic() > end)
+        given = None if is_over else next_plain(study, file)
         if given is None:
             return
         try:
