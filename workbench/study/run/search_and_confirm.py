@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING
 
 from workbench.core.rank_environment import is_first_rank, rank_environment
 from workbench.study.answer.confirming import Confirmation
-from workbench.study.answer.contenders import contenders
 from workbench.study.answer.freezing_limits import measure_freezing_limits
 from workbench.study.answer.loss_scale_policy import tune_loss_scale
 from workbench.study.answer.result import StudyResult, write_answer
+from workbench.study.answer.selection import contenders
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.ask.warm_start import enqueue_warm_start
 from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError

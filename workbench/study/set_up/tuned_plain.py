@@ -22,7 +22,7 @@ from workbench.core.paired_bounds import paired_drops, run_time_ratio
 from workbench.core.records import TunedPlain
 from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
 from workbench.study.ask.plans import explicit_config
-from workbench.study.ask.search_space import Dimension, all_off
+from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import Monitor, TrainJob, plain
@@ -125,9 +125,7 @@ def compare_with_plain(
     if found is None:
         return
     plan = file.plans.resolve(BoostConfig.from_dict(found.user_attrs["config"]), found.user_attrs["level"])
-    steps = file.confirm.steps or file.study.budget_steps
-    baseline = file.plans.resolve(all_off(file.base_config()), "O0").key()
-    runs = ConfirmationRuns(study, baseline, file.study.seed, steps, steps)
+    runs = ConfirmationRuns(study, file)
     relative = float(found.user_attrs["speed"]["ratio"])
     n_runs = sum(len(one.user_attrs.get("deficits", ())) for one in trials if one.user_attrs.get(PLAIN))
     known = TunedPlain(plan.summary(), plan.config.to_dict(), relative, n_runs=n_runs)
@@ -137,8 +135,9 @@ def compare_with_plain(
             for seed in runs.seeds(0, _MOST_PAIRS):
                 if runs.run(key, seed) is None or runs.run(plan.key(), seed) is not None:
                     continue
-                end_if_over(deadline, relative * runs.seconds(baseline))
-                job = TrainJob(explicit_config(plan), plan.level, seed=seed, steps=steps, evaluate_every=steps)
+                end_if_over(deadline, relative * runs.seconds(runs.baseline_key))
+                length = {"steps": runs.steps, "evaluate_every": runs.steps}
+                job = TrainJob(explicit_config(plan), plan.level, seed=seed, **length)
                 runs.keep_run(plan.key(), seed, experimenter.run(job, monitor))
         answers[target] = _beside(known, runs, plan.key(), key, higher_is_better=experimenter.higher_is_better)
     study.set_user_attr(_STORED, {target: plain(asdict(one)) for target, one in answers.items()})
