@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import optuna
@@ -41,44 +41,34 @@ _N_PILOTS = 5  # pairs of a test whose standard deviation says how many it takes
 _SHARE_OF_TIME = 0.9  # of what is left, for which a test is planned; the rest is for what takes longer than before
 
 
+@dataclass
 class Confirmation:
     """Runs and judges the confirmation of a study, which keeps every finished run and every planned test."""
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        file: StudyFile,
-        experimenter: Experimenter,
-        warm_ups: WarmUps,
-        *,
-        command: str = "",  # that adds seeds, with ``{seeds}``
-        confirm_seeds: int | None = None,  # asked for on the command line; None lets the pilots decide
-        deadline: float | None = None,  # by ``time.monotonic()``; no run is begun that would take longer
-        on_run: Callable[[int, int], None] = lambda *_: None,  # gets runs done, and as far as planned, after every run
-        on_step: Callable[[RunStep], None] | None = None,
-        on_note: Callable[[str], None] = lambda _: None,  # gets a sentence about each test before it
-    ) -> None:
-        self._file = file
-        self._experimenter = experimenter
-        self._warm_ups = warm_ups
-        self._command = command
-        self._asked = confirm_seeds
-        self._deadline = deadline
+    study: optuna.Study
+    file: StudyFile
+    experimenter: Experimenter
+    warm_ups: WarmUps
+    _: KW_ONLY
+    command: str = ""  # that adds seeds, with ``{seeds}``
+    confirm_seeds: int | None = None  # asked for on the command line; None lets the pilots decide
+    deadline: float | None = None  # by ``time.monotonic()``; no run is begun that would take longer
+    on_run: Callable[[int, int], None] = lambda *_: None  # gets runs done, and as far as planned, after every run
+    on_step: Callable[[RunStep], None] | None = None
+    on_note: Callable[[str], None] = lambda _: None  # gets a sentence about each test before it
+
+    def __post_init__(self) -> None:
+        study, file = self.study, self.file
         self.cut_short = False  # whether the time was over before all verdicts were in
-        self._on_run = on_run
-        self._on_step = on_step
-        self._on_note = on_note
         self._peers: list[Contender] = []
         self._runs_ended = 0  # over all tests: a further one does not seem to begin from zero
         self._counts_steps = file.study.objective == "time_to_target"
         self._counts_runs = file.study.objective == "time_to_quality"
         self._runs = ConfirmationRuns(study, file)
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
-        seen = (metric for trial in trials_of(study) for _, metric in trial.curve)
-        self._scale: dict[str, Any] = {
-            "higher_is_better": experimenter.higher_is_better,
-            "resolution": paired_bounds.smallest_gap(seen) or None,
-        }
+        gap = paired_bounds.smallest_gap(metric for trial in trials_of(study) for _, metric in trial.curve)
+        higher = self.experimenter.higher_is_better
+        self._scale: dict[str, Any] = {"higher_is_better": higher, "resolution": gap or None}
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         known = (one.user_attrs for one in complete if {"plan_key", "trained"} <= one.user_attrs.keys())
         length = self._runs.steps / file.study.budget_steps
@@ -100,14 +90,14 @@ class Confirmation:
             taken = select(target, candidates).candidate
             if taken is not None:
                 config = BoostConfig.from_dict(dict(taken.config))
-                chosen[target] = self._file.plans.resolve(config, TARGETS[target]).key()
+                chosen[target] = self.file.plans.resolve(config, TARGETS[target]).key()
         return chosen
 
     def _tested(self, target: str, pool: Sequence[Contender]) -> list[tuple[Contender, str]]:
         """Return who was looked at, and why those were not tested that were not."""
         begun: list[tuple[Contender, str]] = []
-        why = "" if self._file.confirm.enabled else "it was not tested over seeds, since [confirm] is switched off"
-        wanted = self._file.confirm.candidates
+        why = "" if self.file.confirm.enabled else "it was not tested over seeds, since [confirm] is switched off"
+        wanted = self.file.confirm.candidates
         if self._counts_runs and not why:
             self._peers = [contender for contender in pool[:wanted] if self._times_faster(contender)]
         for contender in pool:
@@ -130,9 +120,9 @@ class Confirmation:
         if not self._tests(contender) and (why_untested := self._plan_first(contender)):
             return why_untested
         self._train_test(contender)
-        judged, asked = self._judged(contender), self._asked or 0
+        judged, asked = self._judged(contender), self.confirm_seeds or 0
         if judged.verdict is Verdict.UNDECIDED and judged.missing == 0 and asked >= judged.end + 2:
-            if self._deadline is not None and time.monotonic() > self._deadline:
+            if self.deadline is not None and time.monotonic() > self.deadline:
                 self.cut_short = True
                 return ""
             n_further = self._runs.n_further(contender.target)
@@ -148,11 +138,11 @@ class Confirmation:
 
         Return why no test was planned; nothing when one was.
         """
-        section, drop = self._file.confirm, contender.allowed_drop
+        section, drop = self.file.confirm, contender.allowed_drop
         is_at_full_level = self._all_confirmed_at_once(contender.target, drop)
         n_further = self._runs.n_further(contender.target)
         error = planned_tests.FIRST_ERROR if is_at_full_level else planned_tests.further_error(n_further)
-        n_pilots = min(_N_PILOTS, self._asked or section.seeds_min)
+        n_pilots = min(_N_PILOTS, self.confirm_seeds or section.seeds_min)
         pilots = PlannedTest(0, ((n_pilots, error),))
         self._train_pairs(contender, pilots, n_pilots)
         pairs = self._runs.metrics(contender.key, pilots)
@@ -162,15 +152,15 @@ class Confirmation:
             begun = f" when {len(pairs)} of the {n_pilots} pairs of runs that plan its test had been made"
             return f"it was not tested over seeds, since the time was over{begun if pairs else ''}"
         bounds = decide(pairs, 0.0, **self._scale).bounds
-        n_pairs = self._asked or section.seeds_max
+        n_pairs = self.confirm_seeds or section.seeds_max
         is_bounded = bounds.n_pairs >= 2 and not has_diverged
-        if self._asked is None and is_bounded:
+        if self.confirm_seeds is None and is_bounded:
             n_pairs = paired_bounds.planned_pairs(
                 bounds.spread, drop, error=error, at_least=section.seeds_min, at_most=section.seeds_max
             )
             if self._counts_runs:  # the search has aimed below the allowed drop for so many
                 n_pairs = max(n_pairs, section.usual_seeds)
-            if self._deadline is not None:
+            if self.deadline is not None:
                 n_pairs = self._affordable(contender, n_pilots, n_pairs)
             elif self._counts_steps:
                 time_error = min(error, planned_tests.LARGEST_TIME_ERROR)
@@ -181,7 +171,7 @@ class Confirmation:
                 return "it was not tested over seeds: after the tests of those before it, too few seeds would fit"
             seconds = self._seconds_per_pair(contender)
             takes = f", about {format_duration(max(n_pairs - n_pilots, 0) * seconds)}" if math.isfinite(seconds) else ""
-            self._on_note(
+            self.on_note(
                 f"{contender.target}: trial {contender.trial.number} is trained on {n_pairs} paired seeds{takes}; that "
                 f"is enough for an allowed drop of {smallest:.2g} or more, and the study allows {drop:g}"
             )
@@ -193,8 +183,8 @@ class Confirmation:
 
     def _affordable(self, contender: Contender, n_done: int, n_wanted: int) -> int:
         """Return how many pairs the time allows: a pair takes what is missing of it."""
-        assert self._deadline is not None
-        left = _SHARE_OF_TIME * (self._deadline - time.monotonic())
+        assert self.deadline is not None
+        left = _SHARE_OF_TIME * (self.deadline - time.monotonic())
         keys = self._trained_together(contender)
         if not sum(self._runs.seconds(key) for key in keys) > 0.0:
             return n_wanted
@@ -237,16 +227,16 @@ class Confirmation:
             for seed, key in missing:
                 if self._runs.diverged(contender.key, test.first, n_pairs):
                     return
-                self._on_run(self._runs_ended, planned)
+                self.on_run(self._runs_ended, planned)
                 # One that would not end in time is not begun, by its runs here or else in the search.
                 seconds = self._runs.seconds(key)
                 seconds = self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds
-                end_if_over(self._deadline, seconds)
+                end_if_over(self.deadline, seconds)
                 self._train(plans[key], seed)
                 self._runs_ended += 1
         except OutOfTimeError:
             self.cut_short = True
-        self._on_run(self._runs_ended, planned)
+        self.on_run(self._runs_ended, planned)
 
     def _trained_together(self, contender: Contender) -> dict[str, Plan]:
         """Return the plans that take turns on a seed; where runs are timed, with those that are tested after it.
@@ -270,14 +260,14 @@ class Confirmation:
             judged = replace(judged, quality=replace(judged.quality, reason=why_untested or judged.quality.reason))
         told = planned_tests.sentence(
             judged,
-            self._experimenter.metric_name,
-            per="to the target" if self._counts_steps else timed_per(self._file.study.objective),
+            self.experimenter.metric_name,
+            per="to the target" if self._counts_steps else timed_per(self.file.study.objective),
             next_error=planned_tests.further_error(self._runs.n_further(contender.target)),
             seconds_per_pair=self._seconds_per_pair(contender),
-            command=self._command,
+            command=self.command,
         )
         if needs_warm_up(contender.plan):
-            told = f"After a warm-up of {self._file.warm_up_steps} micro-batches of O0. {told}"
+            told = f"After a warm-up of {self.file.warm_up_steps} micro-batches of O0. {told}"
         bounds, ratio = judged.quality.bounds, judged.time
         pairs = [pair for test in self._tests(contender) for pair in self._runs.metrics(contender.key, test)]
         return CandidateRecord(
@@ -331,7 +321,7 @@ class Confirmation:
         measured = self._step_time(contender)
         if measured is None or not self._counts_steps:
             return self._untested_ratio(contender)
-        higher = self._experimenter.higher_is_better
+        higher = self.experimenter.higher_is_better
         sign = 1.0 if higher else -1.0
         times = []
         for baseline, candidate in self._runs.pairs(contender.key, test.first, n_pairs):
@@ -355,13 +345,13 @@ class Confirmation:
         ratio, high, low = (
             contender.baseline_steps / (trial.warm_up_steps + one * trial.steps_to_target) for one in measured
         )
-        if self._file.confirm.enabled:
+        if self.file.confirm.enabled:
             low, high = 0.0, math.inf
         return TimeRatio(ratio, low, high, None)
 
     def _train(self, plan: Plan, seed: int) -> None:
         try:
-            warm_up = self._warm_ups.before(plan, seed)
+            warm_up = self.warm_ups.before(plan, seed)
             job = TrainJob(
                 explicit_config(plan, warm_up.snapshots),
                 plan.level,
@@ -369,7 +359,7 @@ class Confirmation:
                 steps=self._runs.steps,
                 evaluate_every=self._runs.evaluate_every,
             )
-            trained = self._experimenter.run(job, Monitor(on_step=self._on_step))
+            trained = self.experimenter.run(job, Monitor(on_step=self.on_step))
             # What one more seed would take, which needs a warm-up of its own.
             trained = replace(trained, seconds=trained.seconds + warm_up.seconds)
         except WarmUpError as error:
@@ -382,16 +372,16 @@ class Confirmation:
             return
         (seed,) = self._runs.seeds(0, 1)
         try:
-            warm_up = self._warm_ups.before(contender.plan, seed)
-            end_if_over(self._deadline)
+            warm_up = self.warm_ups.before(contender.plan, seed)
+            end_if_over(self.deadline)
             job = SpeedJob(
                 (self._runs.baseline.config, "O0"),
                 (explicit_config(contender.plan, warm_up.snapshots), contender.plan.level),
                 seed=seed,
-                rounds=self._file.speed.rounds,
-                steps_per_block=self._file.speed.steps_per_block,
+                rounds=self.file.speed.rounds,
+                steps_per_block=self.file.speed.steps_per_block,
             )
-            measured = self._experimenter.run(job)
+            measured = self.experimenter.run(job)
         except WarmUpError:  # the run with this seed will say so
             return
         except OutOfTimeError:

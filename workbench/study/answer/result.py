@@ -96,7 +96,7 @@ def export_study(
                 f"{study_dir}: the study has no finished trial to export; run `workbench tune {study_dir}`"
             )
         folder, policy = directory / "result" if out is None else Path(out), result.loss_scale_policy
-        chosen = {"folder": folder, "require_confirmed": require_confirmed}
+        chosen: Any = {"folder": folder, "require_confirmed": require_confirmed}
         return write_answer(study, file, directory, result.candidates, policy, **chosen)
 
 

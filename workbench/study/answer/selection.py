@@ -16,20 +16,38 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import optuna
+from optuna.trial import FrozenTrial
 
 from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
 from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict, timed_per
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import steps_to_target
-from workbench.study.set_up.contending import ranked
+from workbench.study.set_up.standing import SURE, standing_now
+from workbench.study.set_up.tuned_plain import plain_standing
 from workbench.study.store.stored_records import baseline_record, trials_of
 
-__all__ = ["TARGETS", "Contender", "competing_trials", "contenders", "nothing_found", "select", "with_policy"]
+__all__ = [
+    "SAFER_THAN",
+    "TARGETS",
+    "Contender",
+    "competing_trials",
+    "contenders",
+    "first_contender",
+    "is_taken_apart",
+    "keep_remaining",
+    "nothing_found",
+    "select",
+    "with_policy",
+]
 
 TARGETS = {"o1": "O1", "o2": "O2"}  # export -> boost level at which it is loaded
 # Methods that a boost level stands for: at a level without them an export does not have them.
 _BY_LEVEL = frozenset(name for names in LEVELS.values() for name in names)
+
+SAFER_THAN = "safer_than"  # user attribute of a trial: the one (its number) whose set-up it has, with a longer schedule
+_REMAINING = "remaining_set_up"
+_LIKELY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +77,7 @@ def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] |
     for target, drop in study.user_attrs["allowed_drops"].items():
         allowed_drop = float(drop)
         if file.study.objective == "time_to_quality":
-            ordered = iter(ranked(study, trials, file, allowed_drop))
+            ordered = iter(_ranked(study, trials, file, allowed_drop))
         else:
             options: Any = {"objective": file.study.objective, "higher_is_better": higher, "plans": file.plans}
             ordered = competing_trials(trials, baseline, target, allowed_drop, **options)
@@ -119,6 +137,74 @@ def competing_trials(
 
 def _goal(baseline: TrialRecord, allowed_drop: float, *, higher_is_better: bool) -> float:
     return baseline.metric - (1.0 if higher_is_better else -1.0) * allowed_drop
+
+
+def keep_remaining(study: optuna.Study, number: int, idle: Mapping[str, Any]) -> None:
+    """Keep which trial's set-up remained of the leader; ``idle`` are the values without the parts that are no gain."""
+    trials = study.get_trials(deepcopy=False)
+    study.set_user_attr(_REMAINING, {"number": number, "idle": dict(idle), "drawn": _n_drawn(trials)})
+
+
+def is_taken_apart(study: optuna.Study) -> bool:
+    """Return whether nothing has been drawn since the leader was taken apart: its runs alone make no new leader."""
+    remaining = study.user_attrs.get(_REMAINING)
+    return remaining is not None and remaining["drawn"] == _n_drawn(study.get_trials(deepcopy=False))
+
+
+def _n_drawn(trials: Sequence[FrozenTrial]) -> int:
+    return sum(trial.state.is_finished() and "given" not in trial.user_attrs for trial in trials)
+
+
+def _ranked(study: optuna.Study, records: Sequence[TrialRecord], file: StudyFile, allowed: float) -> list[TrialRecord]:
+    """Return the trials that compete for an export: those that surely keep the quality, fastest first.
+
+    Tuned plain competes by what its own runs say. Where the leader was taken apart, what remained of it comes first
+    (the whole of it only while it is sure to keep the quality), and set-ups with a part that is no gain do not compete.
+    Where nothing is sure enough, the one that most probably keeps the quality competes: the confirmation decides.
+
+    Where more than one is tested, the leader's safer form comes first: tests in a fixed order keep their full level as
+    long as all before were confirmed (`planned_tests`), so a leader that turns out too bold costs nothing but its runs,
+    and one that is confirmed, too, is what is exported.
+    """
+    numbers, times = _by_time(study, file, allowed)
+    if file.confirm.candidates > 1:
+        numbers = _safer_first(numbers, study.get_trials(deepcopy=False), times)
+    by_number = {record.number: record for record in records}
+    return [by_number[number] for number in numbers]
+
+
+def first_contender(study: optuna.Study, file: StudyFile) -> int | None:
+    """Return the trial of the set-up that would be exported if all were confirmed; None where nothing competes."""
+    numbers, _ = _by_time(study, file)
+    return next(iter(numbers), None)
+
+
+def _by_time(
+    study: optuna.Study, file: StudyFile, allowed: float | None = None
+) -> tuple[list[int], Mapping[int, float]]:
+    """Return the numbers of the trials that compete, and the times of all."""
+    standing, plain = standing_now(study, file, allowed), plain_standing(study, file, allowed).leader
+    trials, remaining = study.get_trials(deepcopy=False), study.user_attrs.get(_REMAINING)
+    numbers = sorted({*standing.ranking, *([] if plain is None else [plain])}, key=standing.times.__getitem__)
+    if not numbers:
+        faster = [number for number, time in standing.times.items() if time < 1.0 and standing.sure[number] > _LIKELY]
+        numbers = sorted(faster, key=lambda number: -standing.sure[number])[:1]
+    if remaining is not None:
+        first, idle = int(remaining["number"]), remaining["idle"]
+        if standing.sure.get(first, 0.0) > (_LIKELY if idle else SURE):
+            configs = {one: BoostConfig.from_dict(trials[one].user_attrs["config"]).leaves() for one in numbers}
+            free = [one for one in numbers if all(configs[one][path] == value for path, value in idle.items())]
+            numbers = [first, *(one for one in free if one != first)]
+    return numbers, standing.times
+
+
+def _safer_first(numbers: list[int], trials: Sequence[FrozenTrial], times: Mapping[int, float]) -> list[int]:
+    """Return the trials with the safer form of the first before it, where it was trained and is faster than O0."""
+    for trial in trials:
+        safer = trial.user_attrs.get("repeats", trial.number)
+        if numbers and trial.user_attrs.get(SAFER_THAN) == numbers[0] and times.get(safer, 1.0) < 1.0:
+            return [safer, *(number for number in numbers if number != safer)]
+    return numbers
 
 
 def select(

@@ -38,35 +38,14 @@ from workbench.config.errors import did_you_mean, shown
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.errors import StudyError
 
-__all__ = ["Dimension", "Drawing", "SearchedSpace", "Suggestion", "all_off", "plans_by_level", "read_space", "suggest"]
+__all__ = ["Dimension", "SearchedSpace", "Suggestion", "all_off", "plans_by_level", "read_space", "suggest"]
 
 _USUAL_LEVEL = "O1"
 _SWITCHES = tuple(f"boost.{name}" for name in SWITCHES)
 _RANGE_KEYS = frozenset({"low", "high", "log", "step"})
 
 
-class Drawing:
-    """Answers what is asked of an Optuna trial by a function of name and distribution."""
-
-    def __init__(self, value: Callable[[str, Any], Any]) -> None:
-        self._value = value
-
-    def suggest_categorical(self, name: str, choices: Sequence[Any], /) -> Any:
-        """Draw one of the choices."""
-        return self._value(name, CategoricalDistribution(choices))
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        """Draw a number."""
-        return float(self._value(name, FloatDistribution(low, high, step=step, log=log)))
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """Draw a whole number."""
-        return int(self._value(name, IntDistribution(low, high, step=step, log=log)))
-
-
-Draws = optuna.Trial | Drawing
+Draws = optuna.trial.BaseTrial | Callable[[str, Any], Any]  # an Optuna trial, or a function of name and distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +95,34 @@ class Dimension:
         low, high = self.extremes
         return {"low": low, "high": high, "log": self.log, "step": self.step}
 
-    def draw(self, trial: Draws) -> Any:
-        """Draw a value for one trial."""
+    @property
+    def is_plain(self) -> bool:
+        """Whether Optuna can store the choices; a list (betas, split points) travels as its position."""
+        return all(isinstance(choice, (bool, int, float, str, type(None))) for choice in self.choices)
+
+    @property
+    def distribution(self) -> BaseDistribution:
+        """What a trial draws from."""
         if self.kind == "choice":
-            # Optuna stores plain values only; a list (betas, split points) travels as its position.
-            if all(isinstance(choice, (bool, int, float, str, type(None))) for choice in self.choices):
-                return trial.suggest_categorical(self.path, self.choices)
-            return self.choices[trial.suggest_categorical(self.path, range(len(self.choices)))]
+            return CategoricalDistribution(self.choices if self.is_plain else range(len(self.choices)))
+        low, high = self.extremes
         if self.kind == "int":
-            low, high = self.extremes
-            return trial.suggest_int(self.path, low, high, step=int(self.step or 1), log=self.log)
-        return trial.suggest_float(self.path, self.low, self.high, step=self.step, log=self.log)
+            return IntDistribution(low, high, step=int(self.step or 1), log=self.log)
+        return FloatDistribution(low, high, step=self.step, log=self.log)
+
+    def draw(self, draws: Draws) -> Any:
+        """Draw a value for one trial."""
+        asked: Any = self.distribution
+        if callable(draws):
+            value = draws(self.path, asked)
+        elif self.kind == "choice":
+            value = draws.suggest_categorical(self.path, asked.choices)
+        else:
+            suggest_number: Any = draws.suggest_int if self.kind == "int" else draws.suggest_float
+            value = suggest_number(self.path, asked.low, asked.high, step=asked.step, log=asked.log)
+        if self.kind == "choice":
+            return value if self.is_plain else self.choices[value]
+        return int(value) if self.kind == "int" else float(value)
 
     def check(self, base: BoostConfig) -> None:
         """Check every choice, or both ends, against the configuration's own rules."""
@@ -160,14 +156,7 @@ class SearchedSpace:
     @functools.cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
         """Path -> distribution as a trial draws it; what has one value only is left out."""
-        found: dict[str, BaseDistribution] = {}
-
-        def keep(path: str, distribution: Any) -> Any:
-            found[path] = distribution
-            return distribution.choices[0] if isinstance(distribution, CategoricalDistribution) else distribution.low
-
-        for one in self.dimensions:
-            one.draw(Drawing(keep))
+        found = {one.path: one.distribution for one in self.dimensions}
         return {path: one for path, one in found.items() if not one.single()}
 
     @property

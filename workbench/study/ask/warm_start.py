@@ -161,8 +161,7 @@ def _nearest(dimension: Dimension, value: Any) -> tuple[Any, str]:
             if len(dimension.choices) == 1:
                 return None, ""  # a setting of this study, not something it searches
             return None, f"`{dimension.path}` = {value!r} is no choice here, so the sampler draws it."
-        is_plain = all(isinstance(one, (bool, int, float, str, type(None))) for one in dimension.choices)
-        return (dimension.choices[places[0]] if is_plain else places[0]), ""
+        return (dimension.choices[places[0]] if dimension.is_plain else places[0]), ""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None, f"`{dimension.path}` = {value!r} is no number, so the sampler draws it."
     near = min(max(float(value), dimension.low), dimension.high)

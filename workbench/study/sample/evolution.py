@@ -76,9 +76,9 @@ def _by_generation(trials: Sequence[FrozenTrial], n_axes: int) -> dict[int, list
     found: dict[int, list[FrozenTrial]] = {}
     for trial in sorted(trials, key=lambda one: (one.datetime_complete or datetime.max, one.number)):
         state = sampler_state(trial) if trial.state in {TrialState.COMPLETE, TrialState.PRUNED} else {}
-        point, generation = state.get("point"), state.get("generation")
-        usable = isinstance(point, list) and len(point) == n_axes and isinstance(generation, int)
-        if usable and all(isinstance(x, (int, float)) and 0.0 <= x <= 1.0 for x in point):
+        generation, point = state.get("generation"), state.get("point")
+        axes = point if isinstance(point, list) and len(point) == n_axes else [math.nan]
+        if isinstance(generation, int) and all(isinstance(x, (int, float)) and 0.0 <= x <= 1.0 for x in axes):
             found.setdefault(generation, []).append(trial)
     return found
 

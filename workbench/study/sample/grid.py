@@ -20,7 +20,7 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.config import ConfigError
-from workbench.study.ask.search_space import Dimension, Drawing, SearchedSpace
+from workbench.study.ask.search_space import Dimension, SearchedSpace
 from workbench.study.errors import StudyError
 from workbench.study.sample.whole_space import WholeSpaceSampler, keep_sampler_state, sampler_state, value_at
 
@@ -105,7 +105,7 @@ def _leaf(space: SearchedSpace, points: int | None, forks: list[list[int]]) -> t
         drawn[name] = values[forks[len(drawn)][0]]
         return drawn[name]
 
-    suggestion = space.suggest(Drawing(value))
+    suggestion = space.suggest(value)
     return (suggestion.level, space.plans.resolve(suggestion.config, suggestion.level).training_key()), drawn
 
 

@@ -11,6 +11,7 @@ without.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.config import ConfigError, Plan
-from workbench.study.ask.search_space import Drawing, SearchedSpace, Suggestion
+from workbench.study.ask.search_space import SearchedSpace, Suggestion
 from workbench.study.run.job import SpeedMeasured
 from workbench.study.sample.whole_space import WholeSpaceSampler
 from workbench.study.set_up.runtime_choice import ground_of
@@ -76,7 +77,7 @@ class ProposingSampler(WholeSpaceSampler):
         for _ in range(_N_CANDIDATES):
             is_near = bool(parents) and self._rng.random() < _NEAR_SHARE
             parent = parents[int(self._rng.integers(len(parents)))] if is_near else None
-            suggested = self._draw(_anywhere(self._rng) if parent is None else _near(self._rng, parent))
+            suggested = self._draw(self._anywhere if parent is None else functools.partial(self._near, parent))
             if suggested is None or suggested[1].key() in tried:
                 continue
             values, plan = suggested[0].parameters, suggested[1]
@@ -93,9 +94,9 @@ class ProposingSampler(WholeSpaceSampler):
         promise = sure * np.log(standing.best_time / times) / (times + _FIXED_COST)
         return plans[int(np.argmax(promise))][0]
 
-    def _draw(self, value: _Value) -> tuple[Suggestion, Plan] | None:
+    def _draw(self, value: Callable[[str, Any], Any]) -> tuple[Suggestion, Plan] | None:
         try:
-            suggestion = self._space.suggest(Drawing(value))
+            suggestion = self._space.suggest(value)
             return suggestion, self._space.plans.resolve(suggestion.config, suggestion.level)
         except ConfigError:
             return None
@@ -107,9 +108,29 @@ class ProposingSampler(WholeSpaceSampler):
         sizes = [factor for factor in (2.0, 1.0, 4.0) if factor in factors] or list(factors[:1])
         for factor, name in itertools.product(sizes[:2], choices.get("optimizer.name", (None,))):
             usual = {"batch.factor": factor, "optimizer.name": name, "schedule.length": _LIKELY_LENGTH}
-            drawn = self._draw(_usual(usual))
+            drawn = self._draw(functools.partial(_usual, usual))
             if drawn is not None:
                 yield drawn[0]
+
+    def _anywhere(self, _: str, distribution: Any) -> Any:
+        """Draw from the whole space."""
+        if isinstance(distribution, CategoricalDistribution):
+            return distribution.choices[int(self._rng.integers(len(distribution.choices)))]
+        return _at(float(self._rng.random()), distribution)
+
+    def _near(self, parent: Mapping[str, Any], name: str, distribution: Any) -> Any:
+        """Draw around a plan: most parameters as they are there, ranges moved by a little, and often not at all."""
+        given, rng = parent.get(name), self._rng
+        if isinstance(distribution, CategoricalDistribution):
+            is_kept = name in parent and given in distribution.choices and rng.random() < _KEPT
+            return given if is_kept else self._anywhere(name, distribution)
+        low, high = distribution.low, distribution.high
+        if given is None or not low <= given <= high:
+            return self._anywhere(name, distribution)
+        share = math.log(given / low) / math.log(high / low) if distribution.log else (given - low) / (high - low)
+        if rng.random() >= _UNMOVED:
+            share = float(np.clip(share + rng.normal(0.0, 0.15), 0.0, 1.0))
+        return _at(share, distribution)
 
 
 class _StepGuess:
@@ -145,52 +166,14 @@ def _switches(values: Mapping[str, Any]) -> set[str]:
     }
 
 
-_Value = Callable[[str, Any], Any]  # draws from a distribution, which has a name
-
-
-def _anywhere(rng: np.random.Generator) -> _Value:
-    """Draw from the whole space."""
-
-    def value(_: str, distribution: Any) -> Any:
-        if isinstance(distribution, CategoricalDistribution):
-            return distribution.choices[int(rng.integers(len(distribution.choices)))]
-        return _at(float(rng.random()), distribution)
-
-    return value
-
-
-def _near(rng: np.random.Generator, parent: Mapping[str, Any]) -> _Value:
-    """Draw around a plan: most parameters as they are there, ranges moved by a little, and often not at all."""
-    anywhere = _anywhere(rng)
-
-    def value(name: str, distribution: Any) -> Any:
-        given = parent.get(name)
-        if isinstance(distribution, CategoricalDistribution):
-            is_kept = name in parent and given in distribution.choices and rng.random() < _KEPT
-            return given if is_kept else anywhere(name, distribution)
-        low, high = distribution.low, distribution.high
-        if given is None or not low <= given <= high:
-            return anywhere(name, distribution)
-        share = math.log(given / low) / math.log(high / low) if distribution.log else (given - low) / (high - low)
-        if rng.random() >= _UNMOVED:
-            share = float(np.clip(share + rng.normal(0.0, 0.15), 0.0, 1.0))
-        return _at(share, distribution)
-
-    return value
-
-
-def _usual(fixed: Mapping[str, Any]) -> _Value:
+def _usual(fixed: Mapping[str, Any], name: str, distribution: Any) -> Any:
     """Draw what is usual: the middle of every range, the first of every list but those that are fixed."""
-
-    def value(name: str, distribution: Any) -> Any:
-        given = fixed.get(name)
-        if isinstance(distribution, CategoricalDistribution):
-            return given if given in distribution.choices else distribution.choices[0]
-        if given is None:
-            return _at(0.5, distribution)
-        return min(max(float(given), distribution.low), distribution.high)
-
-    return value
+    given = fixed.get(name)
+    if isinstance(distribution, CategoricalDistribution):
+        return given if given in distribution.choices else distribution.choices[0]
+    if given is None:
+        return _at(0.5, distribution)
+    return min(max(float(given), distribution.low), distribution.high)
 
 
 def _at(share: float, distribution: FloatDistribution | IntDistribution) -> float:

@@ -17,13 +17,13 @@ from collections.abc import Callable
 
 import optuna
 
+from workbench.study.answer.selection import first_contender, is_taken_apart
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor
-from workbench.study.set_up.contending import first_contender, is_taken_apart
 from workbench.study.set_up.runtime_choice import choose_runtime
 from workbench.study.set_up.standing import standing_now
 from workbench.study.set_up.total_time import StepTimes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import optuna
@@ -27,26 +28,28 @@ _KEY = "step_time:"
 _PRECISION = 0.15  # a search compares plans that differ by more; what is confirmed is timed by whole runs
 
 
+@dataclass
 class StepTimes:
     """Step times of a study, which keeps them as user attributes: measured where they are not known."""
 
-    def __init__(self, study: optuna.Study, file: StudyFile, experimenter: Experimenter) -> None:
-        self._study = study
-        self._file = file
-        self._experimenter = experimenter
+    study: optuna.Study
+    file: StudyFile
+    experimenter: Experimenter
+
+    def __post_init__(self) -> None:
         self.read_again()
 
     def read_again(self) -> None:
         """Take in what other processes have measured."""
-        self._known = known_step_times(self._study.user_attrs)
+        self._known = known_step_times(self.study.user_attrs)
 
     def measured(self, plan: Plan, warm_up: WarmUp = NO_WARM_UP) -> SpeedMeasured:
         """Return the mean step time of a plan's run relative to the baseline's, measured now if need be."""
-        kinds = kinds_of_steps(plan, self._file.plans, passes_of(plan, self._file.study.budget_steps))
+        kinds = kinds_of_steps(plan, self.file.plans, passes_of(plan, self.file.study.budget_steps))
         return mean_step([(self._measured(kind, warm_up), share) for kind, share in kinds])
 
     def _measured(self, plan: Plan, warm_up: WarmUp) -> SpeedMeasured:
-        key, file = plan.step_key(), self._file
+        key, file = plan.step_key(), self.file
         if key not in self._known:
             job = SpeedJob(
                 (all_off(file.base_config()), "O0"),
@@ -57,8 +60,8 @@ class StepTimes:
                 loading=True,
                 precision=_PRECISION,
             )
-            self._known[key] = self._experimenter.run(job)
-            self._study.set_user_attr(_KEY + key, self._known[key].to_json())
+            self._known[key] = self.experimenter.run(job)
+            self.study.set_user_attr(_KEY + key, self._known[key].to_json())
         return self._known[key]
 
 

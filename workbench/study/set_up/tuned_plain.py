@@ -136,8 +136,7 @@ def compare_with_plain(
                 if runs.run(key, seed) is None or runs.run(plan.key(), seed) is not None:
                     continue
                 end_if_over(deadline, relative * runs.seconds(runs.baseline_key))
-                length = {"steps": runs.steps, "evaluate_every": runs.steps}
-                job = TrainJob(explicit_config(plan), plan.level, seed=seed, **length)
+                job = TrainJob(explicit_config(plan), plan.level, seed, runs.steps, runs.steps)
                 runs.keep_run(plan.key(), seed, experimenter.run(job, monitor))
         answers[target] = _beside(known, runs, plan.key(), key, higher_is_better=experimenter.higher_is_better)
     study.set_user_attr(_STORED, {target: plain(asdict(one)) for target, one in answers.items()})
