@@ -21,12 +21,10 @@ from workbench.study.run.job import SpeedMeasured, Trained
 
 __all__ = ["ConfirmationRuns", "StoredTest", "confirmation_seeds", "metric_of"]
 
-_FIRST_SEED = 1000  # distance between the search's seed and the first one of the confirmation
-
 
 def confirmation_seeds(search_seed: int, n_seeds: int) -> range:
     """Return the seeds of the paired runs; they differ from the search's, which the candidates were picked on."""
-    return range(search_seed + _FIRST_SEED, search_seed + _FIRST_SEED + n_seeds)
+    return range(search_seed + 1000, search_seed + 1000 + n_seeds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,12 @@ def tune_loss_scale(
     recording = study.user_attrs.get("loss_scale_recording")
     if recording is None:
         first = {"kind": "dynamic", "init": section.init, "factor": 2.0, "window": section.window}
-        recording = _recorded(train("recording", first, section.steps, section.exponents_every))
+        trained = train("recording", first, section.steps, section.exponents_every)
+        recording = {"path": trained.path, "overflows": trained.overflows, "steps": trained.steps}
+        if trained.diverged or not trained.path:
+            why = trained.message or "nothing was recorded"
+            told = f"the loss-scale policy was not chosen, the float16 recording cannot be used: {why}"
+            recording = {"failed": told}
         study.set_user_attr("loss_scale_recording", recording)
     if "failed" in recording:
         return dict(recording)
@@ -113,13 +118,6 @@ def tune_loss_scale(
     result = plain({**result, "sentence": policy_sentence(result)})
     study.set_user_attr("loss_scale_policy", result)
     return result
-
-
-def _recorded(trained: Trained) -> dict[str, Any]:
-    if trained.diverged or not trained.path:
-        why = trained.message or "nothing was recorded"
-        return {"failed": f"the loss-scale policy was not chosen, the float16 recording cannot be used: {why}"}
-    return {"path": trained.path, "overflows": trained.overflows, "steps": trained.steps}
 
 
 def _evenly(outcomes: Sequence[PolicyOutcome], n: int) -> list[PolicyOutcome]:
