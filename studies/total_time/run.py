@@ -19,7 +19,7 @@ from workbench.config import ConfigError
 from workbench.study import parse_study
 from workbench.study.ask.plans import explicit_config
 from workbench.study.ask.search_space import all_off, suggest
-from workbench.study.ask.set_up_study import ask
+from workbench.study.ask.task_study import ask
 from workbench.study.run.experimenter import TaskExperimenter
 from workbench.study.run.job import TrainJob
 from workbench.study.set_up.total_time import StepTimes, total_time

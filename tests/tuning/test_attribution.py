@@ -7,8 +7,7 @@ import math
 import pytest
 
 from workbench.config import BoostConfig
-from workbench.study.set_up.attribution import _bar, _is_idle, _Needed
-from workbench.study.set_up.parts import Part, parts_of
+from workbench.study.set_up.attribution import Part, _bar, _is_idle, _Needed, parts_of
 
 
 def part() -> Part:

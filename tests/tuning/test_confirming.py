@@ -16,7 +16,7 @@ from workbench.config import BoostConfig
 from workbench.core.records import CandidateRecord, TrialRecord, Verdict
 from workbench.study.answer.confirmation_runs import confirmation_seeds
 from workbench.study.answer.confirming import Confirmation
-from workbench.study.answer.contenders import Contender
+from workbench.study.answer.selection import Contender
 from workbench.study.ask.study_file import parse_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured, Trained, TrainJob
 from workbench.study.run.warm_up import WarmUps

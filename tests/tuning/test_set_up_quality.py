@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from workbench.study.ask.search_space import read_space
-from workbench.study.set_up.quality import Features, QualityModel, Tried, noise_of
+from workbench.study.set_up.quality import QualityModel, Tried, noise_of, point_of
 
 ALLOWED, NOISE = 0.01, 0.006
 LENGTH, RATE, NAME = "schedule.length", "optimizer.lr", "optimizer.name"
@@ -46,7 +46,7 @@ def tried(rng: np.random.Generator, n: int, n_seeds: int = 1) -> list[Tried]:
 
 
 def fitted(runs: list[Tried]) -> QualityModel:
-    return QualityModel(Features(DIMENSIONS), runs, ALLOWED, NOISE)
+    return QualityModel(DIMENSIONS, runs, ALLOWED, NOISE)
 
 
 def test_the_probability_rises_with_the_length() -> None:
@@ -130,9 +130,8 @@ def test_before_any_run_every_plan_has_the_same_probability_which_is_no_certaint
 
 
 def test_a_plan_without_a_value_lies_in_the_middle_of_its_range() -> None:
-    features = Features(DIMENSIONS)
-    middle = features({LENGTH: 10**-0.5, RATE: 0.01, NAME: "SGD"})
-    np.testing.assert_allclose(features({NAME: "SGD"}), middle)
+    middle = point_of(DIMENSIONS, {LENGTH: 10**-0.5, RATE: 0.01, NAME: "SGD"})
+    np.testing.assert_allclose(point_of(DIMENSIONS, {NAME: "SGD"}), middle)
 
 
 def test_the_noise_comes_from_plans_with_several_seeds_and_diverged_runs_are_none() -> None:

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.config import NetworkFacts
-from workbench.study.ask.set_up_study import SetUpQuestion, ask
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
-from workbench.study.ask.task_study import begin_study, folder_of
+from workbench.study.ask.task_study import SetUpQuestion, ask, begin_study, folder_of
 from workbench.study.errors import StudyError
 from workbench.tasks import Task
 from workbench.tasks.errors import TaskError

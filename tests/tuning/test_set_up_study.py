@@ -19,16 +19,15 @@ from workbench.core.records import StudyResult, Verdict
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
 from workbench.study import read_result, tune
+from workbench.study.answer.selection import SAFER_THAN
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
 from workbench.study.run.progress import StudyWatch
 from workbench.study.run.searching import Search
 from workbench.study.run.warm_up import WarmUps
-from workbench.study.set_up.attribution import Attributor, attribution_of
-from workbench.study.set_up.contending import SAFER_THAN
+from workbench.study.set_up.attribution import Attributor, Part, attribution_of
 from workbench.study.set_up.objective import SKIPPED
-from workbench.study.set_up.parts import Part
 from workbench.study.set_up.stages import settle
 from workbench.study.set_up.standing import standing_now
 from workbench.study.set_up.total_time import StepTimes

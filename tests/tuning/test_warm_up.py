@@ -23,7 +23,7 @@ from workbench.core.records import TrialRecord, Verdict
 from workbench.methods.dim_reduce.pca_files import load_pca_matrix
 from workbench.study import StudyError, export_study, tune
 from workbench.study.answer.confirming import Confirmation
-from workbench.study.answer.contenders import Contender
+from workbench.study.answer.selection import Contender
 from workbench.study.ask.study_file import StudyFile, parse_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
 from workbench.study.run.warm_up import WarmUpError, WarmUps, find_warm_up

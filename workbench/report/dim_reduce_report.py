@@ -14,11 +14,6 @@ from workbench.runs import Run, read_run
 
 __all__ = ["read_pairs", "write_dim_reduce_report"]
 
-_HEAD = (
-    *("run", "warm-up steps", "its end loss", "DimReduce there after", "DimReduce's end loss"),
-    *("share of the warm-up's", "failed searches", "explained variance"),
-)
-
 
 def read_pairs(folder: str | Path) -> list[SubspacePair]:
     """Read the runs ``warm-up-<seed>`` and ``dim-reduce-<seed>`` that ``train_in_subspace`` made, by their seeds.
@@ -56,24 +51,24 @@ def write_dim_reduce_report(
         figure = embed(dim_reduce_figure(pairs, loss_name=loss_name), f"dim-reduce-{index}")
         shown.append({"title": title, "figure": figure, "rows": [_row(pair) for pair in pairs]})
     title = "DimReduce from recorded snapshots"
-    page = render("dim_reduce_report.html.j2", title=title, note=note, head=_HEAD, settings=shown)
+    page = render("dim_reduce_report.html.j2", title=title, note=note, settings=shown)
     write_text_atomically(path, page)
     return Path(path)
 
 
-def _row(pair: SubspacePair) -> list[str]:
+def _row(pair: SubspacePair) -> dict[str, str]:
     numbers = dim_reduce_numbers(pair)
     end = numbers.loss[-1] if numbers.loss.size else float("nan")
-    return [
-        numbers.label,
-        f"{numbers.warm_up_steps:.0f}",
-        f"{numbers.target:.3g}",
-        f"{numbers.reached:.0f}" if np.isfinite(numbers.reached) else "never",
-        f"{end:.3g}",
-        f"{end / numbers.target:.3g}",
-        f"{numbers.n_failed} of {numbers.n_steps}",
-        f"{numbers.explained_variance:.4f}",
-    ]
+    return {
+        "run": numbers.label,
+        "warm-up steps": f"{numbers.warm_up_steps:.0f}",
+        "its end loss": f"{numbers.target:.3g}",
+        "DimReduce there after": f"{numbers.reached:.0f}" if np.isfinite(numbers.reached) else "never",
+        "DimReduce's end loss": f"{end:.3g}",
+        "share of the warm-up's": f"{end / numbers.target:.3g}",
+        "failed searches": f"{numbers.n_failed} of {numbers.n_steps}",
+        "explained variance": f"{numbers.explained_variance:.4f}",
+    }
 
 
 def _curve(run: Run) -> list[tuple[int, float]]:

@@ -67,7 +67,8 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters |= {"compact": compact, "counted": counted, "percent": percent, "pretty_json": _pretty_json}
+    templates.filters |= {"compact": compact, "counted": counted, "percent": percent}
+    templates.filters["pretty_json"] = functools.partial(json.dumps, indent=2, ensure_ascii=False, default=str)
     templates.filters |= {"number": format_number, "drawn": _drawn, "power": lambda value: f"2^{math.log2(value):g}"}
     templates.tests |= {"finite": math.isfinite, "within": within}
     templates.globals |= {
@@ -96,8 +97,3 @@ def _drawn(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _pretty_json(value: object) -> str:
-    """Return JSON as it is written to a file: two spaces, keys in their own order, text unescaped."""
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str)

@@ -24,19 +24,13 @@ from workbench.report.svg_chart import Panel, Point, chart
 __all__ = ["results_page", "write_result_files"]
 
 _MOST_TRIALS = 40
-_FEWEST_FOR_IMPORTANCE = 10  # below, every parameter gets about the same share
 _COLORS = {"O0": "grey", WITHIN: "blue"}  # any other outcome is orange
-_FREEZE_TYPES = {0: "continuous", 1: "interval"}
 
 
 def write_result_files(folder: Path, study: StudyResult) -> list[Path]:
-    """Write ``results.md``, ``trials.csv``, pictures, and a table of every check that the study made.
+    """Write ``results.md``, ``trials.csv``, pictures, and a table of every check that the study made; return the files.
 
-    Returns:
-        The files. A check or picture of an earlier run that this study has no more is removed.
-
-    Raises:
-        OSError: When a file cannot be written; the old one is untouched then.
+    A check or picture of an earlier run that this study has no more is removed.
     """
     contents = {
         "results.md": results_page(study),
@@ -73,8 +67,6 @@ def results_page(study: StudyResult) -> str:
         steps_of=_steps,
         outcome_of=outcome_of,
         product=lambda parts: math.prod(one.factor for one in parts),
-        freeze_types=_FREEZE_TYPES,
-        fewest_for_importance=_FEWEST_FOR_IMPORTANCE,
     )
     return page.rstrip() + "\n"
 
@@ -114,31 +106,20 @@ def _steps(trial: TrialRecord) -> str:
     return f"{trial.steps_to_target:.0f}" + (f" + {trial.warm_up_steps}" if trial.warm_up_steps else "")
 
 
-# -- pictures and tables -----------------------------------------------------------------------------------------------
-
-
 def _speed_accuracy(study: StudyResult) -> str:
-    points = [
-        Point(
-            1.0 / trial.relative_step_time,
-            trial.metric,
-            (1.0 / trial.relative_high, 1.0 / trial.relative_low),
-            color=_color(study, trial),
-            text=f"trial {trial.number}: {trial.summary}",
-        )
-        for trial in study.ended
-        if trial.relative_step_time > 0.0
-    ]
+    points = []
+    for trial in (one for one in study.ended if one.relative_step_time > 0.0):
+        speed, ends = 1.0 / trial.relative_step_time, (1.0 / trial.relative_high, 1.0 / trial.relative_low)
+        text = f"trial {trial.number}: {trial.summary}"
+        points.append(Point(speed, trial.metric, ends, color=_color(study, trial), text=text))
     if not points:
         return ""
-    base = [trial.metric for trial in study.ended if trial.number == 0 and math.isfinite(trial.metric)]
-    speeds = [point.x for point in points]
-    lines = [((min(speeds), base[0]), (max(speeds), base[0]))] if base else []
-    fair = {speed: tuned for tuned, speed in study.fair_baselines.values() if base and math.isfinite(tuned.drop)}
+    base, speeds = study.baseline_metric, [point.x for point in points]
+    lines = [((min(speeds), base), (max(speeds), base))] if math.isfinite(base) else []
+    fair = {speed: tuned for tuned, speed in study.fair_baselines.values() if lines and math.isfinite(tuned.drop)}
     sign = 1.0 if study.higher_is_better else -1.0
     for speed, tuned in fair.items():
-        told = f"tuned plain: {tuned.summary}"
-        points.append(Point(speed, base[0] - sign * tuned.drop, None, None, "green", told))
+        points.append(Point(speed, base - sign * tuned.drop, color="green", text=f"tuned plain: {tuned.summary}"))
     note = "; green: tuned plain" if fair else ""
     panel = Panel(study.name, f"speed {study.per_trial}, x O0", study.metric_name, points, lines)
     return chart([panel], note=f"grey: O0; blue: within the allowed drop of every export; orange: not{note}")
@@ -154,10 +135,7 @@ def _parameters(study: StudyResult) -> str:
         if len(values) < 3:
             continue
         log = min(values) > 0.0 and max(values) / min(values) > 30.0
-        points = [
-            Point(value, trial.value, color=_color(study, trial), text=f"trial {trial.number}")
-            for trial, value in numbers
-        ]
+        points = [Point(at, one.value, color=_color(study, one), text=f"trial {one.number}") for one, at in numbers]
         panels.append(Panel(name, name, f"objective ({study.objective})", points, log_x=log))
     return chart(panels, note="blue: within the allowed drop of every export; smaller is better") if panels else ""
 
@@ -170,17 +148,11 @@ def _replay_check(study: StudyResult) -> str:
     checked = _checked(study)
     if not checked:
         return ""
-    points = [
-        Point(
-            float(one["observed"]),
-            float(one["overflows"]),
-            None,
-            (float(one["overflows_low"]), float(one["overflows_high"])),
-            "blue" if within(one) else "orange",
-            f"{one['kind']}, 2^{math.log2(one['init']):g}, factor {one['factor']:g}, window {one['window']:g}",
-        )
-        for one in checked
-    ]
+    points = []
+    for one in checked:
+        text = f"{one['kind']}, 2^{math.log2(one['init']):g}, factor {one['factor']:g}, window {one['window']:g}"
+        ends, color = (one["overflows_low"], one["overflows_high"]), "blue" if within(one) else "orange"
+        points.append(Point(one["observed"], one["overflows"], None, ends, color, text))
 
     def panel(title: str, shown: Sequence[Point]) -> Panel:
         end = max(max(point.x, point.y) for point in shown)
@@ -197,18 +169,13 @@ def _replay_check(study: StudyResult) -> str:
 def _freezing_limit(study: StudyResult) -> str:
     if not study.freezing_limits:
         return ""
-    points = [
-        Point(
-            one["limit"],
-            one["realised"],
-            (one["limit_low"], one["limit_high"]),
-            (one["realised_low"], one["realised_high"]),
-            "blue" if one["freeze_type"] == 1 else "green",
-            f"trial {one['trial']}: freeze_p {one['freeze_p']:.2f}, {one['param_groups']} groups",
-        )
-        for one in study.freezing_limits
-        if None not in (one["limit"], one["realised"])
-    ]
+    points = []
+    for one in study.freezing_limits:
+        if None not in (one["limit"], one["realised"]):
+            text = f"trial {one['trial']}: freeze_p {one['freeze_p']:.2f}, {one['param_groups']} groups"
+            across, upward = (one["limit_low"], one["limit_high"]), (one["realised_low"], one["realised_high"])
+            color = "blue" if one["freeze_type"] == 1 else "green"
+            points.append(Point(one["limit"], one["realised"], across, upward, color, text))
     ends = [value for point in points for value in (point.x, point.y)]
     lines = [((min(ends), min(ends)), (max(ends), max(ends)))] if ends else []
     panel = Panel("Freezing", "limit of the schedule, x O0", "realised, x O0", points, lines)

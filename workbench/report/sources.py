@@ -62,12 +62,9 @@ def read_sources(answer: StudyResult) -> Sources:
 
 def hardware_of(answer: StudyResult) -> dict[str, Any]:
     """Return what a study ran on as words: what there is none of is left out, and memory is in GiB."""
-    device = answer.environment.get("device") or {}
-    known = {key.replace("_", " "): value for key, value in device.items() if value}
-    return {
-        key.removesuffix(" bytes"): f"{value / 1024**3:.1f} GiB" if key.endswith("bytes") else value
-        for key, value in known.items()
-    }
+    known = {key.replace("_", " "): one for key, one in (answer.environment.get("device") or {}).items() if one}
+    memory = {key: f"{one / 1024**3:.1f} GiB" for key, one in known.items() if key.endswith("bytes")}
+    return {key.removesuffix(" bytes"): memory.get(key, one) for key, one in known.items()}
 
 
 def _recording(answer: StudyResult) -> Recording | None:
@@ -95,11 +92,9 @@ def _freezing(answer: StudyResult, exported: Mapping[str, BoostConfig]) -> Freez
         if config.resolve("O1").grad_freeze:
             from workbench.methods.grad_freeze.method import freeze_index_sequence
 
-            freeze, rng = config.grad_freeze, np.random.RandomState(0)
-            frozen = freeze_index_sequence(
-                freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps, rng
-            )
+            freeze = config.grad_freeze
+            made_for = (freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps)
             # The sequence reaches a little beyond the steps it is made for; then it starts over.
-            steps = frozen[: freeze.total_steps]
+            steps = freeze_index_sequence(*made_for, np.random.RandomState(0))[: freeze.total_steps]
             return FreezingSchedule(answer.exported[target].name, steps, freeze.param_groups, freeze.frozen_share())
     return None

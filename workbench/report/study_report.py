@@ -111,15 +111,9 @@ def _figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> dict
     """Return the figures that there is something to draw for, by name."""
     drawn: dict[str, go.Figure] = {}
     if answer.candidates or any(t.number and t.relative_step_time > 0 for t in answer.trials):
-        drawn["speed-accuracy"] = speed_accuracy_figure(
-            answer.trials,
-            answer.candidates,
-            metric=metric,
-            allowed_drops=answer.allowed_drops,
-            choices=list(answer.choices.values()),
-            per=answer.per,
-            tuned_plain=answer.fair_baselines,
-        )
+        shown: Any = {"metric": metric, "allowed_drops": answer.allowed_drops, "per": answer.per}
+        shown |= {"choices": list(answer.choices.values()), "tuned_plain": answer.fair_baselines}
+        drawn["speed-accuracy"] = speed_accuracy_figure(answer.trials, answer.candidates, **shown)
     for target, parts in answer.attribution.items():
         if parts:
             taken = answer.choices[target].candidate if target in answer.choices else None

@@ -15,17 +15,16 @@ from typing import Any
 import optuna
 
 from workbench.study.answer.planned_tests import FIRST_ERROR, PlannedTest
+from workbench.study.ask.search_space import all_off
+from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import SpeedMeasured, Trained
 
 __all__ = ["ConfirmationRuns", "StoredTest", "confirmation_seeds", "metric_of"]
 
-_FIRST_SEED = 1000
-"""Distance between the search's seed and the first seed of the confirmation."""
-
 
 def confirmation_seeds(search_seed: int, n_seeds: int) -> range:
     """Return the seeds of the paired runs; they differ from the search's, which the candidates were picked on."""
-    return range(search_seed + _FIRST_SEED, search_seed + _FIRST_SEED + n_seeds)
+    return range(search_seed + 1000, search_seed + 1000 + n_seeds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +37,18 @@ class StoredTest:
 
 
 class ConfirmationRuns:
-    """Reads and writes them; ``seed`` is the search's, the rest what a run is and the key of O0's plan."""
+    """What a run is, and those of each plan (by its key) that there are."""
 
-    def __init__(self, study: optuna.Study, baseline_key: str, seed: int, steps: int, evaluate_every: int) -> None:
+    def __init__(self, study: optuna.Study, file: StudyFile) -> None:
         self._study = study
-        self._baseline_key = baseline_key
-        self._seed = seed
+        self._seed = file.study.seed
+        self.baseline = file.plans.resolve(all_off(file.base_config()), "O0")
+        self.baseline_key = self.baseline.key()
+        self.steps = file.confirm.steps or file.study.budget_steps
+        counts_steps = file.study.objective == "time_to_target"
+        self.evaluate_every = min(file.evaluate_every, self.steps) if counts_steps else self.steps
         # Version 0.6 evaluated at the end alone, which says nothing of the time to the target.
-        self._length = f"{steps}:{evaluate_every}" if evaluate_every < steps else f"{steps}"
+        self._length = f"{self.steps}:{self.evaluate_every}" if self.evaluate_every < self.steps else f"{self.steps}"
         self._known = dict(study.user_attrs)  # every look asks for every run, and each question to SQLite costs
 
     def seeds(self, first: int, n_pairs: int) -> Sequence[int]:
@@ -74,7 +77,7 @@ class ConfirmationRuns:
         """Return O0's and a plan's runs, seed by seed, up to the first pair that is missing."""
         found = []
         for seed in self.seeds(first, n_pairs):
-            baseline, candidate = self.run(self._baseline_key, seed), self.run(key, seed)
+            baseline, candidate = self.run(self.baseline_key, seed), self.run(key, seed)
             if baseline is None or candidate is None:
                 break
             found.append((baseline, candidate))
@@ -86,9 +89,8 @@ class ConfirmationRuns:
 
     def diverged(self, key: str, first: int, n_pairs: int) -> bool:
         """Return whether a plan diverged on a seed on which O0 did not."""
-        runs = [(self.run(self._baseline_key, seed), self.run(key, seed)) for seed in self.seeds(first, n_pairs)]
-        both = [(metric_of(a), metric_of(b)) for a, b in runs if a is not None and b is not None]
-        return any(math.isfinite(baseline) and not math.isfinite(candidate) for baseline, candidate in both)
+        one_by_one = (pair for at in range(first, first + n_pairs) for pair in self.pairs(key, at, 1))
+        return any(math.isfinite(metric_of(a)) and not math.isfinite(metric_of(b)) for a, b in one_by_one)
 
     def seconds(self, key: str, n_pairs: int = 10) -> float:
         """Return the mean time of a plan's first runs; NaN when none has ended."""
@@ -105,11 +107,6 @@ class ConfirmationRuns:
         tests = [PlannedTest(row["first"], tuple((n, error) for n, error in row["looks"])) for row in rows]
         return [StoredTest(row["key"], test, row.get("question", "")) for row, test in zip(rows, tests, strict=True)]
 
-    def tests_of(self, target: str, key: str, allowed_drop: float) -> list[PlannedTest]:
-        """Return the tests of a plan that ask today's question."""
-        question = self.question(allowed_drop)
-        return [one.test for one in self.tests(target) if one.key == key and one.question == question]
-
     def n_further(self, target: str) -> int:
         """Return how many tests of an export have drawn on the error that is kept for what was not planned."""
         return sum(one.test.looks[-1][1] < FIRST_ERROR for one in self.tests(target))
@@ -121,8 +118,7 @@ class ConfirmationRuns:
         self._keep(f"confirm_tests:{target}", [*self._known.get(f"confirm_tests:{target}", []), row])
 
     def _run_name(self, key: str, seed: int) -> str:
-        steps, *every = self._length.split(":")
-        return ":".join(["confirm", key, str(seed), steps, *every])
+        return f"confirm:{key}:{seed}:{self._length}"
 
     def _keep(self, name: str, value: Any) -> None:
         self._study.set_user_attr(name, value)

@@ -1,9 +1,8 @@
 """Train the best candidates and O0 again over fresh seeds until the verdicts are in, or the time is over.
 
 Candidates are tested in the search's order. Each test is planned and stored before it goes on: its number of seeds from
-the standard deviation of its first few pairs, and its looks (the statistics and their source are in
-:mod:`workbench.study.answer.planned_tests`). Every run is stored as soon as it ends, so nothing finished is lost when
-the process ends (`confirmation_runs`).
+the standard deviation of its first few pairs, and its looks (`planned_tests` has the statistics and their source).
+Every run is stored as soon as it ends, so nothing finished is lost when the process ends (`confirmation_runs`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import optuna
@@ -24,11 +23,9 @@ from workbench.core.records import CandidateRecord, Verdict, timed_per
 from workbench.core.text import format_duration
 from workbench.study.answer import planned_tests
 from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
-from workbench.study.answer.contenders import Contender
 from workbench.study.answer.planned_tests import Judgement, PlannedTest, judge
-from workbench.study.answer.selection import TARGETS, select
+from workbench.study.answer.selection import TARGETS, Contender, select
 from workbench.study.ask.plans import explicit_config, needs_warm_up
-from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import Monitor, RunStep, SpeedJob, SpeedMeasured, Trained, TrainJob
@@ -44,74 +41,43 @@ _N_PILOTS = 5  # pairs of a test whose standard deviation says how many it takes
 _SHARE_OF_TIME = 0.9  # of what is left, for which a test is planned; the rest is for what takes longer than before
 
 
+@dataclass
 class Confirmation:
-    """Runs and judges the confirmation of a study, which keeps every finished run and every planned test.
+    """Runs and judges the confirmation of a study, which keeps every finished run and every planned test."""
 
-    Args:
-        study: The study.
-        file: The study's file.
-        experimenter: Who trains.
-        warm_ups: Weight snapshots of every seed for plans that need them.
-        command: Command that adds seeds, with ``{seeds}``.
-        confirm_seeds: Number of seeds asked for on the command line; None lets the pilots decide.
-        deadline: ``time.monotonic()`` at which the time is over; None for none. Who trains ends the run that goes on
-            then; none is begun here that would take longer.
-        on_run: Called with (runs done, runs as far as planned) after every run; further seeds add to both.
-        on_step: Called while a run trains.
-        on_note: Called with a sentence before each test: how many seeds it takes, how long, and what it can decide.
-    """
+    study: optuna.Study
+    file: StudyFile
+    experimenter: Experimenter
+    warm_ups: WarmUps
+    _: KW_ONLY
+    command: str = ""  # that adds seeds, with ``{seeds}``
+    confirm_seeds: int | None = None  # asked for on the command line; None lets the pilots decide
+    deadline: float | None = None  # by ``time.monotonic()``; no run is begun that would take longer
+    on_run: Callable[[int, int], None] = lambda *_: None  # gets runs done, and as far as planned, after every run
+    on_step: Callable[[RunStep], None] | None = None
+    on_note: Callable[[str], None] = lambda _: None  # gets a sentence about each test before it
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        file: StudyFile,
-        experimenter: Experimenter,
-        warm_ups: WarmUps,
-        *,
-        command: str = "",
-        confirm_seeds: int | None = None,
-        deadline: float | None = None,
-        on_run: Callable[[int, int], None] | None = None,
-        on_step: Callable[[RunStep], None] | None = None,
-        on_note: Callable[[str], None] | None = None,
-    ) -> None:
-        self._file = file
-        self._experimenter = experimenter
-        self._warm_ups = warm_ups
-        self._command = command
-        self._asked = confirm_seeds
-        self._deadline = deadline
+    def __post_init__(self) -> None:
+        study, file = self.study, self.file
         self.cut_short = False  # whether the time was over before all verdicts were in
-        self._on_run = on_run or (lambda *_: None)
-        self._on_step = on_step
-        self._on_note = on_note
         self._peers: list[Contender] = []
         self._runs_ended = 0  # over all tests: a further one does not seem to begin from zero
-        self._steps = file.confirm.steps or file.study.budget_steps
         self._counts_steps = file.study.objective == "time_to_target"
         self._counts_runs = file.study.objective == "time_to_quality"
-        self._evaluate_every = min(file.evaluate_every, self._steps) if self._counts_steps else self._steps
-        self._baseline = file.plans.resolve(all_off(file.base_config()), "O0")
-        self._baseline_key = self._baseline.key()
-        self._runs = ConfirmationRuns(study, self._baseline_key, file.study.seed, self._steps, self._evaluate_every)
+        self._runs = ConfirmationRuns(study, file)
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
-        seen = (metric for trial in trials_of(study) for _, metric in trial.curve)
-        self._scale: dict[str, Any] = {
-            "higher_is_better": experimenter.higher_is_better,
-            "resolution": paired_bounds.smallest_gap(seen) or None,
-        }
-        self._searched_seconds = {
-            str(trial.user_attrs["plan_key"]): Trained.from_json(trial.user_attrs["trained"]).seconds
-            * self._steps
-            / file.study.budget_steps
-            for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            if {"plan_key", "trained"} <= trial.user_attrs.keys()
-        }
+        gap = paired_bounds.smallest_gap(metric for trial in trials_of(study) for _, metric in trial.curve)
+        higher = self.experimenter.higher_is_better
+        self._scale: dict[str, Any] = {"higher_is_better": higher, "resolution": gap or None}
+        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        known = (one.user_attrs for one in complete if {"plan_key", "trained"} <= one.user_attrs.keys())
+        length = self._runs.steps / file.study.budget_steps
+        self._searched_seconds = {one["plan_key"]: Trained.from_json(one["trained"]).seconds * length for one in known}
 
     def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
         """Test the best contenders of each export in turn, until as many as the file says are not refuted.
 
-        Those for which there was no time stay undecided. The order is that of the exports and of their pools.
+        Those for which there was no time stay undecided.
         """
         tested = [one for target, pool in pools.items() for one in self._tested(target, pool)]
         # After all runs, so that a second call says the same.
@@ -124,14 +90,14 @@ class Confirmation:
             taken = select(target, candidates).candidate
             if taken is not None:
                 config = BoostConfig.from_dict(dict(taken.config))
-                chosen[target] = self._file.plans.resolve(config, TARGETS[target]).key()
+                chosen[target] = self.file.plans.resolve(config, TARGETS[target]).key()
         return chosen
 
     def _tested(self, target: str, pool: Sequence[Contender]) -> list[tuple[Contender, str]]:
         """Return who was looked at, and why those were not tested that were not."""
         begun: list[tuple[Contender, str]] = []
-        why = "" if self._file.confirm.enabled else "it was not tested over seeds, since [confirm] is switched off"
-        wanted = self._file.confirm.candidates
+        why = "" if self.file.confirm.enabled else "it was not tested over seeds, since [confirm] is switched off"
+        wanted = self.file.confirm.candidates
         if self._counts_runs and not why:
             self._peers = [contender for contender in pool[:wanted] if self._times_faster(contender)]
         for contender in pool:
@@ -141,42 +107,42 @@ class Confirmation:
             if not why:
                 why_untested = "it was not tested over seeds, since its steps are not clearly faster"
                 if self._times_faster(contender):
-                    why_untested = self._run_tests(target, contender)
+                    why_untested = self._run_tests(contender)
             begun.append((contender, why_untested))
             wanted -= self._judged(contender).verdict is not Verdict.REFUTED
         return begun
 
-    def _run_tests(self, target: str, contender: Contender) -> str:
+    def _run_tests(self, contender: Contender) -> str:
         """Train and judge a contender's test, and a further one where its verdict is open and more seeds are asked.
 
         Return why it was not tested; nothing when it was.
         """
-        if not self._tests(contender):
-            why_untested = self._plan_first(target, contender)
-            if why_untested:
-                return why_untested
+        if not self._tests(contender) and (why_untested := self._plan_first(contender)):
+            return why_untested
         self._train_test(contender)
-        judged = self._judged(contender)
-        is_asked = self._asked is not None and self._asked >= judged.end + 2
-        if judged.verdict is Verdict.UNDECIDED and judged.missing == 0 and is_asked and self._asked is not None:
-            if self._deadline is not None and time.monotonic() > self._deadline:
+        judged, asked = self._judged(contender), self.confirm_seeds or 0
+        if judged.verdict is Verdict.UNDECIDED and judged.missing == 0 and asked >= judged.end + 2:
+            if self.deadline is not None and time.monotonic() > self.deadline:
                 self.cut_short = True
                 return ""
-            test = planned_tests.further_test(judged.end, self._asked - judged.end, self._runs.n_further(target))
-            self._runs.keep_test(target, contender.key, test, contender.allowed_drop)
+            n_further = self._runs.n_further(contender.target)
+            self._keep_test(contender, planned_tests.further_test(judged.end, asked - judged.end, n_further))
             self._train_test(contender)
         return ""
 
-    def _plan_first(self, target: str, contender: Contender) -> str:
+    def _keep_test(self, contender: Contender, test: PlannedTest) -> None:
+        self._runs.keep_test(contender.target, contender.key, test, contender.allowed_drop)
+
+    def _plan_first(self, contender: Contender) -> str:
         """Decide from pilot pairs how many pairs the contender's first test takes, and keep that before it goes on.
 
         Return why no test was planned; nothing when one was.
         """
-        section, drop = self._file.confirm, contender.allowed_drop
-        is_at_full_level = self._all_confirmed_at_once(target, drop)
-        n_further = self._runs.n_further(target)
+        section, drop = self.file.confirm, contender.allowed_drop
+        is_at_full_level = self._all_confirmed_at_once(contender.target, drop)
+        n_further = self._runs.n_further(contender.target)
         error = planned_tests.FIRST_ERROR if is_at_full_level else planned_tests.further_error(n_further)
-        n_pilots = min(_N_PILOTS, self._asked or section.seeds_min)
+        n_pilots = min(_N_PILOTS, self.confirm_seeds or section.seeds_min)
         pilots = PlannedTest(0, ((n_pilots, error),))
         self._train_pairs(contender, pilots, n_pilots)
         pairs = self._runs.metrics(contender.key, pilots)
@@ -186,15 +152,15 @@ class Confirmation:
             begun = f" when {len(pairs)} of the {n_pilots} pairs of runs that plan its test had been made"
             return f"it was not tested over seeds, since the time was over{begun if pairs else ''}"
         bounds = decide(pairs, 0.0, **self._scale).bounds
-        n_pairs = self._asked or section.seeds_max
+        n_pairs = self.confirm_seeds or section.seeds_max
         is_bounded = bounds.n_pairs >= 2 and not has_diverged
-        if self._asked is None and is_bounded:
+        if self.confirm_seeds is None and is_bounded:
             n_pairs = paired_bounds.planned_pairs(
                 bounds.spread, drop, error=error, at_least=section.seeds_min, at_most=section.seeds_max
             )
             if self._counts_runs:  # the search has aimed below the allowed drop for so many
                 n_pairs = max(n_pairs, section.usual_seeds)
-            if self._deadline is not None:
+            if self.deadline is not None:
                 n_pairs = self._affordable(contender, n_pilots, n_pairs)
             elif self._counts_steps:
                 time_error = min(error, planned_tests.LARGEST_TIME_ERROR)
@@ -203,17 +169,22 @@ class Confirmation:
             smallest = paired_bounds.decidable_drop(bounds.spread, n_pairs, error=error)
             if not is_at_full_level and smallest > 2.0 * drop:
                 return "it was not tested over seeds: after the tests of those before it, too few seeds would fit"
-            self._tell_plan(target, contender, n_pairs, n_pilots, smallest)
+            seconds = self._seconds_per_pair(contender)
+            takes = f", about {format_duration(max(n_pairs - n_pilots, 0) * seconds)}" if math.isfinite(seconds) else ""
+            self.on_note(
+                f"{contender.target}: trial {contender.trial.number} is trained on {n_pairs} paired seeds{takes}; that "
+                f"is enough for an allowed drop of {smallest:.2g} or more, and the study allows {drop:g}"
+            )
         test = planned_tests.further_test(0, n_pairs, n_further)
         if is_at_full_level:  # whose runs may give the time, too
             test = planned_tests.first_test(n_pairs, section.seeds_min if self._counts_runs else 2)
-        self._runs.keep_test(target, contender.key, test, drop)
+        self._keep_test(contender, test)
         return ""
 
     def _affordable(self, contender: Contender, n_done: int, n_wanted: int) -> int:
         """Return how many pairs the time allows: a pair takes what is missing of it."""
-        assert self._deadline is not None
-        left = _SHARE_OF_TIME * (self._deadline - time.monotonic())
+        assert self.deadline is not None
+        left = _SHARE_OF_TIME * (self.deadline - time.monotonic())
         keys = self._trained_together(contender)
         if not sum(self._runs.seconds(key) for key in keys) > 0.0:
             return n_wanted
@@ -237,16 +208,6 @@ class Confirmation:
                 return False
         return True
 
-    def _tell_plan(self, target: str, contender: Contender, n_pairs: int, n_done: int, smallest: float) -> None:
-        if self._on_note is None:
-            return
-        seconds = self._seconds_per_pair(contender)
-        takes = f", about {format_duration(max(n_pairs - n_done, 0) * seconds)}" if math.isfinite(seconds) else ""
-        self._on_note(
-            f"{target}: trial {contender.trial.number} is trained on {n_pairs} paired seeds{takes}; that is enough for "
-            f"an allowed drop of {smallest:.2g} or more, and the study allows {contender.allowed_drop:g}"
-        )
-
     def _train_test(self, contender: Contender) -> None:
         """Train the pairs of a contender's last test up to each look, and stop at the first that decides."""
         test = self._tests(contender)[-1]
@@ -266,16 +227,16 @@ class Confirmation:
             for seed, key in missing:
                 if self._runs.diverged(contender.key, test.first, n_pairs):
                     return
-                self._on_run(self._runs_ended, planned)
+                self.on_run(self._runs_ended, planned)
                 # One that would not end in time is not begun, by its runs here or else in the search.
                 seconds = self._runs.seconds(key)
                 seconds = self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds
-                end_if_over(self._deadline, seconds)
+                end_if_over(self.deadline, seconds)
                 self._train(plans[key], seed)
                 self._runs_ended += 1
         except OutOfTimeError:
             self.cut_short = True
-        self._on_run(self._runs_ended, planned)
+        self.on_run(self._runs_ended, planned)
 
     def _trained_together(self, contender: Contender) -> dict[str, Plan]:
         """Return the plans that take turns on a seed; where runs are timed, with those that are tested after it.
@@ -283,10 +244,10 @@ class Confirmation:
         A ratio of times holds only between runs of the same minutes.
         """
         contenders = [contender, *(one for one in self._peers if one.target == contender.target)]
-        return {self._baseline_key: self._baseline} | {one.key: one.plan for one in contenders}
+        return {self._runs.baseline_key: self._runs.baseline} | {one.key: one.plan for one in contenders}
 
     def _seconds_per_pair(self, contender: Contender) -> float:
-        return self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
+        return self._runs.seconds(self._runs.baseline_key) + self._runs.seconds(contender.key)
 
     def _times_faster(self, contender: Contender) -> bool:
         """Return whether training can confirm the contender: where only a step's time counts, that is known before."""
@@ -299,14 +260,14 @@ class Confirmation:
             judged = replace(judged, quality=replace(judged.quality, reason=why_untested or judged.quality.reason))
         told = planned_tests.sentence(
             judged,
-            self._experimenter.metric_name,
-            per="to the target" if self._counts_steps else timed_per(self._file.study.objective),
+            self.experimenter.metric_name,
+            per="to the target" if self._counts_steps else timed_per(self.file.study.objective),
             next_error=planned_tests.further_error(self._runs.n_further(contender.target)),
             seconds_per_pair=self._seconds_per_pair(contender),
-            command=self._command,
+            command=self.command,
         )
         if needs_warm_up(contender.plan):
-            told = f"After a warm-up of {self._file.warm_up_steps} micro-batches of O0. {told}"
+            told = f"After a warm-up of {self.file.warm_up_steps} micro-batches of O0. {told}"
         bounds, ratio = judged.quality.bounds, judged.time
         pairs = [pair for test in self._tests(contender) for pair in self._runs.metrics(contender.key, test)]
         return CandidateRecord(
@@ -328,7 +289,9 @@ class Confirmation:
         )
 
     def _tests(self, contender: Contender) -> list[PlannedTest]:
-        return self._runs.tests_of(contender.target, contender.key, contender.allowed_drop)
+        """Return the tests of its plan that ask today's question."""
+        question, tests = self._runs.question(contender.allowed_drop), self._runs.tests(contender.target)
+        return [one.test for one in tests if (one.key, one.question) == (contender.key, question)]
 
     def _judged(self, contender: Contender) -> Judgement:
         return judge(
@@ -358,7 +321,7 @@ class Confirmation:
         measured = self._step_time(contender)
         if measured is None or not self._counts_steps:
             return self._untested_ratio(contender)
-        higher = self._experimenter.higher_is_better
+        higher = self.experimenter.higher_is_better
         sign = 1.0 if higher else -1.0
         times = []
         for baseline, candidate in self._runs.pairs(contender.key, test.first, n_pairs):
@@ -366,7 +329,7 @@ class Confirmation:
                 continue
             goal = metric_of(baseline) - sign * contender.allowed_drop
             steps = [steps_to_target(run.curve, goal, higher_is_better=higher) for run in (baseline, candidate)]
-            times.append((min(steps[0], float(self._steps)), math.inf if candidate.diverged else steps[1]))
+            times.append((min(steps[0], float(self._runs.steps)), math.inf if candidate.diverged else steps[1]))
         return paired_bounds.time_ratio(times, measured, warm_up=contender.trial.warm_up_steps, error=error)
 
     def _untested_ratio(self, contender: Contender) -> TimeRatio:
@@ -382,21 +345,21 @@ class Confirmation:
         ratio, high, low = (
             contender.baseline_steps / (trial.warm_up_steps + one * trial.steps_to_target) for one in measured
         )
-        if self._file.confirm.enabled:
+        if self.file.confirm.enabled:
             low, high = 0.0, math.inf
         return TimeRatio(ratio, low, high, None)
 
     def _train(self, plan: Plan, seed: int) -> None:
         try:
-            warm_up = self._warm_ups.before(plan, seed)
+            warm_up = self.warm_ups.before(plan, seed)
             job = TrainJob(
                 explicit_config(plan, warm_up.snapshots),
                 plan.level,
                 seed=seed,
-                steps=self._steps,
-                evaluate_every=self._evaluate_every,
+                steps=self._runs.steps,
+                evaluate_every=self._runs.evaluate_every,
             )
-            trained = self._experimenter.run(job, Monitor(on_step=self._on_step))
+            trained = self.experimenter.run(job, Monitor(on_step=self.on_step))
             # What one more seed would take, which needs a warm-up of its own.
             trained = replace(trained, seconds=trained.seconds + warm_up.seconds)
         except WarmUpError as error:
@@ -409,16 +372,16 @@ class Confirmation:
             return
         (seed,) = self._runs.seeds(0, 1)
         try:
-            warm_up = self._warm_ups.before(contender.plan, seed)
-            end_if_over(self._deadline)
+            warm_up = self.warm_ups.before(contender.plan, seed)
+            end_if_over(self.deadline)
             job = SpeedJob(
-                (self._baseline.config, "O0"),
+                (self._runs.baseline.config, "O0"),
                 (explicit_config(contender.plan, warm_up.snapshots), contender.plan.level),
                 seed=seed,
-                rounds=self._file.speed.rounds,
-                steps_per_block=self._file.speed.steps_per_block,
+                rounds=self.file.speed.rounds,
+                steps_per_block=self.file.speed.steps_per_block,
             )
-            measured = self._experimenter.run(job)
+            measured = self.experimenter.run(job)
         except WarmUpError:  # the run with this seed will say so
             return
         except OutOfTimeError:

@@ -40,23 +40,10 @@ def export_configs(
     plans: StudyPlans,
     snapshots: Path | None = None,
 ) -> dict[str, Path]:
-    """Write one configuration per export: what it takes, or O0's with everything off.
+    """Write one configuration per export, what it takes or else O0's, and return the files.
 
-    Args:
-        directory: Folder of the files; it is made when missing.
-        choices: Export -> what it takes and why.
-        baseline: O0's configuration.
-        origin: Study, task, seed, objective, metric and the like, for the files' section ``provenance``.
-        plans: How the study resolves configurations.
-        snapshots: Folder of the search's own weight snapshots and the subspaces computed from them, if it is here.
-
-    Returns:
-        Export -> file. A DimReduce export has its matrix ``pca_mat.<export>.npy`` beside it.
-
-    Raises:
-        StudyError: When the components of a DimReduce candidate are not on this machine.
-        RuntimeError: When a written file does not mean the plan it was written for.
-        OSError: When it cannot be written; the old file is untouched then.
+    ``origin`` (study, task, seed, ...) goes to their section ``provenance``. A DimReduce export has its matrix
+    ``pca_mat.<export>.npy`` beside it, from ``snapshots``: the search's own, if they are here.
     """
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, Path] = {}
@@ -104,8 +91,7 @@ def write_tables(
 
 def _with_matrix(plan: Plan, plans: StudyPlans, snapshots: Path | None, matrix: Path) -> Plan:
     """Write the components of a plan and return the plan that reads them."""
-    k = plan.config.dim_reduce.n_components
-    source = _subspace(plan, snapshots)
+    k, source = plan.config.dim_reduce.n_components, _subspace(plan, snapshots)
     shares = load_explained_variance(source)
     save_pca_matrix(matrix, load_pca_matrix(source, n_components=k), None if shares is None else shares[:k])
     # MindSpore asks for an absolute path.
@@ -172,13 +158,10 @@ def _provenance(choice: Choice, plan: Plan, origin: Mapping[str, Any]) -> dict[s
             f"{origin['seed']}; other initial weights need snapshots of their own (snapshots.count, then "
             "dim_reduce.weight_load_dir in place of pca_mat_path)."
         )
-    without_none: dict[str, Any] = _without_none(plain({**told, **origin}))
-    return without_none
+    return dict(_without_none(plain({**told, **origin})))
 
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_none(item) for item in value if item is not None]
-    return value
+    return [_without_none(item) for item in value if item is not None] if isinstance(value, list) else value

@@ -34,16 +34,10 @@ def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: 
             continue
         side, seed = (explicit_config(plan), plan.level), file.study.seed
         job = FreezingLimitJob(side, seed=seed, rounds=section.rounds, steps_per_block=section.steps_per_block)
-        measured = experimenter.run(job)
         freezing = plan.config.grad_freeze
-        row = {
-            "trial": trial.number,
-            "freeze_type": freezing.freeze_type,
-            "freeze_p": freezing.freeze_p,
-            "param_groups": freezing.param_groups,
-            "frozen_share": freezing.frozen_share(),
-            **measured.to_json(),
-        }
+        schedule = {name: getattr(freezing, name) for name in ("freeze_type", "freeze_p", "param_groups")}
+        schedule["frozen_share"] = freezing.frozen_share()
+        row = {"trial": trial.number, **schedule, **experimenter.run(job).to_json()}
         study.set_user_attr(f"{_PREFIX}{trial.number}", row)
     return freezing_limits_of(study)
 

@@ -43,8 +43,7 @@ def choose_policy(outcomes: Sequence[PolicyOutcome], max_underflow_share: float)
     limit = max(max_underflow_share, min(_or_zero(outcome.underflow_share) for outcome in outcomes))
     allowed = [outcome for outcome in outcomes if _or_zero(outcome.underflow_share) <= limit]
     return min(
-        allowed,
-        key=lambda one: (one.wasted_share, _or_zero(one.overflows_high), -one.window, -one.init, one.factor),
+        allowed, key=lambda one: (one.wasted_share, _or_zero(one.overflows_high), -one.window, -one.init, one.factor)
     )
 
 
@@ -56,10 +55,8 @@ def tune_loss_scale(
 ) -> dict[str, Any] | None:
     """Record, replay, choose and verify; each stage is stored with the study when done and not done again.
 
-    Returns:
-        The chosen policy (``init``, ``factor``, ``window``) with what was predicted, what the rerun showed, all judged
-        ``policies`` and a ``sentence``; None when the study does not ask for it, or ``{"failed": sentence}`` when the
-        recording cannot be used.
+    Return the chosen policy (``init``, ``factor``, ``window``) with what was predicted, what the rerun showed, all
+    judged ``policies`` and a ``sentence``; None when the study does not ask for it, or ``{"failed": sentence}``.
     """
     section = file.loss_scale_replay
     if section is None or not section.enabled:
@@ -68,34 +65,24 @@ def tune_loss_scale(
     if stored is not None:
         return dict(stored)
 
-    def train(name: str, policy: Mapping[str, Any], steps: int, *, counts_exponents: bool = True) -> Trained:
-        config = all_off(file.base_config()).with_values(
-            {
-                "amp.level": section.amp_level,
-                "amp.dtype": section.dtype,
-                "loss_scale.kind": policy.get("kind", "dynamic"),
-                "loss_scale.init": float(policy["init"]),
-                "loss_scale.factor": float(policy["factor"]),
-                "loss_scale.window": int(policy["window"]),
-            }
+    def train(name: str, policy: Mapping[str, Any], steps: int, exponents_every: int) -> Trained:
+        values: dict[str, Any] = {f"loss_scale.{key}": policy[key] for key in ("kind", "init", "factor", "window")}
+        values |= {"amp.level": section.amp_level, "amp.dtype": section.dtype}
+        run_id, config = f"loss_scale_{name}", all_off(file.base_config()).with_values(values)
+        length = {"steps": steps, "evaluate_every": steps, "exponents_every": exponents_every}
+        return experimenter.run(
+            TrainJob(config, "O0", seed=file.study.seed, run_id=run_id, **length), Monitor(on_step=on_step)
         )
-        every = section.exponents_every if counts_exponents else 0
-        job = TrainJob(
-            config,
-            "O0",
-            seed=file.study.seed,
-            steps=steps,
-            evaluate_every=steps,
-            run_id=f"loss_scale_{name}",
-            exponents_every=every,
-        )
-        return experimenter.run(job, Monitor(on_step=on_step))
 
     recording = study.user_attrs.get("loss_scale_recording")
     if recording is None:
-        recording = _recorded(
-            train("recording", {"init": section.init, "factor": 2.0, "window": section.window}, section.steps)
-        )
+        first = {"kind": "dynamic", "init": section.init, "factor": 2.0, "window": section.window}
+        trained = train("recording", first, section.steps, section.exponents_every)
+        recording = {"path": trained.path, "overflows": trained.overflows, "steps": trained.steps}
+        if trained.diverged or not trained.path:
+            why = trained.message or "nothing was recorded"
+            told = f"the loss-scale policy was not chosen, the float16 recording cannot be used: {why}"
+            recording = {"failed": told}
         study.set_user_attr("loss_scale_recording", recording)
     if "failed" in recording:
         return dict(recording)
@@ -111,11 +98,11 @@ def tune_loss_scale(
         name = f"{outcome.kind}_2p{math.log2(outcome.init):g}_{outcome.factor:g}_{outcome.window}"
         seen = study.user_attrs.get(f"loss_scale_check:{name}")
         if seen is None:
-            trained = train(f"check_{name}", asdict(outcome), section.steps, counts_exponents=False)
+            trained = train(f"check_{name}", asdict(outcome), section.steps, 0)
             seen = plain({"observed": trained.overflows, "metric": trained.metric, "diverged": trained.diverged})
             study.set_user_attr(f"loss_scale_check:{name}", seen)
         checked.append({**asdict(outcome), **seen})
-    rerun = train("rerun", asdict(chosen) | {"kind": "dynamic"}, section.verify_steps or section.steps)
+    rerun = train("rerun", asdict(chosen), section.verify_steps or section.steps, section.exponents_every)
     result: dict[str, Any] = {
         **asdict(chosen),
         "recording": recording["path"],
@@ -128,17 +115,9 @@ def tune_loss_scale(
         "policies": [asdict(outcome) for outcome in outcomes],
         "checked": checked,
     }
-    result["sentence"] = policy_sentence(result)
-    result = plain(result)
+    result = plain({**result, "sentence": policy_sentence(result)})
     study.set_user_attr("loss_scale_policy", result)
     return result
-
-
-def _recorded(trained: Trained) -> dict[str, Any]:
-    if trained.diverged or not trained.path:
-        why = trained.message or "nothing was recorded"
-        return {"failed": f"the loss-scale policy was not chosen, the float16 recording cannot be used: {why}"}
-    return {"path": trained.path, "overflows": trained.overflows, "steps": trained.steps}
 
 
 def _evenly(outcomes: Sequence[PolicyOutcome], n: int) -> list[PolicyOutcome]:

@@ -1,10 +1,9 @@
 """Notes for optuna-dashboard: what a study asks, and what each of its trials came to, in words.
 
 The dashboard keeps a note in the study's system attributes, under ``dashboard:note_ver`` and ``dashboard:note_str:0``,
-with the trial's id in between for a trial's note (optuna-dashboard 0.21, ``save_note``). These are written here, so
-that the notes are there whether or not it is installed on the machine that searches, and all new notes of a study go
-to the database in one transaction: a commit takes as long for a hundred rows as for one. A note that somebody has
-edited in the dashboard stays as it is.
+with the trial's id in between for a trial's note (optuna-dashboard 0.21, ``save_note``). Written here, they are there
+whether or not it is installed, and all new ones go to the database in one transaction: a commit takes as long for a
+hundred rows as for one. A note that somebody has edited in the dashboard stays as it is.
 """
 
 from __future__ import annotations
@@ -79,21 +78,13 @@ class Notes:
                 stored |= {key: json.loads(value) for key, value in values}
                 for key, value in self._missing(stored, trials, ids, answer).items():
                     row = {"study_id": self._study._study_id, "key": key, "value_json": json.dumps(value)}
-                    is_known = key in stored
-                    connection.execute(
-                        update(_TABLE).where(mine, _TABLE.c.key == key).values(row)
-                        if is_known
-                        else insert(_TABLE).values(row)
-                    )
+                    known = update(_TABLE).where(mine, _TABLE.c.key == key)
+                    connection.execute((known if key in stored else insert(_TABLE)).values(row))
         except SQLAlchemyError:  # away, or another process wrote the same notes at the same moment
             return
 
     def _missing(
-        self,
-        stored: Mapping[str, Any],
-        trials: Sequence[TrialRecord],
-        ids: Mapping[int, int],
-        answer: Sequence[str],
+        self, stored: Mapping[str, Any], trials: Sequence[TrialRecord], ids: Mapping[int, int], answer: Sequence[str]
     ) -> dict[str, Any]:
         rows: dict[str, Any] = {}
         attributes = self._study.user_attrs
@@ -101,8 +92,7 @@ class Notes:
         body = study_note(self._file, metric, attributes.get("allowed_drops", {}), trials, answer)
         before = "".join(str(stored.get(f"dashboard:note_str:{number}", "")) for number in range(len(stored)))
         is_ours = not before or stored.get(_OWN) == _digest(before)
-        is_answered = _ANSWER in before and not answer
-        if is_ours and not is_answered and body != before:
+        if is_ours and body != before and (answer or _ANSWER not in before):
             rows |= _rows("dashboard:", int(stored.get("dashboard:note_ver", 0)) + 1, body, stored)
             rows[_OWN] = _digest(body)
         for trial in trials:
@@ -114,8 +104,7 @@ class Notes:
     def _name_objectives(self) -> None:
         if self._study.metric_names is not None:
             return
-        objective = self._file.study.objective
-        metric = str(self._study.user_attrs.get("metric_name", "metric"))
+        objective, metric = self._file.study.objective, str(self._study.user_attrs.get("metric_name", "metric"))
         names = [metric, _STEP_TIME] if objective == "pareto" else [_METRIC_NAMES[objective]]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -141,7 +130,7 @@ def study_note(
     trials: Sequence[TrialRecord] = (),
     answer: Sequence[str] = (),
 ) -> str:
-    """Return what a study asks, in Markdown: question, baseline, allowed drop, command, and the answer if known."""
+    """Return what a study asks, in Markdown, and the answer if it is known."""
     baseline = next((trial for trial in trials if trial.number == 0 and math.isfinite(trial.metric)), None)
     settings = ", ".join(f"`{path}` = {json.dumps(value)}" for path, value in file.baseline_values.items())
     reached = f"; it reached {metric} {baseline.metric:.5g}" if baseline is not None else ""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from workbench.core.paired_bounds import Decision, TimeRatio, decide, pairs_to_decide
 from workbench.core.records import Verdict
@@ -28,13 +29,9 @@ from workbench.core.text import format_duration
 
 __all__ = ["Judgement", "PlannedTest", "first_test", "further_error", "further_test", "judge", "sentence"]
 
-FIRST_ERROR = 0.035
-"""Error of the drop's bound at the last look of a candidate's first test."""
-
+FIRST_ERROR = 0.035  # of the drop's bound at the last look of a candidate's first test
+LARGEST_TIME_ERROR = 0.025  # of each end of the speed-up's interval at any look: the usual two-sided one of 95 %
 _HALFWAY_ERROR = 0.005
-LARGEST_TIME_ERROR = 0.025
-"""Error of each end of the speed-up's interval at any look: the usual two-sided one of 95 %."""
-
 _RESERVED_ERROR = 0.01
 
 
@@ -44,6 +41,10 @@ class PlannedTest:
 
     first: int  # number of its first pair, counted from 0 over all pairs of the study
     looks: tuple[tuple[int, float], ...]  # pairs so far, and the error of each bound there
+
+    def __post_init__(self) -> None:
+        if self.n_pairs < 2:
+            raise ValueError(f"a paired comparison needs at least 2 seeds, got {self.n_pairs}")
 
     @property
     def n_pairs(self) -> int:
@@ -58,7 +59,6 @@ class PlannedTest:
 
 def first_test(n_pairs: int, at_least: int = 2) -> PlannedTest:
     """Return a candidate's first test: a look at half of the pairs, where that is at least so many, and one at all."""
-    _check_pairs(n_pairs)
     half = n_pairs // 2
     halfway = ((half, _HALFWAY_ERROR),) if half >= at_least else ()
     return PlannedTest(0, (*halfway, (n_pairs, FIRST_ERROR)))
@@ -74,13 +74,7 @@ def further_test(first: int, n_pairs: int, n_before: int) -> PlannedTest:
 
     Its first pair is one that the candidate has not been judged by.
     """
-    _check_pairs(n_pairs)
     return PlannedTest(first, ((n_pairs, further_error(n_before)),))
-
-
-def _check_pairs(n_pairs: int) -> None:
-    if n_pairs < 2:
-        raise ValueError(f"a paired comparison needs at least 2 seeds, got {n_pairs}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,33 +107,27 @@ def judge(
 ) -> Judgement:
     """Judge a candidate by its tests, at their planned looks only.
 
-    Of each half the first look that closes it counts, else the last. A diverged run refutes at once.
-
-    Args:
-        tests: Its tests with the (O0 metric, candidate metric) of the pairs that are trained, seed by seed.
-        allowed_drop: As for `decide`, like what stands behind ``untested``.
-        time_at: Returns the ratio of times at a look: of so many pairs of a test, at an error.
-        untested: The ratio before any look.
-        higher_is_better: Direction of the metric.
-        resolution: How finely metrics can differ.
+    Of each half the first look that closes it counts, else the last. A diverged run refutes at once. A test comes with
+    the (O0 metric, candidate metric) of the pairs that are trained, seed by seed; ``time_at`` returns the ratio of
+    times of so many pairs of a test, at an error; ``untested`` is the ratio before any look.
     """
     quality: Decision | None = None
     time: TimeRatio | None = None
-    options = {"higher_is_better": higher_is_better, "resolution": resolution}
+    options: Any = {"higher_is_better": higher_is_better, "resolution": resolution}
     for test, pairs in tests:
         for n_pairs, error in test.looks:
             if len(pairs) < n_pairs:
                 break
             if quality is None or quality.verdict is Verdict.UNDECIDED:
-                quality = decide(pairs[:n_pairs], allowed_drop, error=error, **options)  # type: ignore[arg-type]
+                quality = decide(pairs[:n_pairs], allowed_drop, error=error, **options)
             if time is None or time.is_open:
                 time = time_at(test, n_pairs, min(error, LARGEST_TIME_ERROR))
         if any(math.isfinite(a) and not math.isfinite(b) for a, b in pairs):
-            quality = decide(pairs, allowed_drop, **options)  # type: ignore[arg-type]
+            quality = decide(pairs, allowed_drop, **options)
     trained = [pair for _, pairs in tests for pair in pairs]
     missing = tests[-1][0].n_pairs - len(tests[-1][1]) if tests else 0
     if quality is None:
-        so_far = decide(trained, allowed_drop, **options)  # type: ignore[arg-type]
+        so_far = decide(trained, allowed_drop, **options)
         quality = replace(so_far, verdict=Verdict.UNDECIDED, more_pairs=None, reason="not tested")
     end = max((test.end for test, _ in tests), default=0)
     return Judgement(quality, time or untested, len(trained), missing, end)
@@ -156,13 +144,8 @@ def sentence(
 ) -> str:
     """Say a judgement in words a person can act on.
 
-    Args:
-        judged: The judgement.
-        metric: Name of the metric.
-        per: What the time is of: ``"per step"`` or ``"to the target"``.
-        next_error: Error of a further test, which says how many seeds that would take.
-        seconds_per_pair: What one more pair takes; NaN leaves the time out.
-        command: Command that adds pairs, with ``{seeds}`` where their total number goes; empty leaves it out.
+    ``per`` says what the time is of, ``next_error`` how many seeds a further test would take; ``command`` adds pairs,
+    with ``{seeds}`` where their total number goes.
     """
     quality, time = judged.quality, judged.time
     speed = f"{_faster(time)} {per} ({_interval(time)})"

@@ -25,23 +25,19 @@ from workbench.study.errors import StudyError
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.warm_up import WarmUpError, find_warm_up
 from workbench.study.set_up.attribution import attribution_of
-from workbench.study.set_up.beside_plain import tuned_plain_of
+from workbench.study.set_up.tuned_plain import tuned_plain_of
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import candidates_of, trials_of
 
 __all__ = ["StudyResult", "export_study", "open_begun", "read_result", "write_answer"]
 
-_FEWEST_PLANS = 5
-"""Below, what matters for the objective cannot be told."""
+_FEWEST_PLANS = 5  # below, what matters for the objective cannot be told
+_COMMAND = re.compile(r"`workbench tune [^`]+ --confirm-seeds ")
 
 
 def open_begun(study_dir: str | Path, storage: str | None) -> tuple[optuna.Study, StudyFile, Path]:
-    """Open a study that has been started, with its file and folder.
-
-    Raises:
-        StudyError: When the study is wrong or has not been started.
-    """
+    """Open a study that has been started, with its file and folder."""
     file, directory = read_study(study_dir), study_folder(study_dir)
     if storage is None and not (directory / "study.db").exists():
         raise StudyError(f"{directory}: the study has not been started; run `workbench tune {study_dir}` first")
@@ -78,9 +74,6 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
     return replace(result, report=report if report.exists() else None)
 
 
-_COMMAND = re.compile(r"`workbench tune [^`]+ --confirm-seeds ")
-
-
 def export_study(
     study_dir: str | Path, out: str | Path | None = None, *, require_confirmed: bool = False, storage: str | None = None
 ) -> StudyResult:
@@ -102,15 +95,9 @@ def export_study(
             raise StudyError(
                 f"{study_dir}: the study has no finished trial to export; run `workbench tune {study_dir}`"
             )
-        return write_answer(
-            study,
-            file,
-            directory,
-            result.candidates,
-            result.loss_scale_policy,
-            folder=directory / "result" if out is None else Path(out),
-            require_confirmed=require_confirmed,
-        )
+        folder, policy = directory / "result" if out is None else Path(out), result.loss_scale_policy
+        chosen: Any = {"folder": folder, "require_confirmed": require_confirmed}
+        return write_answer(study, file, directory, result.candidates, policy, **chosen)
 
 
 def write_answer(
@@ -126,11 +113,6 @@ def write_answer(
     """Choose what each export takes, write the files into ``folder`` and say why.
 
     The loss-scale policy is O0's, too. The study keeps the choice when the files go to its own ``result``.
-
-    Raises:
-        StudyFailedError: When O0 has not finished.
-        StudyError: When the components of a DimReduce candidate are not on this machine.
-        OSError: When a file cannot be written; the old one is untouched then.
     """
     attributes, trials = study.user_attrs, trials_of(study)
     choices = _choices(study, file, trials, candidates, require_confirmed=require_confirmed)
@@ -138,9 +120,7 @@ def write_answer(
     environment = attributes.get("environment", {})
     origin = {
         "study": file.study.name,
-        "task": file.study.task,
-        "seed": file.study.seed,
-        "objective": file.study.objective,
+        **{name: getattr(file.study, name) for name in ("task", "seed", "objective")},
         "metric": _metric_of(attributes),
         "data_hash": str(attributes.get("data_hash", "")),
         "loss_scale": policy_told or None,
@@ -198,10 +178,7 @@ def _result(
     exported: Mapping[str, Path],
     more: Sequence[str],
 ) -> StudyResult:
-    """Return the answer: the records, what each export takes and where its gain comes from, and what to know of it.
-
-    The choices' sentences come before the other messages; what they say already is not said again.
-    """
+    """Return the answer; of its messages the choices' sentences come first, and what they say is not said again."""
     attributes = study.user_attrs
     importance, why_unknown = _importance(study, file)
     known = attribution_of(attributes)

@@ -12,21 +12,85 @@ import functools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.config import LEVELS, BoostConfig, ConfigError
+import optuna
+from optuna.trial import FrozenTrial
+
+from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
 from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict, timed_per
 from workbench.study.ask.plans import StudyPlans
+from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import steps_to_target
+from workbench.study.set_up.standing import SURE, standing_now
+from workbench.study.set_up.tuned_plain import plain_standing
+from workbench.study.store.stored_records import baseline_record, trials_of
 
-__all__ = ["TARGETS", "aimed_at", "competing_trials", "nothing_found", "select", "with_policy"]
+__all__ = [
+    "SAFER_THAN",
+    "TARGETS",
+    "Contender",
+    "competing_trials",
+    "contenders",
+    "first_contender",
+    "is_taken_apart",
+    "keep_remaining",
+    "nothing_found",
+    "select",
+    "with_policy",
+]
 
-TARGETS = {"o1": "O1", "o2": "O2"}
-"""Export -> boost level at which it is loaded."""
-
+TARGETS = {"o1": "O1", "o2": "O2"}  # export -> boost level at which it is loaded
+# Methods that a boost level stands for: at a level without them an export does not have them.
 _BY_LEVEL = frozenset(name for names in LEVELS.values() for name in names)
-"""Methods that a boost level stands for: at a level without them an export does not have them."""
+
+SAFER_THAN = "safer_than"  # user attribute of a trial: the one (its number) whose set-up it has, with a longer schedule
+_REMAINING = "remaining_set_up"
+_LIKELY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A trial that competes for an export, ``"o1"`` or ``"o2"``."""
+
+    trial: TrialRecord
+    target: str
+    config: BoostConfig  # with the chosen loss-scale policy
+    plan: Plan  # what that means at its boost level
+    allowed_drop: float
+    baseline_steps: float = math.nan  # in which O0 reached this export's target in the search; NaN when unknown
+
+    @property
+    def key(self) -> str:
+        """Key of its plan."""
+        return self.plan.key()
+
+
+def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] | None) -> dict[str, list[Contender]]:
+    """Return who competes for each export, best first, with the loss-scale policy that was chosen, if one was."""
+    trials = trials_of(study)
+    baseline = baseline_record(study, trials)
+    higher = bool(study.user_attrs["higher_is_better"])
+    searched = [dimension.path for dimension in file.dimensions]
+    pools: dict[str, list[Contender]] = {}
+    for target, drop in study.user_attrs["allowed_drops"].items():
+        allowed_drop = float(drop)
+        if file.study.objective == "time_to_quality":
+            ordered = iter(_ranked(study, trials, file, allowed_drop))
+        else:
+            options: Any = {"objective": file.study.objective, "higher_is_better": higher, "plans": file.plans}
+            ordered = competing_trials(trials, baseline, target, allowed_drop, **options)
+        goal = _goal(baseline, allowed_drop, higher_is_better=higher)
+        baseline_steps = steps_to_target(baseline.curve, goal, higher_is_better=higher)
+        pools[target] = []
+        for trial in ordered:
+            config = with_policy(BoostConfig.from_dict(trial.config), policy, searched)
+            plan = file.plans.resolve(config, trial.level)
+            if file.plans.resolve(config, TARGETS[target]).key() != plan.key():
+                config = plan.explicit_config()  # means this plan at any level
+            pools[target].append(Contender(trial, target, config, plan, allowed_drop, baseline_steps))
+    return pools
 
 
 def competing_trials(
@@ -46,36 +110,101 @@ def competing_trials(
     """
     goal = _goal(baseline, allowed_drop, higher_is_better=higher_is_better)
 
-    def price_of(trial: TrialRecord) -> float:
-        value = trial.relative_step_time
-        if objective == "time_to_target":
-            steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
-            value = trial.warm_up_steps + value * steps
-        return math.inf if math.isnan(value) else value
+    def aimed_at(trial: TrialRecord) -> TrialRecord:
+        steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
+        return replace(trial, steps_to_target=steps, allowed_drop=allowed_drop)
 
-    limit = price_of(baseline)
+    def price_of(trial: TrialRecord) -> float:
+        price = trial.relative_step_time
+        if objective == "time_to_target":
+            price = trial.warm_up_steps + price * trial.steps_to_target
+        return math.inf if math.isnan(price) else price
+
     others = (one for one in trials if one.state == "complete" and one.number != baseline.number and one.config)
     # A diverged trial, whose deficit is NaN, never fits.
-    fitting = ((price_of(one), one.number, one) for one in others if one.metric_deficit <= allowed_drop)
-    cheaper = [one for one in fitting if one[0] < limit]
+    fitting = [aimed_at(one) for one in others if one.metric_deficit <= allowed_drop]
+    limit = price_of(aimed_at(baseline))
     seen = {_plan(baseline, plans)[0]}
     beyond = _BY_LEVEL.difference(LEVELS[TARGETS[target]])
-    for _, _, trial in sorted(cheaper, key=lambda one: one[:2]):
+    for trial in sorted(fitting, key=lambda one: (price_of(one), one.number)):
+        if price_of(trial) >= limit:
+            return
         key, methods = _plan(trial, plans)
         if key not in seen and beyond.isdisjoint(methods):
             seen.add(key)
-            yield aimed_at(trial, baseline, allowed_drop, higher_is_better=higher_is_better)
-
-
-def aimed_at(trial: TrialRecord, baseline: TrialRecord, allowed_drop: float, *, higher_is_better: bool) -> TrialRecord:
-    """Return a trial, which may be O0 itself, with ``steps_to_target`` and ``allowed_drop`` of an export."""
-    goal = _goal(baseline, allowed_drop, higher_is_better=higher_is_better)
-    steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
-    return replace(trial, steps_to_target=steps, allowed_drop=allowed_drop)
+            yield trial
 
 
 def _goal(baseline: TrialRecord, allowed_drop: float, *, higher_is_better: bool) -> float:
     return baseline.metric - (1.0 if higher_is_better else -1.0) * allowed_drop
+
+
+def keep_remaining(study: optuna.Study, number: int, idle: Mapping[str, Any]) -> None:
+    """Keep which trial's set-up remained of the leader; ``idle`` are the values without the parts that are no gain."""
+    trials = study.get_trials(deepcopy=False)
+    study.set_user_attr(_REMAINING, {"number": number, "idle": dict(idle), "drawn": _n_drawn(trials)})
+
+
+def is_taken_apart(study: optuna.Study) -> bool:
+    """Return whether nothing has been drawn since the leader was taken apart: its runs alone make no new leader."""
+    remaining = study.user_attrs.get(_REMAINING)
+    return remaining is not None and remaining["drawn"] == _n_drawn(study.get_trials(deepcopy=False))
+
+
+def _n_drawn(trials: Sequence[FrozenTrial]) -> int:
+    return sum(trial.state.is_finished() and "given" not in trial.user_attrs for trial in trials)
+
+
+def _ranked(study: optuna.Study, records: Sequence[TrialRecord], file: StudyFile, allowed: float) -> list[TrialRecord]:
+    """Return the trials that compete for an export: those that surely keep the quality, fastest first.
+
+    Tuned plain competes by what its own runs say. Where the leader was taken apart, what remained of it comes first
+    (the whole of it only while it is sure to keep the quality), and set-ups with a part that is no gain do not compete.
+    Where nothing is sure enough, the one that most probably keeps the quality competes: the confirmation decides.
+
+    Where more than one is tested, the leader's safer form comes first: tests in a fixed order keep their full level as
+    long as all before were confirmed (`planned_tests`), so a leader that turns out too bold costs nothing but its runs,
+    and one that is confirmed, too, is what is exported.
+    """
+    numbers, times = _by_time(study, file, allowed)
+    if file.confirm.candidates > 1:
+        numbers = _safer_first(numbers, study.get_trials(deepcopy=False), times)
+    by_number = {record.number: record for record in records}
+    return [by_number[number] for number in numbers]
+
+
+def first_contender(study: optuna.Study, file: StudyFile) -> int | None:
+    """Return the trial of the set-up that would be exported if all were confirmed; None where nothing competes."""
+    numbers, _ = _by_time(study, file)
+    return next(iter(numbers), None)
+
+
+def _by_time(
+    study: optuna.Study, file: StudyFile, allowed: float | None = None
+) -> tuple[list[int], Mapping[int, float]]:
+    """Return the numbers of the trials that compete, and the times of all."""
+    standing, plain = standing_now(study, file, allowed), plain_standing(study, file, allowed).leader
+    trials, remaining = study.get_trials(deepcopy=False), study.user_attrs.get(_REMAINING)
+    numbers = sorted({*standing.ranking, *([] if plain is None else [plain])}, key=standing.times.__getitem__)
+    if not numbers:
+        faster = [number for number, time in standing.times.items() if time < 1.0 and standing.sure[number] > _LIKELY]
+        numbers = sorted(faster, key=lambda number: -standing.sure[number])[:1]
+    if remaining is not None:
+        first, idle = int(remaining["number"]), remaining["idle"]
+        if standing.sure.get(first, 0.0) > (_LIKELY if idle else SURE):
+            configs = {one: BoostConfig.from_dict(trials[one].user_attrs["config"]).leaves() for one in numbers}
+            free = [one for one in numbers if all(configs[one][path] == value for path, value in idle.items())]
+            numbers = [first, *(one for one in free if one != first)]
+    return numbers, standing.times
+
+
+def _safer_first(numbers: list[int], trials: Sequence[FrozenTrial], times: Mapping[int, float]) -> list[int]:
+    """Return the trials with the safer form of the first before it, where it was trained and is faster than O0."""
+    for trial in trials:
+        safer = trial.user_attrs.get("repeats", trial.number)
+        if numbers and trial.user_attrs.get(SAFER_THAN) == numbers[0] and times.get(safer, 1.0) < 1.0:
+            return [safer, *(number for number in numbers if number != safer)]
+    return numbers
 
 
 def select(
@@ -86,13 +215,7 @@ def select(
     A confirmed candidate comes before all others; of several, the one with the largest speed-up over the seeds. Where
     none is confirmed, the first in the search's order is taken whose verdict is open, whose interval of the speed-up
     lies above 1 and whose mean drop over the seeds is allowed; one that was not tested only where none was. Else it is
-    O0, with the sentence that says so.
-
-    Args:
-        target: ``"o1"`` or ``"o2"``; candidates for the other are passed over.
-        candidates: Judged candidates in the search's order.
-        nothing: What the search came to, for the case that it is O0 (`nothing_found`).
-        require_confirmed: Take confirmed candidates only.
+    O0, with the sentence that says so, for which ``nothing`` says what the search came to (`nothing_found`).
     """
     mine = [one for one in candidates if one.target == target]
     confirmed = [one for one in mine if one.verdict is Verdict.CONFIRMED]
@@ -146,10 +269,9 @@ def nothing_found(
     """
     tried = [one for one in trials if one.number and one.state in {"complete", "pruned"} and one.relative_step_time > 0]
     if not tried:
-        reasons = [sentence.rstrip(".") for sentence in why_not]
-        if not reasons:
-            return "no plan beside O0 has been tried"
-        return f"nothing that is searched acts on this network: {'; '.join(reasons)}"
+        reasons = "; ".join(sentence.rstrip(".") for sentence in why_not)
+        acts = f"nothing that is searched acts on this network: {reasons}"
+        return acts if reasons else "no plan beside O0 has been tried"
     per = timed_per(objective)
     n_tried = len(tried) if plans is None else len({_plan(one, plans)[0] for one in tried})
     count = f"{n_tried} plans were tried" if n_tried > 1 else "one plan was tried"

@@ -1,8 +1,8 @@
 """The trials of a study as a table: pandas in a program, Parquet or CSV in a file.
 
-One row per trial, in the order of their numbers; ``TRIAL_COLUMNS`` says what each column means and in which unit, and a
-Parquet file repeats that in the metadata of its columns. After these come the searched values, one column per path of
-``[space]``, empty where a trial did not draw it because it was not in effect.
+One row per trial, in the order of their numbers; a Parquet file has the meaning and unit of a column (`TRIAL_COLUMNS`)
+in its metadata. After these come the searched values, one column per path of ``[space]``, empty where a trial did not
+draw it because it was not in effect.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ TRIAL_COLUMNS: dict[str, tuple[str, str, str]] = {
 """Fixed columns in their order: type, unit and meaning."""
 
 TABLE_SUFFIXES = (".parquet", ".csv")
-"""Kinds of file that a table can be written to."""
 
 
 def trial_table(study_dir: str | Path, *, storage: str | None = None) -> pd.DataFrame:

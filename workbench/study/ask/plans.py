@@ -14,30 +14,18 @@ from workbench.config import BoostConfig, Facts, NetworkFacts, Plan, requested_s
 
 __all__ = ["RECORDED_BY_STUDY", "StudyPlans", "explicit_config", "needs_warm_up"]
 
-RECORDED_BY_STUDY = "(recorded by the study)"
-"""Stands for the folder of weight snapshots in a plan whose subspace the study provides."""
+RECORDED_BY_STUDY = "(recorded by the study)"  # stands for the folder of weight snapshots
 
 
 @dataclass(frozen=True, slots=True)
 class StudyPlans:
-    """Resolves configurations as a study trains them: over so many ranks, on a network of which so much is known.
-
-    Example:
-        >>> config = BoostConfig.from_dict({"boost": {"mode": "manual", "grad_freeze": False}})
-        >>> config = config.with_values({"common.device_number": 2})
-        >>> [StudyPlans(ranks).resolve(config, "O2").summary() for ranks in (1, 4)]
-        ['LessBN', 'LessBN + AdaSum']
-    """
+    """Resolves configurations as a study trains them: over so many ranks, on a network of which so much is known."""
 
     ranks: int = 1
     network: NetworkFacts | None = None  # None also in studies begun before 0.7
 
     def resolve(self, config: BoostConfig, level: str) -> Plan:
-        """Return what is in effect.
-
-        Raises:
-            ConfigError: When the level is unknown.
-        """
+        """Return what is in effect."""
         if requested_switches(config, level)["dim_reduce"]:
             config = self.with_subspace(config)
         return config.resolve(level, self.ranks, self.network)
@@ -62,15 +50,11 @@ def needs_warm_up(plan: Plan) -> bool:
 def explicit_config(plan: Plan, snapshots: Path | None = None) -> BoostConfig:
     """Return the same plan without what it drops, so that a study does not warn of the same thing at every trial.
 
-    With DimReduce that is the section optimizer, too. What is trained and what is exported both go without it, since
-    the columns of the subspace follow the order in which the optimizer holds the parameters.
-
-    Args:
-        plan: What is in effect.
-        snapshots: The folder that a plan in need of a warm-up gets; None leaves its place holder.
+    With DimReduce that is the section optimizer, too: the columns of the subspace follow the order in which the
+    optimizer holds the parameters. A plan in need of a warm-up gets the folder of snapshots.
     """
     config = plan.explicit_config()
-    if plan.dim_reduce and config.optimizer is not None:
+    if plan.dim_reduce:
         config = config.model_copy(update={"optimizer": None})
     if snapshots is None or not needs_warm_up(plan):
         return config

@@ -38,35 +38,14 @@ from workbench.config.errors import did_you_mean, shown
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.errors import StudyError
 
-__all__ = ["Dimension", "Drawing", "SearchedSpace", "Suggestion", "all_off", "plans_by_level", "read_space", "suggest"]
+__all__ = ["Dimension", "SearchedSpace", "Suggestion", "all_off", "plans_by_level", "read_space", "suggest"]
 
 _USUAL_LEVEL = "O1"
 _SWITCHES = tuple(f"boost.{name}" for name in SWITCHES)
 _RANGE_KEYS = frozenset({"low", "high", "log", "step"})
 
 
-class Drawing:
-    """Answers what is asked of an Optuna trial by a function of name and distribution."""
-
-    def __init__(self, value: Callable[[str, Any], Any]) -> None:
-        self._value = value
-
-    def suggest_categorical(self, name: str, choices: Sequence[Any], /) -> Any:
-        """Draw one of the choices."""
-        return self._value(name, CategoricalDistribution(choices))
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        """Draw a number."""
-        return float(self._value(name, FloatDistribution(low, high, step=step, log=log)))
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """Draw a whole number."""
-        return int(self._value(name, IntDistribution(low, high, step=step, log=log)))
-
-
-Draws = optuna.Trial | Drawing
+Draws = optuna.trial.BaseTrial | Callable[[str, Any], Any]  # an Optuna trial, or a function of name and distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +95,37 @@ class Dimension:
         low, high = self.extremes
         return {"low": low, "high": high, "log": self.log, "step": self.step}
 
-    def draw(self, trial: Draws) -> Any:
-        """Draw a value for one trial."""
+    @property
+    def is_plain(self) -> bool:
+        """Whether Optuna can store the choices; a list (betas, split points) travels as its position."""
+        return all(isinstance(choice, (bool, int, float, str, type(None))) for choice in self.choices)
+
+    @property
+    def distribution(self) -> BaseDistribution:
+        """What a trial draws from."""
         if self.kind == "choice":
-            # Optuna stores plain values only; a list (betas, split points) travels as its position.
-            if all(isinstance(choice, (bool, int, float, str, type(None))) for choice in self.choices):
-                return trial.suggest_categorical(self.path, self.choices)
-            return self.choices[trial.suggest_categorical(self.path, range(len(self.choices)))]
+            return CategoricalDistribution(self.choices if self.is_plain else range(len(self.choices)))
+        low, high = self.extremes
         if self.kind == "int":
-            low, high = self.extremes
-            return trial.suggest_int(self.path, low, high, step=int(self.step or 1), log=self.log)
-        return trial.suggest_float(self.path, self.low, self.high, step=self.step, log=self.log)
+            return IntDistribution(low, high, step=int(self.step or 1), log=self.log)
+        return FloatDistribution(low, high, step=self.step, log=self.log)
+
+    def draw(self, draws: Draws) -> Any:
+        """Draw a value for one trial."""
+        asked: Any = self.distribution
+        if callable(draws):
+            value = draws(self.path, asked)
+        elif self.kind == "choice":
+            value = draws.suggest_categorical(self.path, asked.choices)
+        else:
+            suggest_number: Any = draws.suggest_int if self.kind == "int" else draws.suggest_float
+            value = suggest_number(self.path, asked.low, asked.high, step=asked.step, log=asked.log)
+        if self.kind == "choice":
+            return value if self.is_plain else self.choices[value]
+        return int(value) if self.kind == "int" else float(value)
 
     def check(self, base: BoostConfig) -> None:
-        """Check every choice, or both ends, against the configuration's own rules.
-
-        Raises:
-            StudyError: Naming the path, the rule and the value.
-        """
+        """Check every choice, or both ends, against the configuration's own rules."""
         for value in self.extremes:
             try:
                 if self.path == "level":
@@ -164,22 +156,13 @@ class SearchedSpace:
     @functools.cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
         """Path -> distribution as a trial draws it; what has one value only is left out."""
-        found: dict[str, BaseDistribution] = {}
-
-        def keep(path: str, distribution: Any) -> Any:
-            found[path] = distribution
-            is_choice = isinstance(distribution, CategoricalDistribution)
-            return distribution.choices[0] if is_choice else distribution.low
-
-        for one in self.dimensions:
-            one.draw(Drawing(keep))
+        found = {one.path: one.distribution for one in self.dimensions}
         return {path: one for path, one in found.items() if not one.single()}
 
-    @functools.cached_property
-    def numbers(self) -> dict[str, FloatDistribution | IntDistribution]:
+    @property
+    def numbers(self) -> dict[str, BaseDistribution]:
         """The ranges among them."""
-        numbers = (FloatDistribution, IntDistribution)
-        return {path: one for path, one in self.distributions.items() if isinstance(one, numbers)}
+        return {path: one for path, one in self.distributions.items() if not isinstance(one, CategoricalDistribution)}
 
     def suggest(self, draws: Draws) -> Suggestion:
         """Draw a trial's configuration, as `suggest` does."""
@@ -190,25 +173,18 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
     """Draw one trial's configuration: only what is in effect, given what was drawn before it.
 
     Switches set in the study count in mode manual only, so that mode is taken when the study searches a switch and
-    does not search the mode itself. At level O0 everything is off, whatever the switches would say.
-
-    Raises:
-        ConfigError: When drawn values contradict each other (for example ``init`` below ``minimum``).
+    does not search the mode itself. At level O0 everything is off, whatever the switches would say. Values that
+    contradict each other (``init`` below ``minimum``) raise a ConfigError.
     """
-    values: dict[str, Any] = {}
-    level = _USUAL_LEVEL
-    for dimension in dimensions:
-        if dimension.path == "level":
-            level = values["level"] = dimension.draw(trial)
-    config, waiting = _beginning(level, dimensions, base)
+    values: dict[str, Any] = {one.path: one.draw(trial) for one in dimensions if one.path == "level"}
+    level = values.get("level", _USUAL_LEVEL)
+    config, drawn = _beginning(level, dimensions, base)
     unset: dict[str, Any] = {}  # drawn, and not read by any condition yet: a search makes thousands of configurations
-    while waiting:
-        one = waiting[0]
+    for place, one in enumerate(drawn):
         if not unset.keys().isdisjoint(_deciding(one.parameter)):
             config, unset = config.with_values(unset), {}
-        if _may_be_in_effect(one, config, level, plans, waiting):
+        if _may_be_in_effect(one, config, level, plans, drawn[place:]):
             values[one.path] = unset[one.parameter] = one.draw(trial)
-        waiting = waiting[1:]
     return Suggestion(level, config.with_values(unset), values)
 
 
@@ -233,19 +209,14 @@ def all_off(base: BoostConfig) -> BoostConfig:
     return base.with_values({"boost.mode": "disable_all"})
 
 
-# What is drawn, and in which order
-
-
 def _beginning(
     level: str, dimensions: Sequence[Dimension], base: BoostConfig
 ) -> tuple[BoostConfig, Sequence[Dimension]]:
     """Return where a suggestion begins: its configuration, and what may be drawn, in the order of drawing."""
-    config = base
-    if level == "O0":
-        config = all_off(base)
-    elif any(one.path in _SWITCHES for one in dimensions) and all(one.path != "boost.mode" for one in dimensions):
+    is_off, paths = level == "O0", {one.path for one in dimensions}
+    config = all_off(base) if is_off else base
+    if not is_off and not paths.isdisjoint(_SWITCHES) and "boost.mode" not in paths:
         config = base.with_values({"boost.mode": "manual"})
-    is_off = level == "O0"
     drawn = [one for one in dimensions if one.path != "level" and not (is_off and one.path.startswith("boost."))]
     # Choices before ranges, most of which belong to one; studies of earlier versions were drawn so, too.
     drawn.sort(key=lambda one: one.kind != "choice")
@@ -304,7 +275,6 @@ def _parents_first(parameters: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(placed)
 
 
-@functools.cache
 def _comes_before(one: str, other: str) -> bool:
     """Return whether a path must be drawn before another one.
 
@@ -316,21 +286,11 @@ def _comes_before(one: str, other: str) -> bool:
     return other not in parents_of(one) or named.index(one) < named.index(other)
 
 
-# The table [space]
-
-
 def read_space(content: Mapping[str, Any]) -> tuple[Dimension, ...]:
-    """Read the table ``[space]``.
+    """Read the table ``[space]``, in the order of the file.
 
-    Args:
-        content: Path -> list of values, ``{low, high, log, step}``, or true / "default" for the declared range.
-            Quoted dotted keys and TOML sub-tables mean the same.
-
-    Returns:
-        The dimensions, in the order of the file.
-
-    Raises:
-        StudyError: When a path is unknown or a range breaks its own rules (low above high, log from 0, ...).
+    A path has a list of values, ``{low, high, log, step}``, or true / "default" for the declared range. Quoted dotted
+    keys and TOML sub-tables mean the same.
     """
     dimensions = []
     for path, value in _flattened(content, set(describe_parameters())):
@@ -384,12 +344,10 @@ def _range(path: str, value: Mapping[str, Any], info: ParameterInfo) -> Dimensio
     log = value.get("log", info.log if "low" not in value and "high" not in value else False)
     if low is None or high is None:
         raise StudyError(f"[space] `{path}` has no declared search range: give both low and high")
+    is_whole, noun = info.kind == "int", "a whole number" if info.kind == "int" else "a finite number"
     for name in ("low", "high", "step"):
-        number, is_whole = value.get(name), info.kind == "int"
-        # A bool is no number here.
-        is_right = type(number) is int or (type(number) is float and math.isfinite(number) and not is_whole)
-        if name in value and not is_right:
-            noun = "a whole number" if is_whole else "a finite number"
+        number = value.get(name, 0)  # a bool is no number here
+        if type(number) is not int and (is_whole or type(number) is not float or not math.isfinite(number)):
             raise StudyError(f"[space] `{path}`: `{name}` must be {noun}, got {shown(number)}")
     if not isinstance(log, bool):
         raise StudyError(f"[space] `{path}`: `log` must be true or false, got {shown(log)}")

@@ -27,23 +27,15 @@ from workbench.study.sample.sampling import check_sampler, make_pruner
 
 __all__ = ["AllowedDrop", "LossScaleReplaySection", "StudyFile", "asked", "parse_study", "read_study", "study_folder"]
 
+# Keys, and sections as a whole, that say when to end, where to begin and what to do with the trials there are: they may
+# be edited while the study goes on, and are no part of the question (`asked`).
 CANNOT_CHANGE_A_TRIAL = (
     *(f"study.{key}" for key in ("name", "n_trials", "timeout_seconds", "device_hours", "patience")),
     *("confirm", "warm_start"),
 )
-"""Keys, and sections as a whole, that say when to end, where to begin and what to do with the trials there are.
-
-They may be edited while the study goes on, and are no part of the question (`asked`).
-"""
-
-_WARM_UP_SHARE = 4
-"""A warm-up whose length the file leaves open takes this part of the budget: one in four."""
-
-_USUAL_SHARE = "1 %"
-"""Of O0's value: what a search for the fastest set-up may lose of a metric that is no accuracy."""
-
-_ACCURACY_DROPS = {"o1": 0.005, "o2": 0.03}
-"""Half a point for the safe level, three points for the bold one; only accuracies share a unit that allows defaults."""
+_WARM_UP_SHARE = 4  # a warm-up whose length the file leaves open takes a quarter of the budget
+_USUAL_SHARE = "1 %"  # of O0's value: what a search for the fastest set-up may lose of a metric that is no accuracy
+_ACCURACY_DROPS = {"o1": 0.005, "o2": 0.03}  # for the safe and the bold level; other metrics share no unit
 
 
 class _Part(BaseModel):
@@ -218,8 +210,6 @@ class StudyFile(_Part):
         file._network, file._searched = network, None
         return file
 
-    # What is searched
-
     @property
     def plans(self) -> StudyPlans:
         """How configurations are resolved here."""
@@ -258,8 +248,6 @@ class StudyFile(_Part):
     @property
     def _asked_space(self) -> SearchedSpace:
         return SearchedSpace(read_space(self.space), self.base_config(), self.plans)
-
-    # What a run is
 
     @property
     def evaluate_every(self) -> int:
@@ -300,16 +288,9 @@ class StudyFile(_Part):
         return max(asked.start_step + (asked.count - 1) * asked.every_steps, 1)
 
     def allowed_drops(self, metric: str, baseline: float = math.nan) -> dict[str, float]:
-        """Return the allowed drop of each export, in the metric's unit.
+        """Return the allowed drop of each export, in the metric's unit; a search for a set-up may have one alone.
 
-        A search for the fastest set-up has the exports that its file names, or o1.
-
-        Args:
-            metric: Name of the task's metric.
-            baseline: O0's value, of which a drop may be a share; NaN while it is not known, as that drop is then.
-
-        Raises:
-            StudyError: When the metric is no accuracy and the file names no drop for it.
+        A drop may be a share of O0's value; both are NaN while that is not known. Only accuracies have a default.
         """
         given = {"o1": self.allowed_drop.o1, "o2": self.allowed_drop.o2}
         is_accuracy = metric.lower() in {"acc", "accuracy"} or metric.lower().endswith(("_accuracy", " accuracy"))
@@ -371,13 +352,10 @@ def study_folder(path: str | Path) -> Path:
 
 
 def read_study(path: str | Path) -> StudyFile:
-    """Read and check a study.
+    """Read and check a study; its name is the folder's when the file gives none.
 
     Args:
         path: Folder of the study, or its ``study.toml``.
-
-    Returns:
-        The checked study; its name is the folder's when the file gives none.
 
     Raises:
         StudyError: When the file is missing, unreadable or breaks a rule.
@@ -437,23 +415,18 @@ def _checked(content: dict[str, Any], default_name: str) -> StudyFile:
             except ConfigError as error:
                 raise StudyError(f"[set_up.runtime] {error}") from None
     _check_warm_up(file)
-    if study.evaluate_every is not None and study.evaluate_every > study.budget_steps:
-        raise StudyError(
-            f"`study.evaluate_every` must not exceed `study.budget_steps` ({study.budget_steps}), "
-            f"got {study.evaluate_every}"
-        )
+    if file.evaluate_every > study.budget_steps:
+        rule = f"must not exceed `study.budget_steps` ({study.budget_steps})"
+        raise StudyError(f"`study.evaluate_every` {rule}, got {study.evaluate_every}")
     if file.freezing_limit is not None and study.ranks > 1:
         raise StudyError(f"[freezing_limit] is measured in one process, but `study.ranks` is {study.ranks}")
     if confirm.seeds_max < confirm.seeds_min:
-        raise StudyError(
-            f"`confirm.seeds_max` must be at least `confirm.seeds_min` ({confirm.seeds_min}), got {confirm.seeds_max}"
-        )
+        rule = f"must be at least `confirm.seeds_min` ({confirm.seeds_min})"
+        raise StudyError(f"`confirm.seeds_max` {rule}, got {confirm.seeds_max}")
     # Names and options only; the search builds its own.
-    sampler, pruner = file.sampler, file.pruner
-    check_sampler(
-        sampler.name, sampler.options, space=file.searched, n_trials=study.n_trials, objective=study.objective
-    )
-    make_pruner(pruner.name, pruner.options, budget_steps=study.budget_steps)
+    searched: Any = {"space": file.searched, "n_trials": study.n_trials, "objective": study.objective}
+    check_sampler(file.sampler.name, file.sampler.options, **searched)
+    make_pruner(file.pruner.name, file.pruner.options, budget_steps=study.budget_steps)
     return file
 
 
@@ -478,12 +451,11 @@ def _most_components(file: StudyFile) -> int:
 
 def _sentence(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
-        path = ".".join(str(part) for part in problem["loc"])
         return f"`{path}` is missing"
     if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
-        name = str(problem["loc"][0])
-        return f'unknown section "{name}"{did_you_mean(name, StudyFile.model_fields)}'
+        return f'unknown section "{path}"{did_you_mean(path, StudyFile.model_fields)}'
     return sentence_of(error, StudyFile)
 
 

@@ -1,28 +1,45 @@
-"""A study for a task that has none: look at the task, write ``studies/<task>/study.toml``, or find the one there is."""
+"""A study for a task that has none: look at the task, write ``studies/<task>/study.toml``, or find the one there is.
+
+The question is which set-up trains the task fastest, within what is possible for it. A look at the task
+(`workbench.training.task_look`) says what applies: optimizers, batches, precision, inputs, boost methods. What does not
+is left out with a sentence. What comes out is an ordinary ``study.toml``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from workbench.config import BoostConfig
 from workbench.core.files import write_text_atomically
-from workbench.study.ask.set_up_study import ask, shorter_than
+from workbench.core.text import format_duration
 from workbench.study.ask.study_file import AllowedDrop, read_study
 from workbench.study.errors import StudyError
 
 if TYPE_CHECKING:
     from workbench.tasks import Task
+    from workbench.training.task_look import TaskLook
 
-__all__ = ["DEFAULT_MINUTES", "begin_study", "folder_of"]
+__all__ = ["DEFAULT_MINUTES", "SetUpQuestion", "ask", "begin_study", "folder_of"]
 
 DEFAULT_MINUTES = 15.0
+
+_OWN_FAMILIES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
+_RATE_MULTIPLES = (1.0, 2.0, 4.0)
+_RUNS_WANTED = 50  # as long as today's that a search should have time for; else it asks at a shorter length
+_SHORTEST_HORIZON = 16
+_CONFIRM_SHARE = 0.35  # of the time
+_EXPECTED_TIME = 0.4  # of a candidate's run relative to today's
+_LEAST_SAVED_SECONDS = 20.0  # compiling takes about as long: it is tried only where 30 % of a run is more
 
 
 def folder_of(task: Task) -> Path:
@@ -71,9 +88,9 @@ def begin_study(
         return folder
     look = look_at(task, devices.select_device(device))
     length = _steps(task, steps, epochs, look.epoch_batches)
-    chosen = DEFAULT_MINUTES if minutes is None else minutes
-    question = ask(look, _named_from(folder, task), steps=length, minutes=chosen, allowed_drop=allowed_drop)
-    for sentence in [*question.left_out, question.forecast(chosen)]:
+    minutes = DEFAULT_MINUTES if minutes is None else minutes
+    question = ask(look, _named_from(folder, task), steps=length, minutes=minutes, allowed_drop=allowed_drop)
+    for sentence in [*question.left_out, question.forecast(minutes)]:
         on_note(sentence)
     folder.mkdir(parents=True, exist_ok=True)
     write_text_atomically(folder / "study.toml", question.text)
@@ -110,8 +127,8 @@ def _check_drop(drop: float | str | None) -> None:
     try:
         AllowedDrop(o1=drop)
     except ValidationError:
-        told = f'must be a number of at least 0 or a share such as "2 %", got {drop!r}'
-        raise StudyError(f"the allowed drop {told}") from None
+        rule = 'must be a number of at least 0 or a share such as "2 %"'
+        raise StudyError(f"the allowed drop {rule}, got {drop!r}") from None
 
 
 def _check_same_question(folder: Path, steps: int | None, allowed_drop: float | str | None) -> None:
@@ -124,6 +141,209 @@ def _check_same_question(folder: Path, steps: int | None, allowed_drop: float | 
         kept = "the default drop" if asked is None else f"an allowed drop of {asked}"
         raise StudyError(f"{folder} asks with {kept}, not {allowed_drop}; {fresh}")
     budget = file.study.budget_steps
-    horizon = shorter_than(steps, budget) if steps is not None else ""
+    horizon = _shorter_than(steps, budget) if steps is not None else ""
     if steps not in (None, budget) and not any(one.startswith(horizon) for one in file.set_up.left_out):
         raise StudyError(f"{folder} asks about {budget} batches, not {steps}; {fresh}")
+
+
+# The question
+
+
+@dataclass
+class SetUpQuestion:
+    """The text of a ``study.toml``, and what a person should hear of it."""
+
+    text: str = ""
+    left_out: list[str] = field(default_factory=list)  # why what might have been searched is not, a sentence each
+    steps: int = 0  # loader batches of a run in the study
+    run_seconds: float = math.nan  # of such a run as given
+
+    def forecast(self, minutes: float) -> str:
+        """Return what a time allows, in a sentence."""
+        runs = minutes * 60.0 / max(self.run_seconds, 1e-9)
+        one = "less than a second" if self.run_seconds < 1.0 else f"about {format_duration(self.run_seconds)}"
+        return f"A run as given takes {one}; {minutes:g} minutes are the time of {runs:.0f} of them."
+
+
+def ask(
+    look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: float | str | None, seed: int = 0
+) -> SetUpQuestion:
+    """Return the study that finds a task's fastest set-up in so many minutes, for all of it.
+
+    ``spec`` is the task as on the command line, ``steps`` the loader batches that it is trained for today.
+    """
+    horizon = _horizon(look, steps, minutes)
+    question = SetUpQuestion(steps=horizon, run_seconds=horizon * look.step_seconds)
+    if question.steps < steps:
+        needed = math.ceil(_RUNS_WANTED * steps * look.step_seconds / 60)
+        question.left_out.append(
+            f"{_shorter_than(steps, question.steps)}, annealed to their own end, since {_RUNS_WANTED} runs of {steps} "
+            f"would take longer than {minutes:g} minutes; what it finds is confirmed at {question.steps}. "
+            f"Asked at {steps}, it needs about --minutes {needed} --fresh."
+        )
+    space = _space(look, question.left_out)
+    runtime = _runtime(look, question)
+    sections: dict[str, Mapping[str, Any]] = {
+        "study": {
+            "task": spec,
+            "seed": seed,
+            "budget_steps": question.steps,
+            "n_trials": 1000,
+            "timeout_seconds": round(60.0 * minutes, 1),
+            "objective": "time_to_quality",
+        },
+        "allowed_drop": {} if allowed_drop is None else {"o1": allowed_drop},
+        "baseline": {"amp.dtype": "bfloat16"} if "amp.level" in runtime else {},
+        "sampler": {"name": "promise"},
+        "pruner": {"name": "none"},
+        "speed": {"rounds": 4, "steps_per_block": 3},
+        "set_up": {
+            "plain_rates": _plain_rates(look),
+            "plain_shape": "task" if look.has_scheduler else "linear",
+            "left_out": question.left_out,
+        },
+        "set_up.runtime": runtime,
+        "space": space,
+        "confirm": {**_seeds(question.run_seconds, minutes), "candidates": 2, "time_share": _CONFIRM_SHARE},
+    }
+    head = f"# Which set-up trains {spec} fastest to the quality that {question.steps} batches reach today?\n"
+    question.text = head + "".join(_toml(name, part) for name, part in sections.items() if part)
+    return question
+
+
+def _shorter_than(steps: int, horizon: int) -> str:
+    """Return how a study says that it asks about shorter runs than today's, in loader batches of a run."""
+    return f"The study trains {horizon} of {steps} batches"
+
+
+def _seeds(run_seconds: float, minutes: float) -> dict[str, int]:
+    """Return how many seeds a confirmation takes: as many as its share of the time allows, 10 to 60."""
+    pair = (1.0 + _EXPECTED_TIME) * run_seconds
+    most = int(min(max(_CONFIRM_SHARE * 60.0 * minutes / pair, 10), 60))
+    return {"seeds_min": max(most // 2, 10), "seeds_max": most}
+
+
+def _horizon(look: TaskLook, steps: int, minutes: float) -> int:
+    """Return how many batches a run of the study has: as many as today, or the most that leave time for a search."""
+    most = int(60.0 * minutes / (_RUNS_WANTED * look.step_seconds))
+    least = math.ceil(steps / _SHORTEST_HORIZON)
+    if most < least:
+        needed = _RUNS_WANTED * least * look.step_seconds / 60.0
+        raise StudyError(
+            f"{minutes:g} minutes are too short to search a training of {steps} batches of "
+            f"{1e3 * look.step_seconds:.3g} ms each; give it --minutes {math.ceil(needed)} at least"
+        )
+    return min(steps, most)
+
+
+def _space(look: TaskLook, left_out: list[str]) -> dict[str, Any]:
+    names = _optimizers(look, left_out)
+    space: dict[str, Any] = {"optimizer.name": names} if names else {}
+
+    def add(what: str, why_not: str, values: Mapping[str, Any]) -> None:
+        if why_not:
+            left_out.append(f"{what} left out, because {why_not}.")
+        else:
+            space.update(values)
+
+    for name in names:
+        space |= _ranges(look, name)
+    space["schedule.length"] = {"low": 0.08, "high": 0.9, "log": True}
+    space["schedule.shape"] = ["linear"]
+    space["schedule.warmup"] = {"low": 0.03, "high": 0.3, "log": True}
+    add("Larger batches are", look.no_merging, {"batch.factor": [1.0, 2.0, 4.0], "batch.lr_rule": ["sqrt"]})
+    network, config = look.network, BoostConfig()
+    smoothing = {"regularization.label_smoothing": {"low": 0.0, "high": 0.2}}
+    add("Label smoothing is", network.no_smoothing, smoothing)
+    space["regularization.weight_average"] = ["none", "ema"]
+    space["regularization.decay"] = {"low": 0.8, "high": 0.99}
+    kinds = {"resolution": network.no_resolution, "sequence": network.no_sequence}
+    sizes = [kind for kind, why in kinds.items() if not why]
+    neither = "" if sizes else kinds["resolution" if look.convolutions else "sequence"]
+    if all("hold no" in why for why in kinds.values()):
+        neither = "the batches hold neither images nor token sequences"
+    curriculum = {"kind": ["none", *sizes], "start": [0.5], "until": {"low": 0.2, "high": 0.7}, "stages": [1]}
+    add("Smaller inputs at first are", neither, {f"curriculum.{key}": value for key, value in curriculum.items()})
+    add("less_bn is", network.why_no_less_bn(config), {"boost.less_bn": [False, True]})
+    freezing = {
+        "boost.grad_freeze": [False, True],
+        "grad_freeze.freeze_p": {"low": 0.4, "high": 0.9},
+        "grad_freeze.param_groups": [max(min(network.layers_left, 8), 2)],
+        "grad_freeze.total_steps": [65536],  # fitted to each run's updates where its length differs
+    }
+    two_groups = config.with_values({"grad_freeze.param_groups": 2})
+    add("grad_freeze is", network.why_no_freezing(two_groups, less_bn=False), freezing)
+    return space
+
+
+def _optimizers(look: TaskLook, left_out: list[str]) -> list[str]:
+    own = look.optimizer if look.optimizer in _OWN_FAMILIES else ""
+    if len(set(look.rates)) > 1:
+        left_out.append(
+            f"Other optimizers are left out, because the task's {look.optimizer} has groups with learning rates of "
+            "their own, which another would lose."
+        )
+        return []
+    if not own:
+        left_out.append(f"The task's own optimizer, {look.optimizer}, is tried at its own settings only.")
+    names = ["AdamW"] if own not in ("Adam", "AdamW") else [own]
+    if look.matrices:
+        names.append("Muon")
+    else:
+        left_out.append("Muon is left out, because the network has no hidden matrices.")
+    return names + ([own] if own and own not in names else [])
+
+
+def _ranges(look: TaskLook, name: str) -> dict[str, Any]:
+    """Return the ranges of an optimizer's hyper-parameters: around the task's own where it is the same family."""
+    found: dict[str, Any] = {f"optimizer.lr[{name}]": True}
+    if name == look.optimizer:
+        found[f"optimizer.lr[{name}]"] = {"low": look.rates[0] / 4, "high": look.rates[0] * 8, "log": True}
+        found[f"optimizer.weight_decay[{name}]"] = [look.weight_decay]
+        if look.momentum > 0.0:
+            found[f"optimizer.momentum[{name}]"] = [look.momentum]
+            found[f"optimizer.nesterov[{name}]"] = [True]
+    if name == "Muon":
+        found["optimizer.aux_lr"] = {"low": 0.001, "high": 0.03, "log": True}
+    return found
+
+
+def _runtime(look: TaskLook, question: SetUpQuestion) -> dict[str, Any]:
+    runtime: dict[str, Any] = {}
+    if look.fast_bfloat16 or look.device == "cuda":
+        runtime["amp.level"] = ["O0", "O2"]
+    else:
+        no_format = f"this {look.device} has no instructions for it, and float16 because it is slow there"
+        question.left_out.append(f"bfloat16 is left out, because {no_format}.")
+    if look.device == "cpu" and look.threads > 1:
+        runtime["runtime.threads"] = [1]  # small networks wait for their threads
+    if look.gains_from_memory:
+        runtime["runtime.data"] = ["resident"]
+    if look.convolutions:
+        runtime["runtime.memory_format"] = ["contiguous", "channels_last"]
+    if 0.3 * question.run_seconds > _LEAST_SAVED_SECONDS:
+        runtime["runtime.compile"] = ["off", "default"]
+    else:
+        too_short = f"a run of {format_duration(question.run_seconds)} is too short to pay for compiling"
+        question.left_out.append(f"torch.compile is left out, because {too_short}.")
+    return runtime
+
+
+def _plain_rates(look: TaskLook) -> list[float]:
+    """Return the rates of tuned plain; none where groups have rates of their own."""
+    if len(set(look.rates)) > 1 or look.rates[0] <= 0.0:
+        return []
+    return [float(f"{look.rates[0] * multiple:.4g}") for multiple in _RATE_MULTIPLES]
+
+
+def _toml(name: str, part: Mapping[str, Any]) -> str:
+    keys = {key: key if key.replace("_", "").isalnum() else json.dumps(key) for key in part}
+    return "\n".join(["", f"[{name}]", *(f"{keys[key]} = {_value(value)}" for key, value in part.items()), ""])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + " }"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -32,7 +32,7 @@ _DEFAULT_TRIALS = 5
 
 @dataclass(frozen=True, slots=True)
 class EarlierPlan:
-    """Something that was found before, and where, for people."""
+    """Something that was found before; its label says where."""
 
     label: str
     config: BoostConfig
@@ -42,17 +42,10 @@ class EarlierPlan:
 def enqueue_warm_start(
     study: optuna.Study, file: StudyFile, directory: Path, besides: Sequence[str | Path], n_trials: int
 ) -> None:
-    """Enqueue what the study's file and the command name, as far as it has not been enqueued before.
+    """Enqueue what the study's file and the command (``besides``) name, as far as it has not been enqueued before.
 
-    Args:
-        study: The study, with O0 enqueued.
-        file: Its file.
-        directory: Its folder; paths in the file are relative to it.
-        besides: Further sources, relative to where the command was given.
-        n_trials: Finished trials of the whole study; no more are enqueued than it has room for.
-
-    Raises:
-        StudyError: When a source cannot be read or has nothing to begin with.
+    Paths in the file are relative to the study's folder. No more are enqueued than a study of so many trials has room
+    for.
     """
     section = file.warm_start
     named = [] if section is None else [(name, directory / name) for name in section.sources]
@@ -89,11 +82,7 @@ def enqueue_warm_start(
 
 
 def earlier_plans(name: str, path: Path, best: int) -> list[EarlierPlan]:
-    """Read a source: the best trials of a study or, without its database, its exports; or an exported file.
-
-    Raises:
-        StudyError: When it cannot be read or has nothing to begin with.
-    """
+    """Read a source: the best trials of a study or, without its database, its exports; or an exported file."""
     if path.suffix == ".json":
         return [_exported(name, path)]
     folder = study_folder(path)
@@ -152,14 +141,15 @@ def mapped_values(plan: EarlierPlan, space: SearchedSpace) -> tuple[dict[str, An
         if value is not None:
             values[dimension.path] = value
     searched = {dimension.path for dimension in space.dimensions}
+    if "boost.mode" in searched:
+        return values, told
     manual = any(path.startswith("boost.") for path in searched)
     unsearched = space.base.with_values({"boost.mode": "manual"} if manual else {})
     here, there = space.plans.resolve(unsearched, plan.level).in_effect(), resolved.in_effect()
     for switch in SWITCHES:
-        is_open = f"boost.{switch}" not in searched and "boost.mode" not in searched
-        if is_open and (switch in there) != (switch in here):
-            words = ("on", "off") if switch in there else ("off", "on")
-            told.append(f"{plan.label}: {switch} is {words[0]} there and {words[1]} here, where it is not searched.")
+        if f"boost.{switch}" not in searched and (switch in there) != (switch in here):
+            words = "on there and off here" if switch in there else "off there and on here"
+            told.append(f"{plan.label}: {switch} is {words}, where it is not searched.")
     return values, told
 
 
@@ -171,8 +161,7 @@ def _nearest(dimension: Dimension, value: Any) -> tuple[Any, str]:
             if len(dimension.choices) == 1:
                 return None, ""  # a setting of this study, not something it searches
             return None, f"`{dimension.path}` = {value!r} is no choice here, so the sampler draws it."
-        is_plain = all(isinstance(one, (bool, int, float, str, type(None))) for one in dimension.choices)
-        return (dimension.choices[places[0]] if is_plain else places[0]), ""
+        return (dimension.choices[places[0]] if dimension.is_plain else places[0]), ""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None, f"`{dimension.path}` = {value!r} is no number, so the sampler draws it."
     near = min(max(float(value), dimension.low), dimension.high)

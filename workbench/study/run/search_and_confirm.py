@@ -32,10 +32,10 @@ import optuna
 
 from workbench.core.rank_environment import is_first_rank, rank_environment
 from workbench.study.answer.confirming import Confirmation
-from workbench.study.answer.contenders import contenders
 from workbench.study.answer.freezing_limits import measure_freezing_limits
 from workbench.study.answer.loss_scale_policy import tune_loss_scale
 from workbench.study.answer.result import StudyResult, write_answer
+from workbench.study.answer.selection import contenders
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.ask.warm_start import enqueue_warm_start
 from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError
@@ -50,8 +50,8 @@ from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.run.workers import run_workers
-from workbench.study.set_up.beside_plain import compare_with_plain
 from workbench.study.set_up.stages import confirmation_begins, prepare_search, settle, take_apart
+from workbench.study.set_up.tuned_plain import compare_with_plain
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import keep_candidates, refuse_other_targets

@@ -2,11 +2,11 @@
 
 Hansen, "The CMA Evolution Strategy: A Tutorial", arXiv:1604.00772; the arithmetic is that of the package ``cmaes``.
 
-A trial keeps its generation and its point in the unit cube. The state of the evolution is not stored: it is worked out
-again from the finished trials, generation by generation, which takes well under a millisecond each. So any process
-continues it, and nothing has to be unpickled from a database (Optuna's own CMA-ES would; it also gives up where trials
-differ in what they have drawn, as in a conditional space they do). A number that is not in effect moves freely until
-it is. Ranks alone matter, so a trial within the allowed drop stands before any that is not.
+A trial keeps its generation and its point in the unit cube. The state of the evolution is worked out again from the
+finished trials, generation by generation, well under a millisecond each, so any process continues it and nothing is
+unpickled from a database. (Optuna's own CMA-ES would be; it also gives up where trials differ in what they have drawn.)
+A number that is not in effect moves freely until it is. Ranks alone matter, so a trial within the allowed drop stands
+before any that is not.
 """
 
 from __future__ import annotations
@@ -43,26 +43,22 @@ class EvolutionSampler(WholeSpaceSampler):
             raise ValueError(f"popsize must be at least 3, got {popsize}")
         if not 0.0 < sigma0 <= 1.0:
             raise ValueError(f"sigma0 must lie in (0, 1], got {sigma0}")
-        self._cma = cmaes.CMA
-        self._seed = seed
         self._popsize = popsize or 4 + int(3 * math.log(max(len(space.numbers), 1)))
-        self._sigma0 = sigma0
+        # Two are the least that a covariance has; a single range gets a second axis that nothing reads.
+        self._n_axes = max(len(space.numbers), 2)
+        self._evolution = cmaes.CMA(
+            mean=np.full(self._n_axes, 0.5),
+            sigma=sigma0,
+            bounds=np.tile([0.0, 1.0], (self._n_axes, 1)),
+            seed=seed % 2**31,
+            population_size=self._popsize,
+        )
         super().__init__(space, optuna.samplers.TPESampler(seed=seed, n_startup_trials=self._popsize))
 
     def propose(self, study: optuna.Study, trial: FrozenTrial) -> Mapping[str, Any]:
         """Return a value for every range."""
-        if not self._space.numbers:
-            return {}
-        # Two are the least that a covariance has; a single range gets a second axis that nothing reads.
-        n_axes = max(len(self._space.numbers), 2)
-        evolution = self._cma(
-            mean=np.full(n_axes, 0.5),
-            sigma=self._sigma0,
-            bounds=np.tile([0.0, 1.0], (n_axes, 1)),
-            seed=self._seed % 2**31,
-            population_size=self._popsize,
-        )
-        members = _by_generation(study.get_trials(deepcopy=False), n_axes)
+        evolution = self._evolution
+        members = _by_generation(study.get_trials(deepcopy=False), self._n_axes)
         while len(members.get(evolution.generation, [])) >= self._popsize:
             first = members[evolution.generation][: self._popsize]
             places = {one.number: float(place) for place, one in enumerate(sorted(first, key=_standing))}
@@ -78,19 +74,13 @@ def _by_generation(trials: Sequence[FrozenTrial], n_axes: int) -> dict[int, list
     Pruned trials count: they came last in their generation, and leaving them out would make it forget that.
     """
     found: dict[int, list[FrozenTrial]] = {}
-    for trial in trials:
+    for trial in sorted(trials, key=lambda one: (one.datetime_complete or datetime.max, one.number)):
         state = sampler_state(trial) if trial.state in {TrialState.COMPLETE, TrialState.PRUNED} else {}
-        point, generation = state.get("point"), state.get("generation")
-        usable = isinstance(point, list) and len(point) == n_axes and all(_in_cube(x) for x in point)
-        if usable and isinstance(generation, int):
+        generation, point = state.get("generation"), state.get("point")
+        axes = point if isinstance(point, list) and len(point) == n_axes else [math.nan]
+        if isinstance(generation, int) and all(isinstance(x, (int, float)) and 0.0 <= x <= 1.0 for x in axes):
             found.setdefault(generation, []).append(trial)
-    for members in found.values():
-        members.sort(key=lambda one: (one.datetime_complete or datetime.max, one.number))
     return found
-
-
-def _in_cube(x: object) -> bool:
-    return isinstance(x, (int, float)) and 0.0 <= x <= 1.0
 
 
 def _standing(trial: FrozenTrial) -> tuple[int, float, float]:

@@ -3,12 +3,12 @@
 The points are found by walking through `search_space.suggest` again and again, turning back at the last choice that has
 a value left, so a parameter varies only where it is in effect. They are tried in a shuffled order, the same in every
 process: a study that ends early has seen all regions. A trial takes the point whose place is the number of drawn
-trials before it, which needs no agreement between processes, since no two trials have the same number; what is left
-over at the end, because its trial failed, is taken then.
+trials before it, so processes need not agree; what is left over because its trial failed is taken at the end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,14 +20,13 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.config import ConfigError
-from workbench.study.ask.search_space import Dimension, Drawing, SearchedSpace
+from workbench.study.ask.search_space import Dimension, SearchedSpace
 from workbench.study.errors import StudyError
 from workbench.study.sample.whole_space import WholeSpaceSampler, keep_sampler_state, sampler_state, value_at
 
 __all__ = ["GridSampler", "check_finite", "grid_points"]
 
-_MOST_POINTS = 2000
-"""Beyond, finding them would take longer than a trial, and trying them for ever."""
+_MOST_POINTS = 2000  # beyond, finding them would take longer than a trial, and trying them for ever
 
 
 class GridSampler(WholeSpaceSampler):
@@ -61,11 +60,7 @@ class GridSampler(WholeSpaceSampler):
 
 
 def check_finite(dimensions: Sequence[Dimension], points: int | None) -> None:
-    """Refuse ranges that have no end of values, unless so many points of each are asked for.
-
-    Raises:
-        StudyError: Naming the range and what would help.
-    """
+    """Refuse ranges that have no end of values, unless so many points of each are asked for."""
     endless = [one for one in dimensions if one.kind == "float" and one.step is None and one.low < one.high]
     if points is None and endless:
         raise StudyError(
@@ -75,60 +70,43 @@ def check_finite(dimensions: Sequence[Dimension], points: int | None) -> None:
 
 
 def grid_points(space: SearchedSpace, points: int | None) -> list[dict[str, Any]]:
-    """Return what a trial draws at each point of the grid.
+    """Return what a trial draws at each point of the grid, which must not have too many.
 
     A range has so many values, evenly spread from end to end; None takes all whole numbers and steps.
-
-    Raises:
-        StudyError: When a range has no end of values, or the grid too many points.
     """
-    check_finite(space.dimensions, points)
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    path: list[int] | None = []
-    visited = 0
-    while path is not None:
-        walk = _Walk(path, points)
-        try:
-            suggestion = space.suggest(Drawing(walk))
-            plan = space.plans.resolve(suggestion.config, suggestion.level)
-            found.setdefault((suggestion.level, plan.training_key()), walk.drawn)
-        except ConfigError:
-            pass  # values that contradict each other are no point
-        visited += 1
-        if visited > _MOST_POINTS:
-            raise StudyError(
-                f"[space] has more than {_MOST_POINTS} points for a grid: list fewer values, give `sampler.points` a "
-                "smaller number, or take another sampler"
-            )
-        path = walk.next_path()
-    return list(found.values())
+    forks: list[list[int]] = []
+    for _ in range(_MOST_POINTS):
+        with contextlib.suppress(ConfigError):  # values that contradict each other are no point
+            plan, drawn = _leaf(space, points, forks)
+            found.setdefault(plan, drawn)
+        while forks and forks[-1][0] + 1 == forks[-1][1]:
+            forks.pop()
+        if not forks:
+            return list(found.values())
+        forks[-1][0] += 1
+    raise StudyError(
+        f"[space] has more than {_MOST_POINTS} points for a grid: list fewer values, give `sampler.points` a "
+        "smaller number, or take another sampler"
+    )
 
 
-class _Walk:
-    """Draws along a path: at each fork the place of the value to take; the first value beyond its end."""
+def _leaf(space: SearchedSpace, points: int | None, forks: list[list[int]]) -> tuple[tuple[str, str], dict[str, Any]]:
+    """Draw along a path of forks, [place of the value, number of values] each, and go on with first values to its end.
 
-    def __init__(self, path: Sequence[int], points: int | None) -> None:
-        self._path = path
-        self._points = points
-        self._taken: list[tuple[int, int]] = []  # place and number of values at each fork
-        self.drawn: dict[str, Any] = {}
+    Return what tells the plan that was drawn from others, and the values.
+    """
+    drawn: dict[str, Any] = {}
 
-    def __call__(self, name: str, distribution: BaseDistribution) -> Any:
-        values = _values(distribution, self._points)
-        depth = len(self._taken)
-        place = self._path[depth] if depth < len(self._path) else 0
-        self._taken.append((place, len(values)))
-        self.drawn[name] = values[place]
-        return values[place]
+    def value(name: str, distribution: BaseDistribution) -> Any:
+        values = _values(distribution, points)
+        if len(drawn) == len(forks):
+            forks.append([0, len(values)])
+        drawn[name] = values[forks[len(drawn)][0]]
+        return drawn[name]
 
-    def next_path(self) -> list[int] | None:
-        """Return the path to the next leaf; None after the last."""
-        taken = list(self._taken)
-        while taken:
-            place, count = taken.pop()
-            if place + 1 < count:
-                return [*(one for one, _ in taken), place + 1]
-        return None
+    suggestion = space.suggest(value)
+    return (suggestion.level, space.plans.resolve(suggestion.config, suggestion.level).training_key()), drawn
 
 
 def _values(distribution: BaseDistribution, points: int | None) -> list[Any]:

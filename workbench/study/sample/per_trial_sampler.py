@@ -1,8 +1,7 @@
 """A sampler that is made afresh for every trial, seeded by the trial's number.
 
-A study that was interrupted draws what it would have drawn anyway, instead of the draws its first process has used up
-already; and two processes never draw the same, since no number is given twice. What a sampler must remember beyond
-one trial has to lie in the storage: with these it does.
+A study that was interrupted draws what it would have drawn anyway, and two processes never draw the same, since no
+number is given twice. What a sampler must remember beyond one trial has to lie in the storage.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Samplers and pruners by name, with their options checked before anything runs.
 
 A study's space is conditional, mixed and noisy. TPE models it in groups of parameters that occur together. Optuna's GP
-and genetic samplers see it whole (``whole_space.py``); CMA-ES (``evolution.py``), the even sequences
-(``even_points.py``) and the grids (``grid.py``) are made for such spaces here.
+and genetic samplers see it whole (``whole_space.py``, with the even sequences); CMA-ES (``evolution.py``) and the grids
+(``grid.py``) are made for such spaces here.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import optuna
@@ -19,11 +19,10 @@ from optuna.samplers import BaseSampler
 from workbench.config.errors import did_you_mean
 from workbench.study.ask.search_space import SearchedSpace
 from workbench.study.errors import StudyError
-from workbench.study.sample.even_points import EvenSampler
 from workbench.study.sample.evolution import EvolutionSampler
 from workbench.study.sample.grid import GridSampler, check_finite, grid_points
 from workbench.study.sample.per_trial_sampler import PerTrialSampler
-from workbench.study.sample.whole_space import OptunaOverAll
+from workbench.study.sample.whole_space import EvenSampler, OptunaOverAll
 
 __all__ = ["PRUNERS", "SAMPLERS", "check_sampler", "make_pruner", "make_sampler"]
 
@@ -49,20 +48,7 @@ def make_sampler(
     n_trials: int,
     objective: str = "time_to_target",
 ) -> PerTrialSampler:
-    """Build the sampler of a study.
-
-    Args:
-        name: One of `SAMPLERS`.
-        options: Options of the class behind it.
-        space: What is searched.
-        seed: Seed of the study; each trial draws with one of its own.
-        n_trials: Trials of the whole study.
-        objective: What is minimised.
-
-    Raises:
-        StudyError: When the name or an option is unknown, an option's value is refused, or the sampler does not fit
-            the space or the objective.
-    """
+    """Build the sampler of a study, one of `SAMPLERS`, of which each trial has its own."""
     check_sampler(name, options, space=space, n_trials=n_trials, objective=objective)
     if name not in _GRIDS:
         return PerTrialSampler(lambda own: _of_one_trial(name, options, space, own, seed, n_trials), seed)
@@ -76,11 +62,10 @@ def make_sampler(
 def check_sampler(
     name: str, options: Mapping[str, Any], *, space: SearchedSpace, n_trials: int, objective: str = "time_to_target"
 ) -> None:
-    """Check a sampler without drawing: `make_sampler` says what the arguments and the errors are."""
-    if name not in SAMPLERS:
-        raise _unknown("sampler", SAMPLERS, name)
+    """Refuse an unknown name, a bad option, and what does not fit the space or the objective."""
+    _check_name("sampler", SAMPLERS, name)
     if name in _GRIDS:
-        _known_options("sampler", name, options, ["points"] if name == "grid" else [])
+        _check_options("sampler", name, options, ["points"] if name == "grid" else [])
         points = options.get("points")
         if points is not None and (type(points) is not int or points < 1):
             raise StudyError(f"`sampler.points` must be a whole number, 1 or more, got {points!r}")
@@ -135,32 +120,21 @@ def _of_one_trial(
 
 
 def make_pruner(name: str, options: Mapping[str, Any], *, budget_steps: int) -> BasePruner:
-    """Build a pruner; it sees metric deficits, so smaller is better whatever the metric.
+    """Build a pruner, one of `PRUNERS`; it sees metric deficits, so smaller is better whatever the metric.
 
     The median waits for four finished trials and half the budget: boosted runs often begin slowly and catch up.
-
-    Raises:
-        StudyError: When the name or an option is unknown or an option's value is refused.
     """
-    if name not in PRUNERS:
-        raise _unknown("pruner", PRUNERS, name)
-    defaults: dict[str, Any] = {}
+    _check_name("pruner", PRUNERS, name)
+    defaults: dict[str, Any] = {"max_resource": budget_steps} if name == "hyperband" else {}
     if name in {"median", "percentile"}:
         defaults = {"n_startup_trials": 4, "n_warmup_steps": budget_steps // 2}
-    elif name == "hyperband":
-        defaults = {"max_resource": budget_steps}
     pruner: BasePruner = _built("pruner", name, PRUNERS[name], options, defaults)
     return pruner
 
 
-def _unknown(section: str, known: Collection[str], name: str) -> StudyError:
-    names = ", ".join(f'"{one}"' for one in known)
-    return StudyError(f'`{section}.name` must be one of {names}, got "{name}"{did_you_mean(name, known)}')
-
-
 def _built(section: str, name: str, maker: type[Any], options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
     ours = {"self", "seed", "study_seed", "space", "args", "kwargs"}
-    _known_options(section, name, options, [one for one in inspect.signature(maker).parameters if one not in ours])
+    _check_options(section, name, options, [one for one in inspect.signature(maker).parameters if one not in ours])
     merged = {**defaults, **options}
     if merged.get("group") and not merged.get("multivariate"):
         merged["group"] = False
@@ -172,7 +146,13 @@ def _built(section: str, name: str, maker: type[Any], options: Mapping[str, Any]
         raise StudyError(f'the options of the {section} "{name}" are refused: {error}') from None
 
 
-def _known_options(section: str, name: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+def _check_name(section: str, known: Collection[str], name: str) -> None:
+    if name not in known:
+        names = ", ".join(f'"{one}"' for one in known)
+        raise StudyError(f'`{section}.name` must be one of {names}, got "{name}"{did_you_mean(name, known)}')
+
+
+def _check_options(section: str, name: str, options: Mapping[str, Any], known: Collection[str]) -> None:
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known)

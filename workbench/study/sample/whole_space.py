@@ -2,20 +2,22 @@
 
 A trial draws only what is in effect (`search_space.suggest`), so trials differ in what they have drawn, and O0 has
 drawn next to nothing. Optuna's GP and genetic samplers model what *all* trials have in common: here that is nothing,
-and without a word they would draw at random. So they are shown a copy of the study in which every trial has a value
-for everything: the drawn ones, and a fixed middle value for what was not in effect. They propose a value for
-everything, too, of which a trial takes what it asks for. Equal plans are equal points that way, and a parameter
-that was not in effect tells the model nothing but that. (Imputing defaults so is SMAC's way with conditions: Hutter,
-Hoos and Leyton-Brown, "Sequential model-based optimization for general algorithm configuration", LION 2011, section 4.)
+and they would silently draw at random. So they are shown a copy of the study in which every trial has a value for
+everything: the drawn ones, and a fixed middle value for what was not in effect. A trial takes what it asks for of what
+they propose. Equal plans are equal points that way, and a parameter that was not in effect tells the model nothing but
+that. (SMAC imputes defaults so: Hutter, Hoos and Leyton-Brown, "Sequential model-based optimization for general
+algorithm configuration", LION 2011, section 4.)
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler
@@ -23,10 +25,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.study.ask.search_space import SearchedSpace
 
-__all__ = ["OptunaOverAll", "WholeSpaceSampler", "keep_sampler_state", "sampler_state", "value_at", "values_at"]
+__all__ = ["EvenSampler", "OptunaOverAll", "WholeSpaceSampler", "keep_sampler_state", "sampler_state", "value_at"]
 
-_STATE_KEY = "sampler"
-"""User attribute of a trial with what its sampler must know of it later; plain numbers that anybody may read."""
+_STATE_KEY = "sampler"  # user attribute of a trial
 
 
 class WholeSpaceSampler(BaseSampler):
@@ -51,11 +52,9 @@ class WholeSpaceSampler(BaseSampler):
         proposed = self.propose(study, trial) if search_space else {}
         return {path: value for path, value in proposed.items() if path in search_space}
 
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
+    def sample_independent(self, study: optuna.Study, trial: FrozenTrial, *asked: Any) -> Any:
         """Draw what was not proposed: above all what has one value only."""
-        return self._rest.sample_independent(study, trial, param_name, param_distribution)
+        return self._rest.sample_independent(study, trial, *asked)
 
 
 class OptunaOverAll(WholeSpaceSampler):
@@ -97,6 +96,41 @@ class OptunaOverAll(WholeSpaceSampler):
             return None
 
 
+class EvenSampler(WholeSpaceSampler):
+    """Draws from a Sobol or Halton sequence, which fills a space evenly, at the place of the trial's number.
+
+    All processes walk one sequence that way, so it is scrambled by the study's seed. (Optuna's sampler walks the
+    parameters of the first finished trial. That is O0, which has next to none.)
+    """
+
+    def __init__(
+        self,
+        space: SearchedSpace,
+        *,
+        seed: int,
+        study_seed: int,
+        qmc_type: Literal["sobol", "halton"] = "sobol",
+        scramble: bool = True,
+    ) -> None:
+        from scipy.stats import qmc  # type: ignore[import-untyped]  # here: reading a study's state need not wait for it
+
+        kinds = {"sobol": qmc.Sobol, "halton": qmc.Halton}
+        if qmc_type not in kinds:
+            raise ValueError(f'qmc_type must be one of "sobol", "halton", got "{qmc_type}"')
+        super().__init__(space, RandomSampler(seed=seed))
+        self._kind = kinds[qmc_type]
+        self._options = {"scramble": scramble, "seed": np.random.default_rng(study_seed)}
+
+    def propose(self, study: optuna.Study, trial: FrozenTrial) -> Mapping[str, Any]:
+        """Return the next point."""
+        sequence = self._kind(len(self._space.distributions), **self._options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a part of a Sobol sequence is no power of two
+            sequence.fast_forward(trial.number)
+            point = sequence.random(1)[0]
+        return values_at(self._space.distributions, point.tolist())
+
+
 def _fits(distribution: BaseDistribution, value: Any) -> bool:
     try:
         return bool(distribution._contains(distribution.to_internal_repr(value)))
@@ -112,8 +146,7 @@ def sampler_state(trial: FrozenTrial) -> dict[str, Any]:
 
 def keep_sampler_state(study: optuna.Study, trial: FrozenTrial, state: Mapping[str, Any]) -> None:
     """Keep with a trial that is being drawn what its sampler must know of it later, in any process: plain JSON."""
-    if state:
-        # Optuna's own samplers keep their state through this attribute, too: a FrozenTrial has no other way.
+    if state:  # as Optuna's own samplers do: a FrozenTrial has no other way
         study._storage.set_trial_user_attr(trial._trial_id, _STATE_KEY, dict(state))
 
 

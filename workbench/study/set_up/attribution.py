@@ -10,9 +10,8 @@ without it competes, too.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,35 +19,87 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import t as student  # type: ignore[import-untyped]  # scipy ships no types
 
-from workbench.config import BoostConfig, ConfigError, describe_parameters
+from workbench.config import BoostConfig, ConfigError, Plan, describe_parameters
 from workbench.core.records import GainPart
+from workbench.methods.registry import METHODS
+from workbench.study.answer.selection import SAFER_THAN, keep_remaining
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import SpeedMeasured, plain
-from workbench.study.set_up.contending import SAFER_THAN, keep_remaining
-from workbench.study.set_up.parts import Part, parts_of
+from workbench.study.run.stopping import end_if_over
 from workbench.study.set_up.runtime_choice import ground_of
 from workbench.study.set_up.standing import SURE, allowed_by, read_record, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 
-__all__ = ["Attributor", "attribution_of"]
+__all__ = ["Attributor", "Part", "attribution_of", "parts_of"]
 
 _ATTRIBUTION = "attribution"
 _IDLE = "idle_parts"
 _LENGTH = "schedule.length"
-_STRETCHES = (0.8, 1.0, 1.3)
-"""Lengths that are tried without a part, relative to the one that the regression expects to suffice."""
-
+_STRETCHES = (0.8, 1.0, 1.3)  # lengths tried without a part, relative to the one that the regression expects to suffice
 _SEEDS = 3
 _GAIN_LEVEL = 0.99  # a part stays only if this one-sided bound of its factor lies above 1
 _NO_LOSS = 1.2  # how much longer than the whole a set-up may take that goes without the parts that are no gain
 _BESIDE = ", "  # between the names of parts that were not measured one by one
 _SAFER = 1.2  # how much longer the schedule of a set-up's safer form is
+_WIDEST = math.log(10.0)  # margin of a logarithm from which an interval says nothing: quality hardly depends on length
 
-_WIDEST = math.log(10.0)
-"""Margin of a logarithm from which an interval says nothing: runs whose quality hardly depends on their length."""
 
-RunGiven = Callable[[Mapping[str, Any], Mapping[str, Any]], int]
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a set-up: what it is in a few words, and the config paths that make it up."""
+
+    name: str
+    paths: tuple[str, ...]
+    kind: str  # "time" (of a step alone), "schedule" (length and course of the rate) or "learning"
+
+    def taken_out(self, values: Mapping[str, Any], base: BoostConfig) -> dict[str, Any]:
+        """Return a set-up's values, by config path, without this part: there as in the task as given."""
+        given = base.leaves()
+        return {**values, **{path: given[path] for path in self.paths}}
+
+
+def parts_of(plan: Plan, base: Plan) -> list[Part]:
+    """Return the parts in which a set-up differs, as far as it is in effect, from the task as given; schedule last."""
+    acting = plan.parameters_in_effect().keys() | base.parameters_in_effect().keys()
+    here, there = plan.config.leaves(), base.config.leaves()
+    groups: dict[str, list[str]] = {}
+    for path in describe_parameters():
+        if here[path] != there[path]:
+            groups.setdefault(_group(path), []).append(path)
+    # What is set but not in effect goes with its part: another part's removal could bring it into effect.
+    groups = {group: paths for group, paths in groups.items() if not acting.isdisjoint(paths)}
+    kinds = {"schedule": "schedule", "runtime": "time", "amp": "time"}
+    parts = [
+        Part(_name(group, plan.config), tuple(paths), kinds.get(group.partition(".")[0], "learning"))
+        for group, paths in groups.items()
+    ]
+    return sorted(parts, key=lambda part: part.kind == "schedule")
+
+
+def _group(path: str) -> str:
+    """Return what a path belongs to: its method's switch or section; choices of the runtime stand by themselves."""
+    section, _, name = path.partition(".")
+    if section == "boost":
+        return name
+    if path == "regularization.decay":
+        return "regularization.weight_average"
+    return path if section in ("runtime", "regularization") else section
+
+
+def _name(group: str, config: BoostConfig) -> str:
+    section, _, name = group.partition(".")
+    if name:
+        value = config.leaves()[group]
+        value = f"{value:.3g}" if isinstance(value, float) else value
+        return f"{describe_parameters()[group].title.lower()} {value}".replace(" True", "").replace("_", " ")
+    if section == "optimizer" and config.optimizer is not None:
+        return config.optimizer.name or "the task's optimizer at another rate"
+    if section == "amp":
+        return f"amp {config.amp.level} {config.amp.dtype}"
+    said = getattr(getattr(config, section, None), "summary", str)()
+    titles = {method.name: method.title for method in METHODS}
+    return said or titles.get(section, section)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,52 +109,40 @@ class _Needed:
     time: float
     spread: float  # standard deviation of the time's logarithm; NaN where it was not measured
     length: float  # of its schedule
-    n_runs: int  # behind it
+    n_runs: int = 0  # behind it
+    values: Mapping[str, Any] = field(default_factory=dict)  # of the set-up, by config path
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """What is left of a set-up (config path -> value), and how long that takes to the target."""
-
-    values: Mapping[str, Any]
-    needed: _Needed
-
-
+@dataclass
 class Attributor:
     """Takes a set-up apart; the study keeps the answer.
 
-    Args:
-        study: The study.
-        file: Its file.
-        times: Step times.
-        run_given: Trains a given set-up as a trial of the study; returns the trial's number.
-        deadline: ``time.monotonic()`` at which to stop; None for none.
+    ``run_given`` trains a given set-up as a trial of the study and returns the trial's number.
     """
 
-    def __init__(
-        self, study: optuna.Study, file: StudyFile, times: StepTimes, run_given: RunGiven, deadline: float | None
-    ) -> None:
-        self._study = study
-        self._file = file
-        self._times = times
-        self._run_given = run_given
-        self._deadline = deadline
-        self._plain = ground_of(file.base_config(), {})
-        self._ground = ground_of(file.base_config(), study.user_attrs)
+    study: optuna.Study
+    file: StudyFile
+    times: StepTimes
+    run_given: Callable[[Mapping[str, Any], Mapping[str, Any]], int]
+    deadline: float | None
+
+    def __post_init__(self) -> None:
+        self._plain = ground_of(self.file.base_config(), {})
+        self._ground = ground_of(self.file.base_config(), self.study.user_attrs)
 
     def take_apart(self, number: int) -> list[GainPart]:
         """Take the parts out of a trial's set-up until only the schedule is left, as far as the time goes.
 
         A part that seems to be no gain after a useful one has gone may be one in the whole, so it is left out of the
-        whole by itself, too, before it counts as idle. The parts are returned as they are built up: the schedule first,
-        the least useful last.
+        whole by itself, too, before it counts as idle. Returned are the parts as built up: schedule first, least useful
+        last.
         """
-        known = attribution_of(self._study.user_attrs)
+        known = attribution_of(self.study.user_attrs)
         if str(number) in known:
             return list(known[str(number)])
-        trial = self._study.get_trials(deepcopy=False)[number]
+        trial = self.study.get_trials(deepcopy=False)[number]
         config, values = self._set_up_of(trial)
-        now = _State(values, _Needed(_time_of(trial), 0.0, config.leaves()[_LENGTH], 0))
+        now = _Needed(_time_of(trial), 0.0, config.leaves()[_LENGTH], values=values)
         whole, rest, bars, idle = now, self._parts(config), list[GainPart](), list[str]()
         suspects: list[Part] = []
         try:
@@ -128,24 +167,23 @@ class Attributor:
             pass
         left = [part.name for part in rest]
         note = "" if len(left) <= 1 else "no time was left to measure them one by one"
-        bars.append(GainPart(_BESIDE.join(left) or "nothing", 1.0 / now.needed.time, note=note))
+        bars.append(GainPart(_BESIDE.join(left) or "nothing", 1.0 / now.time, note=note))
         bars.reverse()
         self._keep(number, bars)
-        self._study.set_user_attr(_IDLE, {**self._study.user_attrs.get(_IDLE, {}), str(number): idle})
+        self.study.set_user_attr(_IDLE, {**self.study.user_attrs.get(_IDLE, {}), str(number): idle})
         return bars
 
-    def _without(self, part: Part, now: _State, number: int) -> tuple[GainPart, _State]:
+    def _without(self, part: Part, now: _Needed, number: int) -> tuple[GainPart, _Needed]:
         """Take a part out of a set-up; return what it contributed there, and what is left."""
         values = part.taken_out(now.values, self._plain)
         is_timed = part.kind == "time"
-        needed = self._same_length(values, now.needed) if is_timed else self._needed(values, part, number)
-        left = _State({**values, _LENGTH: needed.length}, replace(needed, spread=0.0))
-        return _bar(part, needed, now.needed), left
+        needed = self._same_length(values, now) if is_timed else self._needed(values, part, number)
+        return _bar(part, needed, now), replace(needed, spread=0.0, values={**values, _LENGTH: needed.length})
 
     def _keep(self, number: int, bars: Sequence[GainPart]) -> None:
-        stored = self._study.user_attrs.get(_ATTRIBUTION, {})
+        stored = self.study.user_attrs.get(_ATTRIBUTION, {})
         row = [plain(asdict(bar)) for bar in bars]
-        self._study.set_user_attr(_ATTRIBUTION, {**stored, str(number): row})
+        self.study.set_user_attr(_ATTRIBUTION, {**stored, str(number): row})
 
     def without_idle_parts(self, number: int) -> int:
         """Take a set-up apart and train it without the parts that are no gain, where there are some.
@@ -155,11 +193,12 @@ class Attributor:
         exports, unless it turns out not to keep the quality: an answer whose parts are known is worth more than one
         that seems a little faster.
         """
-        config, values = self._set_up_of(self._study.get_trials(deepcopy=False)[number])
+        config, values = self._set_up_of(self.study.get_trials(deepcopy=False)[number])
         bars = {bar.part: bar for bar in self.take_apart(number)}
-        no_gain = self._study.user_attrs.get(_IDLE, {}).get(str(number), [])
+        no_gain = self.study.user_attrs.get(_IDLE, {}).get(str(number), [])
         idle = [part for part in self._parts(config) if part.name in no_gain]
-        idle.sort(key=lambda part: _seen_factor(bars[part.name]))
+        factors = {name: bar.alone if math.isfinite(bar.alone) else bar.factor for name, bar in bars.items()}
+        idle.sort(key=lambda part: factors[part.name])
         remaining = number
         try:
             while idle:
@@ -177,43 +216,34 @@ class Attributor:
                 note = "no sure gain; no time was left to train the set-up without it"
                 bars[part.name] = replace(bars[part.name], note=note)
             idle = []
-        first, *others = bars.values()
         gone = {part.name for part in idle}
-        kept = [bar for bar in others if bar.part not in gone]
+        first, *kept = (bar for bar in bars.values() if bar.part not in gone)
         self._keep(remaining, [first, *kept] if remaining == number else self._on_schedule(remaining, first, kept))
         plain_values = self._plain.leaves()
-        keep_remaining(self._study, remaining, {path: plain_values[path] for part in idle for path in part.paths})
+        keep_remaining(self.study, remaining, {path: plain_values[path] for part in idle for path in part.paths})
         return remaining
 
     def _trained_without(self, idle: Sequence[Part], values: Mapping[str, Any], number: int) -> tuple[int, float]:
-        """Train a set-up without some of its parts; return the trial and how much longer it takes, inf if it failed.
-
-        Raises:
-            OutOfTimeError: When the time is over.
-        """
+        """Train a set-up without some of its parts; return the trial and how much longer it takes, inf if it failed."""
         without = dict(values)
         for part in idle:
             without = part.taken_out(without, self._plain)
         without[_LENGTH] = self._expected(without, SURE).length
         purpose = f"trial {number} without what is no gain"
         trained = self._run(without, {"n_seeds": _SEEDS, "purpose": purpose})
-        trials = self._study.get_trials(deepcopy=False)
+        trials = self.study.get_trials(deepcopy=False)
         if trials[trained].state != TrialState.COMPLETE:  # what failed competes for nothing
             return number, math.inf
         return trained, _time_of(trials[trained]) / _time_of(trials[number])
 
     def _on_schedule(self, number: int, schedule: GainPart, bars: Sequence[GainPart]) -> list[GainPart]:
         """Return a trial's parts, with what is left of its gain for the schedule, on which the others stand."""
-        time = _time_of(self._study.get_trials(deepcopy=False)[number])
+        time = _time_of(self.study.get_trials(deepcopy=False)[number])
         return [replace(schedule, factor=1.0 / time / math.prod(bar.factor for bar in bars)), *bars]
 
     def train_safer(self, number: int) -> None:
-        """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts.
-
-        Raises:
-            OutOfTimeError: When the time is over.
-        """
-        trials = self._study.get_trials(deepcopy=False)
+        """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts."""
+        trials = self.study.get_trials(deepcopy=False)
         config, values = self._set_up_of(trials[number])
         length = round(config.leaves()[_LENGTH] * _SAFER, 4)
         is_known = any(one.state.is_finished() and one.user_attrs.get(SAFER_THAN) == number for one in trials)
@@ -222,11 +252,11 @@ class Attributor:
 
     def keep_safer(self, number: int) -> None:
         """Keep for the safer form of a trial that its gain comes from the same parts."""
-        trials = self._study.get_trials(deepcopy=False)
-        bars = attribution_of(self._study.user_attrs).get(str(number))
+        trials = self.study.get_trials(deepcopy=False)
+        bars = attribution_of(self.study.user_attrs).get(str(number))
         for trial in trials:
             safer = int(trial.user_attrs.get("repeats", trial.number))
-            if bars and "speed" in trials[safer].user_attrs and trial.user_attrs.get(SAFER_THAN) == number:
+            if bars and trial.user_attrs.get(SAFER_THAN) == number and "speed" in trials[safer].user_attrs:
                 longer = dict(zip(self._schedule_of(trials[number]), self._schedule_of(trials[safer]), strict=True))
                 names = [longer.get(name, name) for name in bars[0].part.split(_BESIDE)]
                 self._keep(safer, self._on_schedule(safer, replace(bars[0], part=_BESIDE.join(names)), bars[1:]))
@@ -234,8 +264,8 @@ class Attributor:
     def _run(self, values: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
         """Train a set-up as a trial of its own; return the trial that has the answer, which an equal plan repeats."""
         given = {path: value for path, value in values.items() if value is not None}
-        number = self._run_given(given, attributes)
-        return int(self._study.get_trials(deepcopy=False)[number].user_attrs.get("repeats", number))
+        number = self.run_given(given, attributes)
+        return int(self.study.get_trials(deepcopy=False)[number].user_attrs.get("repeats", number))
 
     def _schedule_of(self, trial: FrozenTrial) -> list[str]:
         """Return how the schedule is named among a trial's parts; it may be two words or more."""
@@ -243,7 +273,7 @@ class Attributor:
         return [name for part in parts if part.kind == "schedule" for name in part.name.split(_BESIDE)]
 
     def _parts(self, config: BoostConfig) -> list[Part]:
-        plans = self._file.plans
+        plans = self.file.plans
         return parts_of(plans.resolve(config, "O1"), plans.resolve(self._plain, "O1"))
 
     def _set_up_of(self, trial: FrozenTrial) -> tuple[BoostConfig, dict[str, Any]]:
@@ -251,30 +281,29 @@ class Attributor:
         config = BoostConfig.from_dict(trial.user_attrs["config"])
         ground, leaves = self._ground.leaves(), config.leaves()
         stated = [path for path in describe_parameters() if leaves[path] != ground[path]]
-        return config, {path: leaves[path] for path in [*self._file.set_up.runtime, *stated]}
+        return config, {path: leaves[path] for path in [*self.file.set_up.runtime, *stated]}
 
-    def _least_useful(self, parts: Sequence[Part], now: _State) -> Part:
-        def factor(part: Part) -> float:
-            """Return a part's factor as far as it is known without training."""
+    def _least_useful(self, parts: Sequence[Part], now: _Needed) -> Part:
+        def needed(part: Part) -> float:
+            """Return the time without a part as far as it is known without training."""
             without = part.taken_out(now.values, self._plain)
             try:
-                needed = self._same_length(without, now.needed) if part.kind == "time" else self._expected(without)
+                return (self._same_length(without, now) if part.kind == "time" else self._expected(without)).time
             except ConfigError:
                 return math.inf
-            return needed.time / now.needed.time
 
-        return min(parts, key=factor)
+        return min(parts, key=needed)
 
     def _same_length(self, values: Mapping[str, Any], now: _Needed) -> _Needed:
         step, whole = self._timed(values)
         spread = math.log(step.high / step.low) / 3.92 if step.high > step.low > 0.0 else 0.0
-        return _Needed(whole.ratio, spread, now.length, 0)
+        return _Needed(whole.ratio, spread, now.length)
 
     def _timed(self, values: Mapping[str, Any]) -> tuple[SpeedMeasured, SpeedMeasured]:
         """Return the time of a step and of a whole run of a set-up."""
-        plan = self._file.plans.resolve(self._ground.with_values(values), "O1")
-        step = self._times.measured(plan)
-        return step, total_time(plan, step, self._file.study.budget_steps)
+        plan = self.file.plans.resolve(self._ground.with_values(values), "O1")
+        step = self.times.measured(plan)
+        return step, total_time(plan, step, self.file.study.budget_steps)
 
     def _needed_at(
         self, values: Mapping[str, Any], length: float, spread: float = math.nan, n_runs: int = 0
@@ -283,7 +312,7 @@ class Attributor:
 
     def _expected(self, values: Mapping[str, Any], sure: float = 0.5) -> _Needed:
         """Return what the regression expects a set-up to need, with a probability."""
-        standing = standing_now(self._study, self._file)
+        standing = standing_now(self.study, self.file)
         lengths = np.geomspace(float(values.get(_LENGTH, 1.0)) * 0.8, 1.0, 16)
         found = standing.model.probability([{**values, _LENGTH: length} for length in lengths])
         able = np.flatnonzero(found >= sure)
@@ -295,19 +324,18 @@ class Attributor:
         lengths = sorted({round(min(middle * stretch, 1.0), 4) for stretch in _STRETCHES})
         points: list[tuple[float, float]] = []
         for length in lengths:
-            if self._deadline is not None and time.monotonic() > self._deadline:
-                raise OutOfTimeError("the time for the attribution is over")
+            end_if_over(self.deadline)
             attributes = {"n_seeds": _SEEDS, "purpose": f"trial {number} without {part.name}"}
             trained = self._run({**values, _LENGTH: length}, attributes)
             points += [(math.log(length), deficit) for deficit in self._deficits(trained)]
-        length, spread = _shortest(points, allowed_by(self._study.user_attrs), lengths)
+        length, spread = _shortest(points, allowed_by(self.study.user_attrs), lengths)
         return self._needed_at(values, length, spread, len(points))
 
     def _deficits(self, number: int) -> tuple[float, ...]:
         """Return a trial's deficits; none of one that failed."""
-        if self._study.get_trials(deepcopy=False)[number].user_attrs.get("baseline"):
+        if self.study.get_trials(deepcopy=False)[number].user_attrs.get("baseline"):
             return (0.0,)
-        tried = standing_now(self._study, self._file).tried
+        tried = standing_now(self.study, self.file).tried
         return tried[number].deficits if number in tried else ()
 
 
@@ -347,11 +375,6 @@ def _is_idle(bar: GainPart) -> bool:
         return False
     deviation = math.log(bar.factor / bar.low) / float(student.ppf(0.975, 30))
     return math.log(bar.factor) <= float(student.ppf(_GAIN_LEVEL, 30)) * deviation
-
-
-def _seen_factor(bar: GainPart) -> float:
-    """Return a part's factor in the whole set-up, or else where it was taken out of what was left of that."""
-    return bar.alone if math.isfinite(bar.alone) else bar.factor
 
 
 def attribution_of(attributes: Mapping[str, Any]) -> dict[str, tuple[GainPart, ...]]:

@@ -33,17 +33,14 @@ from workbench.study.set_up.tuned_plain import PLAIN, plain_standing
 
 __all__ = ["GIVEN", "SKIPPED", "SetUpObjective"]
 
-GIVEN = "given"
-"""User attribute of a trial that was not drawn: its parameters by path, on top of the baseline's configuration."""
+GIVEN = "given"  # user attribute of a trial that was not drawn: its parameters by path, on top of the baseline's
+SKIPPED = "skipped"  # user attribute of one that was not trained, since it cannot beat the leader; it does not count
 
-SKIPPED = "skipped"
-"""User attribute of a trial that was not trained, since it cannot beat the leader; it does not count."""
-
-_MORE_SEEDS = (2, 4, 8)
-"""Seeds at which a plan that would lead is looked at again."""
-
-_HOPELESS, _NO_DOUBT = 0.25, 0.95
-"""Between these probabilities of keeping the quality another seed may change who leads."""
+_MORE_SEEDS = (2, 4, 8)  # at which a plan that would lead is looked at again
+_HOPELESS, _NO_DOUBT = (
+    0.25,
+    0.95,
+)  # between these probabilities of keeping the quality another seed may change who leads
 
 
 class SetUpObjective(Objective):
@@ -62,8 +59,6 @@ class SetUpObjective(Objective):
     @_allowed.setter
     def _allowed(self, value: float) -> None:
         """Take no notice of what was known before the baseline."""
-
-    # The baseline
 
     def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
         runs: list[Trained] = []
@@ -94,9 +89,7 @@ class SetUpObjective(Objective):
 
     def _keep_baseline(self, more: Mapping[int, float]) -> None:
         self._metrics |= more
-        self._study.set_user_attr(
-            standings.BASELINE_RUNS, {str(index): value for index, value in self._metrics.items()}
-        )
+        self._study.set_user_attr(standings.BASELINE_RUNS, {str(index): one for index, one in self._metrics.items()})
 
     def _baseline_metric(self, trial: optuna.Trial, index: int) -> float:
         """Return the baseline's final metric on a seed; trained now if it has not been."""
@@ -104,8 +97,6 @@ class SetUpObjective(Objective):
             plan = self._plans.resolve(self._baseline_config(), "O0")
             self._keep_baseline({index: self._train_seed(trial, plan, NO_WARM_UP, index).metric})
         return self._metrics[index]
-
-    # Another plan
 
     def _start(self) -> BoostConfig:
         return ground_of(super()._start(), self._study.user_attrs)
@@ -121,24 +112,21 @@ class SetUpObjective(Objective):
     def _run(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp) -> tuple[float, ...]:
         baseline = self._stored_baseline()
         self._times.read_again()
-        step = self._times.measured(plan, warm_up)
-        speed = total_time(plan, step, self._file.study.budget_steps, warm_up.steps)
+        steps = self._file.study.budget_steps
+        speed = total_time(plan, self._times.measured(plan, warm_up), steps, warm_up.steps)
         trial.set_user_attr("step_key", plan.step_key())
         trial.set_user_attr("speed", speed.to_json())
         self._hand.write()
         standing = self._standing(trial, [], speed.ratio)
-        is_given = GIVEN in trial.user_attrs
-        if not is_given and speed.ratio >= standing.best_time:
+        if GIVEN not in trial.user_attrs and speed.ratio >= standing.best_time:
             trial.set_user_attr(SKIPPED, True)
             trial.set_user_attr("message", "not trained: it cannot be faster than the leader")
             raise optuna.TrialPruned
         end_if_over(self.deadline, speed.ratio * self._baseline_seconds())
         runs, deficits = self._train_seeds(trial, plan, warm_up, speed.ratio)
         mean = float(np.mean(deficits))
-        metric = math.nan
-        if math.isfinite(mean):
-            metric = baseline.metric - mean if baseline.higher_is_better else baseline.metric + mean
-        whole = self._mean_of(runs, metric)
+        metric = baseline.metric - mean if baseline.higher_is_better else baseline.metric + mean
+        whole = self._mean_of(runs, metric if math.isfinite(mean) else math.nan)
         trial.set_user_attr("trained", whole.to_json())
         trial.set_user_attr("run_seconds", [run.seconds for run in runs])
         return self._finish(trial, whole, speed, baseline, warm_up.steps)
@@ -147,16 +135,14 @@ class SetUpObjective(Objective):
         self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, time: float
     ) -> tuple[list[Trained], list[float]]:
         """Train a plan on one seed, and on more while it would lead."""
-        n_seeds = int(trial.user_attrs.get("n_seeds", 1))
         trained: list[Trained] = []
         runs: list[Run] = []
         n_known = self._file.set_up.baseline_seeds
-        for n_more in (n_seeds, *_MORE_SEEDS):
+        for n_more in (int(trial.user_attrs.get("n_seeds", 1)), *_MORE_SEEDS):
             for index in range(len(runs), n_more):
                 # Round the baseline's seeds, then further ones.
-                run, deficit = self._beside_baseline(
-                    trial, plan, warm_up, (trial.number + index) % n_known if index < n_known else index
-                )
+                seed = (trial.number + index) % n_known if index < n_known else index
+                run, deficit = self._beside_baseline(trial, plan, warm_up, seed)
                 trained.append(run)
                 runs.append(deficit)
                 trial.set_user_attr(standings.SEEDS, [seed for seed, _ in runs])
@@ -186,15 +172,10 @@ class SetUpObjective(Objective):
         standing = plain_standing if trial.user_attrs.get(PLAIN) else standing_now
         return standing(self._study, self._file, None, also)
 
-    # Leaders on further seeds
-
     def settle(self, n_seeds: int) -> None:
         """Train the leader on further seeds, until a plan leads that was trained on so many.
 
         The best of many plans is too good by selection, and all of them were trained on the same few seeds.
-
-        Raises:
-            OutOfTimeError: When the time is over; what has been trained stays.
         """
         while True:
             trials = self._study.get_trials(deepcopy=False)
@@ -204,8 +185,7 @@ class SetUpObjective(Objective):
             if leader is None or len(standing.tried[leader].deficits) >= n_seeds:
                 return
             trial = optuna.Trial(self._study, trials[leader]._trial_id)
-            config = BoostConfig.from_dict(trial.user_attrs["config"])
-            plan = self._plans.resolve(config, trial.user_attrs["level"])
+            plan = self._plans.resolve(BoostConfig.from_dict(trial.user_attrs["config"]), trial.user_attrs["level"])
             warm_up = self._warm_ups.before(plan, self._file.study.seed)
             row = further.setdefault(leader, [])
             used = {*trial.user_attrs[standings.SEEDS], *(index for index, _ in row)}

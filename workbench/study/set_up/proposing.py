@@ -11,6 +11,7 @@ without.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.config import ConfigError, Plan
-from workbench.study.ask.search_space import Drawing, SearchedSpace, Suggestion
+from workbench.study.ask.search_space import SearchedSpace, Suggestion
 from workbench.study.run.job import SpeedMeasured
 from workbench.study.sample.whole_space import WholeSpaceSampler
 from workbench.study.set_up.runtime_choice import ground_of
@@ -35,14 +36,12 @@ __all__ = ["ProposingSampler"]
 
 _N_CANDIDATES = 160
 _NEAR_SHARE = 0.6
-_KEPT, _UNMOVED = 0.7, 0.35
-"""Probabilities with which a neighbour has a choice, and a number, in common with its parent."""
-
-_FIXED_COST = 0.5
-"""What trying a plan takes besides its one run, as a share of the baseline's: timing, further seeds if it is good."""
-
-_LIKELY_LENGTH = 0.5
-"""Length of the first plans: one that keeps the quality soon says more than short ones that do not."""
+_KEPT, _UNMOVED = (
+    0.7,
+    0.35,
+)  # probabilities with which a neighbour has a choice, and a number, in common with its parent
+_FIXED_COST = 0.5  # of trying a plan besides its one run, in runs of the baseline: timing, further seeds if it is good
+_LIKELY_LENGTH = 0.5  # of the first plans: one that keeps the quality soon says more than short ones that do not
 
 
 class ProposingSampler(WholeSpaceSampler):
@@ -78,20 +77,16 @@ class ProposingSampler(WholeSpaceSampler):
         for _ in range(_N_CANDIDATES):
             is_near = bool(parents) and self._rng.random() < _NEAR_SHARE
             parent = parents[int(self._rng.integers(len(parents)))] if is_near else None
-            suggested = self._draw(_anywhere(self._rng) if parent is None else _near(self._rng, parent))
+            suggested = self._draw(self._anywhere if parent is None else functools.partial(self._near, parent))
             if suggested is None or suggested[1].key() in tried:
                 continue
-            plan = suggested[1]
+            values, plan = suggested[0].parameters, suggested[1]
             passes = passes_of(plan, steps)
-            kinds = [
-                (known.get(kind.step_key()), share) for kind, share in kinds_of_steps(plan, self._space.plans, passes)
-            ]
-            steps_known = [(step, share) for step, share in kinds if step is not None]
-            all_known = len(steps_known) == len(kinds)
-            ratio = mean_step(steps_known).ratio if all_known else guess(suggested[0].parameters)
-            time = ratio * passes / steps
-            if time < standing.best_time:
-                plans.append((suggested[0].parameters, time))
+            kinds = kinds_of_steps(plan, self._space.plans, passes)
+            timed = [(known[kind.step_key()], share) for kind, share in kinds if kind.step_key() in known]
+            ratio = mean_step(timed).ratio if len(timed) == len(kinds) else guess(values)
+            if ratio * passes / steps < standing.best_time:
+                plans.append((values, ratio * passes / steps))
         if not plans:
             return {}
         sure = standing.model.probability([values for values, _ in plans])
@@ -99,9 +94,9 @@ class ProposingSampler(WholeSpaceSampler):
         promise = sure * np.log(standing.best_time / times) / (times + _FIXED_COST)
         return plans[int(np.argmax(promise))][0]
 
-    def _draw(self, value: _Value) -> tuple[Suggestion, Plan] | None:
+    def _draw(self, value: Callable[[str, Any], Any]) -> tuple[Suggestion, Plan] | None:
         try:
-            suggestion = self._space.suggest(Drawing(value))
+            suggestion = self._space.suggest(value)
             return suggestion, self._space.plans.resolve(suggestion.config, suggestion.level)
         except ConfigError:
             return None
@@ -113,9 +108,29 @@ class ProposingSampler(WholeSpaceSampler):
         sizes = [factor for factor in (2.0, 1.0, 4.0) if factor in factors] or list(factors[:1])
         for factor, name in itertools.product(sizes[:2], choices.get("optimizer.name", (None,))):
             usual = {"batch.factor": factor, "optimizer.name": name, "schedule.length": _LIKELY_LENGTH}
-            drawn = self._draw(_usual(usual))
+            drawn = self._draw(functools.partial(_usual, usual))
             if drawn is not None:
                 yield drawn[0]
+
+    def _anywhere(self, _: str, distribution: Any) -> Any:
+        """Draw from the whole space."""
+        if isinstance(distribution, CategoricalDistribution):
+            return distribution.choices[int(self._rng.integers(len(distribution.choices)))]
+        return _at(float(self._rng.random()), distribution)
+
+    def _near(self, parent: Mapping[str, Any], name: str, distribution: Any) -> Any:
+        """Draw around a plan: most parameters as they are there, ranges moved by a little, and often not at all."""
+        given, rng = parent.get(name), self._rng
+        if isinstance(distribution, CategoricalDistribution):
+            is_kept = name in parent and given in distribution.choices and rng.random() < _KEPT
+            return given if is_kept else self._anywhere(name, distribution)
+        low, high = distribution.low, distribution.high
+        if given is None or not low <= given <= high:
+            return self._anywhere(name, distribution)
+        share = math.log(given / low) / math.log(high / low) if distribution.log else (given - low) / (high - low)
+        if rng.random() >= _UNMOVED:
+            share = float(np.clip(share + rng.normal(0.0, 0.15), 0.0, 1.0))
+        return _at(share, distribution)
 
 
 class _StepGuess:
@@ -151,53 +166,14 @@ def _switches(values: Mapping[str, Any]) -> set[str]:
     }
 
 
-_Value = Callable[[str, Any], Any]
-"""Draws from a distribution, which has a name."""
-
-
-def _anywhere(rng: np.random.Generator) -> _Value:
-    """Draw from the whole space."""
-
-    def value(_: str, distribution: Any) -> Any:
-        if isinstance(distribution, CategoricalDistribution):
-            return distribution.choices[int(rng.integers(len(distribution.choices)))]
-        return _at(float(rng.random()), distribution)
-
-    return value
-
-
-def _near(rng: np.random.Generator, parent: Mapping[str, Any]) -> _Value:
-    """Draw around a plan: most parameters as they are there, ranges moved by a little, and often not at all."""
-    anywhere = _anywhere(rng)
-
-    def value(name: str, distribution: Any) -> Any:
-        given = parent.get(name)
-        if isinstance(distribution, CategoricalDistribution):
-            is_kept = name in parent and given in distribution.choices and rng.random() < _KEPT
-            return given if is_kept else anywhere(name, distribution)
-        low, high = distribution.low, distribution.high
-        if given is None or not low <= given <= high:
-            return anywhere(name, distribution)
-        share = math.log(given / low) / math.log(high / low) if distribution.log else (given - low) / (high - low)
-        if rng.random() >= _UNMOVED:
-            share = float(np.clip(share + rng.normal(0.0, 0.15), 0.0, 1.0))
-        return _at(share, distribution)
-
-    return value
-
-
-def _usual(fixed: Mapping[str, Any]) -> _Value:
+def _usual(fixed: Mapping[str, Any], name: str, distribution: Any) -> Any:
     """Draw what is usual: the middle of every range, the first of every list but those that are fixed."""
-
-    def value(name: str, distribution: Any) -> Any:
-        given = fixed.get(name)
-        if isinstance(distribution, CategoricalDistribution):
-            return given if given in distribution.choices else distribution.choices[0]
-        if given is None:
-            return _at(0.5, distribution)
-        return min(max(float(given), distribution.low), distribution.high)
-
-    return value
+    given = fixed.get(name)
+    if isinstance(distribution, CategoricalDistribution):
+        return given if given in distribution.choices else distribution.choices[0]
+    if given is None:
+        return _at(0.5, distribution)
+    return min(max(float(given), distribution.low), distribution.high)
 
 
 def _at(share: float, distribution: FloatDistribution | IntDistribution) -> float:

@@ -19,22 +19,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import norm  # type: ignore[import-untyped]  # scipy ships no types
 
 from workbench.study.ask.search_space import Dimension
 
-__all__ = ["Features", "QualityModel", "Tried", "noise_of"]
+__all__ = ["QualityModel", "Tried", "noise_of", "point_of"]
 
 _LENGTH = "schedule.length"
 _LENGTH_WEIGHT = 2.0  # how much more the length of a run says about its quality than another range
-
-_WORST = 5.0
-"""Deficits beyond sinh of this, in scales, count alike: that a plan fails is news, by how much is not."""
-
-_SMOOTHNESS, _HEIGHTS = (0.3, 0.5, 0.8, 1.3), (1.5, 3.0)
-"""Correlation lengths, in ranges of a parameter, and how much quality varies, in scales."""
-
+_WORST = 5.0  # deficits beyond sinh of this, in scales, count alike: that a plan fails is news, by how much is not
+_SMOOTHNESS = (0.3, 0.5, 0.8, 1.3)  # correlation lengths, in ranges of a parameter
+_HEIGHTS = (1.5, 3.0)  # how much quality varies, in scales
 _EACH_SMOOTHNESS = (0.3, 3.0)
 
 
@@ -46,37 +41,27 @@ class Tried:
     deficits: tuple[float, ...]
 
 
-class Features:
-    """Turns a plan's parameters into a point."""
-
-    def __init__(self, dimensions: Sequence[Dimension]) -> None:
-        self._dimensions = tuple(dimensions)
-
-    def __call__(self, values: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-        """Return a point; what a plan has no value for lies in the middle."""
-        point: list[float] = []
-        for one in self._dimensions:
-            value = _value_of(one.path, values)
-            if one.kind == "choice":
-                if len(one.choices) > 1:
-                    point += [0.7 * (value == choice) for choice in one.choices]  # two choices lie 1 apart
-                continue
-            place = 0.5 if value is None else _place(one, float(value))
-            point.append(_LENGTH_WEIGHT * place if one.path == _LENGTH else place)
-        return np.array(point)
+def point_of(dimensions: Sequence[Dimension], values: Mapping[str, Any]) -> np.ndarray:
+    """Return a plan's parameters as a point; what it has no value for lies in the middle."""
+    point: list[float] = []
+    for one in dimensions:
+        value = _value_of(one, values)
+        if one.kind == "choice":
+            if len(one.choices) > 1:
+                point += [0.7 * (value == choice) for choice in one.choices]  # two choices lie 1 apart
+            continue
+        place = 0.5
+        if value is not None and one.high > one.low:
+            low, high, at = (math.log(x) if one.log else x for x in (one.low, one.high, float(value)))
+            place = (at - low) / (high - low)
+        point.append(_LENGTH_WEIGHT * place if one.path == _LENGTH else place)
+    return np.array(point)
 
 
-def _value_of(path: str, values: Mapping[str, Any]) -> Any:
+def _value_of(one: Dimension, values: Mapping[str, Any]) -> Any:
     """Return a plan's value of a dimension; a range of one optimizer's also where the plan states the bare path."""
-    bare, bracket, owner = path.partition("[")
-    if path in values or not bracket or values.get("optimizer.name") != owner.rstrip("]"):
-        return values.get(path)
-    return values.get(bare)
-
-
-def _place(one: Dimension, value: float) -> float:
-    low, high, at = (math.log(x) for x in (one.low, one.high, value)) if one.log else (one.low, one.high, value)
-    return (at - low) / (high - low) if high > low else 0.5
+    is_bare = bool(one.of_optimizer) and values.get("optimizer.name") == one.of_optimizer and one.path not in values
+    return values.get(one.parameter if is_bare else one.path)
 
 
 def noise_of(tried: Sequence[Tried], prior: float, prior_weight: int = 4) -> float:
@@ -94,24 +79,24 @@ def noise_of(tried: Sequence[Tried], prior: float, prior_weight: int = 4) -> flo
 
 
 class QualityModel:
-    """The regression, fitted.
+    """The regression, fitted to the plans that were trained, if any.
 
     How smooth quality is in a plan's parameters, few points cannot show, and the likeliest answer alone would be too
     sure of itself. So several answers are kept, each as likely as the data make it: one smoothness for all parameters,
-    on a grid, and one for each parameter, which pays for its freedom (Schwarz 1978).
-
-    Args:
-        features: Turns parameters into points.
-        tried: Plans that were trained, if any.
-        allowed: Allowed drop, in the metric's unit.
-        noise: Standard deviation of one run's deficit.
-        shared: Standard deviation of the error that all deficits share: the baseline's mean comes from few runs.
+    on a grid, and one for each parameter, which pays for its freedom (Schwarz 1978). ``noise`` is the standard
+    deviation of one run's deficit; ``shared`` that of the error that all deficits share, since the baseline's mean
+    comes from few runs.
     """
 
     def __init__(
-        self, features: Features, tried: Sequence[Tried], allowed: float, noise: float, shared: float = 0.0
+        self,
+        dimensions: Sequence[Dimension],
+        tried: Sequence[Tried],
+        allowed: float,
+        noise: float,
+        shared: float = 0.0,
     ) -> None:
-        self._features = features
+        self._dimensions = dimensions
         self._scale = max(allowed, noise, 1e-12)
         self._limit = math.asinh(allowed / self._scale)
         self._shared = shared / self._scale / math.hypot(1.0, allowed / self._scale)
@@ -120,23 +105,20 @@ class QualityModel:
         if tried:
             self._fit(tried, max(noise, 1e-3 * self._scale))
 
-    def probability(self, plans: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.float64]:
+    def probability(self, plans: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Return for each plan, given by its parameters, the probability that its mean deficit is within the drop."""
-        if not plans:
-            return np.zeros(0)
-        if not self._processes:
+        if not self._processes or not plans:
             return np.full(len(plans), float(norm.cdf(self._limit - self._mean)))
-        points = np.array([self._features(values) for values in plans])
+        points = np.array([point_of(self._dimensions, values) for values in plans])
         found = np.zeros(len(plans))
         for process, weight in self._processes:
             mean, spread = process.predict(points, return_std=True)
-            found += weight * norm.cdf(
-                (self._limit - mean - self._mean) / np.maximum(np.hypot(spread, self._shared), 1e-6)
-            )
+            deviation = np.maximum(np.hypot(spread, self._shared), 1e-6)
+            found += weight * norm.cdf((self._limit - mean - self._mean) / deviation)
         return found
 
     def _fit(self, tried: Sequence[Tried], noise: float) -> None:
-        points = np.array([self._features(one.values) for one in tried])
+        points = np.array([point_of(self._dimensions, one.values) for one in tried])
         seen, spreads = [], []
         for one in tried:
             deficits = np.minimum(np.asarray(one.deficits, dtype=float), math.sinh(_WORST) * self._scale)
@@ -154,9 +136,7 @@ class QualityModel:
         self._processes = [(process, float(w)) for (process, _), w in zip(processes, weights, strict=True) if w > 1e-3]
 
 
-def _processes(
-    points: npt.NDArray[np.float64], values: npt.NDArray[np.float64], variances: npt.NDArray[np.float64]
-) -> list[tuple[Any, float]]:
+def _processes(points: np.ndarray, values: np.ndarray, variances: np.ndarray) -> list[tuple[Any, float]]:
     """Return Gaussian processes of several kinds of smoothness, each with the logarithm of its evidence."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
@@ -176,6 +156,5 @@ def _processes(
             process.fit(points, values)
         freedom = 0.5 * n_dimensions * math.log(n_points)
         # Shared among as many members as the grid has, which the data cannot distinguish either.
-        evidence = process.log_marginal_likelihood_value_ - freedom + math.log(len(found))
-        found.append((process, evidence))
+        found.append((process, process.log_marginal_likelihood_value_ - freedom + math.log(len(found))))
     return found

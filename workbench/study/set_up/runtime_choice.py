@@ -1,9 +1,9 @@
 """The first stage: what changes a run's time and not its question (compiler, memory format, number format).
 
-What the study names is timed beside the baseline, with the loader's batches and with four of them at
-once, since layout and precision interact with the batch. The fastest whose losses and gradient are the baseline's
-within rounding, at the same weights, becomes the ground that every later plan starts from. (Along a run even rounding
-grows: a residual net whose weights are nudged by 1e-7 leaves a loss by 1e-3 within twenty steps.)
+What the study names is timed beside the baseline, with the loader's batches and with four of them at once, since
+layout and precision interact with the batch. The fastest whose losses and gradient are the baseline's within rounding,
+at the same weights, becomes the ground that every later plan starts from. (Along a run even rounding grows: a residual
+net whose weights are nudged by 1e-7 leaves a loss by 1e-3 within twenty steps.)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optuna
 
@@ -21,9 +21,6 @@ from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import AgreementJob
 from workbench.study.run.runner import Experimenter
 from workbench.study.set_up.total_time import StepTimes
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["choose_runtime", "ground_of"]
 
@@ -57,18 +54,22 @@ def choose_runtime(
         return
     base = file.base_config().with_values({"boost.mode": "disable_all"})
     device = devices.select_device(file.study.device)
+    no_instructions = (
+        "" if devices.has_fast_bfloat16(device) else f"this {device.type} has no instructions for bfloat16"
+    )
     choices, chosen = file.set_up.runtime, dict[str, Any]()
     rows: list[dict[str, Any]] = []
     alone = [[path] for path in choices if path in _BY_THEMSELVES]
     for paths in [*alone, [path for path in choices if path not in _BY_THEMSELVES]]:
-        combined = (
-            dict(zip(paths, values, strict=True)) for values in itertools.product(*(choices[path] for path in paths))
-        )
+        products = itertools.product(*(choices[path] for path in paths))
+        combined = (dict(zip(paths, values, strict=True)) for values in products)
         # Values as given add nothing to what was chosen so far, which is always timed.
         others = [chosen | values for values in combined if base.with_values(values) != base]
         tried: list[dict[str, Any]] = [{"values": values, "ratios": []} for values in [chosen, *others]]
         for row in tried:
-            row["message"] = _why_slow(base.with_values(row["values"]), device)
+            config = base.with_values(row["values"])
+            is_bfloat16 = config.effective_amp_level(device.type) != "O0" and config.amp.dtype == "bfloat16"
+            row["message"] = no_instructions if is_bfloat16 else ""  # then it need not be timed
             if row["message"]:
                 continue
             try:
@@ -82,9 +83,8 @@ def choose_runtime(
         for row in sorted((row for row in tried if row["ratios"]), key=lambda row: math.prod(row["ratios"])):
             candidate = base.with_values(row["values"])
             if candidate != base:  # which agrees with itself
-                row["message"] = experimenter.run(
-                    AgreementJob((base, "O0"), (candidate, "O0"), file.study.seed)
-                ).why_not
+                job = AgreementJob((base, "O0"), (candidate, "O0"), file.study.seed)
+                row["message"] = experimenter.run(job).why_not
             if not row["message"]:
                 chosen = row["values"]
                 break
@@ -94,12 +94,3 @@ def choose_runtime(
         if row["message"]:
             values = ", ".join(f"{path} = {value}" for path, value in row["values"].items()) or "nothing"
             on_note(f"Left out: {values}, because {row['message']}.")
-
-
-def _why_slow(config: BoostConfig, device: torch.device) -> str:
-    """Return why a choice need not be timed, because this device has no instructions for its number format."""
-    from workbench.core import devices
-
-    if config.effective_amp_level(device.type) == "O0" or config.amp.dtype != "bfloat16":
-        return ""
-    return "" if devices.has_fast_bfloat16(device) else f"this {device.type} has no instructions for bfloat16"

@@ -17,13 +17,13 @@ from collections.abc import Callable
 
 import optuna
 
+from workbench.study.answer.selection import first_contender, is_taken_apart
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor
-from workbench.study.set_up.contending import first_contender, is_taken_apart
 from workbench.study.set_up.runtime_choice import choose_runtime
 from workbench.study.set_up.standing import standing_now
 from workbench.study.set_up.total_time import StepTimes
@@ -31,14 +31,9 @@ from workbench.study.set_up.tuned_plain import PLAIN, next_plain
 
 __all__ = ["confirmation_begins", "prepare_search", "settle", "take_apart"]
 
-_EXPECTED_TIME = 0.35
-"""What a candidate's run takes relative to the baseline's, where that is not known better."""
-
-_SLACK = 1.25
-"""What runs may take longer than expected before a confirmation has fewer seeds."""
-
-_SEARCHED_ON = 0.4
-"""Share of the time until the confirmation for which the search goes on where nothing leads any more."""
+_EXPECTED_TIME = 0.35  # what a candidate's run takes relative to the baseline's, where that is not known better
+_SLACK = 1.25  # what runs may take longer than expected before a confirmation has fewer seeds
+_SEARCHED_ON = 0.4  # of the time until the confirmation the search goes on for where nothing leads any more
 
 
 def prepare_search(
@@ -61,9 +56,8 @@ def prepare_search(
     while True:
         trials = study.get_trials(deepcopy=False)
         done = sum("trained" in trial.user_attrs and bool(trial.user_attrs.get(PLAIN)) for trial in trials)
-        if done >= file.set_up.plain_runs or (end is not None and time.monotonic() > end):
-            return
-        given = next_plain(study, file)
+        is_over = done >= file.set_up.plain_runs or (end is not None and time.monotonic() > end)
+        given = None if is_over else next_plain(study, file)
         if given is None:
             return
         try:

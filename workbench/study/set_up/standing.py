@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.set_up.quality import Features, QualityModel, Tried, noise_of
+from workbench.study.set_up.quality import QualityModel, Tried, noise_of
 
 __all__ = ["SURE", "Run", "Standing", "Trying", "allowed_by", "read_record", "standing_now", "standing_of"]
 
@@ -30,26 +30,17 @@ BASELINE_RUNS = "baseline_runs"  # attribute of a study: the baseline's final me
 FURTHER = "further_runs"  # attribute of a study: deficits of leaders on further seeds
 SEEDS = "seeds"  # attribute of a trial: the indices of its seeds, in the order of its deficits
 
-SURE = 0.9
-"""A plan leads only if it keeps the quality with at least this probability."""
-
+SURE = 0.9  # a plan leads only if it keeps the quality with at least this probability
+# How far below the allowed drop the search aims, in standard errors of the confirmation. A plan there is confirmed four
+# times in five; with 2.0 it was three times in five, and one quickstart in three ended undecided.
 _MARGIN = 2.6
-"""How far below the allowed drop the search aims, in standard errors of the confirmation.
-
-A plan there is confirmed four times in five; with 2.0 it was three times in five, and one quickstart in three ended
-undecided."""
-
 _FEWEST_SEEDS = 2  # nor does a plan lead by a single run
 _OWN_LUCK = 4  # pairs of runs that count for a seed's luck being the baseline's own
 
-Run = tuple[int, float]
-"""Index of a seed, and the deficit on it."""
+Run = tuple[int, float]  # index of a seed, and the deficit on it
+Trying = tuple[int, Mapping[str, Any], Sequence[Run], float]  # of a trial that still runs: number, values, runs, time
 
-Trying = tuple[int, Mapping[str, Any], Sequence[Run], float]
-"""A trial that still runs: its number, parameters by path, runs and total time."""
-
-_JUDGED: dict[Hashable, Standing] = {}
-"""The last standing: drawing, training and watching ask for the same one."""
+_JUDGED: dict[Hashable, Standing] = {}  # the last one: drawing, training and watching ask for the same
 
 
 @dataclass(frozen=True)
@@ -65,11 +56,8 @@ class Standing:
     @property
     def ranking(self) -> list[int]:
         """Numbers of the trials that may lead, fastest first: faster than the baseline, and sure enough."""
-        able = [
-            number
-            for number, one in self.tried.items()
-            if self.times[number] < 1.0 and self.sure[number] >= SURE and len(one.deficits) >= _FEWEST_SEEDS
-        ]
+        known = [number for number, one in self.tried.items() if len(one.deficits) >= _FEWEST_SEEDS]
+        able = [number for number in known if self.times[number] < 1.0 and self.sure[number] >= SURE]
         return sorted(able, key=self.times.__getitem__)
 
     @property
@@ -92,17 +80,10 @@ def standing_of(
     also: Trying | None = None,
     margin: float = _MARGIN,
 ) -> Standing:
-    """Judge the trials of a search.
+    """Judge the trials of a search that were trained to the end, and one that still runs.
 
-    Args:
-        trials: All trials of the study; those that were trained to the end count.
-        dimensions: What is searched.
-        allowed: Allowed drop, in the metric's unit.
-        n_confirming: Seeds that a confirmation takes: a plan whose drop comes close to the allowed one cannot be
-            confirmed with them, so the search aims at one that can.
-        attributes: The study's user attributes: the baseline's runs, and leaders on further seeds.
-        also: A trial that still runs.
-        margin: Standard errors of the confirmation that the search aims below the allowed drop.
+    A plan whose drop comes close to the allowed one cannot be confirmed with the seeds that a confirmation takes, so
+    the search aims so many of its standard errors below. ``attributes`` are the study's.
     """
     values: dict[int, Mapping[str, Any]] = {}
     runs: dict[int, list[Run]] = {}
@@ -137,7 +118,7 @@ def standing_of(
     if known is not None:
         return known
     aim = max(allowed - margin * error, -allowed)
-    model = QualityModel(Features(dimensions), list(tried.values()), aim, noise, shared)
+    model = QualityModel(dimensions, list(tried.values()), aim, noise, shared)
     sure = model.probability([one.values for one in tried.values()])
     standing = Standing(tried, times, dict(zip(tried, map(float, sure), strict=True)), model, noise)
     _JUDGED.clear()

@@ -8,7 +8,8 @@ makes times that, and what its first steps take longer: compilation, above all.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import optuna
@@ -24,37 +25,33 @@ from workbench.study.run.warm_up import NO_WARM_UP, WarmUp
 __all__ = ["StepTimes", "kinds_of_steps", "known_step_times", "mean_step", "passes_of", "total_time"]
 
 _KEY = "step_time:"
-
-_PRECISION = 0.15
-"""A search compares plans that differ by more; what is confirmed is timed by whole runs."""
+_PRECISION = 0.15  # a search compares plans that differ by more; what is confirmed is timed by whole runs
 
 
+@dataclass
 class StepTimes:
     """Step times of a study, which keeps them as user attributes: measured where they are not known."""
 
-    def __init__(self, study: optuna.Study, file: StudyFile, experimenter: Experimenter) -> None:
-        self._study = study
-        self._file = file
-        self._experimenter = experimenter
-        self._known: dict[str, SpeedMeasured] = {}
+    study: optuna.Study
+    file: StudyFile
+    experimenter: Experimenter
+
+    def __post_init__(self) -> None:
         self.read_again()
 
     def read_again(self) -> None:
         """Take in what other processes have measured."""
-        self._known = known_step_times(self._study.user_attrs)
+        self._known = known_step_times(self.study.user_attrs)
 
     def measured(self, plan: Plan, warm_up: WarmUp = NO_WARM_UP) -> SpeedMeasured:
         """Return the mean step time of a plan's run relative to the baseline's, measured now if need be."""
-        kinds = kinds_of_steps(plan, self._file.plans, passes_of(plan, self._file.study.budget_steps))
+        kinds = kinds_of_steps(plan, self.file.plans, passes_of(plan, self.file.study.budget_steps))
         return mean_step([(self._measured(kind, warm_up), share) for kind, share in kinds])
 
     def _measured(self, plan: Plan, warm_up: WarmUp) -> SpeedMeasured:
-        known = self._known.get(plan.step_key())
-        if known is not None:
-            return known
-        file = self._file
-        outcome = self._experimenter.run(
-            SpeedJob(
+        key, file = plan.step_key(), self.file
+        if key not in self._known:
+            job = SpeedJob(
                 (all_off(file.base_config()), "O0"),
                 (explicit_config(plan, warm_up.snapshots), plan.level),
                 seed=file.study.seed,
@@ -63,10 +60,9 @@ class StepTimes:
                 loading=True,
                 precision=_PRECISION,
             )
-        )
-        self._known[plan.step_key()] = outcome
-        self._study.set_user_attr(_KEY + plan.step_key(), outcome.to_json())
-        return outcome
+            self._known[key] = self.experimenter.run(job)
+            self.study.set_user_attr(_KEY + key, self._known[key].to_json())
+        return self._known[key]
 
 
 def kinds_of_steps(plan: Plan, plans: StudyPlans, passes: int) -> list[tuple[Plan, float]]:
@@ -89,31 +85,22 @@ def mean_step(kinds: Sequence[tuple[SpeedMeasured, float]]) -> SpeedMeasured:
     """Return the mean step time of kinds of steps with their shares; what each takes longer at first adds up."""
     if len(kinds) == 1:
         return kinds[0][0]
-
-    def mean(name: str) -> float:
-        return sum(share * float(getattr(step, name)) for step, share in kinds)
-
-    cold = sum(step.cold_ms for step, _ in kinds)
-    return SpeedMeasured(mean("ratio"), mean("low"), mean("high"), kinds[0][0].baseline_ms, cold)
+    ratio, low, high = (
+        sum(share * float(getattr(step, name)) for step, share in kinds) for name in ("ratio", "low", "high")
+    )
+    return SpeedMeasured(ratio, low, high, kinds[0][0].baseline_ms, sum(step.cold_ms for step, _ in kinds))
 
 
-def known_step_times(attributes: dict[str, Any]) -> dict[str, SpeedMeasured]:
+def known_step_times(attributes: Mapping[str, Any]) -> dict[str, SpeedMeasured]:
     """Return the step times that a study keeps among its attributes, by `Plan.step_key`."""
-    return {
-        name.removeprefix(_KEY): SpeedMeasured.from_json(value)
-        for name, value in attributes.items()
-        if name.startswith(_KEY)
-    }
+    stored = {name: value for name, value in attributes.items() if name.startswith(_KEY)}
+    return {name.removeprefix(_KEY): SpeedMeasured.from_json(value) for name, value in stored.items()}
 
 
 def total_time(plan: Plan, step: SpeedMeasured, steps: int, warm_up_steps: int = 0) -> SpeedMeasured:
     """Return the time of a plan's whole run relative to the baseline's, with the interval that its step time gives.
 
-    Args:
-        plan: The plan.
-        step: Its step time.
-        steps: Loader batches of today's run.
-        warm_up_steps: Micro-batches of the baseline before it.
+    ``steps`` are the loader batches of today's run; before the plan's there may be micro-batches of the baseline.
     """
     share = passes_of(plan, steps) / steps
     cold = step.cold_ms / (steps * step.baseline_ms) if math.isfinite(step.baseline_ms) else 0.0

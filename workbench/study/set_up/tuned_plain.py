@@ -1,39 +1,47 @@
 """Tuned plain: the task as given with a shorter schedule and another learning rate, and nothing else.
 
 It is what a fair baseline can do, so it stands beside every result; and it competes as a candidate. Its two parameters
-are searched as the whole set-up is, with a regression of the quality over both and a time that is known.
+are searched as the whole set-up is, with a regression of the quality over both and a time that is known. How much
+faster an export is, runs of both on the seeds of the confirmation say.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import optuna
 from optuna.trial import TrialState
 
+from workbench.config import BoostConfig
+from workbench.core.paired_bounds import paired_drops, run_time_ratio
+from workbench.core.records import TunedPlain
+from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
+from workbench.study.ask.plans import explicit_config
 from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.set_up.standing import Standing, Trying, allowed_by, standing_of
+from workbench.study.errors import OutOfTimeError
+from workbench.study.run.job import Monitor, TrainJob, plain
+from workbench.study.run.objective import baseline_trial
+from workbench.study.run.runner import Experimenter
+from workbench.study.run.stopping import end_if_over
+from workbench.study.set_up.standing import Standing, Trying, allowed_by, read_record, standing_of
 
-__all__ = ["PLAIN", "best_plain", "next_plain", "plain_dimensions", "plain_standing"]
+__all__ = ["PLAIN", "best_plain", "compare_with_plain", "next_plain", "plain_standing", "tuned_plain_of"]
 
-PLAIN = "tuned_plain"
-"""User attribute of a trial of tuned plain."""
+PLAIN = "tuned_plain"  # user attribute of a trial of tuned plain
 
+_STORED = "tuned_plain_beside"
 _LENGTH, _RATE = "schedule.length", "optimizer.lr"
 _SHORTEST, _N_LENGTHS, _N_RATES = 0.1, 24, 9
 _FIRST_LENGTHS = (0.6, 0.5, 0.4)
 _LIKELY = 0.5
-
-
-def plain_dimensions(file: StudyFile) -> tuple[Dimension, ...]:
-    """Return the two things that tuned plain varies."""
-    rates = file.set_up.plain_rates
-    length = Dimension(_LENGTH, "float", low=_SHORTEST, high=1.0, log=True)
-    return (length, Dimension(_RATE, "float", low=min(rates), high=max(rates), log=True)) if rates else (length,)
+_MOST_PAIRS = 10
+_ERROR = 0.025  # of each end of the interval of a ratio of times
 
 
 def plain_standing(
@@ -43,10 +51,12 @@ def plain_standing(
 
     What is compared with tuned plain shall not look better because that was cautious.
     """
-    attributes, trials = study.user_attrs, study.get_trials(deepcopy=False)
+    attributes, trials, rates = study.user_attrs, study.get_trials(deepcopy=False), file.set_up.plain_rates
     own = [trial for trial in trials if trial.user_attrs.get(PLAIN) or trial.user_attrs.get("baseline")]
+    varied = [Dimension(_LENGTH, "float", low=_SHORTEST, high=1.0, log=True)]
+    varied += [Dimension(_RATE, "float", low=min(rates), high=max(rates), log=True)] if rates else []
     allowed = allowed_by(attributes) if allowed is None else allowed
-    return standing_of(own, plain_dimensions(file), allowed, file.confirm.usual_seeds, attributes, also, margin=0.0)
+    return standing_of(own, varied, allowed, file.confirm.usual_seeds, attributes, also, margin=0.0)
 
 
 def best_plain(study: optuna.Study, file: StudyFile) -> int | None:
@@ -71,8 +81,7 @@ def next_plain(study: optuna.Study, file: StudyFile) -> dict[str, Any] | None:
             points += [(length, rate) for rate in _between(rates) if (length, rate) not in tried]
     if not points:
         return None
-    values: list[Mapping[str, Any]] = [{_LENGTH: length, _RATE: rate} for length, rate in points]
-    sure = standing.model.probability(values)
+    sure = standing.model.probability([{_LENGTH: length, _RATE: rate} for length, rate in points])
     lengths = np.array([length for length, _ in points])
     promise = sure * np.log(standing.best_time / lengths) / (lengths + 0.5)
     return _given(file, *points[int(np.argmax(promise))])
@@ -90,5 +99,64 @@ def _between(rates: Sequence[float | None]) -> list[float | None]:
     known = [rate for rate in rates if rate is not None]
     if len(known) < 2:
         return list(rates)
-    grid = np.geomspace(min(known), max(known), _N_RATES)
-    return [float(f"{rate:.3g}") for rate in grid if math.isfinite(rate)]
+    return [float(f"{rate:.3g}") for rate in np.geomspace(min(known), max(known), _N_RATES)]
+
+
+# Beside what is exported
+
+
+def compare_with_plain(
+    study: optuna.Study,
+    file: StudyFile,
+    experimenter: Experimenter,
+    exported: Mapping[str, str],
+    *,
+    monitor: Monitor,
+    deadline: float | None,
+) -> None:
+    """Train tuned plain on the seeds on which exports were confirmed, as far as the time goes, and keep the comparison.
+
+    ``exported`` has for each export the key of the plan that it would take.
+    """
+    trials = study.get_trials(deepcopy=False)
+    # Where no shorter plain run keeps the quality, the task as given is the fair baseline itself.
+    best = best_plain(study, file)
+    found = baseline_trial(study) if best is None else trials[best]
+    if found is None:
+        return
+    plan = file.plans.resolve(BoostConfig.from_dict(found.user_attrs["config"]), found.user_attrs["level"])
+    runs = ConfirmationRuns(study, file)
+    relative = float(found.user_attrs["speed"]["ratio"])
+    n_runs = sum(len(one.user_attrs.get("deficits", ())) for one in trials if one.user_attrs.get(PLAIN))
+    known = TunedPlain(plan.summary(), plan.config.to_dict(), relative, n_runs=n_runs)
+    answers: dict[str, TunedPlain] = {}
+    for target, key in exported.items():
+        with contextlib.suppress(OutOfTimeError):
+            for seed in runs.seeds(0, _MOST_PAIRS):
+                if runs.run(key, seed) is None or runs.run(plan.key(), seed) is not None:
+                    continue
+                end_if_over(deadline, relative * runs.seconds(runs.baseline_key))
+                job = TrainJob(explicit_config(plan), plan.level, seed, runs.steps, runs.steps)
+                runs.keep_run(plan.key(), seed, experimenter.run(job, monitor))
+        answers[target] = _beside(known, runs, plan.key(), key, higher_is_better=experimenter.higher_is_better)
+    study.set_user_attr(_STORED, {target: plain(asdict(one)) for target, one in answers.items()})
+
+
+def _beside(
+    known: TunedPlain, runs: ConfirmationRuns, own: str, exported: str, *, higher_is_better: bool
+) -> TunedPlain:
+    both = [(runs.run(own, seed), runs.run(exported, seed)) for seed in runs.seeds(0, _MOST_PAIRS)]
+    seconds = [(mine.seconds, its.seconds) for mine, its in both if mine is not None and its is not None]
+    if len(seconds) < 2:
+        return known
+    metrics = [(metric_of(reference), metric_of(mine)) for reference, mine in runs.pairs(own, 0, _MOST_PAIRS)]
+    finite = [pair for pair in metrics if all(map(math.isfinite, pair))]
+    drops = paired_drops(finite, higher_is_better=higher_is_better)
+    ratio = run_time_ratio(seconds, error=_ERROR)
+    drop = sum(drops) / len(drops) if drops else math.nan
+    return replace(known, speedup=ratio.ratio, speedup_low=ratio.low, speedup_high=ratio.high, drop=drop)
+
+
+def tuned_plain_of(attributes: Mapping[str, Any]) -> dict[str, TunedPlain]:
+    """Return what a study keeps of the comparison among its attributes: export -> tuned plain beside it."""
+    return {target: read_record(TunedPlain, one) for target, one in attributes.get(_STORED, {}).items()}
