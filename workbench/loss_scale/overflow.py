@@ -182,34 +182,26 @@ def has_overflow(grads: Iterable[Tensor | None]) -> Tensor:
                 values = torch.view_as_real(values)
             if flag is None:
                 flag = torch.zeros((), dtype=torch.bool, device=values.device)
-            if values.numel() == 0:
-                continue
-            # NaN passes through both ends: 15 times faster on a CPU than isfinite().all(), which writes a mask.
-            low, high = torch.aminmax(values)
-            flag = flag | ~(torch.isfinite(low) & torch.isfinite(high)).to(flag.device, non_blocking=True)
+            if values.numel():
+                # NaN passes through both ends: 15 times faster on a CPU than isfinite().all(), which writes a mask.
+                low, high = torch.aminmax(values)
+                flag = flag | ~(torch.isfinite(low) & torch.isfinite(high)).to(flag.device, non_blocking=True)
     return torch.zeros((), dtype=torch.bool) if flag is None else flag
 
 
 def decides_on_device(optimizer: Optimizer) -> bool:
-    """Return whether `step_if_finite` can skip this optimizer's step without waiting for the device.
-
-    That is so for optimizers with a method ``step_with_found_inf`` and for torch's with ``fused=True`` in every group.
-    """
+    """Return whether `step_if_finite` can skip this optimizer's step without waiting for the device."""
     return skips_on_device(optimizer) or (_reads_found_inf(optimizer) and not _first_step_needs_host(optimizer))
 
 
 def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
     """Apply one update unless the gradients overflowed; weights, state and step counts stay bit-identical then.
 
-    Optimizers of this package offer ``step_with_found_inf(found_inf)`` and are called through it. Torch's fused
-    optimizers are handed the flag as attribute ``found_inf``, as ``torch.amp.GradScaler`` does, and skip inside their
-    kernel; the attribute is taken away again. Both are called on every step, so their step hooks run on skipped
-    steps, too. Only a fused Adam without hooks is spared the call: its kernel is called on cached lists
-    (`workbench.loss_scale.cached_adam`). Any other optimizer makes the host read the flag, and is not called on a
-    skipped step.
-
-    Gradients are unscaled already; ``found_inf`` is the flag of `unscale_and_check_`, anything but 0 means skip. Once
-    per optimizer a `NonFusedOptimizerWarning` says that each of its steps has to wait for the device.
+    Optimizers with a method ``step_with_found_inf`` are called through it, torch's fused ones get the flag as attribute
+    ``found_inf`` and skip inside their kernel, as under ``torch.amp.GradScaler``; hooks of both run on skipped steps,
+    too. A fused Adam without hooks is spared the call: its kernel works on cached lists. Any other optimizer makes the
+    host read the flag, which a `NonFusedOptimizerWarning` says once, and is not called on a skipped step. Gradients
+    are unscaled already; ``found_inf`` is the flag of `unscale_and_check_`, anything but 0 means skip.
     """
     _check_scalar("found_inf", found_inf)
     if skips_on_device(optimizer):
@@ -275,18 +267,13 @@ def _give_momentum_buffers(optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
             if group["momentum"] != 0:
                 for parameter in _without_buffer(optimizer, group["params"]):
-                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(
-                        parameter, memory_format=torch.preserve_format
-                    )
+                    state = optimizer.state[parameter]
+                    state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
 
 def _without_buffer(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:
-    return [
-        parameter
-        for parameter in parameters
-        if parameter.grad is not None
-        and (parameter not in optimizer.state or optimizer.state[parameter].get("momentum_buffer") is None)
-    ]
+    state, trained = optimizer.state, (parameter for parameter in parameters if parameter.grad is not None)
+    return [one for one in trained if one not in state or state[one].get("momentum_buffer") is None]
 
 
 _warned: WeakSet[Optimizer] = WeakSet()
@@ -310,12 +297,9 @@ def _warn_once(optimizer: Optimizer) -> None:
 
 def _stacklevel_of_caller() -> int:
     """Return the stack level, for a warning raised by the calling function, of the first frame outside the package."""
-    package = str(Path(__file__).resolve().parents[1])
-    level = 1
-    frame = sys._getframe(1)
+    package, level, frame = str(Path(__file__).resolve().parents[1]), 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
-        frame = frame.f_back
-        level += 1
+        frame, level = frame.f_back, level + 1
     return level
 
 

@@ -13,7 +13,7 @@ overflows; a single scale is the plain case. Everything else calls one of the tw
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -65,12 +65,7 @@ class LossScaleRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScaleState:
-    """The scale and how long it has held.
-
-    Args:
-        scale: Loss scale the next backward pass uses (dimensionless, > 0).
-        finite_steps: Finite steps since the scale last overflowed or was due to grow.
-    """
+    """The scale that the next backward pass uses, > 0, and the finite steps since it overflowed or was due to grow."""
 
     scale: float
     finite_steps: int = 0
@@ -157,16 +152,8 @@ def next_scale(
     counted = state.finite_steps + 1
     if not overflowed and counted < rule.window:  # as on most steps, and ten times as fast as asking
         return ScaleState(state.scale, counted)
-    scales, _ = next_scales(
-        state.scale,
-        counted,
-        overflowed,
-        factor=rule.factor,
-        window=rule.window,
-        minimum=rule.minimum,
-        maximum=rule.maximum,
-        growth_ceiling=growth_ceiling,
-    )
+    values = {name: getattr(rule, name) for name in ("factor", "window", "minimum", "maximum")}
+    scales, _ = next_scales(state.scale, counted, overflowed, growth_ceiling=growth_ceiling, **values)
     return ScaleState(float(scales))
 
 
@@ -202,5 +189,4 @@ def checked_growth_ceiling(value: Any) -> GrowthCeiling:
     """Return the growth ceiling, ``"finite"`` or ``"none"``."""
     if value not in ("finite", "none"):
         raise ValueError(f'`growth_ceiling` must be "finite" or "none" (as MindSpore: grow to inf), got {value!r}')
-    ceiling: GrowthCeiling = value
-    return ceiling
+    return cast("GrowthCeiling", value)
