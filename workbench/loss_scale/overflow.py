@@ -84,14 +84,11 @@ def collapsed_at(
 
 
 def unscale_and_check_(grads: Iterable[Tensor | None], inverse_scale: Tensor, found_inf: Tensor) -> Tensor:
-    """Multiply every gradient by ``1 / scale`` in place and note whether any of them is inf or NaN.
+    """Multiply every gradient by ``1 / scale`` in place and note whether any of them is inf or NaN, without waiting.
 
-    One fused pass per device and dtype reads each gradient once. The test sees the value before the product; for a
-    scale >= 1 that is the same as after it. Nothing waits for the device.
-
-    Gradients are of any floating or complex dtype, dense or sparse (COO), on any devices; None is passed over.
-    ``inverse_scale`` is finite; ``found_inf``, float32, is set to 1.0 if anything is not finite, stays 1.0 once it is,
-    and is returned. A wrong kind of either is a TypeError, several elements a ValueError.
+    Gradients are of any floating or complex dtype, dense or sparse (COO), on any devices; None is passed over. The test
+    sees the value before the product, which for a scale >= 1 is the same. ``found_inf``, float32, is set to 1.0 if
+    anything is not finite, stays 1.0 once it is, and is returned.
 
     Example:
         >>> grads = [torch.tensor([256.0]), torch.tensor([float("nan")])]
@@ -167,10 +164,9 @@ def _checked_by_kernel(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -
 
 
 def has_overflow(grads: Iterable[Tensor | None]) -> Tensor:
-    """Return whether any gradient is inf or NaN, as a bool tensor of shape ``[]``, without changing or awaiting any.
+    """Return whether any gradient is inf or NaN, as a bool tensor of shape ``[]`` on the first one's device.
 
-    Gradients are dense or sparse (COO), None is passed over. The flag lies on the first one's device, on the CPU (and
-    is False) when there are none.
+    Gradients are dense or sparse (COO), None is passed over; without any the flag is False, on the CPU.
     """
     flag: Tensor | None = None
     with torch.no_grad():
@@ -249,10 +245,8 @@ def _reads_found_inf(optimizer: Optimizer) -> bool:
 def _first_step_needs_host(optimizer: Optimizer) -> bool:
     """Return whether a fused SGD's coming step must not be skipped on the device.
 
-    Its first step allocates momentum buffers without filling them and relies on the kernel to do so; a skipped first
-    step leaves them as they are, and later steps then start from whatever was in that memory (torch 2.13). Zeros
-    filled in beforehand cure this as long as there is no dampening (see `_give_momentum_buffers`). With dampening the
-    first step differs from the others, so the host decides until it has happened.
+    Its first step allocates momentum buffers and relies on the kernel to fill them, which a skip leaves undone (torch
+    2.13). Zeros cure this (`_give_momentum_buffers`), but with dampening the first step differs from the others.
     """
     return isinstance(optimizer, SGD) and any(
         group["momentum"] != 0 and group["dampening"] != 0 and _without_buffer(optimizer, group["params"])

@@ -84,10 +84,9 @@ class ScaleTrace:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What each policy would have done; arrays have shape ``[n_policies]``, ``scale_at`` ``[n_policies, n_at]``.
+    """What each policy would have done, shape ``[n_policies]``; ``scale_at`` ``[n_policies, n_at]`` at steps asked for.
 
-    Overflows are steps that are skipped, ``wasted_share`` is their share of all steps; ``scale_at`` are the scales in
-    use at the steps that were asked for.
+    Overflows are steps that are skipped, ``wasted_share`` is their share of all steps.
     """
 
     policies: tuple[ScalePolicy, ...]

@@ -87,10 +87,8 @@ def next_scales(
     ``s' = max(s / factor, minimum)`` on overflow; ``s' = min(s * factor, maximum)`` on the ``window``-th finite step
     in a row; ``s' = s`` otherwise. A scale that may not grow keeps its value and starts a new streak.
 
-    Every argument is a number or an array of shape ``[n]``: the scales that the step used, the finite steps since each
-    last overflowed or was due to grow (this one included), whether any gradient was inf or NaN, and the rule, whose
-    ``maximum`` None is float32's own. Floats are of one type, float32 or float64, and so is the arithmetic.
-    ``growth_ceiling`` says what happens where the product leaves float32.
+    Arguments are numbers or arrays ``[n]``, floats of one type, float32 or float64, in which all is computed. Finite
+    steps are those since the scale last overflowed or was due to grow, this one included.
     """
     due = finite_steps >= window
     lowered = np.maximum(scales / factor, minimum)
@@ -116,11 +114,9 @@ def next_scales_on_device(
     growth_ceiling: GrowthCeiling = "finite",
     reduce_ratio: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return what `next_scales` does, as new tensors, without waiting for the device.
+    """Return what `next_scales` does, as new tensors of one shape ``[]`` or ``[n]``, without waiting for the device.
 
-    Scales are float32, finite steps int64, overflows bool, all of one shape ``[]`` or ``[n]``; bounds are numbers or
-    float32 of that shape. On overflow a scale is multiplied by ``reduce_ratio``, in (0, 1); None divides it by
-    ``factor``.
+    On overflow a scale (float32) is multiplied by ``reduce_ratio``, in (0, 1); None divides it by ``factor``.
     """
     due = finite_steps >= window
     lowered = scales / factor if reduce_ratio is None else scales * reduce_ratio
