@@ -288,9 +288,8 @@ class TimeMonitor(Callback):
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Print the times."""
         milliseconds = (time.perf_counter() - self._began) * 1e3
-        steps = self.data_size or run_context.original_args().cur_step_in_epoch
+        each = milliseconds / max(self.data_size or run_context.original_args().cur_step_in_epoch, 1)
         if ranks.rank() == 0:
-            each = milliseconds / max(steps, 1)
             print(f"Train epoch time: {milliseconds:5.3f} ms, per step time: {each:5.3f} ms", flush=True)
 
 
