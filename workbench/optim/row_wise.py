@@ -111,8 +111,7 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
         for index, group in enumerate(self.param_groups):
             dense: list[Tensor] = []
             for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is None:
+                if (gradient := parameter.grad) is None:
                     continue
                 if gradient.is_sparse:
                     self._step_rows(parameter, gradient, group, skip)

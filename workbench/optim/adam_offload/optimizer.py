@@ -241,8 +241,6 @@ class AdamOffload(StepOptimizer):
     def unscale_offloaded_(self, scale_of: Callable[[Any], Tensor], found_inf: Tensor) -> None:
         """Divide gradients that have left the device by the loss scale and note whether any is inf or NaN.
 
-        The part of unscaling that cannot be done through ``.grad``; nothing to do without ``offload_gradients``.
-
         Args:
             scale_of: Gives the scale of a parameter's gradient, one element; it must be the same for all.
             found_inf: Flag, float32, one element; set to 1.0 if anything is not finite.
@@ -285,9 +283,8 @@ class AdamOffload(StepOptimizer):
             accumulation window ``gradients`` that have left, by number of the parameter.
         """
         saved = super().state_dict()
-        saved["param_groups"] = [
-            {key: None if callable(value) else value for key, value in group.items()} for group in saved["param_groups"]
-        ]
+        for group in saved["param_groups"]:  # torch has made them for this dictionary
+            group.update({key: None for key, value in group.items() if callable(value)})
         own: dict[str, Any] = {"global_step": self._global_step}
         if self._rounded is not None:
             own["generator"] = self._rounded.generator.get_state()

@@ -251,8 +251,7 @@ def _orthogonal(updates: Sequence[Tensor], steps: int) -> list[Tensor]:
 
 def _factor(parameter: Tensor) -> float:
     """Return what a matrix's rate is multiplied by: the root of rows per column, at least 1."""
-    rows = parameter.shape[0]
-    return math.sqrt(max(1.0, rows * rows / parameter.numel()))
+    return math.sqrt(max(1.0, len(parameter) ** 2 / parameter.numel()))
 
 
 def _number_format(matrices: Tensor) -> torch.dtype:

@@ -135,11 +135,9 @@ class Preconditioner:
         self.rules = rules
         self.layers, self.normalizations, self.first_order = find_layers(network, trained)
         if rules.factors == "mindspore":
-            for layer in list(self.layers):
-                kernel = getattr(layer.module, "kernel_size", (1, 1))
-                if layer.kind == "conv" and kernel[0] != kernel[1]:
-                    self.layers.remove(layer)
-                    self.first_order.append(FirstOrder(f"{layer.name}.weight", "kernel that is not square"))
+            oblong = [one for one in self.layers if len(set(getattr(one.module, "kernel_size", ()))) > 1]
+            self.layers = [layer for layer in self.layers if layer not in oblong]
+            self.first_order += [FirstOrder(f"{layer.name}.weight", "kernel that is not square") for layer in oblong]
         self.steps = 0  # counted so far
         self.refreshed = False  # by the last step
         self.position = {id(layer.weight): i for i, layer in enumerate(self.layers)}
@@ -165,15 +163,13 @@ class Preconditioner:
         # Of every factor its layer, and its place in two vectors over layers behind each other: A's first, then G's.
         layer_of, place = [0] * f, [0] * f
         for i, layer in enumerate(self.layers):
-            layer_of[layer.g], place[layer.g] = i, n + i
-            if layer.a >= 0:
-                layer_of[layer.a] = place[layer.a] = i
+            for factor in layer.numbers:
+                layer_of[factor], place[factor] = i, n + i if factor == layer.g else i
         self._layer_of, self._place = devices.tensor_on(device, layer_of), devices.tensor_on(device, place)
         self._slips: Tensor | None = None  # As upstream: embeddings are multiplied by L^-1 L^-1
-        embeddings = [layer.g for layer in self.layers if layer.kind == "embedding"]
-        if rules.factors == "mindspore" and embeddings:
+        if rules.factors == "mindspore" and any(layer.kind == "embedding" for layer in self.layers):
             self._slips = torch.zeros(f, dtype=torch.bool, device=device)
-            self._slips[embeddings] = True
+            self._slips[[layer.g for layer in self.layers if layer.kind == "embedding"]] = True
         widths = [float(layer.inputs) for layer in self.layers], [float(layer.outputs) for layer in self.layers]
         self._inputs, self._outputs = self._to_device(*widths)
         self._traces = torch.full((n,), -1.0, device=device, dtype=self._dtype)  # of the factors in force
@@ -198,8 +194,7 @@ class Preconditioner:
         layer, blocks, rules = self.layers[i], weakref.ref(self.blocks), self.rules
 
         def receive(inputs: Tensor, gradient: Tensor) -> None:
-            living = blocks()
-            if living is not None:
+            if (living := blocks()) is not None:
                 layer.collect(inputs, gradient, living, rules.factors, rules.max_rows)
 
         return receive
