@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from operator import attrgetter, is_, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,10 +34,7 @@ _DEVICE, _DTYPE, _LAYOUT = attrgetter("device"), attrgetter("dtype"), attrgetter
 
 
 class _Lists:
-    """What one call of the kernel takes, but for gradients and numbers: parameters of one device and dtype with state.
-
-    The counts in the optimizer's state are replaced by elements of one tensor.
-    """
+    """Parameters of one device and dtype with their state, whose counts become elements of one tensor."""
 
     __slots__ = ("counts", "device", "dtype", "lasting", "members", "parameters", "states")
 
@@ -66,42 +63,30 @@ class _Lists:
         return lists
 
 
-class _Cache:
-    """The lists of every parameter group, and the state they were taken from."""
+class _Cache(NamedTuple):
+    """The lists of every parameter group, by its number, and the state they were taken from."""
 
-    __slots__ = ("entries", "groups", "state")
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.state = optimizer.state
-        self.entries: list[dict[str, Any]] = list(optimizer.state.values())
-        self.groups: dict[int, _Lists] = {}
-
-    def holds(self, optimizer: Optimizer) -> bool:
-        """Return whether the optimizer has the same state, parameter by parameter."""
-        state = optimizer.state
-        return state is self.state and _same(list(state.values()), self.entries)
+    state: dict[Tensor, dict[str, Any]]
+    entries: list[dict[str, Any]]
+    groups: dict[int, _Lists]
 
 
 _caches: WeakKeyDictionary[Optimizer, _Cache] = WeakKeyDictionary()
 
 
 def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
-    """Take the step that ``optimizer.step()`` would take, if that is one of torch's plain fused Adam.
+    """Take a step of one of torch's plain fused Adams, unless ``found_inf`` is not 0; return whether that was possible.
 
-    Unless ``found_inf`` (float32, one element, on the parameters' device) is 0, nothing changes.
-
-    Returns:
-        Whether the step was taken. False, with nothing changed, for other optimizers, for the first step, which makes
-        the state, and for whatever is unusual: hooks, a replaced `step`, AMSGrad, rates that are tensors,
-        sparse gradients, groups of several dtypes.
+    It is not, and nothing changes, for other optimizers, for the first step, which makes the state, and for whatever is
+    unusual: hooks, a replaced `step`, AMSGrad, rates that are tensors, sparse gradients, groups of several dtypes.
     """
     if type(optimizer) not in (Adam, AdamW) or _is_unusual(optimizer):
         return False
     if found_inf.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
-    cache = _caches.get(optimizer)
-    if cache is None or not cache.holds(optimizer):
-        cache = _caches[optimizer] = _Cache(optimizer)
+    cache, state = _caches.get(optimizer), optimizer.state
+    if cache is None or state is not cache.state or not _same(list(state.values()), cache.entries):
+        cache = _caches[optimizer] = _Cache(state, list(state.values()), {})
     on_host = host_values.reads_without_waiting(found_inf)
     work: list[tuple[dict[str, Any], _Lists, list[Tensor], kernels.AdamLists | None]] = []
     for number, group in enumerate(optimizer.param_groups):
@@ -115,9 +100,9 @@ def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
             parameters = [parameter for parameter in parameters if parameter.grad is not None]
         lists = cache.groups.get(number)
         if lists is None or not lists.hold(parameters):
-            if not _can_be_listed(parameters, optimizer.state):
+            if not _can_be_listed(parameters, state):
                 return False
-            lists = cache.groups[number] = _Lists(list(parameters), [optimizer.state[p] for p in parameters])
+            lists = cache.groups[number] = _Lists(list(parameters), [state[p] for p in parameters])
         if lists.device != found_inf.device:
             return False
         for_ours = lists.for_our_kernel(gradients) if on_host else None
@@ -190,7 +175,7 @@ def _step_by_kernel(group: dict[str, Any], lists: _Lists, for_ours: kernels.Adam
 
 
 def _is_unusual(optimizer: Optimizer) -> bool:
-    """Return whether anybody else has a hand in the optimizer's step."""
+    """Return whether something else acts on the optimizer's step."""
     replaced = optimizer.__dict__.get("step")
     if replaced is not None:
         own = getattr(type(optimizer).step, "__func__", type(optimizer).step)

@@ -159,16 +159,8 @@ class DynamicLossScaleUpdateCell(_UpdateCell):
         if host_values.reads_without_waiting(loss_scale, overflow):
             self._move_on_host(loss_scale, overflow.item() != 0)
             return
-        updated, restarted = next_scales_on_device(
-            loss_scale.reshape(()),
-            self.cur_iter - self.last_overflow_iter,
-            overflow.reshape(()) != 0,
-            factor=self.scale_factor,
-            window=self.scale_window,
-            minimum=self.minimum,
-            maximum=self.maximum,
-            growth_ceiling=self.growth_ceiling,
-        )
+        finite_steps, overflowed = self.cur_iter - self.last_overflow_iter, overflow.reshape(()) != 0
+        updated, restarted = next_scales_on_device(loss_scale.reshape(()), finite_steps, overflowed, **self._rule())
         loss_scale.copy_(updated.reshape(loss_scale.shape))
         self.last_overflow_iter.copy_(torch.where(restarted, self.cur_iter, self.last_overflow_iter))
         self.cur_iter.add_(1)
@@ -181,17 +173,15 @@ class DynamicLossScaleUpdateCell(_UpdateCell):
         if not overflowed and finite_steps < self.scale_window:  # as on most steps
             return
         self.last_overflow_iter.fill_(iteration)
-        updated, _ = next_scales(
-            np.float32(loss_scale.item()),
-            finite_steps,
-            overflowed,
-            factor=np.float32(host_values.float32(self.scale_factor)),
-            window=self.scale_window,
-            minimum=np.float32(self.minimum),
-            maximum=None if self.maximum is None else np.float32(self.maximum),
-            growth_ceiling=self.growth_ceiling,
-        )
+        rule = self._rule()
+        for name in ("factor", "minimum", "maximum"):
+            rule[name] = None if rule[name] is None else np.float32(host_values.float32(rule[name]))
+        updated, _ = next_scales(np.float32(loss_scale.item()), finite_steps, overflowed, **rule)
         loss_scale.fill_(float(updated))
+
+    def _rule(self) -> dict[str, Any]:
+        bounds = {"minimum": self.minimum, "maximum": self.maximum, "growth_ceiling": self.growth_ceiling}
+        return {"factor": self.scale_factor, "window": self.scale_window, **bounds}
 
 
 class DynamicLossScaleManager:
@@ -270,14 +260,8 @@ class DynamicLossScaleManager:
 
     def get_update_cell(self) -> DynamicLossScaleUpdateCell:
         """Return a module that follows the same rule on the device, starting from the present scale."""
-        return DynamicLossScaleUpdateCell(
-            self.loss_scale,
-            self.factor,
-            self.window,
-            minimum=self.minimum,
-            maximum=self.maximum,
-            growth_ceiling=self.growth_ceiling,
-        )
+        bounds: Any = {"minimum": self.minimum, "maximum": self.maximum, "growth_ceiling": self.growth_ceiling}
+        return DynamicLossScaleUpdateCell(self.loss_scale, self.factor, self.window, **bounds)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must be kept to continue exactly.

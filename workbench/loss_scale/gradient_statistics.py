@@ -43,14 +43,10 @@ def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor
 
 
 def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, float] | None:
-    """Return L2 norm and largest absolute value of gradients in host memory, all of them together.
+    """Return L2 norm and largest absolute value, float32, of all gradients together, quickly where that is easy.
 
-    The usual case at a fraction of the time: one pass by our own kernel, or one copy into one piece of memory and two
-    passes over that. Gradients of many megabytes are looked at where they lie.
-
-    Returns:
-        Norm and maximum, float32; None where the host would have to wait for them, anything is not finite or not plain
-        float32, or the squares leave the range of float32. Then `tensor_norms_and_maxima` says more.
+    None where the host would have to wait for them, anything is not finite or not plain float32, or the squares leave
+    the range of float32: then `tensor_norms_and_maxima` says more.
     """
     if not host_values.reads_without_waiting(gradients[0]):
         return None
@@ -58,11 +54,10 @@ def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, floa
     if values is not None and 0 < sum(values.lengths) <= _COPIED_ELEMENTS:
         precise, amax = kernels.norm_and_maximum(values)
         norm = host_values.float32(precise)
-    else:
-        found = _norm_and_maximum_by_torch(gradients)
-        if found is None:
-            return None
+    elif found := _norm_and_maximum_by_torch(gradients):
         norm, amax = found
+    else:
+        return None
     # A NaN is neither; zeros are, and so is a norm whose squares did not vanish.
     fits = norm < _LARGEST_NORM and math.isfinite(amax) and (norm > _LEAST_NORM or amax == 0.0)
     return (norm, amax) if fits else None
@@ -116,10 +111,8 @@ def group_by_module(model: nn.Module, limit: int = 16) -> dict[str, str]:
     distinct = list(dict.fromkeys(chosen))
     if len(distinct) > limit:
         per = -(-len(distinct) // limit)
-        merged = {}
         for start in range(0, len(distinct), per):
             block = distinct[start : start + per]
             label = block[0] if len(block) == 1 else f"{block[0]} … {block[-1]}"
-            merged.update(dict.fromkeys(block, label))
-        chosen = [merged[name] for name in chosen]
+            chosen = [label if name in block else name for name in chosen]
     return dict(zip(names, chosen, strict=True))

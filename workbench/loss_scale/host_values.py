@@ -20,9 +20,8 @@ def reads_without_waiting(*tensors: Tensor) -> bool:
 
 
 def float32(value: float) -> float:
-    """Return a number rounded to float32; inf where it is too large.
+    """Return a number rounded to float32, inf where it is too large.
 
-    A sum, product or quotient of two float32 numbers, formed in double precision and rounded so, is what float32
-    arithmetic gives: double precision has more than twice its digits.
+    For one sum, product or quotient of float32 numbers this is what float32 gives: a double has over twice its digits.
     """
     return ctypes.c_float(value).value

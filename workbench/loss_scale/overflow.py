@@ -84,14 +84,11 @@ def collapsed_at(
 
 
 def unscale_and_check_(grads: Iterable[Tensor | None], inverse_scale: Tensor, found_inf: Tensor) -> Tensor:
-    """Multiply every gradient by ``1 / scale`` in place and note whether any of them is inf or NaN.
+    """Multiply every gradient by ``1 / scale`` in place and note whether any of them is inf or NaN, without waiting.
 
-    One fused pass per device and dtype reads each gradient once. The test sees the value before the product; for a
-    scale >= 1 that is the same as after it. Nothing waits for the device.
-
-    Gradients are of any floating or complex dtype, dense or sparse (COO), on any devices; None is passed over.
-    ``inverse_scale`` is finite; ``found_inf``, float32, is set to 1.0 if anything is not finite, stays 1.0 once it is,
-    and is returned. A wrong kind of either is a TypeError, several elements a ValueError.
+    Gradients are of any floating or complex dtype, dense or sparse (COO), on any devices; None is passed over. The test
+    sees the value before the product, which for a scale >= 1 is the same. ``found_inf``, float32, is set to 1.0 if
+    anything is not finite, stays 1.0 once it is, and is returned.
 
     Example:
         >>> grads = [torch.tensor([256.0]), torch.tensor([float("nan")])]
@@ -167,10 +164,9 @@ def _checked_by_kernel(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -
 
 
 def has_overflow(grads: Iterable[Tensor | None]) -> Tensor:
-    """Return whether any gradient is inf or NaN, as a bool tensor of shape ``[]``, without changing or awaiting any.
+    """Return whether any gradient is inf or NaN, as a bool tensor of shape ``[]`` on the first one's device.
 
-    Gradients are dense or sparse (COO), None is passed over. The flag lies on the first one's device, on the CPU (and
-    is False) when there are none.
+    Gradients are dense or sparse (COO), None is passed over; without any the flag is False, on the CPU.
     """
     flag: Tensor | None = None
     with torch.no_grad():
@@ -182,34 +178,26 @@ def has_overflow(grads: Iterable[Tensor | None]) -> Tensor:
                 values = torch.view_as_real(values)
             if flag is None:
                 flag = torch.zeros((), dtype=torch.bool, device=values.device)
-            if values.numel() == 0:
-                continue
-            # NaN passes through both ends: 15 times faster on a CPU than isfinite().all(), which writes a mask.
-            low, high = torch.aminmax(values)
-            flag = flag | ~(torch.isfinite(low) & torch.isfinite(high)).to(flag.device, non_blocking=True)
+            if values.numel():
+                # NaN passes through both ends: 15 times faster on a CPU than isfinite().all(), which writes a mask.
+                low, high = torch.aminmax(values)
+                flag = flag | ~(torch.isfinite(low) & torch.isfinite(high)).to(flag.device, non_blocking=True)
     return torch.zeros((), dtype=torch.bool) if flag is None else flag
 
 
 def decides_on_device(optimizer: Optimizer) -> bool:
-    """Return whether `step_if_finite` can skip this optimizer's step without waiting for the device.
-
-    That is so for optimizers with a method ``step_with_found_inf`` and for torch's with ``fused=True`` in every group.
-    """
+    """Return whether `step_if_finite` can skip this optimizer's step without waiting for the device."""
     return skips_on_device(optimizer) or (_reads_found_inf(optimizer) and not _first_step_needs_host(optimizer))
 
 
 def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
     """Apply one update unless the gradients overflowed; weights, state and step counts stay bit-identical then.
 
-    Optimizers of this package offer ``step_with_found_inf(found_inf)`` and are called through it. Torch's fused
-    optimizers are handed the flag as attribute ``found_inf``, as ``torch.amp.GradScaler`` does, and skip inside their
-    kernel; the attribute is taken away again. Both are called on every step, so their step hooks run on skipped
-    steps, too. Only a fused Adam without hooks is spared the call: its kernel is called on cached lists
-    (`workbench.loss_scale.cached_adam`). Any other optimizer makes the host read the flag, and is not called on a
-    skipped step.
-
-    Gradients are unscaled already; ``found_inf`` is the flag of `unscale_and_check_`, anything but 0 means skip. Once
-    per optimizer a `NonFusedOptimizerWarning` says that each of its steps has to wait for the device.
+    Optimizers with a method ``step_with_found_inf`` are called through it, torch's fused ones get the flag as attribute
+    ``found_inf`` and skip inside their kernel, as under ``torch.amp.GradScaler``; hooks of both run on skipped steps,
+    too. A fused Adam without hooks is spared the call: its kernel works on cached lists. Any other optimizer makes the
+    host read the flag, which a `NonFusedOptimizerWarning` says once, and is not called on a skipped step. Gradients
+    are unscaled already; ``found_inf`` is the flag of `unscale_and_check_`, anything but 0 means skip.
     """
     _check_scalar("found_inf", found_inf)
     if skips_on_device(optimizer):
@@ -257,10 +245,8 @@ def _reads_found_inf(optimizer: Optimizer) -> bool:
 def _first_step_needs_host(optimizer: Optimizer) -> bool:
     """Return whether a fused SGD's coming step must not be skipped on the device.
 
-    Its first step allocates momentum buffers without filling them and relies on the kernel to do so; a skipped first
-    step leaves them as they are, and later steps then start from whatever was in that memory (torch 2.13). Zeros
-    filled in beforehand cure this as long as there is no dampening (see `_give_momentum_buffers`). With dampening the
-    first step differs from the others, so the host decides until it has happened.
+    Its first step allocates momentum buffers and relies on the kernel to fill them, which a skip leaves undone (torch
+    2.13). Zeros cure this (`_give_momentum_buffers`), but with dampening the first step differs from the others.
     """
     return isinstance(optimizer, SGD) and any(
         group["momentum"] != 0 and group["dampening"] != 0 and _without_buffer(optimizer, group["params"])
@@ -275,18 +261,13 @@ def _give_momentum_buffers(optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
             if group["momentum"] != 0:
                 for parameter in _without_buffer(optimizer, group["params"]):
-                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(
-                        parameter, memory_format=torch.preserve_format
-                    )
+                    state = optimizer.state[parameter]
+                    state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
 
 def _without_buffer(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:
-    return [
-        parameter
-        for parameter in parameters
-        if parameter.grad is not None
-        and (parameter not in optimizer.state or optimizer.state[parameter].get("momentum_buffer") is None)
-    ]
+    state, trained = optimizer.state, (parameter for parameter in parameters if parameter.grad is not None)
+    return [one for one in trained if one not in state or state[one].get("momentum_buffer") is None]
 
 
 _warned: WeakSet[Optimizer] = WeakSet()
@@ -310,12 +291,9 @@ def _warn_once(optimizer: Optimizer) -> None:
 
 def _stacklevel_of_caller() -> int:
     """Return the stack level, for a warning raised by the calling function, of the first frame outside the package."""
-    package = str(Path(__file__).resolve().parents[1])
-    level = 1
-    frame = sys._getframe(1)
+    package, level, frame = str(Path(__file__).resolve().parents[1]), 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
-        frame = frame.f_back
-        level += 1
+        frame, level = frame.f_back, level + 1
     return level
 
 

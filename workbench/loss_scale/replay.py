@@ -60,10 +60,11 @@ class ScalePolicy:
                 'a run without loss scale is the policy kind="fixed" with init=1'
             )
         init = checked_init("init", self.init)
-        minimum, maximum = checked_bounds(init, self.minimum, self.maximum)
+        bounds = checked_bounds(init, self.minimum, self.maximum)
         factor, window = checked_number("factor", self.factor, above=1.0), checked_window("window", self.window)
-        checked = {"init": init, "factor": factor, "window": window, "minimum": minimum, "maximum": maximum}
-        for name, value in checked.items():  # so that 2 and 2.0 are one policy and numpy numbers become Python's
+        # So that 2 and 2.0 are one policy and numpy numbers become Python's.
+        names = ("init", "factor", "window", "minimum", "maximum")
+        for name, value in zip(names, (init, factor, window, *bounds), strict=True):
             object.__setattr__(self, name, value)
 
 
@@ -83,10 +84,9 @@ class ScaleTrace:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What each policy would have done; arrays have shape ``[n_policies]``, ``scale_at`` ``[n_policies, n_at]``.
+    """What each policy would have done, shape ``[n_policies]``; ``scale_at`` ``[n_policies, n_at]`` at steps asked for.
 
-    Overflows are steps that are skipped, ``wasted_share`` is their share of all steps; ``scale_at`` are the scales in
-    use at the steps that were asked for.
+    Overflows are steps that are skipped, ``wasted_share`` is their share of all steps.
     """
 
     policies: tuple[ScalePolicy, ...]
@@ -111,21 +111,16 @@ class SimulationResult:
                 if stretch.following[0] != scales[-1] and stretch.stop < self.n_steps:
                     steps.append(stretch.stop)
                     scales.append(float(stretch.following[0]))
-        return ScaleTrace(
-            n_steps=self.n_steps,
-            steps=np.array(steps, dtype=np.int64),
-            scales=np.array(scales),
-            overflow_steps=np.array(overflow_steps, dtype=np.int64),
-        )
+        as_steps = [np.array(found, dtype=np.int64) for found in (steps, overflow_steps)]
+        return ScaleTrace(self.n_steps, as_steps[0], np.array(scales), as_steps[1])
 
 
 def simulate(
     threshold_scale: ArrayLike, policies: Iterable[ScalePolicy], *, at: ArrayLike | None = None
 ) -> SimulationResult:
-    """Run loss-scale policies over a recorded run.
+    """Run loss-scale policies over a recorded run, side by side.
 
-    One loop over the steps, with all policies side by side. It takes together the steps on which no scale can move, so
-    what costs time is how often one of the policies overflows or grows.
+    Steps on which no scale can move are taken together: what costs time is how often a policy overflows or grows.
 
     Args:
         threshold_scale: Largest scale that does not overflow per step, shape ``[n_steps]``, in [0, inf].
@@ -168,16 +163,8 @@ def simulate(
             if first < looked:
                 scale_at[np.ix_(moving, order[first:looked])] = stretch.scales[:, np.newaxis]
         final_scale[moving], overflows[moving], log2_sum[moving] = stretch.following, hits, log2
-    return SimulationResult(
-        policies=chosen,
-        n_steps=n_steps,
-        overflows=overflows,
-        wasted_share=overflows / max(n_steps, 1),
-        final_scale=final_scale,
-        mean_log2_scale=log2_sum / n_steps if n_steps else np.log2(initial),
-        scale_at=scale_at,
-        _threshold_scale=threshold,
-    )
+    wasted, mean = overflows / max(n_steps, 1), log2_sum / n_steps if n_steps else np.log2(initial)
+    return SimulationResult(chosen, n_steps, overflows, wasted, final_scale, mean, scale_at, threshold)
 
 
 def _checked_steps(at: ArrayLike | None, n_steps: int) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ overflows; a single scale is the plain case. Everything else calls one of the tw
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -65,12 +65,7 @@ class LossScaleRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScaleState:
-    """The scale and how long it has held.
-
-    Args:
-        scale: Loss scale the next backward pass uses (dimensionless, > 0).
-        finite_steps: Finite steps since the scale last overflowed or was due to grow.
-    """
+    """The scale that the next backward pass uses, > 0, and the finite steps since it overflowed or was due to grow."""
 
     scale: float
     finite_steps: int = 0
@@ -92,10 +87,8 @@ def next_scales(
     ``s' = max(s / factor, minimum)`` on overflow; ``s' = min(s * factor, maximum)`` on the ``window``-th finite step
     in a row; ``s' = s`` otherwise. A scale that may not grow keeps its value and starts a new streak.
 
-    Every argument is a number or an array of shape ``[n]``: the scales that the step used, the finite steps since each
-    last overflowed or was due to grow (this one included), whether any gradient was inf or NaN, and the rule, whose
-    ``maximum`` None is float32's own. Floats are of one type, float32 or float64, and so is the arithmetic.
-    ``growth_ceiling`` says what happens where the product leaves float32.
+    Arguments are numbers or arrays ``[n]``, floats of one type, float32 or float64, in which all is computed. Finite
+    steps are those since the scale last overflowed or was due to grow, this one included.
     """
     due = finite_steps >= window
     lowered = np.maximum(scales / factor, minimum)
@@ -121,11 +114,9 @@ def next_scales_on_device(
     growth_ceiling: GrowthCeiling = "finite",
     reduce_ratio: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return what `next_scales` does, as new tensors, without waiting for the device.
+    """Return what `next_scales` does, as new tensors of one shape ``[]`` or ``[n]``, without waiting for the device.
 
-    Scales are float32, finite steps int64, overflows bool, all of one shape ``[]`` or ``[n]``; bounds are numbers or
-    float32 of that shape. On overflow a scale is multiplied by ``reduce_ratio``, in (0, 1); None divides it by
-    ``factor``.
+    On overflow a scale (float32) is multiplied by ``reduce_ratio``, in (0, 1); None divides it by ``factor``.
     """
     due = finite_steps >= window
     lowered = scales / factor if reduce_ratio is None else scales * reduce_ratio
@@ -157,16 +148,8 @@ def next_scale(
     counted = state.finite_steps + 1
     if not overflowed and counted < rule.window:  # as on most steps, and ten times as fast as asking
         return ScaleState(state.scale, counted)
-    scales, _ = next_scales(
-        state.scale,
-        counted,
-        overflowed,
-        factor=rule.factor,
-        window=rule.window,
-        minimum=rule.minimum,
-        maximum=rule.maximum,
-        growth_ceiling=growth_ceiling,
-    )
+    values = {name: getattr(rule, name) for name in ("factor", "window", "minimum", "maximum")}
+    scales, _ = next_scales(state.scale, counted, overflowed, growth_ceiling=growth_ceiling, **values)
     return ScaleState(float(scales))
 
 
@@ -202,5 +185,4 @@ def checked_growth_ceiling(value: Any) -> GrowthCeiling:
     """Return the growth ceiling, ``"finite"`` or ``"none"``."""
     if value not in ("finite", "none"):
         raise ValueError(f'`growth_ceiling` must be "finite" or "none" (as MindSpore: grow to inf), got {value!r}')
-    ceiling: GrowthCeiling = value
-    return ceiling
+    return cast("GrowthCeiling", value)

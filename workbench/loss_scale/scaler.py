@@ -67,17 +67,10 @@ class LossScaling:
             cell = FixedLossScaleUpdateCell(nominal) if drops else None
         else:
             drops, minimum = True, rule.minimum
-            cell = DynamicLossScaleUpdateCell(
-                nominal,
-                rule.factor,
-                rule.window,
-                minimum=minimum,
-                maximum=rule.maximum,
-                growth_ceiling=config.compatibility.loss_scale_ceiling,
-            )
-        return cls(
-            init, cell, drop_overflow_update=drops, device=device, collapse_after=rule.collapse_after, minimum=minimum
-        )
+            bounds: Any = {"maximum": rule.maximum, "growth_ceiling": config.compatibility.loss_scale_ceiling}
+            cell = DynamicLossScaleUpdateCell(nominal, rule.factor, rule.window, minimum=minimum, **bounds)
+        collapse: Any = {"collapse_after": rule.collapse_after, "minimum": minimum}
+        return cls(init, cell, drop_overflow_update=drops, device=device, **collapse)
 
     @classmethod
     def seeded(cls, sens: float, device: torch.device | None) -> LossScaling:

@@ -22,10 +22,7 @@ _LOG2_SMALLEST = -24.0  # of the smallest positive float16: at most the nearest 
 
 @dataclass(frozen=True, slots=True)
 class ExponentTable:
-    """Exponent histograms of many steps over common bins, the first of them for exponent ``lowest``.
-
-    ``counts`` are elements per step and bin, shape ``[n_steps, n_bins]``; else, or below 0, they are a ValueError.
-    """
+    """Elements per step and bin, shape ``[n_steps, n_bins]``; the first bin is for exponent ``lowest``."""
 
     lowest: int
     counts: NDArray[np.float64]

@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -245,17 +245,14 @@ class LossMonitor(Callback):
         self.per_print_times = checked_count("per_print_times", per_print_times)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """Print the loss of the step, when it is its turn.
-
-        Raises:
-            ValueError: When the loss is NaN or infinite.
-        """
+        """Print the loss of the step, when it is its turn; one that is NaN or infinite is a ValueError."""
         state = run_context.original_args()
         if state.cur_step_num % self.per_print_times:
             return
         loss = float(loss_of(state.net_outputs))
         where = f"epoch: {state.cur_epoch_num} step: {state.cur_step_in_epoch}"
-        if not math.isfinite(loss) and not _was_skipped(state):
+        is_skipped = state.boosted is not None and state.outcome is not None and state.boosted.skips(state.outcome)
+        if not (math.isfinite(loss) or is_skipped):
             raise ValueError(f"{where}: the loss is {loss}, training cannot go on; lower the learning rate")
         if ranks.rank() == 0:
             print(f"{where}, loss is {loss}", flush=True)
@@ -291,9 +288,8 @@ class TimeMonitor(Callback):
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Print the times."""
         milliseconds = (time.perf_counter() - self._began) * 1e3
-        steps = self.data_size or run_context.original_args().cur_step_in_epoch
+        each = milliseconds / max(self.data_size or run_context.original_args().cur_step_in_epoch, 1)
         if ranks.rank() == 0:
-            each = milliseconds / max(steps, 1)
             print(f"Train epoch time: {milliseconds:5.3f} ms, per step time: {each:5.3f} ms", flush=True)
 
 
@@ -301,13 +297,8 @@ def loss_of(net_outputs: Any) -> Tensor:
     """Return the loss in the ``net_outputs`` of a training step: itself, or the first of several."""
     while isinstance(net_outputs, (tuple, list)):
         net_outputs = net_outputs[0]
-    loss: Tensor = net_outputs
-    return loss
+    return cast("Tensor", net_outputs)
 
 
 def _is_eval(run_context: RunContext) -> bool:
     return run_context.original_args().mode == "eval"
-
-
-def _was_skipped(state: CallbackParameters) -> bool:
-    return state.boosted is not None and state.outcome is not None and state.boosted.skips(state.outcome)

@@ -52,14 +52,12 @@ class Evaluator:
     def measure(self, batch: Any, measured: Mapping[str, MetricAccumulator]) -> Any:
         """Run the networks on one batch (on the device) and add it to the metrics that `begin` returned.
 
-        Returns:
-            What the evaluation network returned, or ``(loss, prediction, label)``; the loss is None where no metric
-            asks for it.
+        Return what the evaluation network did, or ``(loss, prediction, label)``; no loss where no metric asks for it.
         """
+        outputs: Any
         loss: Any = None
         prediction: Any = None
         label: Any = None
-        outputs: Any
         if self.eval_network is not None:
             outputs = widened(called_with(self.eval_network, batch))
             loss, prediction, label = self._chosen(outputs)

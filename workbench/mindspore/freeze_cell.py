@@ -114,19 +114,14 @@ def freeze_cell(
     if not isinstance(optimizer, FreezeOpt):
         raise TypeError(f"`optimizer` must be a FreezeOpt, got {type(optimizer).__name__}")
     factor = checked_sens(sens)
-    ranks = _read_ranks(degree) if reducer_flag else None
-    window = AccumulationWindow(max_accumulation_step if use_grad_accumulation else 1)
-    owner = [0]
-    averages = True if mean is None else mean
-    return tuple(
-        FreezeTrainCell(network, optimizer, index, factor, window, owner, ranks, averages)
-        for index in range(optimizer.n_groups)
-    )
-
-
-def _read_ranks(degree: int | None) -> int:
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not reducer_flag:
+        degree = None
+    elif not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise RuntimeError(
             "`reducer_flag` is set but no process group is initialised; call torch.distributed.init_process_group first"
         )
-    return torch.distributed.get_world_size() if degree is None else degree
+    elif degree is None:
+        degree = torch.distributed.get_world_size()
+    window, owner = AccumulationWindow(max_accumulation_step if use_grad_accumulation else 1), [0]
+    shared = (window, owner, degree, mean is None or mean)
+    return tuple(FreezeTrainCell(network, optimizer, i, factor, *shared) for i in range(optimizer.n_groups))

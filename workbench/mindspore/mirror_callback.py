@@ -112,24 +112,18 @@ class MirrorCallback(Callback):
         self._send()
         boosted, self._trace = self._trace.boosted, None
         boosted.observer = boosted.graph_observer = boosted.events = None
-        summary: dict[str, Any] = {
-            "state": state,
-            "message": message,
-            "in_effect": "" if boosted.plan is None else boosted.plan.summary(),
-            "steps": self._steps,
-            "overflows": self._overflows,
-        }
+        in_effect = "" if boosted.plan is None else boosted.plan.summary()
+        counts = {"steps": self._steps, "overflows": self._overflows}
+        summary: dict[str, Any] = {"state": state, "message": message, "in_effect": in_effect, **counts}
         if self._metrics:
             summary["metric_name"], summary["metric"] = next(iter(self._metrics.items()))
         self._live.finish(summary)
 
     def _environment(self, boosted: Boosted) -> dict[str, Any]:
-        device = {"type": boosted.device.type, "name": devices.device_name(boosted.device)}
-        found = collect_environment(
-            device=device | {"threads": torch.get_num_threads()},
-            task=self._task,
-            level="" if boosted.plan is None else boosted.plan.level,
-        )
+        kind, name = boosted.device.type, devices.device_name(boosted.device)
+        device = {"type": kind, "name": name, "threads": torch.get_num_threads()}
+        level = "" if boosted.plan is None else boosted.plan.level
+        found = collect_environment(device=device, task=self._task, level=level)
         return found | {"started": datetime.now(UTC).isoformat(), "world_size": ranks.world_size()}
 
 

@@ -253,7 +253,7 @@ class Model:
             raise ValueError("`optimizer` is None, and training needs one; give Model a torch optimizer")
         _check_equal_lengths(dataset)
         listeners = CallbackList(callbacks)
-        state = self._state("train", listeners, train_dataset=dataset, epoch_num=epoch_num)
+        state = self._state("train", listeners, dataset, epoch_num)
         context = RunContext(state)
         self._set_training_mode(boosted)
         with listeners:
@@ -392,8 +392,7 @@ class Model:
         self._check_can_evaluate("eval")
         listeners = CallbackList(callbacks)
         with listeners:
-            state = self._state("eval", listeners, valid_dataset=valid_dataset, epoch_num=1)
-            return self._evaluate(valid_dataset, RunContext(state))
+            return self._evaluate(valid_dataset, RunContext(self._state("eval", listeners, valid_dataset, 1)))
 
     def predict(self, *inputs: Any) -> Any:
         """Return the network's outputs for inputs, in float32, computed in evaluation mode and without gradients.
@@ -409,7 +408,7 @@ class Model:
         training = context.original_args()
         if not due(training.cur_epoch_num):
             return
-        state = self._state("fit", training.list_callback, valid_dataset=dataset, epoch_num=training.epoch_num)
+        state = self._state("fit", training.list_callback, dataset, training.epoch_num)
         state.cur_epoch_num = training.cur_epoch_num
         evaluation = RunContext(state)
         training.eval_results = self._evaluate(dataset, evaluation)
@@ -467,11 +466,8 @@ class Model:
 
     def _cast_for_evaluation(self, settings: BoostConfig, boost_level: str) -> Precision:
         if settings.resolve(boost_level, world_size=ranks.world_size()).in_effect():
-            warnings.warn(
-                "boosting has no effect without an optimizer; give Model an `optimizer` to train with it",
-                UserWarning,
-                stacklevel=3,
-            )
+            message = "boosting has no effect without an optimizer; give Model an `optimizer` to train with it"
+            warnings.warn(message, UserWarning, stacklevel=3)
         amp, on = settings.amp, self._device.type
         precision = Precision(settings.effective_amp_level(on), amp.dtype, on, amp.keep_batchnorm_fp32)
         cast_model_(self._network, precision)
@@ -484,14 +480,9 @@ class Model:
         cast_model_(eval_network, self._precision)
 
     def _state(
-        self,
-        mode: Literal["train", "eval", "fit"],
-        listeners: CallbackList,
-        *,
-        train_dataset: Any = None,
-        valid_dataset: Any = None,
-        epoch_num: int | None = None,
+        self, mode: Literal["train", "eval", "fit"], listeners: CallbackList, dataset: Any, epoch_num: int | None
     ) -> CallbackParameters:
+        role = "train_dataset" if mode == "train" else "valid_dataset"
         return CallbackParameters(
             mode=mode,
             network=self._network,
@@ -502,9 +493,8 @@ class Model:
             eval_network=self.eval_network,
             boosted=self._boosted,
             epoch_num=epoch_num,
-            batch_num=_length(valid_dataset if train_dataset is None else train_dataset),
-            train_dataset=train_dataset,
-            valid_dataset=valid_dataset,
+            batch_num=_length(dataset),
+            **{role: dataset},
         )
 
     def __repr__(self) -> str:

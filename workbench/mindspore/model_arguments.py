@@ -100,11 +100,10 @@ def due_epochs(frequency: Any) -> Callable[[int], bool]:
     """Return whether an evaluation is due after an epoch, every so many or of these numbers, as a function of it."""
     if isinstance(frequency, (list, tuple)) and all(type(number) is int and number >= 1 for number in frequency):
         return lambda epoch: epoch in frequency
-    if type(frequency) is not int or frequency < 1:
-        raise ValueError(
-            f"`valid_frequency` must be a number of epochs, at least 1, or a list of epoch numbers, got {frequency!r}"
-        )
-    return lambda epoch: epoch % frequency == 0
+    if type(frequency) is int and frequency >= 1:
+        return lambda epoch: epoch % frequency == 0
+    words = "a number of epochs, at least 1, or a list of epoch numbers"
+    raise ValueError(f"`valid_frequency` must be {words}, got {frequency!r}")
 
 
 def settings_from(
@@ -114,11 +113,7 @@ def settings_from(
     keep_batchnorm_fp32: bool | None,
     manager: Any,
 ) -> BoostConfig:
-    """Return the configuration with what the other arguments of a Model say in its place.
-
-    ``amp_level`` decides unless it is ``"O0"``, ``keep_batchnorm_fp32`` and the manager unless they are None.
-    ``boost_level`` decides whether scale groups are asked for.
-    """
+    """Return the configuration with what other arguments of a Model say, those that are not ``"O0"`` or None."""
     settings = read_config(config)
     given: dict[str, Any] = {}
     if amp_level != "O0":

@@ -1,8 +1,6 @@
 """Conversion of a Model to second-order training, for programs written against the reference.
 
-The reference swaps layers for ones that store covariances and its ``Model`` for one that compiles two steps. Here THOR
-looks at the ordinary layers by itself, so there is nothing to swap; the conversion makes the Model that the arguments
-ask for.
+There layers are swapped for ones that store covariances, here THOR looks at the ordinary ones: only a Model is made.
 """
 
 from __future__ import annotations
@@ -64,12 +62,5 @@ class ConvertModelUtils:
             raise TypeError(f"`model` must be a Model, got {type(model).__name__}")
         if not isinstance(optimizer, Thor):
             return model
-        return Model(
-            network,
-            loss_fn=loss_fn,
-            optimizer=optimizer,
-            metrics=metrics,
-            amp_level=amp_level,
-            loss_scale_manager=loss_scale_manager,
-            keep_batchnorm_fp32=keep_batchnorm_fp32,
-        )
+        others: Any = {"loss_scale_manager": loss_scale_manager, "keep_batchnorm_fp32": keep_batchnorm_fp32}
+        return Model(network, loss_fn, optimizer, metrics, amp_level=amp_level, **others)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +54,7 @@ class WithLossCell(nn.Module):
             data: Inputs of the backbone.
             label: What the criterion compares the backbone's output with.
         """
-        loss: Tensor = self.loss_fn(self.backbone(data), label)
-        return loss
+        return cast("Tensor", self.loss_fn(self.backbone(data), label))
 
     @property
     def backbone_network(self) -> nn.Module:
@@ -64,10 +63,7 @@ class WithLossCell(nn.Module):
 
 
 class _TrainCell(nn.Module):
-    """What the four modules share: the network, the boosted pair, and one step over a batch.
-
-    On several ranks gradients are averaged between them, unless the network is in a DistributedDataParallel already.
-    """
+    """What the four modules share: network, boosted pair, and one step; ranks average gradients where DDP does not."""
 
     def __init__(
         self, network: nn.Module, optimizer: Optimizer, scaling: LossScaling, plan: Plan | None = None
@@ -184,11 +180,11 @@ class BoostTrainOneStepCell(_TrainCell):
 
     def check_adasum_enable(self) -> bool:
         """Return whether AdaSum is in effect: several servers, their number a power of two."""
-        return bool(self.plan is not None and self.plan.adasum)
+        return self.plan is not None and self.plan.adasum
 
     def check_dim_reduce_enable(self) -> bool:
         """Return whether training runs in the PCA subspace."""
-        return bool(self.plan is not None and self.plan.dim_reduce)
+        return self.plan is not None and self.plan.dim_reduce
 
     def _step_with(self, loss: Tensor, grads: tuple[Tensor, ...]) -> Tensor:
         trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]

@@ -170,17 +170,11 @@ class RecModel(Model):
     # What differs from a Model's training
 
     def _state(
-        self,
-        mode: Literal["train", "eval", "fit"],
-        listeners: CallbackList,
-        *,
-        train_dataset: Any = None,
-        valid_dataset: Any = None,
-        epoch_num: int | None = None,
+        self, mode: Literal["train", "eval", "fit"], listeners: CallbackList, dataset: Any, epoch_num: int | None
     ) -> CallbackParameters:
         session = self._session
-        shown = train_dataset if session is None else session.feed.dataset
-        state = super()._state(mode, listeners, train_dataset=shown, valid_dataset=valid_dataset, epoch_num=epoch_num)
+        shown = dataset if session is None or mode != "train" else session.feed.dataset
+        state = super()._state(mode, listeners, shown, epoch_num)
         if session is not None:
             state.online = session.columns
             state.cur_epoch_num, state.cur_step_num = session.numbers

@@ -44,11 +44,7 @@ class DecayingDamping:
 def build_optimizer(
     config: OptimizerConfig, network: nn.Module, compatibility: CompatibilityConfig | None = None
 ) -> Optimizer:
-    """Return the optimizer that a section names, over a network's parameters; a ValueError if it names none.
-
-    Torch's fused implementation is used where a class of torch has one: it is the fastest, and it decides on the device
-    whether an overflowed update is skipped. ``compatibility`` says which factors THOR forms.
-    """
+    """Return the optimizer that a section names, over a network's parameters; a ValueError if it names none."""
     options = config.hyper_parameters()
     match config.name:
         case None:
@@ -63,7 +59,7 @@ def build_optimizer(
             return ScheduleFreeAdamW(network.named_parameters(), **options)
     kind: type[Optimizer] = getattr(torch.optim, config.name)
     if "fused" in inspect.signature(kind).parameters:
-        options["fused"] = True
+        options["fused"] = True  # the fastest, and it decides on the device whether an overflowed update is skipped
     return kind(list(network.named_parameters()), **options)
 
 

@@ -33,7 +33,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -45,17 +45,10 @@ __all__ = ["RowWiseAdagrad", "RowWiseAdam", "merge_rows"]
 
 
 def merge_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of a sparse gradient, each with the sum of what came for it.
+    """Return the rows of a sparse gradient ``[n_rows, ...]``, int64 ``[k]``, and the sums of what came for each.
 
-    On the CPU every row occurs once in the result. Elsewhere that would make the host wait for their number; there the
-    result is as long as the gradient, and what is left over repeats its first row with the same values, so that
-    writing a row twice writes the same.
-
-    Args:
-        gradient: Sparse COO tensor with one sparse dimension, shape ``[n_rows, ...]``.
-
-    Returns:
-        Rows, int64, shape ``[k]``, and sums, shape ``[k, ...]``.
+    On the CPU every row occurs once. Elsewhere the host would have to wait for their number: the result is as long as
+    the gradient, and what is left over repeats its first row with the same values, which is the same when written.
     """
     rows, values = gradient._indices()[0], gradient._values()
     if gradient.is_coalesced():
@@ -81,24 +74,11 @@ def _merge_without_waiting(rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor
     return found.index_select(0, taken), sums.index_select(0, taken)
 
 
-class _FusedLists(NamedTuple):
-    """What one call of the fused kernel takes: dense parameters of one device and dtype, and their state."""
-
-    parameters: list[Tensor]
-    first: list[Tensor]
-    second: list[Tensor]
-    steps: list[Tensor]
-
-
 class _RowWiseOptimizer(StepOptimizer, ABC):
     """What both have in common: which gradient is treated how, skipped steps, state that survives."""
 
-    #: Names of the tensors with an entry per row.
-    _row_state: tuple[str, ...] = ()
-
-    @abstractmethod
-    def _new_row_state(self, table: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the state of a table all of whose rows are new, by the names of ``_row_state``."""
+    #: Names of the tensors with an entry per row, and what it is: a number or a count per row, or a row of numbers.
+    _row_state: dict[str, Literal["number", "count", "row"]]
 
     @abstractmethod
     def _update_rows(
@@ -112,7 +92,9 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         _check_hyper_parameters(defaults)
-        self._dense: dict[int, tuple[list[Tensor], list[_FusedLists]]] = {}  # by number of the group
+        # By number of the group its dense parameters, and what calls of the fused kernel take: lists of parameters of
+        # one device and dtype, of their first and second moments, and of their counts of steps.
+        self._dense: dict[int, tuple[list[Tensor], list[tuple[list[Tensor], ...]]]] = {}
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -129,8 +111,7 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
         for index, group in enumerate(self.param_groups):
             dense: list[Tensor] = []
             for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is None:
+                if (gradient := parameter.grad) is None:
                     continue
                 if gradient.is_sparse:
                     self._step_rows(parameter, gradient, group, skip)
@@ -140,13 +121,10 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
                 self._step_dense(index, dense, group, skip)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue exactly where ``state_dict`` was taken.
-
-        torch gives loaded state the dtype of its parameter; the counts and accumulators here are float32 beside a
-        bfloat16 table, too, so they are taken as they were.
-        """
+        """Continue exactly where ``state_dict`` was taken."""
         super().load_state_dict(state_dict)
         self._dense.clear()
+        # torch gives loaded state the dtype of its parameter, but counts and accumulators are float32 beside bfloat16.
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
@@ -165,22 +143,23 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
                 raise TypeError(
                     f"a sparse gradient must be sparse by rows only, got {gradient.sparse_dim()} sparse dimensions"
                 )
-            state.update(self._new_row_state(table, group))
+            first = self._first_values(group)
+            for name, kind in self._row_state.items():
+                shape, dtype = table.shape if kind == "row" else table.shape[:1], _state_dtype(table)
+                dtype = torch.int32 if kind == "count" else dtype
+                state[name] = torch.full(shape, first.get(name, 0), dtype=dtype, device=table.device)
         elif "exp_avg" in state and "step" in state:
             raise TypeError("a gradient must stay sparse or dense, got a sparse one where it was dense before")
         rows, values = merge_rows(gradient)
         if len(rows) == 0:
             return
-        before = [state[name].index_select(0, rows) for name in self._row_state]
+        before = old = [state[name].index_select(0, rows) for name in self._row_state]
         fresh: Tensor | None = getattr(table, "fresh_rows", None)
         begun = _new_owners(fresh, rows)
-        old = before
         if begun is not None:
             first = self._first_values(group)
-            old = [
-                part.masked_fill(begun.view(-1, *[1] * (part.ndim - 1)), first.get(name, 0.0))
-                for name, part in zip(self._row_state, before, strict=True)
-            ]
+            named = zip(self._row_state, before, strict=True)
+            old = [part.masked_fill(_over_rows(begun, part), first.get(name, 0.0)) for name, part in named]
         weights = given = table.index_select(0, rows)
         if skip is not None:  # what was there before may be put back
             given, old = weights.clone(), [part.clone() for part in old]
@@ -193,19 +172,19 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
             cast("Tensor", fresh).index_copy_(0, rows, still)
 
     def _step_dense(self, index: int, dense: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
-        for lists in self._lists_of(index, dense):
-            torch._foreach_add_(lists.steps, 1.0)
+        for parameters, first, second, steps in self._lists_of(index, dense):
+            torch._foreach_add_(steps, 1.0)
             found_inf = None
             if skip is not None:
-                found_inf = exact_flag(skip.to(lists.steps[0].device))
-                torch._foreach_sub_(lists.steps, [found_inf] * len(lists.steps))
+                found_inf = exact_flag(skip.to(steps[0].device))
+                torch._foreach_sub_(steps, [found_inf] * len(steps))
             torch._fused_adamw_(
-                lists.parameters,
-                [cast("Tensor", parameter.grad) for parameter in lists.parameters],
-                lists.first,
-                lists.second,
+                parameters,
+                [cast("Tensor", parameter.grad) for parameter in parameters],
+                first,
+                second,
                 [],
-                lists.steps,
+                steps,
                 amsgrad=False,
                 lr=float(group["lr"]),
                 beta1=group["betas"][0],
@@ -217,7 +196,7 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
                 found_inf=found_inf,
             )
 
-    def _lists_of(self, index: int, dense: list[Tensor]) -> list[_FusedLists]:
+    def _lists_of(self, index: int, dense: list[Tensor]) -> list[tuple[list[Tensor], ...]]:
         """Return the lists for the fused kernel, made again only when other parameters have gradients than before."""
         known, lists = self._dense.get(index, ([], []))
         if len(known) == len(dense) and all(map(operator.is_, known, dense)):
@@ -228,8 +207,7 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
         lists = []
         for members in kinds.values():
             states = [self._dense_state(member) for member in members]
-            by_name = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-            lists.append(_FusedLists(members, *by_name))
+            lists.append((members, *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))))
         self._dense[index] = dense, lists
         return lists
 
@@ -261,7 +239,7 @@ class RowWiseAdagrad(_RowWiseOptimizer):
         ValueError: When a value lies outside its range.
     """
 
-    _row_state = ("sum",)
+    _row_state = {"sum": "number"}  # noqa: RUF012  # never changed
 
     def __init__(
         self,
@@ -272,12 +250,8 @@ class RowWiseAdagrad(_RowWiseOptimizer):
         weight_decay: float = 0.0,
         initial_accumulator: float = 0.0,
     ) -> None:
-        names = ("lr", "betas", "eps", "weight_decay", "initial_accumulator")
-        super().__init__(params, dict(zip(names, (lr, betas, eps, weight_decay, initial_accumulator), strict=True)))
-
-    def _new_row_state(self, table: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        start = group["initial_accumulator"]
-        return {"sum": torch.full((table.shape[0],), start, dtype=_state_dtype(table), device=table.device)}
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**options, "initial_accumulator": initial_accumulator})
 
     def _first_values(self, group: dict[str, Any]) -> dict[str, float]:
         return {"sum": group["initial_accumulator"]}
@@ -288,7 +262,7 @@ class RowWiseAdagrad(_RowWiseOptimizer):
         learning_rate = float(group["lr"])
         wide = gradients.to(old[0].dtype).flatten(1)
         total = torch.linalg.vecdot(wide, wide).div_(wide.shape[1]).add_(old[0])
-        denominator = total.sqrt().add_(group["eps"]).to(weights.dtype).view(-1, *[1] * (weights.ndim - 1))
+        denominator = _over_rows(total.sqrt().add_(group["eps"]).to(weights.dtype), weights)
         kept = _decayed(weights, group)
         return torch.addcdiv(kept, gradients, denominator, value=-learning_rate), [total]
 
@@ -308,7 +282,7 @@ class RowWiseAdam(_RowWiseOptimizer):
         ValueError: When a value lies outside its range.
     """
 
-    _row_state = ("row_steps", "row_exp_avg", "row_exp_avg_sq")
+    _row_state = {"row_steps": "count", "row_exp_avg": "row", "row_exp_avg_sq": "row"}  # noqa: RUF012  # never changed
 
     def __init__(
         self,
@@ -320,14 +294,6 @@ class RowWiseAdam(_RowWiseOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def _new_row_state(self, table: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        moments = torch.zeros(table.shape, dtype=_state_dtype(table), device=table.device)
-        return {
-            "row_steps": torch.zeros(table.shape[0], dtype=torch.int32, device=table.device),
-            "row_exp_avg": moments,
-            "row_exp_avg_sq": moments.clone(),
-        }
-
     def _update_rows(
         self, weights: Tensor, gradients: Tensor, old: list[Tensor], group: dict[str, Any]
     ) -> tuple[Tensor, list[Tensor]]:
@@ -337,11 +303,16 @@ class RowWiseAdam(_RowWiseOptimizer):
         wide = gradients.to(first.dtype)
         first = first.lerp_(wide, 1.0 - beta1)
         second = second.mul_(beta2).addcmul_(wide, wide, value=1.0 - beta2)
-        count = steps.to(first.dtype).view(-1, *[1] * (weights.ndim - 1))
+        count = _over_rows(steps.to(first.dtype), weights)
         correction = _one_minus_power(beta2, count).sqrt_()
         rate = correction.div(_one_minus_power(beta1, count)).mul_(learning_rate)
         update = (first * rate).div_(correction.mul_(group["eps"]).add(second.sqrt()))
         return _decayed(weights, group).sub_(update.to(weights.dtype)), [steps, first, second]
+
+
+def _over_rows(values: Tensor, rows: Tensor) -> Tensor:
+    """Return one value per row in a shape that meets whole rows."""
+    return values.view(-1, *[1] * (rows.ndim - 1))
 
 
 def _one_minus_power(base: float, count: Tensor) -> Tensor:

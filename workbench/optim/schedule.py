@@ -23,11 +23,7 @@ Schedule = tuple[float, ...] | Callable[[int], Any]
 
 
 def read_schedule(name: str, value: Any) -> float | Schedule:
-    """Return a hyper-parameter as a number or a schedule; it goes by ``name`` in messages.
-
-    It may be a number, a tensor or array of one or no dimension, an iterable of numbers, or a callable of the step.
-    Anything else is a TypeError; numbers that are negative or not finite are a ValueError.
-    """
+    """Return a number, 1-D tensor, iterable of numbers >= 0, or callable of the step, as number or schedule."""
     if isinstance(value, Tensor):
         if value.dim() > 1:
             raise ValueError(f"`{name}` must be 1-D with one entry per step, got shape {tuple(value.shape)}")
@@ -46,10 +42,7 @@ def read_schedule(name: str, value: Any) -> float | Schedule:
 def value_at(
     schedule: float | Schedule, step: int, name: str, *, past_end: Literal["error", "last"] = "error"
 ) -> float:
-    """Return the value for a step, counted from 0.
-
-    ``past_end`` says whether a step past the last entry is a RuntimeError or takes that entry. A function that returns
-    no number is a TypeError, one that returns a negative or infinite one a ValueError.
+    """Return the value for a step, counted from 0; one past the last entry is a RuntimeError or takes that entry.
 
     Example:
         >>> value_at((0.1, 0.05), 1, "learning_rate"), value_at(lambda i: 0.5**i, 2, "weight_decay")

@@ -78,10 +78,9 @@ class ScheduleFreeAdamW(Optimizer):
         warmup_steps: int = 0,
     ) -> None:
         first = checked_number("betas", betas[0], above=0.0, below=1.0)
-        second = checked_number("betas", betas[1], below=1.0)
         options = {
             "lr": checked_number("lr", lr),
-            "betas": (first, second),
+            "betas": (first, checked_number("betas", betas[1], below=1.0)),
             "eps": checked_number("eps", eps, above=0.0),
             "weight_decay": checked_number("weight_decay", weight_decay),
             "warmup_steps": checked_count("warmup_steps", warmup_steps, 0),

@@ -82,9 +82,8 @@ def _read_groups(given: list[Any]) -> tuple[list[dict[str, Any]], list[Tensor] |
             continue
         for key in item:
             if key not in _GROUP_KEYS:
-                raise KeyError(
-                    f'`params[{index}]` has the unknown key "{key}"; known: {", ".join(sorted(_GROUP_KEYS))}'
-                )
+                known = ", ".join(sorted(_GROUP_KEYS))
+                raise KeyError(f'`params[{index}]` has the unknown key "{key}"; known: {known}')
         members = item["params"]
         members = [members] if isinstance(members, Tensor) else list(members)
         if not members:

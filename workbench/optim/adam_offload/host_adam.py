@@ -30,7 +30,7 @@ since its halves have counted differently from then on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -105,16 +105,15 @@ def adam_step_(
 ) -> kernels.Lasting | None:
     """Update weights and moments in place; gradients are left as they are. Call it under ``torch.no_grad``.
 
-    All are dense tensors on the CPU, float32 or float64, the others with the shape, strides and dtype of their weight:
-    the kernel goes through memory and looks at neither. Given as ``before``, what the last step returned saves looking
-    at the same tensors again; it is None where no kernel of our own took that one.
+    All are dense float32 or float64 tensors on the CPU with the layout of their weight, at which no kernel looks. Given
+    as ``before``, what the last step returned (None unless our own kernel took it) saves looking at the tensors again.
     """
     if numbers.suit_our_kernel:
         lists = kernels.adam_lists(weights, gradients, first, second, before=before)
         if lists is not None:
             kernels.adam_(lists, numbers.for_our_kernel())
             return lists.lasting
-    rate, betas, eps, decay, scale, nesterov = numbers
+    rate, (beta1, beta2), eps, decay, scale, nesterov = numbers
     if decay != 0.0 and (scale != 1.0 or nesterov):
         gradients = list(torch._foreach_add(gradients, weights, alpha=decay * scale))
         decay = 0.0
@@ -122,23 +121,11 @@ def adam_step_(
         gradients = list(torch._foreach_div(gradients, scale))
     if nesterov:
         # m' towards g by 1 - beta1 once more is what nesterov puts in the place of m', so the kernel may do that.
-        torch._foreach_lerp_(first, gradients, 1.0 - betas[0])
+        torch._foreach_lerp_(first, gradients, 1.0 - beta1)
         first = [moment.clone() for moment in first]
-    torch._fused_adam_(
-        weights,
-        gradients,
-        first,
-        second,
-        [],
-        [_ENDLESS] * len(weights),
-        lr=rate,
-        beta1=betas[0],
-        beta2=betas[1],
-        weight_decay=decay,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-    )
+    counts = [_ENDLESS] * len(weights)
+    options: Any = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": decay, "eps": eps}
+    torch._fused_adam_(weights, gradients, first, second, [], counts, **options, amsgrad=False, maximize=False)
     return None
 
 
@@ -234,19 +221,18 @@ def form_step_groups(
     groups: Sequence[dict[str, Any]],
     state: OptimizerState,
     decays: Callable[[dict[str, Any], int], bool],
-    bucket_of: Callable[[Tensor], Bucket | None],
+    bucket_of: Mapping[Tensor, Bucket],
 ) -> list[StepGroup]:
-    """Divide parameter groups into step groups: those of one group, dtype, bucket, decay and count of steps.
+    """Divide parameter groups into step groups, of one group, dtype, bucket, decay and count of steps, by bucket.
 
-    Those that travel come in the order of their buckets. The state of parameters that have one then refers to the
-    count of their step group. ``decays`` says whether a group's decay applies to the parameter at an index.
+    ``decays`` says whether a group's decay applies to the parameter at an index. State then refers to the shared count.
     """
     formed = []
     for group in groups:
         gathered: dict[Any, list[Tensor]] = {}
         for index, parameter in enumerate(group["params"]):
             steps = float(state[parameter]["step"]) if parameter in state else None
-            key = parameter.dtype, bucket_of(parameter), decays(group, index), steps
+            key = parameter.dtype, bucket_of.get(parameter), decays(group, index), steps
             gathered.setdefault(key, []).append(parameter)
         for (_, bucket, decayed, steps), members in gathered.items():
             held = [] if steps is None else [state[parameter] for parameter in members]

@@ -86,10 +86,7 @@ class CopyEvent:
 
 
 class CopyStream:
-    """Copies batches of tensors in order, beside the computation of an accelerator; on the CPU at once.
-
-    Tested on a stand-in for an accelerator; not run on a real one so far.
-    """
+    """Copies batches of tensors in order, beside the computation of an accelerator; on the CPU at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -134,7 +131,7 @@ class Bucket:
         self._outgoing = self._views(dtype) if self._widens else self.weights
         self._seen: list[tuple[int, int] | None] = [None] * len(parameters)
         self._left: CopyEvent | None = None
-        self._returned: CopyEvent | None = None
+        self.returned: CopyEvent | None = None
         self._landed: list[int] = []  # or about to
         self._sums: list[Tensor | None] = [None] * len(parameters)
         self.waiting: set[int] | None = None
@@ -179,8 +176,8 @@ class Bucket:
 
     def read_weights(self) -> None:
         """Let the host's copy follow the device where that was changed by others."""
-        if self._returned is not None:
-            self._returned.wait()
+        if self.returned is not None:
+            self.returned.wait()
         places = [_place(parameter) for parameter in self.parameters]
         stale = [i for i, place in enumerate(places) if place != self._seen[i]]
         if not stale:
@@ -203,14 +200,9 @@ class Bucket:
         parameters, outgoing = [self.parameters[i] for i in chosen], [self._outgoing[i] for i in chosen]
         if self._widens:
             torch._foreach_copy_(outgoing, [self.weights[i] for i in chosen])
-        self._returned = self._returning.copy_(parameters, outgoing)
+        self.returned = self._returning.copy_(parameters, outgoing)
         for i in chosen:
             self._seen[i] = _place(self.parameters[i])
-
-    def finish(self) -> None:
-        """Let computation wait for the weights."""
-        if self._returned is not None:
-            self._returned.order_compute()
 
     def _wait(self) -> None:
         if self._left is not None:
@@ -238,21 +230,14 @@ class Bucket:
 
 
 class HostTransfer:
-    """All buckets of an optimizer.
-
-    Args:
-        parameters: Those whose update is computed in other memory than where they live.
-        bucket_bytes: Size limit of a bucket, bytes.
-        frees: Whether gradients leave for good.
-        make_stream: Makes the streams; tests pass their own.
-    """
+    """All buckets of an optimizer, of limited size in bytes; ``frees`` says whether gradients leave for good."""
 
     def __init__(
         self,
         parameters: Sequence[Tensor],
         bucket_bytes: int,
         frees: bool,
-        make_stream: Callable[[torch.device], CopyStream] = CopyStream,
+        make_stream: Callable[[torch.device], CopyStream],
     ) -> None:
         self.frees = frees
         streams: dict[torch.device, tuple[CopyStream, CopyStream]] = {}
@@ -266,12 +251,9 @@ class HostTransfer:
         self._handles: dict[Tensor, RemovableHandle] = {}
 
     def listen(self) -> None:
-        """Let gradients leave during backward passes from now on, if they leave for good.
+        """Let gradients leave during backward passes from now on, if they leave for good; RuntimeError where others do.
 
         To be repeated now and then: a parameter that does not require a gradient cannot be listened to yet.
-
-        Raises:
-            RuntimeError: When another optimizer already takes them.
         """
         if not self.frees:
             return
@@ -321,11 +303,11 @@ class HostTransfer:
 
     def finish(self) -> float:
         """Let computation wait for the weights, forget gradients; return how long those travelled, milliseconds."""
-        for bucket in self.buckets:
-            bucket.finish()
-        self.discard()
         travelled = sum(bucket.transfer_ms for bucket in self.buckets)
         for bucket in self.buckets:
+            if bucket.returned is not None:
+                bucket.returned.order_compute()
+            bucket.discard()
             bucket.transfer_ms = 0.0
         return travelled
 

@@ -241,8 +241,6 @@ class AdamOffload(StepOptimizer):
     def unscale_offloaded_(self, scale_of: Callable[[Any], Tensor], found_inf: Tensor) -> None:
         """Divide gradients that have left the device by the loss scale and note whether any is inf or NaN.
 
-        The part of unscaling that cannot be done through ``.grad``; nothing to do without ``offload_gradients``.
-
         Args:
             scale_of: Gives the scale of a parameter's gradient, one element; it must be the same for all.
             found_inf: Flag, float32, one element; set to 1.0 if anything is not finite.
@@ -285,16 +283,12 @@ class AdamOffload(StepOptimizer):
             accumulation window ``gradients`` that have left, by number of the parameter.
         """
         saved = super().state_dict()
-        saved["param_groups"] = [
-            {key: None if callable(value) else value for key, value in group.items()} for group in saved["param_groups"]
-        ]
+        for group in saved["param_groups"]:  # torch has made them for this dictionary
+            group.update({key: None for key, value in group.items() if callable(value)})
         own: dict[str, Any] = {"global_step": self._global_step}
         if self._rounded is not None:
             own["generator"] = self._rounded.generator.get_state()
-        held = dict(self._pending_gradients)
-        if self._transfer is not None:
-            held.update(self._transfer.held_gradients())
-        if held:
+        if held := self._gradients_away():
             own["gradients"] = {n: held[p].clone() for n, p in enumerate(self._held()) if p in held}
         saved["adam_offload"] = own
         return saved
@@ -329,23 +323,18 @@ class AdamOffload(StepOptimizer):
         self._listen_again()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = super().__getstate__()
-        kept.update(
-            {name: self.__dict__[name] for name in ("_global_step", "_order", "_arguments", "_pending_gradients")}
-        )
-        if self._transfer is not None:
-            kept["_pending_gradients"] = self._pending_gradients | self._transfer.held_gradients()
+        kept = {name: self.__dict__[name] for name in ("_global_step", "_order", "_arguments")}
+        kept["_pending_gradients"] = self._gradients_away()
         kept["_generator"] = None if self._rounded is None else self._rounded.generator.get_state()
-        return kept
+        return {**super().__getstate__(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_generator" not in state:
             return  # torch loads a state dictionary through this method, too
         generator = self.__dict__.pop("_generator")
-        self._rounded = None
-        if generator is not None:
-            self._rounded = RoundedAdam()
+        self._rounded = None if generator is None else RoundedAdam()
+        if self._rounded is not None:
             self._rounded.generator.set_state(generator)
         self._transfer = None
         self._columns = {}
@@ -373,14 +362,9 @@ class AdamOffload(StepOptimizer):
 
     def _host_moment(self, parameter: Tensor) -> Tensor:
         """Return zeros on the host, laid out as a parameter; pinned where it lives on an accelerator."""
-        moment = torch.empty_like(
-            parameter,
-            dtype=self._arguments["moments_dtype"] or compute_dtype(parameter.dtype),
-            device="cpu",
-            pin_memory=parameter.device.type != "cpu",
-            requires_grad=False,
-        )
-        return moment.zero_()
+        dtype = self._arguments["moments_dtype"] or compute_dtype(parameter.dtype)
+        is_away = parameter.device.type != "cpu"
+        return torch.empty_like(parameter, dtype=dtype, device="cpu", pin_memory=is_away, requires_grad=False).zero_()
 
     def _travels(self, parameter: Tensor) -> bool:
         return (
@@ -391,35 +375,32 @@ class AdamOffload(StepOptimizer):
             or self._arguments["transfer"] == "always"
         )
 
-    def _make_stream(self, device: torch.device) -> CopyStream:
-        return CopyStream(device)
+    _make_stream = CopyStream
 
     def _drop_caches(self) -> None:
+        self._pending_gradients = self._gradients_away()
         if self._transfer is not None:
-            self._pending_gradients |= self._transfer.held_gradients()
             self._transfer.stop_listening()
         self._transfer = None
         self._step_groups = None
 
+    def _gradients_away(self) -> dict[Tensor, Tensor]:
+        return self._pending_gradients | ({} if self._transfer is None else self._transfer.held_gradients())
+
     def _form_step_groups(self) -> list[StepGroup]:
+        bucket_of: dict[Tensor, Bucket] = {}
         travellers = [parameter for parameter in self._held() if self._travels(parameter)]
         if travellers:
-            arguments = self._arguments
-            self._transfer = HostTransfer(
-                travellers, arguments["bucket_bytes"], arguments["offload_gradients"], self._make_stream
-            )
+            limit, frees = self._arguments["bucket_bytes"], self._arguments["offload_gradients"]
+            self._transfer = HostTransfer(travellers, limit, frees, self._make_stream)
             for parameter, (bucket, index) in self._transfer.place.items():
+                bucket_of[parameter] = bucket
                 if parameter in self.state:
                     self._keep_master(parameter)
                 if parameter in self._pending_gradients:
                     bucket.put_sum(index, self._pending_gradients[parameter])
             self._pending_gradients = {}
-        return form_step_groups(self.param_groups, self.state, _decays, self._bucket_of)
-
-    def _bucket_of(self, parameter: Tensor) -> Bucket | None:
-        """Return the bucket in which a parameter travels."""
-        place = None if self._transfer is None else self._transfer.place.get(parameter)
-        return None if place is None else place[0]
+        return form_step_groups(self.param_groups, self.state, _decays, bucket_of)
 
     def _keep_master(self, parameter: Tensor) -> None:
         """Let the state of 16-bit weights have the host's copy as ``master``, with the value it had so far."""
@@ -470,18 +451,12 @@ class AdamOffload(StepOptimizer):
         step_group.steps += 1
         group = step_group.group
         beta1, beta2 = group["betas"]
-        numbers = AdamNumbers(
-            rate=corrected_rate(float(group["lr"]), beta1, beta2, step_group.steps.item()),
-            betas=(beta1, beta2),
-            eps=group["eps"],
-            weight_decay=group["weight_decay"] if step_group.decays else 0.0,
-            loss_scale=group["loss_scale"],
-            nesterov=group["use_nesterov"],
-        )
+        rate = corrected_rate(float(group["lr"]), beta1, beta2, step_group.steps.item())
+        decay = group["weight_decay"] if step_group.decays else 0.0
+        numbers = AdamNumbers(rate, (beta1, beta2), group["eps"], decay, group["loss_scale"], group["use_nesterov"])
         take_step_ = adam_step_ if self._rounded is None else self._rounded.step_
-        step_group.lists = take_step_(
-            weights, gradients, step_group.first, step_group.second, numbers, before=step_group.lists
-        )
+        moments = step_group.first, step_group.second
+        step_group.lists = take_step_(weights, gradients, *moments, numbers, before=step_group.lists)
         return time.perf_counter() - began
 
     def _begin(self, step_group: StepGroup) -> None:
@@ -522,10 +497,8 @@ def _laid_out(step_group: StepGroup, gradients: list[Tensor]) -> list[Tensor]:
             return gradients
     except RuntimeError as error:  # a sparse tensor has no strides
         raise RuntimeError("AdamOffload needs dense gradients; build the embedding with sparse=False") from error
-    return [
-        torch.empty_like(parameter).copy_(gradient)
-        for parameter, gradient in zip(step_group.parameters, gradients, strict=True)
-    ]
+    pairs = zip(step_group.parameters, gradients, strict=True)
+    return [torch.empty_like(parameter).copy_(gradient) for parameter, gradient in pairs]
 
 
 def _read_weight_decay(decay: Any) -> float | Schedule:

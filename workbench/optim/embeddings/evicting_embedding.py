@@ -33,17 +33,13 @@ _POSITIVE = 0x7FFF_FFFF_FFFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class TableOccupancy:
-    """How full a table is and what it has given away.
-
-    ``claims`` are rows given to an id since the beginning, ``evictions`` how many of them took the row from another id,
-    ``collisions`` the ids (counted once per batch) that had to share a row.
-    """
+    """How full a table is and what it has given away."""
 
     n_rows: int
     rows_in_use: int
-    claims: int
-    evictions: int
-    collisions: int
+    claims: int  # rows given to an id since the beginning
+    evictions: int  # those of them that were another id's
+    collisions: int  # ids, counted once per batch, that had to share a row
 
 
 class EvictingEmbedding(nn.Module):

@@ -94,9 +94,8 @@ class HashEmbedding(nn.Module):
         found = F.embedding(self.rows_of(ids), self.weight, sparse=True)
         if self.importance is None:
             return found
-        weights = F.embedding(
-            _row(ids, self._seed_of(self.n_hashes), len(self.importance)), self.importance, sparse=True
-        )
+        importance_rows = _row(ids, self._seed_of(self.n_hashes), len(self.importance))
+        weights = F.embedding(importance_rows, self.importance, sparse=True)
         return (weights.unsqueeze(-1) * found).sum(dim=-2)
 
     def extra_repr(self) -> str:
@@ -104,9 +103,7 @@ class HashEmbedding(nn.Module):
         return f"{self.n_rows}, {self.dim}, n_hashes={self.n_hashes}"
 
     def _seed_of(self, function: int) -> int:
-        return (
-            self.seed + function * 0x1000003
-        )  # mixed before use; a step that seeds of neighbouring tables do not take
+        return self.seed + function * 0x1000003  # a step that seeds of neighbouring tables do not take
 
 
 def _row(ids: Tensor, seed: int, n_rows: int) -> Tensor:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -185,14 +185,11 @@ class Muon(StepOptimizer):
         )
 
     def _steps_of(self, parameter: Tensor, *, fused: bool) -> Tensor:
-        state = self.state[parameter]
-        device = parameter.device if fused else torch.device("cpu")
-        if "step" not in state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-        elif state["step"].device != device:  # from a checkpoint that was loaded elsewhere
-            state["step"] = state["step"].to(device)
-        steps: Tensor = state["step"]
-        return steps
+        state, device = self.state[parameter], parameter.device if fused else torch.device("cpu")
+        # `to` is for a checkpoint that was loaded elsewhere.
+        steps = state["step"].to(device) if "step" in state else torch.zeros((), dtype=torch.float32, device=device)
+        state["step"] = steps
+        return cast("Tensor", steps)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_aux_rate": self._aux_rate}
@@ -210,7 +207,8 @@ def _by_kind(params: Iterable[Any]) -> list[dict[str, Any]]:
         held = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
         names = group.get("param_names", [None] * len(held))
         for matrices in (True, False):
-            chosen = [place for place, one in enumerate(held) if is_matrix(_tensor_of(one)) is matrices]
+            tensors = [one[1] if isinstance(one, tuple) else one for one in held]
+            chosen = [place for place, one in enumerate(tensors) if is_matrix(one) is matrices]
             if chosen:
                 part = {**group, "params": [held[place] for place in chosen], "matrices": matrices}
                 if "param_names" in group:
@@ -219,11 +217,6 @@ def _by_kind(params: Iterable[Any]) -> list[dict[str, Any]]:
     if not found:
         raise ValueError("Muon got no parameter to train")
     return found
-
-
-def _tensor_of(entry: Any) -> Tensor:
-    tensor: Tensor = entry[1] if isinstance(entry, tuple) else entry
-    return tensor
 
 
 def _of_one_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
@@ -258,8 +251,7 @@ def _orthogonal(updates: Sequence[Tensor], steps: int) -> list[Tensor]:
 
 def _factor(parameter: Tensor) -> float:
     """Return what a matrix's rate is multiplied by: the root of rows per column, at least 1."""
-    rows = parameter.shape[0]
-    return math.sqrt(max(1.0, rows * rows / parameter.numel()))
+    return math.sqrt(max(1.0, len(parameter) ** 2 / parameter.numel()))
 
 
 def _number_format(matrices: Tensor) -> torch.dtype:

@@ -59,15 +59,9 @@ def reach(steps: int) -> float:
 
 
 def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
-    """Return matrices with the singular vectors of the given ones and singular values near 1.
+    """Return a batch of finite matrices with the singular vectors of the given ones and singular values near 1.
 
-    Args:
-        matrices: Batch ``[batch, rows, columns]`` with ``rows <= columns``, float32, float64 or bfloat16; finite.
-        steps: Number of polynomials, >= 1.
-
-    Returns:
-        Same shape and dtype. Singular values above `reach` (of a bound on the largest) lie in [0.8, 1.2], smaller ones
-        are lifted less, zeros stay zeros.
+    Values above `reach` (of a bound on the largest) lie in [0.8, 1.2], smaller ones are lifted less, zeros stay zeros.
     """
     rows, columns = matrices.shape[-2:]
     # Fourth powers of small gradients would vanish, hence two norms; below 1e-30 or so a matrix counts as zero.

@@ -36,40 +36,30 @@ class Block(NamedTuple):
 class FactorBlocks:
     """Sums, running factors and inverses of the diagonal blocks of several symmetric factors.
 
-    Attributes:
-        factors: Per bin, shape ``[blocks, s, s]``: what is being summed up, and after a refresh the factor itself.
-        inverses: Per bin, same shape: the inverses in force; the unit matrix before the first refresh.
-        blocks: Per factor its blocks.
-        host_decides: Whether the host may look at results, which costs nothing on a CPU; elsewhere masks decide.
+    ``factors``, per bin ``[blocks, s, s]``, is what is being summed up, and after a refresh the factor itself;
+    ``inverses`` are those in force. On a CPU the host looks at results (``host_decides``), elsewhere masks decide.
     """
 
     def __init__(self, sizes: Sequence[int], block_size: int, device: torch.device, dtype: torch.dtype) -> None:
         self.block_size = block_size
         self.host_decides = device.type == "cpu"
         self.sizes = list(sizes)
-        self.blocks: list[list[Block]] = []
-        counts: dict[int, int] = {}
-        owners: dict[int, list[int]] = {}
-        widths: dict[int, list[int]] = {}
+        self.blocks: list[list[Block]] = [[] for _ in self.sizes]
+        owners: dict[int, list[int]] = {}  # by bin, of each row its factor, ...
+        widths: dict[int, list[int]] = {}  # ... and the width of the block
         for factor, size in enumerate(self.sizes):
-            mine = []
             for begin, end in block_ranges(size, block_size):
                 bin_ = _bin_of(end - begin, block_size, device)
-                row = counts.get(bin_, 0)
-                counts[bin_] = row + 1
                 owners.setdefault(bin_, []).append(factor)
                 widths.setdefault(bin_, []).append(end - begin)
-                mine.append(Block(bin_, row, begin, end))
-            self.blocks.append(mine)
-        self.owners = {bin_: torch.tensor(rows, device=device) for bin_, rows in owners.items()}
-        self._padding = {
-            bin_: (torch.arange(bin_, device=device) >= torch.tensor(rows, device=device)[:, None]).to(dtype)
-            for bin_, rows in widths.items()
-        }
-        self.factors = {bin_: torch.zeros(n, bin_, bin_, device=device, dtype=dtype) for bin_, n in counts.items()}
-        self.inverses = {
-            bin_: torch.eye(bin_, device=device, dtype=dtype).repeat(n, 1, 1) for bin_, n in counts.items()
-        }
+                self.blocks[factor].append(Block(bin_, len(owners[bin_]) - 1, begin, end))
+        self.owners, self._padding, self.factors, self.inverses = {}, {}, {}, {}
+        for bin_, rows in owners.items():
+            self.owners[bin_] = torch.tensor(rows, device=device)
+            ends = torch.tensor(widths[bin_], device=device)[:, None]
+            self._padding[bin_] = (torch.arange(bin_, device=device) >= ends).to(dtype)
+            self.factors[bin_] = torch.zeros(len(rows), bin_, bin_, device=device, dtype=dtype)
+            self.inverses[bin_] = torch.eye(bin_, device=device, dtype=dtype).repeat(len(rows), 1, 1)
         self.running: dict[int, Tensor] | None = None
         self.size_of = torch.tensor(self.sizes, device=device, dtype=dtype)
 
@@ -108,11 +98,7 @@ class FactorBlocks:
             values.mul_(by[self.owners[bin_]][:, None, None])
 
     def average_(self, weight: Tensor, which: Tensor) -> None:
-        """Mix the factors into running averages, and put these in their place.
-
-        ``weight`` is the share of the past, 0 where there is none yet, and ``which`` the factors that take part; both
-        have the shape ``[factors]``.
-        """
+        """Mix the factors ``which`` into running averages, of which the past has the share ``weight``, in place."""
         if self.running is None:
             self.running = {bin_: torch.zeros_like(values) for bin_, values in self.factors.items()}
         for bin_, values in self.factors.items():
@@ -136,14 +122,10 @@ class FactorBlocks:
     def invert_(
         self, damping: Tensor, multiplier: Tensor | None, which: Tensor, reference_product: Tensor | None = None
     ) -> Tensor:
-        """Replace the inverses of some factors; a block that cannot be inverted keeps the one it has.
+        """Replace the inverses of some factors, and return those with a block that failed, which keeps the one it has.
 
-        All arguments have the shape ``[factors]``: what is added to the diagonal, what inverses are multiplied by,
-        which factors are meant, and those of which L^-1 L^-1 is kept in place of the inverse L^-T L^-1, as the
-        reference does for embeddings.
-
-        Returns:
-            Which factors have a block that failed, bool, shape ``[factors]``.
+        All have the shape ``[factors]``: what is added to the diagonal, what inverses are multiplied by, which factors
+        are meant, and those that get L^-1 L^-1 in place of L^-T L^-1, as the reference does for embeddings.
         """
         failed = torch.zeros_like(damping)
         for bin_, values in self.factors.items():
@@ -170,10 +152,9 @@ class FactorBlocks:
         return failed > 0
 
     def rescue_(self, factor: int, damping: float, multiplier: float, *, reference_product: bool) -> float:
-        """Invert a factor of which a block failed, each block with as much damping as it needs; asks the device.
+        """Invert a factor of which a block failed, each block with as much damping as it needs, and return the most.
 
-        Returns:
-            The most damping that a block got; infinity when no amount helped one, which keeps the inverse it has.
+        That is infinity when no amount helped a block, which keeps the inverse it has. It waits for the device.
         """
         most = damping
         squared = torch.tensor([True], device=self.size_of.device) if reference_product else None

@@ -1,13 +1,12 @@
 """Factors between ranks: averaged in fused groups, inverted once per layer by its owner, handed out again.
 
-Every rank takes part in every exchange with the same layers, also those that saw no batch of its own; a layer counts
-only the ranks on which it took part in a backward pass.
+Every rank takes part in every exchange with the same layers; a layer counts only the ranks on which it had a backward
+pass.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, distributed
@@ -28,11 +27,9 @@ def owners_of_layers(costs: Sequence[float], n_ranks: int) -> list[int]:
         >>> owners_of_layers([1.0, 5.0, 3.0, 1.0], 2)
         [1, 0, 1, 1]
     """
-    load = [0.0] * n_ranks
-    owners = [0] * len(costs)
-    for layer in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
-        rank = min(range(n_ranks), key=lambda r: (load[r], r))
-        owners[layer] = rank
+    load, owners = [0.0] * n_ranks, [0] * len(costs)
+    for layer in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        owners[layer] = rank = load.index(min(load))
         load[rank] += costs[layer]
     return owners
 
@@ -49,10 +46,7 @@ class FactorExchange:
         self.layers, self.blocks = layers, blocks
         ends = sorted({min(index, len(layers) - 1) + 1 for index in split_indices or ()} | {len(layers)})
         self.groups = [list(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False)]
-        self.costs = [
-            float(sum(block.bin**3 for f in (layer.a, layer.g) if f >= 0 for block in blocks.blocks[f]))
-            for layer in layers
-        ]
+        self.costs = [float(sum(block.bin**3 for f in layer.numbers for block in blocks.blocks[f])) for layer in layers]
 
     def average_(self, due: Sequence[int], alive: Tensor, skip: Tensor) -> None:
         """Average the factors of some layers, the same on every rank, over the ranks that have one, in place.
@@ -68,14 +62,9 @@ class FactorExchange:
         alive.copy_(flags[:-1])
         skip.copy_((flags[-1] > 0).to(skip))
         for group in self.groups:
-            members = [i for i in group if i in set(due)]
-            if not members:
-                continue
-            parts: list[Tensor] = []
-            for i in members:
-                # Where another rank overflowed this may hold inf or NaN; the refresh is skipped anyway.
-                parts += [part.div_(n_alive[i]) for part in self._tensors_of(i, self.blocks.factors)]
-            _together(parts, distributed.all_reduce)
+            # Where another rank overflowed this may hold inf or NaN; the refresh is skipped anyway.
+            members, factors = [i for i in group if i in set(due)], self.blocks.factors
+            _together([part.div_(n_alive[i]) for i in members for part in self._tensors_of(i, factors)])
 
     def invert_(
         self, damping: Tensor, multiplier: Tensor | None, which: Tensor, reference_product: Tensor | None
@@ -87,34 +76,32 @@ class FactorExchange:
         owners = owners_of_layers(self.costs, n_ranks)
         owner_of = torch.zeros(len(self.blocks.sizes), dtype=torch.long, device=which.device)
         for layer, owner in zip(self.layers, owners, strict=True):
-            for factor in (layer.a, layer.g):
-                if factor >= 0:
-                    owner_of[factor] = owner
+            for factor in layer.numbers:
+                owner_of[factor] = owner
         failed = self.blocks.invert_(damping, multiplier, which & (owner_of == ranks.rank()), reference_product)
         for rank in range(n_ranks):
-            parts = [
-                part
-                for i, owner in enumerate(owners)
-                if owner == rank
-                for part in self._tensors_of(i, self.blocks.inverses, with_counts=False)
-            ]
-            if parts:
-                _together(parts, functools.partial(distributed.broadcast, src=rank))
+            mine, inverses = [i for i, owner in enumerate(owners) if owner == rank], self.blocks.inverses
+            _together([part for i in mine for part in self._views_of(i, inverses)], sent_by=rank)
         flags = failed.to(damping.dtype)
         distributed.all_reduce(flags)
         return flags > 0
 
-    def _tensors_of(self, layer: int, of: dict[int, Tensor], *, with_counts: bool = True) -> list[Tensor]:
-        owner = self.layers[layer]
-        found = [view for f in (owner.a, owner.g) if f >= 0 for _, _, view in self.blocks.views(f, of)]
-        if with_counts and owner.counts is not None:
-            found.append(owner.counts)
-        return found
+    def _views_of(self, layer: int, of: dict[int, Tensor]) -> list[Tensor]:
+        return [view for f in self.layers[layer].numbers for _, _, view in self.blocks.views(f, of)]
+
+    def _tensors_of(self, layer: int, of: dict[int, Tensor]) -> list[Tensor]:
+        counts = self.layers[layer].counts
+        return self._views_of(layer, of) + ([] if counts is None else [counts])
 
 
-def _together(parts: Sequence[Tensor], exchange: Callable[[Tensor], object]) -> None:
-    """Run a collective over many tensors as one."""
+def _together(parts: Sequence[Tensor], sent_by: int | None = None) -> None:
+    """Sum many tensors, if there are any, over the ranks as one, or take those of one rank."""
+    if not parts:
+        return
     flat = torch.cat([part.reshape(-1) for part in parts])
-    exchange(flat)
+    if sent_by is None:
+        distributed.all_reduce(flat)
+    else:
+        distributed.broadcast(flat, src=sent_by)
     for part, piece in zip(parts, flat.split_with_sizes([part.numel() for part in parts]), strict=True):
         part.copy_(piece.view_as(part))

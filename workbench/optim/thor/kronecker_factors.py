@@ -14,6 +14,8 @@ Reference:
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,8 +38,7 @@ def block_ranges(size: int, block_size: int) -> list[tuple[int, int]]:
 def root_inverse(root: Tensor) -> Tensor:
     """Return the inverses of lower triangular matrices, shape ``[..., n, n]``."""
     unit = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device).expand_as(root)
-    inverse: Tensor = torch.linalg.solve_triangular(root, unit, upper=False)
-    return inverse
+    return cast("Tensor", torch.linalg.solve_triangular(root, unit, upper=False))
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
@@ -63,13 +64,9 @@ def patches(
 ) -> Tensor:
     """Return what a convolution's kernel sees at each position (im2col), as a view of the padded images.
 
-    Images have the shape ``[n, channels, height, width]``; pairs are (vertical, horizontal), ``padding`` is (left,
-    right, top, bottom), ``mode`` is a word of ``torch.nn.functional.pad``. Only every so many positions are kept, along
-    both axes, beginning with the middle one of the first lot.
-
-    Returns:
-        View, shape ``[channels, kernel height, kernel width, n, positions down, positions across]``. Copying it is the
-        cost of a factor; where positions are few, images lie innermost in memory, which makes long runs of them.
+    From images ``[n, channels, height, width]`` to ``[channels, kernel height, kernel width, n, positions down,
+    positions across]``; pairs are (vertical, horizontal), ``padding`` and ``mode`` those of ``F.pad``. Only every so
+    many positions are kept along both axes. Where they are few, images lie innermost in memory, in long runs.
     """
     if any(padding):
         images = F.pad(images, padding, mode=mode)
@@ -82,17 +79,9 @@ def patches(
     down, across = -(-(down - begin[0]) // every), -(-(across - begin[1]) // every)
     images = images[:, :, begin[0] * stride[0] :, begin[1] * stride[1] :]
     of_image, of_channel, of_row, of_column = images.stride()
-    return images.as_strided(
-        (channels, *kernel, n, down, across),
-        (
-            of_channel,
-            of_row * dilation[0],
-            of_column * dilation[1],
-            of_image,
-            of_row * stride[0] * every,
-            of_column * stride[1] * every,
-        ),
-    )
+    in_kernel = of_row * dilation[0], of_column * dilation[1]
+    between = of_row * stride[0] * every, of_column * stride[1] * every
+    return images.as_strided((channels, *kernel, n, down, across), (of_channel, *in_kernel, of_image, *between))
 
 
 def sampling_offset(every: int, positions: int) -> int:

@@ -272,20 +272,14 @@ class Thor(StepOptimizer):
         constant = 1.0 if self._unscaled else self.loss_scale
         engine = self.preconditioner
         if engine.due:
-            engine.refresh(
-                self._damping_of_layers(),
-                self._inverse_scale(constant, carried),
-                found_inf,
-                step=engine.steps if self._step_number is None else self._step_number,
-                events=self._events,
-            )
+            step, inverse_scale = self._step_number, self._inverse_scale(constant, carried)
+            step = engine.steps if step is None else step
+            engine.refresh(self._damping_of_layers(), inverse_scale, found_inf, step=step, events=self._events)
         else:
             engine.refreshed = False
         self._update(constant, carried, found_inf)
-        self._columns = {
-            "thor.refreshed": float(engine.refreshed),
-            "thor.damping": float(self.param_groups[0]["damping"]),
-        }
+        damping = float(self.param_groups[0]["damping"])
+        self._columns = {"thor.refreshed": float(engine.refreshed), "thor.damping": damping}
         engine.advance(self._events)
         self._follow_schedules()
 
@@ -352,9 +346,7 @@ class Thor(StepOptimizer):
 
     def _clip_by_curvature(self, steps: list[Tensor], gradients: list[Tensor]) -> None:
         rate = float(self.param_groups[0]["lr"])
-        products = torch.stack(
-            [_inner_product(step, gradient) for step, gradient in zip(steps, gradients, strict=True)]
-        )
+        products = torch.stack([_inner_product(*pair) for pair in zip(steps, gradients, strict=True)])
         length = products.sum().clamp_min(torch.finfo(products.dtype).tiny) * rate**2
         torch._foreach_mul_(steps, (cast("float", self.kl_clip) / length).sqrt().clamp_max(1.0))
 
@@ -505,8 +497,7 @@ def _inner_product(first: Tensor, second: Tensor) -> Tensor:
         first, second = first.float(), second.float()
     if first.stride() != second.stride():
         return (first * second).sum()
-    product: Tensor = torch.dot(first.reshape(-1), second.reshape(-1))  # without a copy of either
-    return product
+    return torch.dot(first.reshape(-1), second.reshape(-1))  # without a copy of either
 
 
 def _read(name: str, value: Any) -> float | Schedule:

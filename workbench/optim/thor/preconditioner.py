@@ -129,27 +129,17 @@ class _Unsettled:
 
 
 class Preconditioner:
-    """Factors and inverses of a network's layers; parameters that are not ``trained`` have none.
-
-    Attributes:
-        layers: Layers with Kronecker factors.
-        normalizations: Parameters of LayerNorms.
-        first_order: Parameters whose gradient is used as it is, each with its reason.
-        steps: Steps counted so far.
-        refreshed: Whether the last step refreshed factors.
-    """
+    """Factors and inverses of a network's layers; parameters that are not ``trained`` have none."""
 
     def __init__(self, network: nn.Module, trained: Sequence[nn.Parameter], rules: FactorRules) -> None:
         self.rules = rules
         self.layers, self.normalizations, self.first_order = find_layers(network, trained)
         if rules.factors == "mindspore":
-            for layer in list(self.layers):
-                kernel = getattr(layer.module, "kernel_size", (1, 1))
-                if layer.kind == "conv" and kernel[0] != kernel[1]:
-                    self.layers.remove(layer)
-                    self.first_order.append(FirstOrder(f"{layer.name}.weight", "kernel that is not square"))
-        self.steps = 0
-        self.refreshed = False
+            oblong = [one for one in self.layers if len(set(getattr(one.module, "kernel_size", ()))) > 1]
+            self.layers = [layer for layer in self.layers if layer not in oblong]
+            self.first_order += [FirstOrder(f"{layer.name}.weight", "kernel that is not square") for layer in oblong]
+        self.steps = 0  # counted so far
+        self.refreshed = False  # by the last step
         self.position = {id(layer.weight): i for i, layer in enumerate(self.layers)}
         device = trained[0].device
         double = any(layer.weight.dtype == torch.float64 for layer in self.layers)
@@ -173,18 +163,15 @@ class Preconditioner:
         # Of every factor its layer, and its place in two vectors over layers behind each other: A's first, then G's.
         layer_of, place = [0] * f, [0] * f
         for i, layer in enumerate(self.layers):
-            layer_of[layer.g], place[layer.g] = i, n + i
-            if layer.a >= 0:
-                layer_of[layer.a] = place[layer.a] = i
+            for factor in layer.numbers:
+                layer_of[factor], place[factor] = i, n + i if factor == layer.g else i
         self._layer_of, self._place = devices.tensor_on(device, layer_of), devices.tensor_on(device, place)
         self._slips: Tensor | None = None  # As upstream: embeddings are multiplied by L^-1 L^-1
-        embeddings = [layer.g for layer in self.layers if layer.kind == "embedding"]
-        if rules.factors == "mindspore" and embeddings:
+        if rules.factors == "mindspore" and any(layer.kind == "embedding" for layer in self.layers):
             self._slips = torch.zeros(f, dtype=torch.bool, device=device)
-            self._slips[embeddings] = True
-        self._inputs, self._outputs = self._to_device(
-            [float(layer.inputs) for layer in self.layers], [float(layer.outputs) for layer in self.layers]
-        )
+            self._slips[[layer.g for layer in self.layers if layer.kind == "embedding"]] = True
+        widths = [float(layer.inputs) for layer in self.layers], [float(layer.outputs) for layer in self.layers]
+        self._inputs, self._outputs = self._to_device(*widths)
         self._traces = torch.full((n,), -1.0, device=device, dtype=self._dtype)  # of the factors in force
         self._averaged = torch.zeros(n, dtype=torch.bool, device=device)
         self._armed: set[int] = set(range(n))
@@ -207,8 +194,7 @@ class Preconditioner:
         layer, blocks, rules = self.layers[i], weakref.ref(self.blocks), self.rules
 
         def receive(inputs: Tensor, gradient: Tensor) -> None:
-            living = blocks()
-            if living is not None:
+            if (living := blocks()) is not None:
                 layer.collect(inputs, gradient, living, rules.factors, rules.max_rows)
 
         return receive
@@ -244,10 +230,9 @@ class Preconditioner:
         step: int,
         events: EventSink | None,
     ) -> None:
-        """Make new inverses for the layers that are due, by their damping d and the loss scale of output gradients.
+        """Make new inverses for the layers that are due, by their damping d, unless ``found_inf`` is not 0.
 
-        ``inverse_scale`` is one over that, per layer, shape ``[layers]``; None for 1. Where ``found_inf`` is not 0 the
-        step's gradients were not finite and nothing changes. Events carry the number ``step``.
+        ``inverse_scale`` is one over the loss scale of output gradients, per layer, shape ``[layers]``; None for 1.
         """
         due = self.due
         self.refreshed = bool(due)
@@ -289,12 +274,10 @@ class Preconditioner:
     ) -> tuple[Tensor, Tensor]:
         """Turn sums into factors, averaged over ranks; return the layers that have new ones, and the overflow flag."""
         coefficients = [layer.coefficients(self.rules.factors, self.rules.batch_size) for layer in self.layers]
-        chosen, alive, a, g = self._to_device(
-            [float(i in set(due)) for i in range(len(self.layers))],
-            [float(layer.tally.calls > 0) for layer in self.layers],
-            [pair[0] for pair in coefficients],
-            [pair[1] for pair in coefficients],
-        )
+        is_due = [float(i in due) for i in range(len(self.layers))]
+        is_alive = [float(layer.tally.calls > 0) for layer in self.layers]
+        of_a, of_g = [pair[0] for pair in coefficients], [pair[1] for pair in coefficients]
+        chosen, alive, a, g = self._to_device(is_due, is_alive, of_a, of_g)
         if inverse_scale is not None:
             g = g * inverse_scale.to(self._dtype).square()
         self.blocks.scale_(self._per_factor(a, g), self._factors_of(chosen > 0))
@@ -312,9 +295,8 @@ class Preconditioner:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return what is added to A and to G per layer, and the factor of the inverses per factor."""
         norms = [layer.norms(self.rules.factors) for layer in self.layers]
-        a_norm, g_norm, root = self._to_device(
-            [pair[0] for pair in norms], [pair[1] for pair in norms], [math.sqrt(d) for d in damping]
-        )
+        a_norms, g_norms = [pair[0] for pair in norms], [pair[1] for pair in norms]
+        a_norm, g_norm, root = self._to_device(a_norms, g_norms, [math.sqrt(d) for d in damping])
         a_mean, g_mean = a_traces / self._inputs, g_traces / self._outputs
         finite = torch.isfinite(a_mean) & torch.isfinite(g_mean)
         if self.rules.damping_floor:
@@ -352,21 +334,18 @@ class Preconditioner:
                 events.emit(Event(entry.step, EventKind.FACTORS_REFRESHED, value=kept, message=message))
 
     def _invert_with_more_damping(self, factor: int, entry: _Unsettled, events: EventSink | None) -> None:
-        if any(factor in (self.layers[i].a, self.layers[i].g) for i in self._taps):
+        if any(factor in self.layers[i].numbers for i in self._taps):
             return  # its sums have been cleared for the next refresh, which is near; the old inverse stays until then
         before = float(entry.damping[factor])
         multiplier = 1.0 if entry.multiplier is None else float(entry.multiplier[factor])
         slips = self._slips is not None and bool(self._slips[factor])
         value = self.blocks.rescue_(factor, before, multiplier, reference_product=slips)
-        name, side = next(
-            (layer.name, "A" if layer.a == factor else "G") for layer in self.layers if factor in (layer.a, layer.g)
-        )
+        layer = next(layer for layer in self.layers if factor in layer.numbers)
+        side = f"factor {'A' if layer.a == factor else 'G'} of {layer.name}"
         if events is not None:
-            message = (
-                f"step {entry.step}: factor {side} of {name} was not positive definite and is damped by {value:g} "
-                f"in place of {before:g}"
-            )
-            events.emit(Event(entry.step, EventKind.DAMPING_RAISED, name, value, message))
+            raised = f"was not positive definite and is damped by {value:g} in place of {before:g}"
+            message = f"step {entry.step}: {side} {raised}"
+            events.emit(Event(entry.step, EventKind.DAMPING_RAISED, layer.name, value, message))
 
     # Applying
 
@@ -393,12 +372,9 @@ class Preconditioner:
     # Memory
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next step depends on; waits for the device.
+        """Return what the next step depends on; waits for the device. Blocks are one vector, ``armed`` layers due.
 
-        Entries: ``steps``, ``layers`` (names), ``block_size``, ``armed`` (numbers of layers), ``inverses`` and
-        ``running`` (all blocks as one vector; the latter None without averages), ``factors`` (None unless something was
-        collected since the last step), ``traces``, ``averaged``, and per layer ``tallies``, ``counts`` and
-        ``row_scales``.
+        ``factors`` are None unless something was collected since the last step, ``running`` without averages.
         """
         self.settle(None, everything=True)
         blocks = self.blocks
@@ -439,9 +415,8 @@ class Preconditioner:
             blocks.unpack_(blocks.running, state["running"])
         self._traces = state["traces"].to(self.device, copy=True)
         self._averaged = state["averaged"].to(self.device, copy=True)
-        for layer, tally, counts, scale in zip(
-            self.layers, state["tallies"], state["counts"], state["row_scales"], strict=True
-        ):
+        of_layers = state["tallies"], state["counts"], state["row_scales"]
+        for layer, tally, counts, scale in zip(self.layers, *of_layers, strict=True):
             layer.tally = Tally(*tally)
             if layer.counts is not None and layer.row_scale is not None:
                 layer.counts.copy_(counts)
@@ -461,12 +436,11 @@ class Preconditioner:
             old = theirs.get(id(layer.weight))
             if old is None or old.module is not layer.module:
                 continue
-            for mine, its in ((layer.a, old.a), (layer.g, old.g)):
-                if mine >= 0:
-                    views = self.blocks.views(mine, self.blocks.inverses)
-                    past = other.blocks.views(its, other.blocks.inverses)
-                    for (_, _, view), (_, _, before) in zip(views, past, strict=True):
-                        view.copy_(before)
+            for mine, its in zip(layer.numbers, old.numbers, strict=True):
+                views = self.blocks.views(mine, self.blocks.inverses)
+                past = other.blocks.views(its, other.blocks.inverses)
+                for (_, _, view), (_, _, before) in zip(views, past, strict=True):
+                    view.copy_(before)
             if layer.row_scale is not None and old.row_scale is not None:
                 layer.row_scale.copy_(old.row_scale)
             number = other.position[id(layer.weight)]

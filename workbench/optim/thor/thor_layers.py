@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,10 +54,7 @@ class FactoredLayer:
         self.name = name
         self.module = module
         self.kind = kind
-        weight = module.weight
-        if not isinstance(weight, nn.Parameter):
-            raise TypeError(f"the weight of `{name}` must be a parameter, got {type(weight).__name__}")
-        self.weight: nn.Parameter = weight
+        self.weight = weight = cast("nn.Parameter", module.weight)  # that find_layers met
         #: Shape of the weight as a matrix: output and input size; an embedding's output is its features.
         self.outputs = weight.shape[1] if kind == "embedding" else weight.shape[0]
         self.inputs = weight.shape[0] if kind == "embedding" else weight[0].numel()
@@ -66,12 +63,16 @@ class FactoredLayer:
         self.row_scale: Tensor | None = None  # ... and the inverse of it that is in force
         self.tally = Tally()
 
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of its factors, A before G, as far as they have blocks."""
+        return [factor for factor in (self.a, self.g) if factor >= 0]
+
     def clear(self, blocks: FactorBlocks) -> None:
         """Start counting from 0."""
         self.tally = Tally()
-        blocks.clear(self.g)
-        if self.a >= 0:
-            blocks.clear(self.a)
+        for factor in self.numbers:
+            blocks.clear(factor)
         if self.counts is not None:
             self.counts.zero_()
 
@@ -109,21 +110,13 @@ class FactoredLayer:
         return Tally(1, len(rows), n, len(leaving), n)
 
     def _collect_patches(self, images: Tensor, gradient: Tensor, blocks: FactorBlocks, max_rows: int | None) -> Tally:
-        module = self.module
-        assert isinstance(module, nn.Conv2d)  # find_layers saw to it
+        module: Any = self.module  # a Conv2d, whose pairs torch declares as of any length
         n, _, down, across = gradient.shape
         every = 1 if max_rows is None else _spacing(n, down, across, max_rows)
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         # torch keeps the amounts ready for F.pad, also those of padding="same".
-        left, right, top, bottom = module._reversed_padding_repeated_twice
-        seen = patches(
-            images,
-            (module.kernel_size[0], module.kernel_size[1]),
-            (module.stride[0], module.stride[1]),
-            (module.dilation[0], module.dilation[1]),
-            (left, right, top, bottom),
-            "constant" if module.padding_mode == "zeros" else module.padding_mode,
-            every,
-        )
+        padding = tuple(module._reversed_padding_repeated_twice)
+        seen = patches(images, module.kernel_size, module.stride, module.dilation, padding, mode, every)
         leaving = gradient[:, :, sampling_offset(every, down) :: every, sampling_offset(every, across) :: every]
         # The order of the columns does not matter to their products: the one that lies in memory is taken.
         rows = (seen.permute(0, 1, 2, 4, 5, 3) if seen.stride(3) == 1 else seen).reshape(self.inputs, -1)
@@ -132,9 +125,7 @@ class FactoredLayer:
         return Tally(1, rows.shape[1], n * down * across, rows.shape[1], n)
 
     def _collect_mean_image(self, images: Tensor, gradient: Tensor, blocks: FactorBlocks) -> Tally:
-        module = self.module
-        assert isinstance(module, nn.Conv2d)  # find_layers saw to it
-        kernel, stride = (module.kernel_size[0], module.kernel_size[1]), (module.stride[0], module.stride[1])
+        kernel, stride = cast("Any", self.module).kernel_size, cast("Any", self.module).stride
         # As upstream: means over the batch come before the products, and the padding is SAME whatever the layer's is.
         image = images.mean(0, keepdim=True)
         top, bottom = same_padding(image.shape[2], kernel[0], stride[0])
@@ -173,8 +164,7 @@ class FactoredLayer:
 class Tap:
     """Hands a module's inputs and output gradients, both detached, to a receiver in the backward pass.
 
-    A copy or pickle of it is dead: a copied module shall not report to the original's optimizer, and the copy of an
-    optimizer puts up taps of its own.
+    Its copies are dead: a copied module must not report to the original's optimizer, a copied one makes its own taps.
     """
 
     def __init__(self, module: nn.Module, receive: Callable[[Tensor, Tensor], None]) -> None:
@@ -222,11 +212,9 @@ class FirstOrder:
 def find_layers(
     network: nn.Module, trained: Collection[nn.Parameter]
 ) -> tuple[list[FactoredLayer], list[nn.Parameter], list[FirstOrder]]:
-    """Sort the trained parameters of a network by how they are treated.
+    """Sort the trained parameters of a network by how they are treated, in its order.
 
-    Returns:
-        Layers with Kronecker factors, in the network's order; the parameters of LayerNorms; and all others, with the
-        reason why their gradient is used as it is.
+    They are weights of layers with Kronecker factors, parameters of LayerNorms, or used as they are for some reason.
     """
     wanted = {id(p) for p in trained}
     uses = Counter(id(p) for module in network.modules() for p in module.parameters(recurse=False))
