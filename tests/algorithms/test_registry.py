@@ -24,7 +24,7 @@ from tests.ranks import Ranks
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.methods.dim_reduce.pca_files import save_pca_matrix
-from workbench.methods.protocol import Description
+from workbench.methods.protocol import Description, Method
 from workbench.methods.registry import METHODS, method
 from workbench.training import Boosted, apply
 
@@ -138,11 +138,11 @@ def test_every_card_belongs_to_a_method() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_folder_test_and_builder_bear_the_name(row: Description) -> None:
-    assert row.builder.partition(":")[0].split(".")[1:3] == ["methods", row.name]
+def test_folder_and_test_bear_the_name(row: Description) -> None:
+    assert row.acts.partition(":")[0].split(".")[1:3] == ["methods", row.name]
     assert (PACKAGE / row.name / "__init__.py").is_file()
     assert list(Path(__file__).parents[1].glob(f"*/test_{row.name}*.py")) or row.name == "loss_scale_group"
-    assert callable(row.load_builder())
+    assert issubclass(row.load(), Method)
     assert method(row.name) is row
 
 

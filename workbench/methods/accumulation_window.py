@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.methods.arguments import checked_integer
+from workbench.core.arguments import checked_count
 
 __all__ = ["AccumulationWindow"]
 
@@ -12,11 +12,7 @@ __all__ = ["AccumulationWindow"]
 class AccumulationWindow:
     """Counts micro-batches and says when their gradients are to be applied.
 
-    Args:
-        n: Micro-batches per update. 1 or less switches accumulation off, as upstream: every window is complete at once.
-
-    Raises:
-        TypeError: When ``n`` is not an integer.
+    With ``n`` micro-batches per update; 1 or less switches accumulation off, as upstream.
 
     Example:
         >>> window = AccumulationWindow(3)
@@ -25,7 +21,7 @@ class AccumulationWindow:
     """
 
     def __init__(self, n: int) -> None:
-        self.n_steps = max(1, checked_integer("grad_accumulation_step", n))
+        self.n_steps = max(1, checked_count("grad_accumulation_step", n, None, kind="an integer"))
         self.position = 0
 
     @property

@@ -48,7 +48,6 @@ class Description:
     switch: str  # path that switches it on and off
     enabled_by: Mapping[str, Any]  # config values (path -> value) under which this method alone is in effect
     acts: str  # "module:attribute" of the class, derived from `Method`, that acts
-    builder: str  # "module:attribute" of the class or function that a user without a configuration calls
     paper: str  # authors, title, venue, year and identifier of its source
     n_ranks: int = 1  # fewest ranks on which it can be in effect
     #: ``"module:attribute"`` of the section that the method brings along, a
@@ -74,10 +73,6 @@ class Description:
         """Import and return the config section that the method brings along; None when it brings none."""
         found: type[Section] | None = _attribute(self.section_class) if self.section_class else None
         return found
-
-    def load_builder(self) -> Any:
-        """Import and return the class or function for users without a configuration."""
-        return _attribute(self.builder)
 
     def load(self) -> type[Method]:
         """Import and return the class that acts."""

@@ -114,13 +114,7 @@ def _update_of(plan: Plan, network: nn.Module, optimizer: Optimizer) -> DimReduc
 
     try:
         path = prepare_pca_matrix(
-            settings.pca_mat_path,
-            settings.weight_load_dir,
-            shapes,
-            k,
-            components,
-            rank=rank,
-            timeout=settings.timeout,
+            settings.pca_mat_path, settings.weight_load_dir, shapes, k, components, rank=rank, timeout=settings.timeout
         )
         rows = load_pca_matrix(
             path,

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
 from workbench.core import kernels
-from workbench.methods.arguments import checked_integer
+from workbench.core.arguments import checked_count, checked_number
 
 __all__ = [
     "Arithmetic",
@@ -191,7 +191,7 @@ class DimReduce:
         if not isinstance(network, nn.Module):
             raise TypeError(f"`network` must be a torch.nn.Module that returns the loss, got {type(network).__name__}")
         for name, count in (("n_components", n_components), ("line_search_trials", line_search_trials)):
-            checked_integer(name, count, least=1)
+            checked_count(name, count, kind="an integer")
         for name, value, inside, interval in (  # a NaN compares false
             ("rho", rho, 0 < rho < 1, "(0, 1)"),
             ("gamma", gamma, 0 <= gamma < 1, "[0, 1)"),

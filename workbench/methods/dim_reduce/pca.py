@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.methods.arguments import checked_integer
+from workbench.core.arguments import checked_count
 
 __all__ = ["PrincipalComponents", "Randomness", "principal_components", "randomized_components"]
 
@@ -155,7 +155,7 @@ def randomized_components(snapshots: NDArray[Any], n_components: int, *, rng: Ra
 
 
 def _checked_shape(snapshots: NDArray[Any], n_components: int) -> tuple[int, int]:
-    checked_integer("n_components", n_components, least=1)
+    checked_count("n_components", n_components, kind="an integer")
     if snapshots.ndim != 2:
         raise ValueError(f"`snapshots` must be a matrix, one flattened network per row, got shape {snapshots.shape}")
     n_snapshots, n_weights = snapshots.shape

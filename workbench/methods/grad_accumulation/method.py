@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from workbench.methods.accumulation_window import AccumulationWindow
-from workbench.methods.arguments import checked_optimizer
+from workbench.methods.parameter_groups import checked_optimizer
 from workbench.methods.protocol import Method
 
 __all__ = ["AccumulationMethod", "AccumulationWindow", "GradientAccumulation"]

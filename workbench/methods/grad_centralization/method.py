@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from workbench.methods.arguments import checked_optimizer
-from workbench.methods.parameter_groups import owning_modules, plain_name, rebuild_optimizer
+from workbench.methods.parameter_groups import checked_optimizer, owning_modules, plain_name, rebuild_optimizer
 from workbench.methods.protocol import Method, Preparation
 
 __all__ = [

@@ -29,9 +29,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from workbench.methods.arguments import checked_optimizer
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
-from workbench.methods.parameter_groups import rebuild_optimizer
+from workbench.methods.parameter_groups import checked_optimizer, rebuild_optimizer
 
 __all__ = ["FreezeOpt", "allow_one_graph_per_group", "split_learning_rates"]
 

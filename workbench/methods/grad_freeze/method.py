@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.config import BoostConfig
-from workbench.methods.arguments import checked_integer, checked_optimizer
+from workbench.core.arguments import checked_count
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, FreezeState, allow_one_graph_per_group
-from workbench.methods.parameter_groups import named_trainable_parameters, split_into_nested_groups
+from workbench.methods.parameter_groups import checked_optimizer, named_trainable_parameters, split_into_nested_groups
 from workbench.methods.protocol import Method, Preparation
 
 __all__ = ["FreezeOpt", "FreezingMethod", "GradientFreeze", "allow_one_graph_per_group", "freeze_index_sequence"]
@@ -145,9 +145,9 @@ class GradientFreeze:
         state: FreezeState = "shared",
         rng: Randomness = None,
     ) -> None:
-        checked_integer("grad_freeze.param_groups", param_groups, least=1)
-        checked_integer("grad_freeze.total_steps", total_steps, least=1)
-        checked_integer("grad_freeze.freeze_type", freeze_type)
+        checked_count("grad_freeze.param_groups", param_groups, kind="an integer")
+        checked_count("grad_freeze.total_steps", total_steps, kind="an integer")
+        checked_count("grad_freeze.freeze_type", freeze_type, None, kind="an integer")
         if isinstance(freeze_p, bool) or not isinstance(freeze_p, int | float):
             raise TypeError(f"`grad_freeze.freeze_p` must be a number, got {freeze_p!r}")
         if freeze_type not in {CONTINUOUS, INTERVAL}:

@@ -35,11 +35,7 @@ class LessBNMethod(Method):
         if report is None:
             return {}
         removed = len(report.removed)
-        return {
-            "batch_norms": removed + len(report.kept),
-            "removable": removed,
-            "removable_by_reference": removed,
-        }
+        return {"batch_norms": removed + len(report.kept), "removable": removed, "removable_by_reference": removed}
 
     @staticmethod
     def foreseen(

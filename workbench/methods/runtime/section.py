@@ -59,12 +59,7 @@ class RuntimeSection(MethodSection):
         False, "cuDNN benchmark", "Whether cuDNN tries its convolutions for each shape and takes the fastest."
     )
     threads: int | None = described(
-        None,
-        "Threads",
-        "Threads of CPU operations; unset leaves what the process has.",
-        unit="threads",
-        ge=1,
-        le=1024,
+        None, "Threads", "Threads of CPU operations; unset leaves what the process has.", unit="threads", ge=1, le=1024
     )
     data: Reading = described(
         "as_given",
