@@ -35,8 +35,7 @@ class GradientAccumulation:
     """Collect the gradients of several micro-batches and step the optimizer once per window.
 
     Each call adds grad / N to the parameters' ``.grad``. The N-th call steps the optimizer and clears the gradients.
-    Micro-batches left over at the end of training change nothing until :meth:`flush` applies them (upstream has no such
-    method and drops them).
+    What is left over at the end of training changes nothing until :meth:`flush` applies it (upstream drops it).
 
     Args:
         max_accumulation_step: Micro-batches per update, N; 1 or less updates on every call.
@@ -95,11 +94,7 @@ class GradientAccumulation:
         return loss
 
     def flush(self) -> bool:
-        """Apply the micro-batches of an unfinished window as their own mean, for the end of training.
-
-        Returns:
-            Whether there were any, hence an update.
-        """
+        """Apply the micro-batches of an unfinished window as their own mean; return whether there were any."""
         if self.window.at_start:
             return False
         # .grad holds the sum over k micro-batches / N; their mean is N / k times that.
@@ -111,19 +106,12 @@ class GradientAccumulation:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``window`` (see :class:`AccumulationWindow`) and ``gradients`` (accumulated so far, None where none).
-
-        The optimizer saves its own state.
-        """
+        """Return ``window`` (see :class:`AccumulationWindow`) and ``gradients`` (so far, None where none)."""
         gradients = [None if p.grad is None or self.window.at_start else p.grad.clone() for p in self._parameters()]
         return {"window": self.window.state_dict(), "gradients": gradients}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue within a window, with the gradients accumulated so far.
-
-        Raises:
-            ValueError: When it belongs to another window length or number of parameters.
-        """
+        """Continue within a window of the same length, with the gradients accumulated so far."""
         parameters, gradients = self._parameters(), state_dict["gradients"]
         if len(gradients) != len(parameters):
             raise ValueError(f"state_dict holds {len(gradients)} gradients, the optimizer {len(parameters)} parameters")

@@ -6,13 +6,8 @@ arXiv:2004.01461, equation (1). Here the mean over all axes but the first is sub
 
 With gradient g, weight w and decay λ the optimizer should see  u - mean(u),  u = g + λ w.  torch optimizers add λ w
 themselves, so we hand them  g - mean(g + λ w),  and the mean is linear: mean(g) + λ mean(w), no temporary of the
-weights' size. Linearity is also why a loss scale does not matter: centralizing and dividing by a scale may be done in
-either order, so gradients are unscaled first here. An optimizer with decoupled decay (AdamW) does not add λ w to the
-gradient, so only mean(g) is subtracted there.
-
-`OptimizerProcess` takes its behaviour from MindSpore 2.7.0, ``mindspore/python/mindspore/boost/base.py``. In torch
-every optimizer has parameter groups, so the reference's case of an ungrouped list, for which it only warns, does not
-exist here: it is one group and is split like any other.
+weights' size. An optimizer with decoupled decay (AdamW) does not add λ w to the gradient, so only mean(g) is subtracted
+there. `OptimizerProcess` takes its behaviour from ``mindspore/python/mindspore/boost/base.py`` of the same version.
 """
 
 from __future__ import annotations
@@ -28,15 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from workbench.methods.parameter_groups import checked_optimizer, owning_modules, plain_name, rebuild_optimizer
 from workbench.methods.protocol import Method, Preparation
 
-__all__ = [
-    "CentralizationMethod",
-    "OptimizerProcess",
-    "ParameterOwner",
-    "centralize_",
-    "decays_decoupled",
-    "is_centralizable",
-    "register_centralization",
-]
+__all__ = ["CentralizationMethod", "OptimizerProcess", "ParameterOwner", "register_centralization"]
 
 CentralizationRule = Literal["every_weight", "multiple_of_16"]
 
@@ -47,14 +34,8 @@ NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn
 
 
 def is_centralizable(shape: Sequence[int], rule: CentralizationRule = "every_weight") -> bool:
-    """Return whether a gradient of this shape is centralized; a vector has no axes to average over.
-
-    ``"multiple_of_16"`` keeps the reference's hardware restriction, under which a gradient whose second dimension is
-    not a multiple of 16 is silently left alone.
-    """
-    if len(shape) < 2:
-        return False
-    return rule == "every_weight" or shape[1] % LANES == 0
+    """Return whether a gradient of this shape has axes to average over, and which the reference's hardware can."""
+    return len(shape) >= 2 and (rule == "every_weight" or shape[1] % LANES == 0)
 
 
 def centralize_(
@@ -66,11 +47,7 @@ def centralize_(
 ) -> None:
     """Subtract mean(gradient + weight_decay * weight) over all axes but the first from each gradient, in place.
 
-    Args:
-        gradients: Gradients of shape ``[out, ...]`` with at least two axes.
-        weights: Their weights, same shapes; needed only with a ``weight_decay``.
-        weight_decay: L2 decay that the optimizer will add to the gradient; 0 for decoupled decay.
-        maximize: Whether the optimizer turns the gradient's sign before it adds the decay.
+    ``weight_decay`` is the L2 decay that the optimizer will add, under ``maximize`` after it has turned the sign.
     """
     if not gradients:
         return
@@ -86,11 +63,7 @@ def centralize_(
 
 
 def decays_decoupled(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    """Return whether a group's weight decay acts on the weights directly instead of through the gradient.
-
-    Known: AdamW, Adafactor, Muon, and every optimizer whose group or class says ``decoupled_weight_decay``. Others are
-    taken to add the decay to the gradient, as SGD and Adam do.
-    """
+    """Return whether a group's weight decay is known to act on the weights instead of through the gradient."""
     said = group.get("decoupled_weight_decay", getattr(optimizer, "decoupled_weight_decay", None))
     if said is not None:
         return bool(said)
@@ -103,12 +76,7 @@ def register_centralization(
     """Centralize, before every step of the optimizer, the gradients of groups flagged ``grad_centralization``.
 
     Flag groups with ``{"params": ..., "grad_centralization": True}``; `OptimizerProcess` does so. Gradients must be
-    unscaled by then. Vectors and sparse gradients are left alone. ``copy.deepcopy`` of a torch optimizer drops hooks:
-    register again. ``remove()`` of what is returned ends it.
-
-    Args:
-        optimizer: The optimizer that will be stepped (not one that freezes: register before wrapping it).
-        rule: Which gradients, see :func:`is_centralizable`.
+    unscaled by then; vectors and sparse ones are left alone. ``remove()`` of what is returned ends it.
     """
     checked_optimizer("optimizer", optimizer)
     if hasattr(optimizer, "active_optimizer"):
@@ -130,18 +98,11 @@ class _Centralization:
         for group in optimizer.param_groups:
             if not group.get("grad_centralization", False):
                 continue
-            weights = [
-                p
-                for p in group["params"]
-                if p.grad is not None and not p.grad.is_sparse and is_centralizable(p.shape, self.rule)
-            ]
+            dense = [p for p in group["params"] if p.grad is not None and not p.grad.is_sparse]
+            weights = [p for p in dense if is_centralizable(p.shape, self.rule)]
             decay = 0.0 if decays_decoupled(optimizer, group) else group.get("weight_decay", 0.0)
-            centralize_(
-                [p.grad for p in weights],
-                weights,
-                decay if scale is None else decay * scale,
-                maximize=group.get("maximize", False),
-            )
+            decay = decay if scale is None else decay * scale
+            centralize_([p.grad for p in weights], weights, decay, maximize=group.get("maximize", False))
 
 
 class ParameterOwner(NamedTuple):
@@ -212,13 +173,10 @@ class OptimizerProcess:
                 continue
             params = list(group["params"])
             flags = [p in params_dict and _is_centralized(p, params_dict[p]) for p in params]
-            for flag in (True, False):
-                positions = [i for i, found in enumerate(flags) if found is flag]
-                if not positions:
-                    continue
-                half = dict(group, params=[params[i] for i in positions])
-                if "param_names" in group:
-                    half["param_names"] = [group["param_names"][i] for i in positions]
+            for flag in sorted(set(flags), reverse=True):
+                half = dict(group)
+                for key in {"params", "param_names"} & set(group):
+                    half[key] = [entry for entry, found in zip(group[key], flags, strict=True) if found is flag]
                 if flag:
                     half["grad_centralization"] = True  # as upstream: overrides an explicit False of the user
                 result.append(half)
@@ -227,9 +185,7 @@ class OptimizerProcess:
     def add_grad_centralization(self, network: nn.Module, *, rule: CentralizationRule = "every_weight") -> None:
         """Centralize the gradients of this network's weights in the optimizer to come.
 
-        Args:
-            network: The network whose parameters the optimizer holds.
-            rule: ``"multiple_of_16"`` restores the reference's restriction, see :func:`is_centralizable`.
+        ``"multiple_of_16"`` restores the reference's restriction to second dimensions that are multiples of 16.
         """
         groups = self.build_gc_params_group(self.build_params_dict(network), self.origin_params)
         if not any(group.get("grad_centralization") for group in groups):
@@ -244,8 +200,7 @@ class OptimizerProcess:
     def generate_new_optimizer(self) -> torch.optim.Optimizer:
         """Return the optimizer over :attr:`origin_params`; the old one is left as it is and must not be stepped.
 
-        Raises:
-            TypeError: When the optimizer's class cannot be constructed from its own defaults.
+        A TypeError when the optimizer's class cannot be constructed from its own defaults.
         """
         groups = [dict(group) for group in self.origin_params if "order_params" not in group]
         if self._rule is not None:

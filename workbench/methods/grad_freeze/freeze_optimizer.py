@@ -11,12 +11,9 @@ The moments of one step, in the order in which a training loop meets them::
 ``begin_step`` may be left out: ``step`` begins the following step itself. An engine that decides about the update
 on its own (overflow, accumulation) calls ``active_optimizer.step()`` and ``advance()`` instead of ``step``.
 
-Two ways to keep optimizer state:
-
-* ``"shared"`` (default): one optimizer. A frozen parameter has no gradient, so nothing about it changes, neither weight
-  nor momentum, and no decay is applied; when it trains again it continues with the momentum it had.
-* ``"per_group"``: one optimizer per group, of the same class and arguments, with its own buffers and step count, as in
-  MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``). Memory grows with the number of groups.
+Two ways to keep optimizer state: ``"shared"`` (default) is one optimizer, for which a frozen parameter keeps weight and
+momentum; ``"per_group"`` is one optimizer per group, of the same class and arguments, with its own buffers and step
+count, as in MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``).
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from torch import Tensor
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.methods.parameter_groups import checked_optimizer, rebuild_optimizer
 
-__all__ = ["FreezeOpt", "allow_one_graph_per_group", "split_learning_rates"]
+__all__ = ["FreezeOpt", "FreezeState", "allow_one_graph_per_group", "split_learning_rates"]
 
 FreezeState = Literal["shared", "per_group"]
 
@@ -59,8 +56,7 @@ def split_learning_rates(rates: Sequence[float], strategy: Sequence[int] | None,
 def allow_one_graph_per_group(n_groups: int) -> None:
     """Raise ``torch.compile``'s recompile limit so that every group can keep its compiled step; never lower it.
 
-    ``requires_grad`` is part of what a compiled graph depends on: each group is compiled once and then found again.
-    Past the limit (8 by default) torch would silently fall back to eager execution.
+    A compiled graph depends on ``requires_grad``; past the limit torch would silently fall back to eager execution.
     """
     # dynamo's limit is reached through its config module only; there is no torch.compiler function for it.
     import torch._dynamo.config as dynamo
@@ -207,9 +203,7 @@ class FreezeOpt(torch.optim.Optimizer):
     def begin_step(self) -> int:
         """Freeze for the coming update and return the index of its group (0: nothing frozen, by construction).
 
-        Only parameters whose state differs from the previous group are touched; those newly frozen lose their stale
-        gradient. Calling it again before :meth:`advance` changes nothing, so it may be called for every micro-batch of
-        an accumulation window.
+        Newly frozen parameters lose their stale gradient. Calling it again before :meth:`advance` changes nothing.
         """
         index = self.group_index
         self.enter_group(index)
@@ -228,11 +222,9 @@ class FreezeOpt(torch.optim.Optimizer):
         self._applied = index
 
     def unfreeze_all(self) -> contextlib.ExitStack:
-        """Let every parameter require gradients again, as before training: at its end, for evaluation or export.
+        """Let every parameter require gradients again, until the next :meth:`begin_step`.
 
-        Returns:
-            A context manager. Used with ``with``, the group that was in force is restored on leaving; the plain call
-            unfreezes until the next :meth:`begin_step`.
+        Used with ``with``, the group that was in force is restored on leaving.
         """
         restored = contextlib.ExitStack()
         restored.callback(self.enter_group, self._applied)
@@ -240,14 +232,10 @@ class FreezeOpt(torch.optim.Optimizer):
         return restored
 
     def check_graph(self, loss: Tensor) -> None:
-        """Raise where freezing would keep layers behind the frozen ones from being trained, without a word.
+        """Raise RuntimeError where a loss's graph shows a reentrant checkpoint.
 
-        A reentrant checkpoint (``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)``) hands on gradients only
-        if an input of its requires them, whatever its parameters require. Behind a frozen front none does, and all
-        checkpointed layers rest. The graph of a loss whose step freezes nothing, or less, shows them.
-
-        Raises:
-            RuntimeError: When a reentrant checkpoint is found in the loss's graph.
+        It (``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)``) hands on gradients only if an input of its
+        requires them. Behind a frozen front none does, and all checkpointed layers would rest without a word.
         """
         waiting, seen = [loss.grad_fn], set()
         while waiting:
@@ -276,16 +264,10 @@ class FreezeOpt(torch.optim.Optimizer):
         self._position = (self._position + 1) % steps
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update the group of this step, move on in the strategy and freeze for the next step.
+        """Update the group of this step, move on in the strategy and freeze for the next step, as torch's ``step``.
 
         Gradients that frozen parameters may carry (no ``begin_step`` before the backward pass, or ``requires_grad``
         changed from outside) are dropped, so frozen stays frozen.
-
-        Args:
-            closure: Re-evaluates the model and returns the loss, as in every torch optimizer.
-
-        Returns:
-            What the inner optimizer returns: the closure's loss or None.
         """
         index = self.begin_step()
         for parameter in self._toggled - self._trained[index]:
@@ -297,11 +279,7 @@ class FreezeOpt(torch.optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse: groups are fixed once freezing is set up.
-
-        Raises:
-            RuntimeError: Always, after construction.
-        """
+        """Refuse with a RuntimeError: groups are fixed once freezing is set up."""
         if "_inner" in self.__dict__:
             raise RuntimeError(
                 "FreezeOpt cannot take another parameter group: the strategy would not know when to train it; "
@@ -310,13 +288,11 @@ class FreezeOpt(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what :meth:`load_state_dict` needs to continue exactly.
+        """Return the inner optimizer's state dict and under ``freeze`` what else is needed to continue exactly.
 
-        Returns:
-            The inner optimizer's state dict (``state``, ``param_groups``) and under ``freeze``: ``position``;
-            ``strategy`` (1-D int32 tensor or None); ``group_sizes`` (parameters per group); ``updates`` (attempted
-            updates per group); ``optimizers`` (state dicts of the group optimizers, empty when state is shared);
-            ``learning_rates`` (per group, or None).
+        ``position``; ``strategy`` (1-D int32 tensor or None); ``group_sizes`` (parameters per group); ``updates``
+        (attempted, per group); ``optimizers`` (their state dicts, empty when state is shared); ``learning_rates`` (per
+        group, or None).
         """
         self._relink()
         strategy = None if self._strategy is None else torch.tensor(self._strategy, dtype=torch.int32)
@@ -331,13 +307,10 @@ class FreezeOpt(torch.optim.Optimizer):
         return {**self._inner.state_dict(), "freeze": freeze}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state: hyper-parameters, optimizer state, strategy and position in it.
+        """Continue from a saved state; a ValueError when it is of another optimizer, other groups or another ``state``.
 
-        The saved strategy replaces the present one: it may have been drawn at random, and a resumed training must see
-        the same steps. Call :meth:`begin_step` (or :meth:`step`) next; parameters are not toggled here.
-
-        Raises:
-            ValueError: When it was saved by another kind of optimizer, for other groups or another ``state``.
+        The saved strategy replaces the present one, which may have been drawn at random. Call :meth:`begin_step` (or
+        :meth:`step`) next; parameters are not toggled here.
         """
         if "freeze" not in state_dict:
             raise ValueError(
@@ -433,18 +406,12 @@ def _read_groups(groups: Any, opt: torch.optim.Optimizer) -> list[list[tuple[lis
         where = f"train_parameter_groups[{index}]"
         if not isinstance(group, list | tuple):
             raise TypeError(f"`{where}` must be a list or tuple of parameters, got {type(group).__name__}")
-        entries: list[tuple[list[Tensor], dict[str, Any]]] = []
-        loose: list[Tensor] = []
-        for item in group:
-            if isinstance(item, Mapping):
-                if "order_params" in item:
-                    continue  # an order matters to MindSpore's gradient tuples; torch keeps gradients on parameters
-                entries.append((list(item["params"]), {key: item[key] for key in item if key not in NOT_AN_OPTION}))
-            elif isinstance(item, Tensor):
-                loose.append(item)
-            else:
-                raise TypeError(f"`{where}` must hold parameters or parameter groups, got {type(item).__name__}")
-        if loose:
+        if strangers := [type(item).__name__ for item in group if not isinstance(item, Mapping | Tensor)]:
+            raise TypeError(f"`{where}` must hold parameters or parameter groups, got {strangers[0]}")
+        # An order matters to MindSpore's gradient tuples; torch keeps gradients on parameters.
+        dicts = [item for item in group if isinstance(item, Mapping) and "order_params" not in item]
+        entries = [(list(item["params"]), {k: item[k] for k in item if k not in NOT_AN_OPTION}) for item in dicts]
+        if loose := [item for item in group if isinstance(item, Tensor)]:
             entries.append((loose, {}))
         params = [p for part, _ in entries for p in part]
         if not params:
@@ -463,8 +430,8 @@ def _read_strategy(strategy: Any, n_groups: int) -> tuple[int, ...]:
             )
         strategy = strategy.tolist()
     if not isinstance(strategy, list | tuple):
-        what = type(strategy).__name__
-        raise TypeError(f"`train_strategy` must be a list or tuple of int or a 1-D int32 tensor, got {what}")
+        kind = type(strategy).__name__
+        raise TypeError(f"`train_strategy` must be a list or tuple of int or a 1-D int32 tensor, got {kind}")
     if not strategy:
         raise ValueError("`train_strategy` must hold at least one step, got none; is `total_steps` 0?")
     for entry in strategy:
