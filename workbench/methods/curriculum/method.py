@@ -32,26 +32,12 @@ from workbench.core.batch import mapped, tensors_of
 from workbench.methods.curriculum.section import CurriculumSection
 from workbench.methods.protocol import FirstBatch, Method
 
-__all__ = [
-    "CurriculumMethod",
-    "Kind",
-    "accepted_sizes",
-    "growing",
-    "resized_images",
-    "shortened",
-    "size_at",
-    "stage_of",
-    "stages_of",
-    "why_not_smaller",
-]
+__all__ = ["CurriculumMethod", "accepted_sizes", "growing", "stages_of", "why_not_smaller"]
 
 Kind = Literal["resolution", "sequence"]
-Call = Callable[[nn.Module, Any], Any]
-"""Computes the loss of a batch, as ``call(network, batch)``."""
-
+Call = Callable[[nn.Module, Any], Any]  # computes the loss of a batch, as ``call(network, batch)``
 _MANY = 10**6  # passes of a run in which every stage has some
-PROBED = (0.5, 0.75)
-"""Relative sizes that a network is tried with where no configuration says which are wanted."""
+PROBED = (0.5, 0.75)  # relative sizes that a network is tried with where no configuration says which are wanted
 
 
 def size_at(full: int, relative: float) -> int:
@@ -73,12 +59,7 @@ def size_at(full: int, relative: float) -> int:
 
 
 def stage_of(pass_index: int, passes: int, until: float, stages: int) -> int:
-    """Return the stage of a forward pass, both counted from 0; ``stages`` is that of full size.
-
-    Example:
-        >>> [stage_of(index, 10, 0.6, 2) for index in range(10)]
-        [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
-    """
+    """Return the stage of a forward pass, both counted from 0; ``stages`` is that of full size."""
     return bisect_right(_borders(passes, until, stages), pass_index)
 
 
@@ -112,8 +93,7 @@ def growing(
 def resized_images(batch: Any, relative: float) -> Any:
     """Return a batch with its images, and the maps that belong to them, at another height and width; None without any.
 
-    Floating-point values are averaged over the pixels that a new one covers (bilinear with antialiasing); of others the
-    value at the new pixel's middle is taken.
+    Floating-point values are averaged (bilinear with antialiasing), of others that at the new pixel's middle is taken.
     """
     image = _image_in(batch)
     if image is None:
@@ -136,8 +116,7 @@ def shortened(batch: Any, relative: float) -> Any:
 def accepted_sizes(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes: Sequence[float]) -> list[float]:
     """Return the relative sizes of a batch's inputs, given at full size, that a network takes, found by trying them.
 
-    The network is called in evaluation mode and without gradients; weights, statistics, modes and random generators
-    are as before afterwards.
+    In evaluation mode and without gradients; weights, statistics, modes and random generators are as before afterwards.
     """
     devices = {value.device for value in network.parameters() if value.device.type != "cpu"}
     kind_of_device = next(iter(devices)).type if devices else "cpu"
@@ -159,10 +138,7 @@ def accepted_sizes(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes
 
 
 def why_not_smaller(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes: Sequence[float] = PROBED) -> str:
-    """Return why a network cannot be trained with inputs of these sizes, to stand after "because"; empty where it can.
-
-    It is tried as `accepted_sizes` does, and left as it is.
-    """
+    """Return why a network cannot be trained with inputs of these sizes, found as by `accepted_sizes`; else empty."""
     smaller = {relative: _SHRINK[kind](batch, relative) for relative in sizes}
     if None in smaller.values():
         return _nothing_to_shrink(kind)
@@ -229,7 +205,7 @@ def _image_in(batch: Any) -> Tensor | None:
 
 
 def _tokens_in(batch: Any) -> Tensor | None:
-    return next((one for one in tensors_of(batch) if _are_tokens(one)), None)
+    return next(filter(_are_tokens, tensors_of(batch)), None)
 
 
 def _are_tokens(tensor: Tensor) -> bool:

@@ -101,8 +101,7 @@ def _following(
     """Return an optimizer over the network's parameters after a change; the same object when nothing changed.
 
     The successor of a parameter is the one that now bears its name; a parameter without predecessor joins the group of
-    its neighbour in the same module. State of parameters that remain moves along. Parameters that never belonged to the
-    network stay, a group that lost all is gone.
+    its neighbour in the same module. What never belonged to the network stays, a group that lost all is gone.
     """
     name_of = {id(parameter): name for name, parameter in before.items()}
     kept = {id(parameter) for parameter in after.values()}

@@ -1,10 +1,8 @@
 """The graph of a network as the BatchNorm rules see it: layer calls and operations, each with what it reads.
 
-:func:`read_graph` traces a network with torch.fx down to its layers, :func:`record_graph` follows one real call of it;
-both return its steps in execution order, and which parameters are read besides by the call of the layer they belong to.
-
-Random choices (stochastic depth) are drawn from generators of a fixed seed, and the generators of Python, numpy and
-torch are left as they were: the same network gives the same graph in every run and on every rank.
+:func:`read_graph` traces a network with torch.fx down to its layers, :func:`record_graph` follows one real call of it.
+Random choices (stochastic depth) are drawn from generators of a fixed seed, which are left as they were: the same
+network gives the same graph in every run and on every rank.
 """
 
 from __future__ import annotations
@@ -90,10 +88,7 @@ def read_graph(
 ) -> NetworkGraph:
     """Trace a network whose control flow does not depend on data with torch.fx, or raise TraceError; it stays as it is.
 
-    Args:
-        model: The network.
-        training: Whether to trace what it does in training instead of evaluation.
-        followed_by: For BatchNorm subclasses that do more, by dotted name: the children that run after the norm.
+    ``followed_by`` has, for BatchNorm subclasses that do more, by dotted name: the children that run after the norm.
     """
     with _in_mode(model, training), _unchanged_randomness(model):
         graph = _trace(model)
@@ -125,10 +120,9 @@ def record_graph(
     training: bool = False,
     followed_by: Mapping[str, Sequence[str]] | None = None,
 ) -> NetworkGraph:
-    """Follow one real call of a network, tensor by tensor; control flow may depend on data.
+    """Follow one real call of a copy of a network, tensor by tensor, and of what else the call does, such as a loss.
 
-    The model is a copy that is not used afterwards: in training its statistics move. The call may do more than call it:
-    what a loss function reads is recorded, too. TraceError when it fails, or nothing connects inputs and output.
+    TraceError when it fails, or nothing connects inputs and output.
     """
     recorder = _Recorder(model, _Builder(model, followed_by))
     try:
@@ -145,11 +139,10 @@ def record_graph(
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors of nested tuples, lists, mappings (a ModelOutput is one) and dataclasses, in order."""
+    parts: Iterable[Any] = ()
     if isinstance(value, Tensor):
         yield value
-        return
-    parts: Iterable[Any] = ()
-    if isinstance(value, Mapping):
+    elif isinstance(value, Mapping):
         parts = value.values()
     elif isinstance(value, (list, tuple)):
         parts = value

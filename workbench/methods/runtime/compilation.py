@@ -39,18 +39,12 @@ def compiled(
     channels_last: bool = False,
     key: Hashable = None,
 ) -> nn.Module:
-    """Return a module that runs a model compiled; parameters, buffers and modules stay the model's.
+    """Return a module that runs a model, in its final form, compiled; nothing is compiled before the first call.
 
-    Nothing is compiled before the first call. What was compiled before in this process is forgotten where nothing that
-    this function returned lives any more and the key is another one.
-
-    Args:
-        model: The model in its final form.
-        mode: As for ``torch.compile``; ``"off"`` with ``cuda_graph`` replays torch's own kernels.
-        cuda_graph: Whether kernels are replayed as CUDA graphs; on a device that has none, leave it out.
-        channels_last: Whether model and inputs are in this format. Graphs of the backward pass keep it only when asked
-            so (pytorch#189239).
-        key: What decides about the graphs; equal keys share them.
+    ``mode`` is ``torch.compile``'s; ``"off"`` with ``cuda_graph`` replays torch's own kernels. What was compiled before
+    in this process is forgotten where nothing that this function returned lives any more and ``key``, which decides
+    about the graphs, is another one. Graphs of the backward pass keep ``channels_last`` only when asked so
+    (pytorch#189239).
     """
     global _last  # noqa: PLW0603  # one process has one compiler
     if key != _last:
