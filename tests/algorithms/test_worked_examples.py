@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import nn
 
+from workbench.loss_scale import ExponentTable
 from workbench.methods.adasum.method import adasum_sets_, adasum_tree
-from workbench.methods.curriculum.method import stage_of
+from workbench.methods.curriculum.method import size_at, stage_of
 from workbench.methods.dim_reduce.method import component_rows
 from workbench.methods.dim_reduce.pca import principal_components
 from workbench.methods.dim_reduce.pca_files import load_pca_matrix, save_pca_matrix
 from workbench.methods.loss_scale_group.method import arising_overflow
-from workbench.methods.loss_scale_group.scale_groups import significand_loss
+from workbench.methods.loss_scale_group.scale_groups import ScaleGroup, find_scale_groups, significand_loss
+from workbench.methods.parameter_groups import plain_name, split_into_chunks
 from workbench.methods.regularization.method import decay_at, why_no_smoothing
 from workbench.methods.schedule.method import factor_at, stretched
 
@@ -81,3 +83,22 @@ def test_a_criterion_without_label_smoothing_says_so() -> None:
 
 def test_float16_loses_bits_below_its_smallest_normal_number() -> None:
     np.testing.assert_allclose(significand_loss([0, -14, -24, -30]), [0.0, 0.0, 10 / 11, 1.0])
+
+
+def test_parts_of_like_gradients_share_a_scale() -> None:
+    table = ExponentTable(lowest=-40, counts=np.eye(41)[[40, 38, 0]])  # gradients of 1, 2**-2 and 2**-40
+    assert find_scale_groups(table, 2) == (ScaleGroup((0, 1), 2048.0), ScaleGroup((2,), 2.0**51))
+
+
+def test_a_size_is_one_that_networks_are_likely_to_take() -> None:
+    given = [(32, 0.5), (224, 0.6), (28, 0.5), (127, 0.5), (32, 1.0)]
+    assert [size_at(full, share) for full, share in given] == [16, 128, 16, 64, 32]
+
+
+def test_a_name_is_plain_without_the_prefixes_of_wrappers() -> None:
+    assert plain_name("module._orig_mod.layer1.0.conv1.weight") == "layer1.0.conv1.weight"
+
+
+def test_a_convolution_and_its_norm_are_one_chunk() -> None:
+    names = ["c1.weight", "bn1.weight", "bn1.bias", "c2.weight"]
+    assert split_into_chunks(names) == [names[:3], names[3:]]

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from workbench.core.arguments import checked_count
 
-__all__ = ["AccumulationWindow"]
-
 
 class AccumulationWindow:
     """Counts micro-batches and says when their gradients are to be applied.

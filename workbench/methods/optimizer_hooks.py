@@ -10,8 +10,6 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-__all__ = ["register_step_hooks", "step_hooks"]
-
 Hooks = tuple[list[Callable[..., Any]], list[Callable[..., Any]]]
 
 

@@ -20,16 +20,6 @@ from workbench.core.arguments import checked_count
 from workbench.core.step_optimizer import StepOptimizer
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 
-__all__ = [
-    "checked_optimizer",
-    "named_trainable_parameters",
-    "owning_modules",
-    "plain_name",
-    "rebuild_optimizer",
-    "split_into_chunks",
-    "split_into_nested_groups",
-]
-
 CHUNK_FULL = 3  # parameters: a convolution and the two of its normalization
 
 
@@ -41,12 +31,7 @@ def checked_optimizer(name: str, value: object) -> Optimizer:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name as the user wrote the network, without the prefixes of DDP and ``torch.compile``.
-
-    Example:
-        >>> plain_name("module._orig_mod.layer1.0.conv1.weight")
-        'layer1.0.conv1.weight'
-    """
+    """Return a parameter's name as the user wrote the network, without the prefixes of DDP and ``torch.compile``."""
     name = name.replace("_orig_mod.", "")
     while name.startswith("module."):
         name = name.removeprefix("module.")
@@ -58,25 +43,12 @@ def named_trainable_parameters(network: nn.Module) -> list[tuple[str, nn.Paramet
     return [(plain_name(name), p) for name, p in network.named_parameters() if p.requires_grad]
 
 
-def owning_modules(network: nn.Module) -> dict[nn.Parameter, nn.Module]:
-    """Map every parameter to the module it is registered in; a tied parameter to the first one."""
-    owners: dict[nn.Parameter, nn.Module] = {}
-    for module in network.modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(parameter, module)
-    return owners
-
-
 def split_into_chunks(names: Sequence[str]) -> list[list[str]]:
     """Cut an ordered list of parameter names into chunks that stay together, roughly one layer each.
 
     A name that contains ``bn`` or ``bias`` always joins the running chunk. Any other name starts a new chunk once the
     running one holds three names or more. The match is by substring of the full dotted name, as upstream: a module
     called ``conv_bn1`` makes everything below it match, ``norm1`` and ``downsample.1`` do not.
-
-    Example:
-        >>> split_into_chunks(["c1.weight", "bn1.weight", "bn1.bias", "c2.weight"])
-        [['c1.weight', 'bn1.weight', 'bn1.bias'], ['c2.weight']]
     """
     chunks: list[list[str]] = []
     for name in names:

@@ -10,12 +10,12 @@ made of, and a `StepHook` acts in every window.
 from __future__ import annotations
 
 import contextlib
-import importlib
+import pkgutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from workbench.config.section import Section
     from workbench.loss_scale.scaler import LossScaling
     from workbench.methods.weight_update import CompleteWindow, WeightUpdate
-
-__all__ = ["Description", "FirstBatch", "GroupSchedule", "Method", "Preparation", "StepHook", "alone"]
 
 
 def alone(**values: Any) -> Mapping[str, Any]:
@@ -71,18 +69,11 @@ class Description:
 
     def load_section(self) -> type[Section] | None:
         """Import and return the config section that the method brings along; None when it brings none."""
-        found: type[Section] | None = _attribute(self.section_class) if self.section_class else None
-        return found
+        return cast("type[Section]", pkgutil.resolve_name(self.section_class)) if self.section_class else None
 
     def load(self) -> type[Method]:
         """Import and return the class that acts."""
-        found: type[Method] = _attribute(self.acts)
-        return found
-
-
-def _attribute(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+        return cast("type[Method]", pkgutil.resolve_name(self.acts))
 
 
 @runtime_checkable

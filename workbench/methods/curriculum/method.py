@@ -32,8 +32,6 @@ from workbench.core.batch import mapped, tensors_of
 from workbench.methods.curriculum.section import CurriculumSection
 from workbench.methods.protocol import FirstBatch, Method
 
-__all__ = ["CurriculumMethod", "accepted_sizes", "growing", "stages_of", "why_not_smaller"]
-
 Kind = Literal["resolution", "sequence"]
 Call = Callable[[nn.Module, Any], Any]  # computes the loss of a batch, as ``call(network, batch)``
 _MANY = 10**6  # passes of a run in which every stage has some
@@ -45,10 +43,6 @@ def size_at(full: int, relative: float) -> int:
 
     Networks halve their inputs several times. So a size is a multiple of the largest power of two that divides the full
     size and is no more than a quarter of it: of 8 for 32, of 32 for 224.
-
-    Example:
-        >>> size_at(32, 0.5), size_at(224, 0.6), size_at(28, 0.5), size_at(127, 0.5), size_at(32, 1.0)
-        (16, 128, 16, 64, 32)
     """
     if relative >= 1:
         return full
@@ -76,10 +70,7 @@ def stages_of(section: CurriculumSection, passes: int) -> list[tuple[float, floa
 def growing(
     batches: Iterable[Any], passes: int, kind: Kind, *, start: float = 0.5, until: float = 0.5, stages: int = 2
 ) -> Iterator[Any]:
-    """Yield batches, given at full size, whose inputs grow to it over a run of so many passes; later ones stay so.
-
-    Warns once when a batch holds nothing that could be made smaller.
-    """
+    """Yield batches whose inputs grow to their full size over so many passes; warn once where none can be smaller."""
     warned = False
     for index, batch in enumerate(batches):
         relative = _relative(stage_of(min(index, passes - 1), passes, until, stages), start, stages)

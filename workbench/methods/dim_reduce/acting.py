@@ -20,8 +20,6 @@ from workbench.methods.plan_mark import prepared_module, trained_parameters
 from workbench.methods.protocol import Method, Preparation
 from workbench.methods.weight_update import CompleteWindow, WeightUpdate
 
-__all__ = ["DimReduceMethod", "DimReduceUpdate"]
-
 
 class DimReduceMethod(Method):
     """Replaces the optimizer, whatever it was, by plain subtraction and computes what is subtracted."""

@@ -36,8 +36,6 @@ from torch import Tensor, distributed, nn
 from workbench.core import kernels
 from workbench.core.arguments import checked_count
 
-__all__ = ["DimReduce", "DimReduceStep", "component_rows", "flat_vector", "sufficient_decrease", "updated_curvature"]
-
 Arithmetic = Literal["corrected", "reference"]
 
 LEAST_CURVATURE = 1e-20  # y . s above which B is updated; as upstream
@@ -48,10 +46,7 @@ _STATE = ("inverse_hessian", "previous_step", "previous_gradient", "momentum")
 
 
 def component_rows(n_components: int, rank: int, rank_size: int, arithmetic: Arithmetic = "corrected") -> slice:
-    """Return which of the k components a rank holds, in shares that differ by one at most.
-
-    ``"reference"`` gives k // ranks to each and loses the rest.
-    """
+    """Return which of the k components a rank holds; ``"reference"`` loses what the number of ranks does not divide."""
     if not 0 <= rank < rank_size:
         raise ValueError(f"`rank` must lie in [0, rank_size), got rank {rank} of {rank_size}")
     each, rest = divmod(n_components, rank_size)
@@ -183,7 +178,8 @@ class DimReduce:
                 raise ValueError(f"`{name}` must lie in {interval}, got {value}")
         if arithmetic not in ("corrected", "reference"):
             raise ValueError(f'`arithmetic` must be "corrected" or "reference", got {arithmetic!r}')
-        self.network, self.optimizer, self.weight = network, optimizer, list(weight)
+        self.network, self.optimizer = network, optimizer
+        self.weight: list[Tensor] = list(weight)
         self.n_components, self.rank, self.rank_size = n_components, rank, rank_size
         self.rho, self.gamma, self.alpha, self.sigma = rho, gamma, alpha, sigma
         self.line_search_trials, self.arithmetic, self.process_group = line_search_trials, arithmetic, process_group
@@ -251,8 +247,14 @@ class DimReduce:
     ) -> DimReduceStep:
         """Take one step and return what it did, also kept as ``last_step``.
 
-        ``grads`` in the order of the weights are multiplied by ``loss_scale``, None counts as zeros; ``loss`` is not
-        scaled. ``evaluate`` computes the batch's loss at the weights as they are, without gradients, once per trial.
+        Args:
+            loss: Loss of the batch, not scaled.
+            grads: Gradients in the order of the weights, multiplied by ``loss_scale``; None counts as zeros.
+            evaluate: Computes the batch's loss at the weights as they are; called without gradients, once per trial.
+            loss_scale: What the gradients were multiplied by.
+
+        Raises:
+            ValueError: When the number of gradients is not that of the weights.
         """
         if len(grads) != len(self.weight):
             raise ValueError(f"there must be one gradient per weight ({len(self.weight)}), got {len(grads)}")
@@ -287,7 +289,7 @@ class DimReduce:
             change = torch.mul(self.momentum, self.alpha, out=projection).sub_(direction, alpha=taken.rho)
             self._subtract(start, change)
         except BaseException:  # an interrupt, too: a trial must not stay in the weights
-            self._put_back(start)
+            torch._foreach_copy_(self.weight, start)
             raise
         self.last_step = taken
         return taken
@@ -306,7 +308,11 @@ class DimReduce:
         return {**{name: getattr(self, name).clone() for name in _STATE}, "initialised": self.initialised}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue exactly where :meth:`state_dict` was taken, with as many components and weights."""
+        """Continue exactly where :meth:`state_dict` was taken.
+
+        Raises:
+            ValueError: When it belongs to another number of components or weights.
+        """
         for name in _STATE:
             found, wanted = state_dict[name].shape, getattr(self, name).shape
             if found != wanted:
@@ -377,22 +383,17 @@ class DimReduce:
             part if part.dtype == parameter.dtype else torch.empty_like(parameter)
             for parameter, part in zip(self.weight, self._shaped(room), strict=True)
         ]
-        for parameter, own in zip(self.weight, copies, strict=True):
-            own.copy_(parameter)
+        torch._foreach_copy_(copies, self.weight)
         return copies
 
-    def _put_back(self, start: Sequence[Tensor]) -> None:
-        for parameter, value in zip(self.weight, start, strict=True):
-            parameter.copy_(value)
-
-    def _subtract(self, start: Sequence[Tensor], change: Tensor) -> None:
+    def _subtract(self, start: list[Tensor], change: Tensor) -> None:
         """Bring the weights to where the line search started, less the change."""
         parts = self._shaped(change)
         if self.optimizer is None:
             for parameter, value, part in zip(self.weight, start, parts, strict=True):
                 torch.sub(value, part, out=parameter)
             return
-        self._put_back(start)
+        torch._foreach_copy_(self.weight, start)
         kept = [parameter.grad for parameter in self.weight]
         for parameter, part in zip(self.weight, parts, strict=True):
             parameter.grad = part.to(parameter.dtype)
@@ -462,7 +463,7 @@ class DimReduce:
         return tensor.to(first.device, dtype)
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Sequence[nn.Parameter]) -> None:
+def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Sequence[Tensor]) -> None:
     options = ("momentum", "weight_decay", "dampening")
     plain = isinstance(optimizer, torch.optim.SGD) and all(
         group["lr"] == 1 and not any(group[name] for name in options) and not group["maximize"]

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from workbench.core.arguments import checked_count
 
-__all__ = ["PrincipalComponents", "principal_components", "randomized_components"]
-
 Randomness = np.random.Generator | np.random.RandomState | int | None
 
 OVERSAMPLING = 10  # extra random directions; Halko et al., section 4.2, and upstream

@@ -32,17 +32,14 @@ from safetensors.numpy import save_file
 
 from workbench.core.files import replacing, write_text_atomically
 
-__all__ = ["load_explained_variance", "load_pca_matrix", "load_snapshots", "prepare_pca_matrix", "save_pca_matrix"]
-
 TENSOR_NAME = "pca_mat"
 EXPLAINED = "explained_variance_ratio"
 SUFFIXES = (".npy", ".safetensors")
 POLL_SECONDS = 0.5  # upstream looks every 5 s
 
-Shapes = Mapping[str, Sequence[int]]
-"""Parameter name -> shape, in the order of the columns."""
+Shapes = Mapping[str, Sequence[int]]  # parameter name -> shape, in the order of the columns
+# Maps snapshots ``[n_snapshots, n_weights]``, which it may overwrite, to components and the share each explains.
 Compute = Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
-"""Maps snapshots ``[n_snapshots, n_weights]``, which it may overwrite, to components and the share each explains."""
 
 
 def list_snapshots(folder: str | Path) -> list[Path]:
@@ -75,10 +72,7 @@ def load_snapshots(
 
 
 def save_pca_matrix(path: str | Path, matrix: NDArray[Any], explained_variance: NDArray[Any] | None = None) -> Path:
-    """Write a PCA matrix to a ``.npy`` or ``.safetensors`` file, which appears complete or not at all; return the path.
-
-    ``explained_variance`` is the share of the snapshots' variance along each component; None when unknown.
-    """
+    """Write a PCA matrix, which appears complete or not at all, and what share of the variance each row explains."""
     path = Path(path)
     _check_suffix(path)
     if matrix.ndim != 2 or not np.issubdtype(matrix.dtype, np.floating):
@@ -90,9 +84,9 @@ def save_pca_matrix(path: str | Path, matrix: NDArray[Any], explained_variance: 
         raise ValueError(f"`explained_variance` must be one finite share per component ({len(matrix)}), got {shares}")
     if path.suffix == ".npy":
         if shares is None:  # those of an older matrix of this name would be wrong
-            _beside(path).unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
         else:  # first: who waits for the matrix finds both
-            write_text_atomically(_beside(path), json.dumps({EXPLAINED: shares.tolist()}) + "\n")
+            write_text_atomically(path.with_suffix(".json"), json.dumps({EXPLAINED: shares.tolist()}) + "\n")
     with replacing(path) as temporary:
         if path.suffix == ".npy":
             np.save(temporary, matrix, allow_pickle=False)
@@ -103,14 +97,11 @@ def save_pca_matrix(path: str | Path, matrix: NDArray[Any], explained_variance: 
 
 
 def load_explained_variance(path: str | Path) -> NDArray[np.float64] | None:
-    """Read which share of the snapshots' variance every component of a stored matrix explains, ``[k]``.
-
-    None when it was not kept or cannot be read: training does not depend on it.
-    """
+    """Read which share of the variance every component of a stored matrix explains; None where it cannot be read."""
     path = Path(path)
     try:
         if path.suffix == ".npy":
-            shares = np.array(json.loads(_beside(path).read_text(encoding="utf-8"))[EXPLAINED], np.float64)
+            shares = np.array(json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))[EXPLAINED], np.float64)
         else:
             with safe_open(path, framework="np") as stored:
                 shares = np.array(stored.get_tensor(EXPLAINED), np.float64)
@@ -152,10 +143,7 @@ def load_pca_matrix(
 def pca_matrix_path(
     pca_mat_path: str | Path | None, weight_load_dir: str | Path | None, shapes: Shapes, n_components: int
 ) -> tuple[Path, bool]:
-    """Return the file that holds the matrix, and whether it has yet to be computed from the folder's snapshots.
-
-    A computed file lies in the folder and is named after snapshots, parameters and number of components.
-    """
+    """Return the file that holds the matrix, and whether it has yet to be computed from the folder's snapshots."""
     if pca_mat_path is not None:
         stored = Path(pca_mat_path)
         if stored.is_file() and stored.suffix in SUFFIXES:
@@ -225,10 +213,6 @@ def _enough_snapshots(folder: str | Path, n_components: int) -> list[Path]:
             "record more snapshots or lower it"
         )
     return paths
-
-
-def _beside(path: Path) -> Path:
-    return path.with_suffix(".json")
 
 
 def _read_snapshot(path: Path, shapes: Shapes, row: NDArray[Any]) -> None:

@@ -67,9 +67,6 @@ class GradientAccumulation:
 
         Returns:
             ``loss``, unchanged: that of this micro-batch, not of the window.
-
-        Raises:
-            ValueError: When the number of gradients is not that of the parameters, or one of them is a ``.grad``.
         """
         parameters = self._parameters()
         if len(grads) != len(parameters):
@@ -111,7 +108,11 @@ class GradientAccumulation:
         return {"window": self.window.state_dict(), "gradients": gradients}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue within a window of the same length, with the gradients accumulated so far."""
+        """Continue within a window, with the gradients accumulated so far.
+
+        Raises:
+            ValueError: When it belongs to another window length or number of parameters.
+        """
         parameters, gradients = self._parameters(), state_dict["gradients"]
         if len(gradients) != len(parameters):
             raise ValueError(f"state_dict holds {len(gradients)} gradients, the optimizer {len(parameters)} parameters")

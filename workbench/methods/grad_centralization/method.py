@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from workbench.methods.parameter_groups import checked_optimizer, owning_modules, plain_name, rebuild_optimizer
+from workbench.methods.parameter_groups import checked_optimizer, plain_name, rebuild_optimizer
 from workbench.methods.protocol import Method, Preparation
-
-__all__ = ["CentralizationMethod", "OptimizerProcess", "ParameterOwner", "register_centralization"]
 
 CentralizationRule = Literal["every_weight", "multiple_of_16"]
 
@@ -45,10 +43,7 @@ def centralize_(
     *,
     maximize: bool = False,
 ) -> None:
-    """Subtract mean(gradient + weight_decay * weight) over all axes but the first from each gradient, in place.
-
-    ``weight_decay`` is the L2 decay that the optimizer will add, under ``maximize`` after it has turned the sign.
-    """
+    """Subtract mean(gradient + L2 decay * weight) over all axes but the first from each gradient, in place."""
     if not gradients:
         return
     means = [gradient.flatten(1).mean(1) for gradient in gradients]
@@ -105,13 +100,6 @@ class _Centralization:
             centralize_([p.grad for p in weights], weights, decay, maximize=group.get("maximize", False))
 
 
-class ParameterOwner(NamedTuple):
-    """Where a parameter lives: its plain dotted name and the module it is registered in."""
-
-    name: str
-    module: nn.Module
-
-
 class OptimizerProcess:
     """Change the parameter groups of an optimizer and rebuild it over them.
 
@@ -144,27 +132,23 @@ class OptimizerProcess:
         self.origin_params: list[dict[str, Any]] = [dict(group) for group in opt.param_groups]
         self._rule: CentralizationRule | None = None
 
-    def build_params_dict(self, network: nn.Module) -> dict[Tensor, ParameterOwner]:
-        """Return for every parameter of the network, bare or wrapped, its name and owning module."""
-        owners = owning_modules(network)
-        return {p: ParameterOwner(plain_name(name), owners[p]) for name, p in network.named_parameters()}
+    def build_params_dict(self, network: nn.Module) -> dict[Tensor, tuple[str, nn.Module]]:
+        """Return for every parameter of the network, bare or wrapped, its name and the (first) module that holds it."""
+        holders = {p: m for m in reversed(list(network.modules())) for p in m.parameters(recurse=False)}
+        return {p: (plain_name(name), holders[p]) for name, p in network.named_parameters()}
 
     def build_gc_params_group(
-        self, params_dict: Mapping[Tensor, ParameterOwner], parameters: Iterable[Mapping[str, Any]]
+        self, params_dict: Mapping[Tensor, tuple[str, nn.Module]], parameters: Iterable[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
         """Split each parameter group into a centralized half, flagged ``grad_centralization``, and the rest.
 
         Centralized are parameters with two axes or more whose name contains none of ``beta``, ``gamma``, ``bias`` and
         whose module is no grouped or depthwise convolution, no normalization and no fully normalized layer (marked
-        ``is_full_normalization``). Parameters that are not in ``params_dict`` belong to the rest.
+        ``is_full_normalization``). Empty halves are left out.
 
         Args:
-            params_dict: What :meth:`build_params_dict` returned.
+            params_dict: What :meth:`build_params_dict` returned; other parameters belong to the rest.
             parameters: Parameter groups; a dict with ``order_params`` is passed on unchanged.
-
-        Returns:
-            New groups: per old one first the centralized half, then the rest with the original options, empty halves
-            left out. The order of parameters changes accordingly.
         """
         result: list[dict[str, Any]] = []
         for group in parameters:
@@ -172,7 +156,7 @@ class OptimizerProcess:
                 result.append(dict(group))
                 continue
             params = list(group["params"])
-            flags = [p in params_dict and _is_centralized(p, params_dict[p]) for p in params]
+            flags = [p in params_dict and _is_centralized(p, *params_dict[p]) for p in params]
             for flag in sorted(set(flags), reverse=True):
                 half = dict(group)
                 for key in {"params", "param_names"} & set(group):
@@ -185,7 +169,9 @@ class OptimizerProcess:
     def add_grad_centralization(self, network: nn.Module, *, rule: CentralizationRule = "every_weight") -> None:
         """Centralize the gradients of this network's weights in the optimizer to come.
 
-        ``"multiple_of_16"`` restores the reference's restriction to second dimensions that are multiples of 16.
+        Args:
+            network: The network whose parameters the optimizer holds.
+            rule: ``"multiple_of_16"`` restores the reference's restriction on the second dimension.
         """
         groups = self.build_gc_params_group(self.build_params_dict(network), self.origin_params)
         if not any(group.get("grad_centralization") for group in groups):
@@ -198,10 +184,7 @@ class OptimizerProcess:
         self._rule = rule
 
     def generate_new_optimizer(self) -> torch.optim.Optimizer:
-        """Return the optimizer over :attr:`origin_params`; the old one is left as it is and must not be stepped.
-
-        A TypeError when the optimizer's class cannot be constructed from its own defaults.
-        """
+        """Return the optimizer over :attr:`origin_params`; the old one is left as it is and must not be stepped."""
         groups = [dict(group) for group in self.origin_params if "order_params" not in group]
         if self._rule is not None:
             for group in groups:
@@ -222,10 +205,9 @@ class CentralizationMethod(Method):
         preparation.optimizer = process.generate_new_optimizer()
 
 
-def _is_centralized(parameter: Tensor, owner: ParameterOwner) -> bool:
-    if parameter.dim() < 2 or any(word in owner.name for word in NEVER_CENTRALIZED):
+def _is_centralized(parameter: Tensor, name: str, module: nn.Module) -> bool:
+    if parameter.dim() < 2 or any(word in name for word in NEVER_CENTRALIZED):
         return False
-    module = owner.module
     if isinstance(module, NORMALIZATIONS) or getattr(module, "is_full_normalization", False):
         return False
     return not (isinstance(module, nn.modules.conv._ConvNd) and module.groups > 1)

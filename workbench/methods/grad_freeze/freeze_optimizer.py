@@ -19,6 +19,7 @@ count, as in MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py`
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Literal
@@ -29,9 +30,8 @@ from torch import Tensor
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.methods.parameter_groups import checked_optimizer, rebuild_optimizer
 
-__all__ = ["FreezeOpt", "FreezeState", "allow_one_graph_per_group", "split_learning_rates"]
-
 FreezeState = Literal["shared", "per_group"]
+Groups = list[list[tuple[list[Tensor], dict[str, Any]]]]  # per group a list of (parameters, options given for them)
 
 EVERYTHING = -1  # the "group" in force while nothing is frozen
 NOT_AN_OPTION = ("params", "param_names", "initial_lr", "order_params")
@@ -193,11 +193,9 @@ class FreezeOpt(torch.optim.Optimizer):
             for key, value in self.param_groups[source].items():
                 if key not in own:
                     group[key] = value
-        if self._rates is not None and self._rates[index]:
-            rates = self._rates[index]
-            rate = rates[min(self._updates[index], len(rates) - 1)]
+        if self._rates is not None and (rates := self._rates[index]):
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rates[min(self._updates[index], len(rates) - 1)]
         return optimizer
 
     def begin_step(self) -> int:
@@ -222,20 +220,20 @@ class FreezeOpt(torch.optim.Optimizer):
         self._applied = index
 
     def unfreeze_all(self) -> contextlib.ExitStack:
-        """Let every parameter require gradients again, until the next :meth:`begin_step`.
-
-        Used with ``with``, the group that was in force is restored on leaving.
-        """
+        """Let every parameter require gradients, until the next :meth:`begin_step` or the end of a ``with`` block."""
         restored = contextlib.ExitStack()
         restored.callback(self.enter_group, self._applied)
         self.enter_group(EVERYTHING)
         return restored
 
     def check_graph(self, loss: Tensor) -> None:
-        """Raise RuntimeError where a loss's graph shows a reentrant checkpoint.
+        """Look for what would keep layers behind the frozen ones from being trained, without a word.
 
-        It (``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)``) hands on gradients only if an input of its
-        requires them. Behind a frozen front none does, and all checkpointed layers would rest without a word.
+        A reentrant checkpoint (``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)``) hands on gradients only
+        if an input of its requires them; behind a frozen front none does.
+
+        Raises:
+            RuntimeError: When a reentrant checkpoint is found in the loss's graph.
         """
         waiting, seen = [loss.grad_fn], set()
         while waiting:
@@ -279,7 +277,11 @@ class FreezeOpt(torch.optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse with a RuntimeError: groups are fixed once freezing is set up."""
+        """Refuse: groups are fixed once freezing is set up.
+
+        Raises:
+            RuntimeError: Always, after construction.
+        """
         if "_inner" in self.__dict__:
             raise RuntimeError(
                 "FreezeOpt cannot take another parameter group: the strategy would not know when to train it; "
@@ -307,10 +309,12 @@ class FreezeOpt(torch.optim.Optimizer):
         return {**self._inner.state_dict(), "freeze": freeze}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state; a ValueError when it is of another optimizer, other groups or another ``state``.
+        """Continue from a saved state; call :meth:`begin_step` (or :meth:`step`) next, parameters are not toggled here.
 
-        The saved strategy replaces the present one, which may have been drawn at random. Call :meth:`begin_step` (or
-        :meth:`step`) next; parameters are not toggled here.
+        The saved strategy replaces the present one, which may have been drawn at random.
+
+        Raises:
+            ValueError: When it was saved by another kind of optimizer, for other groups or another ``state``.
         """
         if "freeze" not in state_dict:
             raise ValueError(
@@ -357,30 +361,26 @@ class FreezeOpt(torch.optim.Optimizer):
         self._relink()
 
     def __repr__(self) -> str:
-        kind = type(self._inner).__name__
         steps = "taking turns" if self._strategy is None else f"step {self._position} of {len(self._strategy)}"
         mode = "per_group" if self._optimizers else "shared"
-        return f"FreezeOpt({kind}, {self.n_groups} groups, {steps}, state={mode!r})"
+        return f"FreezeOpt({type(self._inner).__name__}, {self.n_groups} groups, {steps}, state={mode!r})"
 
     def _relink(self) -> None:
         # The inner optimizer replaces these two objects whenever it loads a state.
         self.param_groups = self._inner.param_groups
         self.state = self._inner.state
 
-    def _build_group_optimizers(self, entries: list[list[tuple[list[Tensor], dict[str, Any]]]]) -> None:
+    def _build_group_optimizers(self, entries: Groups) -> None:
         for index, group in enumerate(entries):
             fresh: list[dict[str, Any]] = []
             sources: list[tuple[int, frozenset[str]]] = []
-            for params, options in group:
+            for (params, options), (source, original) in itertools.product(group, enumerate(self.param_groups)):
                 wanted = set(params)
-                for source, original in enumerate(self.param_groups):
-                    chosen = [i for i, p in enumerate(original["params"]) if p in wanted]
-                    if not chosen:
-                        continue
+                flags = [p in wanted for p in original["params"]]
+                if any(flags):
                     part = {key: value for key, value in original.items() if key not in NOT_AN_OPTION} | options
-                    for key in ("params", "param_names"):
-                        if key in original:
-                            part[key] = [original[key][i] for i in chosen]
+                    for key in [key for key in ("params", "param_names") if key in original]:
+                        part[key] = list(itertools.compress(original[key], flags))
                     # An option that merely repeats the optimizer's own still follows it (and its scheduler).
                     own = {key for key, value in options.items() if original.get(key) != value} | set(NOT_AN_OPTION)
                     fresh.append(part)
@@ -391,8 +391,7 @@ class FreezeOpt(torch.optim.Optimizer):
             self._members[index] = tuple(p for part in optimizer.param_groups for p in part["params"])
 
 
-def _read_groups(groups: Any, opt: torch.optim.Optimizer) -> list[list[tuple[list[Tensor], dict[str, Any]]]]:
-    """Return per group a list of (parameters, options given for them)."""
+def _read_groups(groups: Any, opt: torch.optim.Optimizer) -> Groups:
     held = [p for group in opt.param_groups for p in group["params"]]
     if groups is None:
         return [[(held, {})]]
@@ -400,8 +399,7 @@ def _read_groups(groups: Any, opt: torch.optim.Optimizer) -> list[list[tuple[lis
         raise TypeError(f"`train_parameter_groups` must be a list or tuple of groups, got {type(groups).__name__}")
     if not groups:
         raise ValueError("`train_parameter_groups` must hold at least one group, got none")
-    known = set(held)
-    result = []
+    known, result = set(held), []
     for index, group in enumerate(groups):
         where = f"train_parameter_groups[{index}]"
         if not isinstance(group, list | tuple):
@@ -454,15 +452,12 @@ def _read_rates(rates: Any) -> list[float]:
     return [float(rate) for rate in rates]
 
 
-def _require_no_own_options(
-    entries: list[list[tuple[list[Tensor], dict[str, Any]]]], opt: torch.optim.Optimizer
-) -> None:
+def _require_no_own_options(groups: Groups, opt: torch.optim.Optimizer) -> None:
     options_of = {p: group for group in opt.param_groups for p in group["params"]}
-    for index, group in enumerate(entries):
-        for params, options in group:
-            for key, value in options.items():
-                if any(options_of[p].get(key) != value for p in params):
-                    raise ValueError(
-                        f"`train_parameter_groups[{index}]` asks for {key}={value!r} unlike `opt`; one shared "
-                        'optimizer cannot follow, so change `opt` or use state="per_group"'
-                    )
+    given = ((i, params, *option) for i, group in enumerate(groups) for params, own in group for option in own.items())
+    for index, params, key, value in given:
+        if any(options_of[p].get(key) != value for p in params):
+            raise ValueError(
+                f"`train_parameter_groups[{index}]` asks for {key}={value!r} unlike `opt`; one shared optimizer cannot "
+                'follow, so change `opt` or use state="per_group"'
+            )

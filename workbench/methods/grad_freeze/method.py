@@ -116,8 +116,8 @@ class GradientFreeze:
         rng: Where type 1 draws its indices from, see :func:`freeze_index_sequence`.
 
     Raises:
-        TypeError: When a count is not an integer or ``freeze_p`` not a number.
-        ValueError: When a value lies outside its range.
+        TypeError: When a value is of the wrong kind.
+        ValueError: When it lies outside its range.
 
     Example:
         >>> net = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(8)])
@@ -152,16 +152,26 @@ class GradientFreeze:
         self.rng = rng
 
     def split_parameters_groups(self, net: nn.Module, freeze_para_groups_number: int) -> list[list[nn.Parameter]]:
-        """Return so many nested groups of a network's trainable parameters; each group is a suffix of the first.
+        """Return the nested groups of a network's trainable parameters; each group is a suffix of the first.
 
-        Names matter, see :func:`~workbench.methods.parameter_groups.split_into_chunks`.
+        Args:
+            net: The network; the names of its parameters matter, see
+                :func:`~workbench.methods.parameter_groups.split_into_chunks`.
+            freeze_para_groups_number: Number of groups, at least 1.
         """
         return _nested_parameters(named_trainable_parameters(net), freeze_para_groups_number)
 
     def generate_freeze_index_sequence(
         self, parameter_groups_number: int, freeze_strategy: int, freeze_p: float, total_steps: int
     ) -> list[int]:
-        """Return the group index of each step, see :func:`freeze_index_sequence`."""
+        """Return the group index of each step, see :func:`freeze_index_sequence`.
+
+        Args:
+            parameter_groups_number: Number of nested groups.
+            freeze_strategy: 0 continuous, 1 interval.
+            freeze_p: Share of full steps, in [0, 1]; below 1 for strategy 0.
+            total_steps: Number of updates that training will take.
+        """
         return freeze_index_sequence(parameter_groups_number, freeze_strategy, freeze_p, total_steps, self.rng)
 
     def freeze_generate(
@@ -182,7 +192,6 @@ class GradientFreeze:
             learning_rates: One rate per step, see :class:`FreezeOpt`; needs ``state="per_group"``.
 
         Raises:
-            TypeError: When ``optimizer`` is no torch optimizer.
             ValueError: When the optimizer holds no trainable parameter of the network.
         """
         checked_optimizer("optimizer", optimizer)

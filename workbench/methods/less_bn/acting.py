@@ -18,8 +18,6 @@ from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, LessBNReport, red
 from workbench.methods.parameter_groups import named_trainable_parameters, rebuild_optimizer, split_into_chunks
 from workbench.methods.protocol import Method, Preparation
 
-__all__ = ["LessBNMethod"]
-
 _log = logging.getLogger("workbench")
 
 

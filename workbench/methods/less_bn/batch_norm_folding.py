@@ -32,18 +32,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
-__all__ = ["Removal", "can_fold_into", "has_learned_statistics", "parts_after", "replace_module_", "take_out_"]
-
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _PLAIN_LAYERS = (*_CONVOLUTIONS, nn.Linear)
 _PLAIN_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)  # the other dimensions share the forward of the first
 
 
 class ChannelAffine(nn.Module):
-    """Multiply each channel by a number and add a number, both trained; ``scale`` and ``shift`` are ``[channels]``.
-
-    Stands where a BatchNorm with learned statistics was that no convolution can take up.
-    """
+    """Multiplies each channel by a number and adds one, in the place of a BatchNorm that no convolution can take up."""
 
     def __init__(self, scale: Tensor, shift: Tensor) -> None:
         super().__init__()
@@ -94,10 +89,7 @@ def can_fold_into(layer: nn.Module, norm: _BatchNorm) -> bool:
 
 
 def fold_into_(layer: nn.Module, norm: _BatchNorm) -> None:
-    """Multiply the evaluation map of a BatchNorm into the layer before it, in place; a bias is added if missing.
-
-    Only this BatchNorm may read the layer's output. A ValueError when the layer cannot take it up (`can_fold_into`).
-    """
+    """Multiply the evaluation map of a BatchNorm into the layer before it, in place; a bias is added if missing."""
     if not can_fold_into(layer, norm):
         raise ValueError(f"cannot fold a BatchNorm of {norm.num_features} channels into {type(layer).__name__}")
     target = cast("nn.Conv2d", layer)  # any of the accepted classes; all have weight and bias
@@ -192,10 +184,7 @@ class Removal:
 def take_out_(
     model: nn.Module, removals: Sequence[Removal], *, keep_function: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Remove BatchNorms, in place, and return which were folded and which became a ChannelAffine.
-
-    ``keep_function`` writes the map down of those that have learned nothing, too.
-    """
+    """Remove BatchNorms, in place; return which were folded and which became a ChannelAffine."""
     folded: list[str] = []
     affine: list[str] = []
     for removal in removals:

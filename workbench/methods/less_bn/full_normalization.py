@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,6 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from workbench.methods.less_bn.batch_norm_folding import replace_module_
 from workbench.methods.less_bn.network_graph import NetworkGraph, called_apart
-
-__all__ = ["NEEDS_CRITERION", "CommonHeadLastFN", "FNScope", "HeadRule", "normalize_heads_"]
 
 FNScope = Literal["classifier", "every_module", "head"]
 NEEDS_CRITERION = "without a criterion it is not known to be a classifier; pass `criterion`"
@@ -203,8 +201,7 @@ def _from_linear(linear: nn.Linear, *, keep_bias: bool, multiplier: float = 1.0)
     return layer.train(linear.training)
 
 
-@dataclass(frozen=True)
-class _OutputLayer:
+class _OutputLayer(NamedTuple):
     """The Linear that alone feeds the output, and the criterion behind it where the model ends in one."""
 
     name: str
@@ -257,10 +254,7 @@ def _why_no_classifier(head: _OutputLayer, given: Any) -> str:
 
 
 def _size_of_scores(model: nn.Module, name: str, call: Callable[[nn.Module], Any], *, invented: bool) -> float:
-    """Call a copy once in evaluation; return mean length of the layer's features times that of its class vectors.
-
-    Where the model does not run, or the size is not finite, it is 0.
-    """
+    """Return mean length of a layer's features times that of its class vectors, by a call of a copy; 0 if it fails."""
     lengths: list[Tensor] = []
 
     def measure(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -56,8 +56,6 @@ from workbench.methods.less_bn.network_graph import NetworkGraph, Step, TraceErr
 from workbench.methods.less_bn.structure_rule import LONGEST_RUN, removable_by_structure
 from workbench.methods.less_bn.trial import Call, caller, copy_of, keeping_the_function, noise_call
 
-__all__ = ["LessBN", "LessBNReport", "reduce_batch_norms_"]
-
 REPORT_ATTRIBUTE = "less_bn_report"  # on every module of a reduced model, so that a second call changes nothing
 
 Match = Literal["structure", "reference"]
@@ -111,6 +109,8 @@ def reduce_batch_norms_(
     Build the optimizer afterwards: parameters disappear, and folding may add biases. In a network whose BatchNorms
     have seen no data the other weights stay as they are; in a trained one the evaluation output stays the same.
 
+    A second call on the same model changes nothing.
+
     Args:
         model: Network to change. Its training mode and its devices do not matter.
         match: ``"structure"`` or ``"reference"`` (the choice of MindSpore 2.7), see the module docstring.
@@ -118,12 +118,6 @@ def reduce_batch_norms_(
             device; two samples suffice. Or a function that calls the model it is given, and may compute a loss. The
             graph is then recorded from calls of a copy, and the reduced network is compared with the original in them.
         head: Which Linear becomes a full-normalization layer; None leaves all as they are.
-
-    Returns:
-        What was removed, and how it was found. A second call on the same model changes nothing.
-
-    Raises:
-        ValueError: When ``match`` is an unknown word.
     """
     report = _reduce(model, match, example_inputs)
     if head is not None:

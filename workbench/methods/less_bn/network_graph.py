@@ -24,8 +24,6 @@ from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["NetworkGraph", "Step", "TraceError", "called_apart", "read_graph", "record_graph", "tensors_in"]
-
 # By the names of functions and methods, which torch.fx and the recorder share.
 FUNCTION_KINDS = {
     **dict.fromkeys(("relu", "relu_"), "relu"),
@@ -120,10 +118,7 @@ def record_graph(
     training: bool = False,
     followed_by: Mapping[str, Sequence[str]] | None = None,
 ) -> NetworkGraph:
-    """Follow one real call of a copy of a network, tensor by tensor, and of what else the call does, such as a loss.
-
-    TraceError when it fails, or nothing connects inputs and output.
-    """
+    """Follow one real call of a copy of a network, tensor by tensor, and of its loss; TraceError when that fails."""
     recorder = _Recorder(model, _Builder(model, followed_by))
     try:
         with called_apart(model, training=training):
@@ -159,10 +154,7 @@ def in_one_line(error: Exception | None) -> str:
 
 @contextlib.contextmanager
 def called_apart(model: nn.Module, *, training: bool = False) -> Iterator[None]:
-    """Let a copy of a model be called without warnings, compiler or lasting effect on random generators.
-
-    With gradients: a loss may ask for some on the way.
-    """
+    """Let a copy of a model be called, with gradients, without warnings, compiler or lasting effect on generators."""
     # A part that torch.compile has compiled would compile the recorder, too.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
     with _in_mode(model, training), _unchanged_randomness(model), torch.enable_grad(), eager, warnings.catch_warnings():

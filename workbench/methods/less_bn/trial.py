@@ -16,8 +16,6 @@ from workbench.core.batch import mapped
 from workbench.methods.less_bn.batch_norm_folding import Removal, take_out_
 from workbench.methods.less_bn.network_graph import TraceError, called_apart, in_one_line, tensors_in
 
-__all__ = ["Call", "caller", "copy_of", "keeping_the_function", "noise_call"]
-
 LARGEST_CHANGE = 1e-5  # of the largest output in evaluation, compared in float64
 LARGEST_CHANGE_ROUNDED = 2e-2  # where it cannot be: an accelerator's convolutions round to TensorFloat-32
 NOISE_SIZES = (64, 224, 32, 28, 8)  # pixels along each axis of the invented image; the first that the model takes

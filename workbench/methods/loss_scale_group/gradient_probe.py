@@ -16,8 +16,6 @@ from workbench.loss_scale import ExponentTable
 from workbench.loss_scale.gradient_statistics import EXPONENT_BINS, exponent_counts
 from workbench.methods.loss_scale_group.scale_borders import graph_regions, is_called, watched
 
-__all__ = ["GradientProbe", "is_in", "joined_units"]
-
 _NONFINITE_BIN = 255
 _LOWEST_EXPONENT = -127  # of the first bin of `exponent_counts`
 
@@ -90,10 +88,7 @@ class GradientProbe:
         return ExponentTable(_LOWEST_EXPONENT, np.array(rows))
 
     def units(self) -> list[str]:
-        """Return the smallest modules that may have a scale of their own.
-
-        A module that multiplies matrices itself is not divided: these products would have the scale 1.
-        """
+        """Return the smallest modules that may have a scale; one that multiplies matrices itself is not divided."""
         found: list[str] = []
 
         def visit(name: str, module: nn.Module) -> None:

@@ -29,8 +29,6 @@ from workbench.loss_scale import host_values
 from workbench.loss_scale.overflow import unscale_and_check_
 from workbench.loss_scale.rule import FLOAT32_MAX, checked_bounds, checked_window, next_scales_on_device
 
-__all__ = ["GroupLossScaleManager", "GroupMember", "arising_overflow", "group_name", "resolve_groups", "scale_gradient"]
-
 REDUCE_RATIO = 1.0 / math.sqrt(2.0)
 """What a scale is multiplied by on overflow; MindSpore's number."""
 GROWTH_RATIO = 2.0 ** (1.0 / 1000.0)
@@ -84,10 +82,7 @@ class ParameterGroup(NamedTuple):
 
 
 def resolve_groups(groups: Sequence[Sequence[GroupMember]], model: nn.Module) -> list[ParameterGroup]:
-    """Find the parameters that groups name, by identity and never by position; what none names belongs to none.
-
-    What is no `GroupMember` is a TypeError; an empty group, a stranger or a repetition a ValueError.
-    """
+    """Find the parameters that groups name, by identity and never by position; what none names belongs to none."""
     check_groups(groups)
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -248,6 +243,10 @@ class GroupLossScaleManager(nn.Module):
             x: Output of the operator before the mark, which is returned.
             layer1: Group before the mark, from 1; 0 before the first.
             layer2: Group behind it; the number of groups plus 1 behind the last.
+
+        Raises:
+            TypeError: When a group is not an integer.
+            ValueError: When there is no such group.
         """
         for name, layer in (("layer1", layer1), ("layer2", layer2)):
             if isinstance(layer, bool) or not isinstance(layer, Integral):
@@ -269,7 +268,15 @@ class GroupLossScaleManager(nn.Module):
         return self
 
     def set_loss_scale_status(self, loss_scale_number: int, init_loss_scale: float | Sequence[float]) -> None:
-        """Set the scales of so many groups, to one number or one per group, and forget overflows and streaks."""
+        """Set all scales, and forget overflows and streaks.
+
+        Args:
+            loss_scale_number: Number of groups, >= 0.
+            init_loss_scale: Scale for all groups, or one per group.
+
+        Raises:
+            ValueError: When a scale is not positive or there is not one per group.
+        """
         number = checked_count("loss_scale_number", loss_scale_number, 0, kind="an integer")
         scales = _checked_scales("init_loss_scale", init_loss_scale)
         values = (scales,) * number if isinstance(scales, float) else scales
@@ -279,7 +286,15 @@ class GroupLossScaleManager(nn.Module):
         self._set(torch.tensor([1.0, *values, 1.0]))
 
     def update_loss_scale_status(self, layer: int, update_ratio: float | Tensor) -> Tensor:
-        """Multiply the scale of a group, counted from 0, within floor and ceiling; return it, float32, shape ``()``."""
+        """Multiply the scale of one group and return the new one, float32, shape ``()``.
+
+        Args:
+            layer: Group, from 0.
+            update_ratio: Factor; a result beyond floor or ceiling stops there.
+
+        Raises:
+            ValueError: When there is no such group.
+        """
         if isinstance(layer, bool) or not isinstance(layer, Integral) or not 0 <= layer < self.loss_scale_number:
             raise ValueError(f"`layer` must be a group in [0, {self.loss_scale_number - 1}], got {layer!r}")
         with torch.no_grad():
@@ -299,10 +314,12 @@ class GroupLossScaleManager(nn.Module):
         return self.overflow_status.sum()
 
     def calibrate(self, scales: Sequence[float], reference: float) -> None:
-        """Start from scales that were found, one per group, with floor and ceiling moved along.
+        """Start from scales that were found, with floor and ceiling moved along.
 
-        ``reference`` is the scale that ``minimum`` and ``maximum`` were meant for: a group that starts at twice this
-        value has twice this floor and, where one was given, twice this ceiling.
+        Args:
+            scales: One per group, > 0.
+            reference: Scale that ``minimum`` and ``maximum`` were meant for: a group that starts at twice this has
+                twice this floor and, where one was given, twice this ceiling.
         """
         self.set_loss_scale_status(len(scales), scales)
         found = self.group_scales
@@ -313,8 +330,10 @@ class GroupLossScaleManager(nn.Module):
     def next_scales(self, overflowed: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scales and streaks, new tensors of shape ``[n]``, that would follow a step; nothing changes.
 
-        By bools of shape ``[n]``: whether an overflow arose in a group, and whether it could not be judged, because its
-        gradients came in broken, so that it neither falls nor counts the step.
+        Args:
+            overflowed: Whether an overflow arose in each group, bool, shape ``[n]``.
+            held: Whether a group could not be judged, because its gradients came in broken: it neither falls nor counts
+                the step.
         """
         scales, counted = self.group_scales, self.finite_steps + 1
         moved, restarted = next_scales_on_device(
@@ -334,7 +353,12 @@ class GroupLossScaleManager(nn.Module):
         return torch.where(still, scales, moved), torch.where(still, self.finite_steps, steps)
 
     def update(self, overflowed: Tensor, held: Tensor) -> None:
-        """Follow one step on the device; arguments as for `next_scales`."""
+        """Follow one step on the device.
+
+        Args:
+            overflowed: As for `next_scales`.
+            held: Likewise.
+        """
         with torch.no_grad():
             if self._only_counts(overflowed, held):
                 self.finite_steps.add_(1)
@@ -348,12 +372,10 @@ class GroupLossScaleManager(nn.Module):
 
     def _only_counts(self, overflowed: Tensor, held: Tensor) -> bool:
         """Return whether it is known on the host that no scale moves and every group counts a finite step."""
-        return (
-            host_values.reads_without_waiting(overflowed, held, self.finite_steps)
-            and not any(overflowed.tolist())
-            and not any(held.tolist())
-            and max(self.finite_steps.tolist(), default=0) + 1 < self.growth_window
-        )
+        if not host_values.reads_without_waiting(overflowed, held, self.finite_steps):
+            return False
+        longest = max(self.finite_steps.tolist(), default=0)
+        return longest + 1 < self.growth_window and not any(overflowed.tolist() + held.tolist())
 
     def extra_repr(self) -> str:
         """Return the number of groups and the rule for ``repr``."""
@@ -464,7 +486,7 @@ def _checked_scale(name: str, value: object) -> float:
     number = _plain(value)
     if isinstance(number, bool) or not isinstance(number, Real):
         raise TypeError(f"`{name}` must be a number, got {type(value).__name__} {value!r}")
-    if not 0.0 < number <= FLOAT32_MAX:
+    if not 0.0 < float(number) <= FLOAT32_MAX:
         raise ValueError(f"`{name}` must lie in (0, {FLOAT32_MAX:.4g}] (float32), got {value!r}")
     return float(number)
 

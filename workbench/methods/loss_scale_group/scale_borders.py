@@ -21,8 +21,6 @@ from torch.utils.hooks import RemovableHandle
 
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager, scale_gradient
 
-__all__ = ["NOT_COMPILED", "ScaleBorders", "graph_regions", "is_called", "maximal_units", "watched"]
-
 Change = Callable[[Tensor], Tensor]
 NOT_COMPILED = (
     "group loss scales do not work with torch.compile, which hides where gradients pass from one group to the next; "
@@ -46,10 +44,7 @@ class GraphRegions(NamedTuple):
 
 
 def graph_regions(loss: Tensor, start: Any = None) -> GraphRegions:
-    """Walk a graph from the loss, which lies in region ``start``, and note where its parameters and products lie.
-
-    Once per kind of step, before the backward pass. RuntimeError when torch.compile has hidden part of the graph.
-    """
+    """Walk a graph from the loss, in region ``start``; RuntimeError when torch.compile has hidden part of it."""
     found: dict[int, set[Any]] = {}
     multiplying: set[Any] = set()
     # A node with the regions one is in there, innermost last.
@@ -86,10 +81,7 @@ def _crossed(stack: tuple[Any, ...], left: Any, entered: Any) -> tuple[Any, ...]
 
 
 def maximal_units(model: nn.Module, group_of: Mapping[int, int]) -> dict[str, int]:
-    """Return the largest modules whose parameters all belong to one group: name -> group, in order of registration.
-
-    ``group_of`` has the group of each parameter, by its id; those left out have the scale 1.
-    """
+    """Return the largest modules whose parameters all belong to one group (by parameter id): name -> group."""
     units: dict[str, int] = {}
 
     def visit(name: str, module: nn.Module) -> None:
@@ -107,11 +99,7 @@ def maximal_units(model: nn.Module, group_of: Mapping[int, int]) -> dict[str, in
 
 
 class ScaleBorders:
-    """Borders around modules; they are there from construction until `remove`.
-
-    A copy of the model made with ``deepcopy`` has borders of its own; removing them restores the module exactly. No
-    unit (module name -> group, from 0) may contain another.
-    """
+    """Borders around modules, none in another, until `remove`; a ``deepcopy`` of the model has borders of its own."""
 
     def __init__(
         self, model: nn.Module, units: Mapping[str, int], manager: GroupLossScaleManager, device: torch.device | None
@@ -157,10 +145,7 @@ def is_called(module: nn.Module) -> bool:
 
 
 def watched(module: nn.Module, entering: Change, leaving: Change) -> list[RemovableHandle]:
-    """Pass the tensors that enter and leave a module through identities with gradients of their own.
-
-    The hooks are partial functions rather than closures, so that they can be copied with the module.
-    """
+    """Pass what enters and leaves a module through functions; hooks are partials, which a copy of the module copies."""
     return [
         module.register_forward_pre_hook(partial(_enter, entering), with_kwargs=True),
         module.register_forward_hook(partial(_leave, leaving)),
@@ -176,20 +161,15 @@ def _leave(change: Change, module: nn.Module, args: Any, output: Any) -> Any:
 
 
 def _mapped(value: Any, change: Change) -> Any:
-    """Return nested tuples, lists and dictionaries with every floating-point tensor that needs a gradient changed.
-
-    A container in which nothing changes is the same object; anything else is returned as it is.
-    """
+    """Return nested containers with each tensor that needs a gradient changed; else the very same object."""
     if isinstance(value, Tensor):
         return change(value) if value.is_floating_point() and value.requires_grad else value
     if isinstance(value, dict):
-        items = {key: _mapped(item, change) for key, item in value.items()}
-        if all(items[key] is item for key, item in value.items()):
-            return value
-        changed = copy.copy(value)  # keeps what a subclass has besides
-        for key, item in items.items():
-            changed[key] = item
-        return changed
+        changed = {key: new for key, item in value.items() if (new := _mapped(item, change)) is not item}
+        twin = copy.copy(value) if changed else value  # keeps what a subclass has besides
+        for key, item in changed.items():
+            twin[key] = item
+        return twin
     if isinstance(value, (list, tuple)):
         parts = [_mapped(item, change) for item in value]
         if all(new is old for new, old in zip(parts, value, strict=True)):

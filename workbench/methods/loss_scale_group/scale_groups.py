@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 from workbench.loss_scale.underflow import ExponentTable
 
-__all__ = ["ScaleGroup", "find_scale_groups", "significand_loss"]
-
 HEADROOM_BITS = 4
 """Powers of two that are left free above the largest gradient: those of later batches may be larger."""
 
@@ -58,11 +56,6 @@ def find_scale_groups(
     octave beyond the eighth that the part lies below the largest of its group, plus 0.05 for each group. A part (row)
     without gradients joins the group of the part before it that has some (or the first one behind it); there is a
     single group of scale 1 when none has. Groups are ordered by their first member.
-
-    Example:
-        >>> table = ExponentTable(lowest=-40, counts=np.eye(41)[[40, 38, 0]])  # gradients of 1, 2**-2 and 2**-40
-        >>> find_scale_groups(table, 2)
-        (ScaleGroup(members=(0, 1), scale=2048.0), ScaleGroup(members=(2,), scale=2251799813685248.0))
     """
     counts = exponents.counts
     n_parts, n_bins = counts.shape

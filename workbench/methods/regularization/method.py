@@ -32,8 +32,6 @@ from workbench.methods.protocol import Method, StepHook
 from workbench.methods.regularization.section import RegularizationSection
 from workbench.methods.weight_update import CompleteWindow
 
-__all__ = ["RegularizationMethod", "WeightAverage", "decay_at", "smoothed", "why_no_smoothing"]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 

@@ -23,8 +23,6 @@ from torch import nn
 
 from workbench.methods.runtime.section import CompileMode
 
-__all__ = ["compiled", "compiling"]
-
 _GRAPHS = 8  # torch's own limit: training, a short last batch, growing inputs (which become dynamic at the second size)
 
 _living: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -19,8 +19,6 @@ from workbench.methods.protocol import Method, Preparation
 from workbench.methods.runtime.compilation import compiled, compiling
 from workbench.methods.runtime.section import Reading, RuntimeSection
 
-__all__ = ["RuntimeMethod", "convolution_beyond_memory", "in_channels_last"]
-
 _VECTOR = 16
 
 
@@ -44,7 +42,7 @@ def convolution_beyond_memory(model: nn.Module) -> str:
     for name, found in model.named_modules():
         is_narrow = isinstance(found, nn.Conv2d) and found.groups == 1 and 1 < found.in_channels < _VECTOR
         if is_narrow and set(found.kernel_size) == {1} and max(found.stride) > 1:
-            return name
+            return str(name)  # torch leaves it untyped
     return ""
 
 

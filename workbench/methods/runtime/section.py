@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.facts import Facts
 
-__all__ = ["CompileMode", "Reading", "RuntimeSection"]
-
 CompileMode = Literal["off", "default", "max-autotune", "reduce-overhead"]
 Reading = Literal["as_given", "resident", "prefetch"]
 

@@ -21,8 +21,6 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from workbench.methods.protocol import Method
 from workbench.methods.schedule.section import ScheduleSection
 
-__all__ = ["ScheduleMethod", "StandIn", "factor_at", "recorded", "stretched"]
-
 Shape = Literal["cosine", "linear", "warmup_stable_decay", "constant"]
 
 # Share of the updates in which ``warmup_stable_decay`` falls. Hagele et al., "Scaling Laws and Compute-Optimal Training
