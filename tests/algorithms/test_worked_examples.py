@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from workbench.loss_scale import ExponentTable
-from workbench.methods.adasum.method import adasum_sets_, adasum_tree
+from workbench.methods.accumulation_window import AccumulationWindow
+from workbench.methods.adasum.method import adasum_pair, adasum_sets_, adasum_tree
 from workbench.methods.curriculum.method import size_at, stage_of
 from workbench.methods.dim_reduce.method import component_rows
 from workbench.methods.dim_reduce.pca import principal_components
@@ -20,6 +21,16 @@ from workbench.methods.loss_scale_group.scale_groups import ScaleGroup, find_sca
 from workbench.methods.parameter_groups import plain_name, split_into_chunks
 from workbench.methods.regularization.method import decay_at, why_no_smoothing
 from workbench.methods.schedule.method import factor_at, stretched
+
+
+def test_a_window_of_three_is_complete_with_the_third_micro_batch() -> None:
+    window = AccumulationWindow(3)
+    assert [window.advance() for _ in range(4)] == [False, False, True, False]
+
+
+def test_orthogonal_vectors_are_added_and_parallel_ones_averaged() -> None:
+    assert adasum_pair(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 3.0])).tolist() == [2.0, 3.0]
+    assert adasum_pair(torch.tensor([2.0, 0.0]), torch.tensor([4.0, 0.0])).tolist() == [3.0, 0.0]
 
 
 def test_servers_are_combined_in_pairs_and_pairs_of_pairs() -> None:

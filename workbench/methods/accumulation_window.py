@@ -11,11 +11,6 @@ class AccumulationWindow:
     """Counts micro-batches and says when their gradients are to be applied.
 
     With ``n`` micro-batches per update; 1 or less switches accumulation off, as upstream.
-
-    Example:
-        >>> window = AccumulationWindow(3)
-        >>> [window.advance() for _ in range(4)]
-        [False, False, True, False]
     """
 
     def __init__(self, n: int) -> None:

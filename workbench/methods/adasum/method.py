@@ -51,10 +51,6 @@ def adasum_pair(a: Tensor, b: Tensor, *, n_nodes: int = 2) -> Tensor:
     (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b: the average of parallel vectors, the sum of orthogonal ones.
     ``n_nodes`` nodes hold the two together. Computed in float32, or float64 for float64; NaN or inf in either makes
     NaN, and so do norms whose square exceeds the dtype computed in (1.8e19 in float32).
-
-    Example:
-        >>> adasum_pair(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 3.0]))
-        tensor([2., 3.])
     """
     _require_floating("a", a)
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -179,11 +175,10 @@ def connect_servers(
 
 @torch.no_grad()
 def adasum_reduce_(flat: Tensor, lengths: Sequence[int], links: ServerLinks) -> Tensor:
-    """Average a bucket inside the servers and combine it between them, tensor by tensor; on every rank the same bits.
+    """Replace a bucket by :func:`adasum_tree` of the servers' averages, tensor by tensor; on every rank the same bits.
 
-    The bucket holds this rank's tensors, of so many elements each, one after the other, padded to a multiple of the
-    number of ranks; in the end it holds :func:`adasum_tree` of the servers' averages. Each rank of a server carries its
-    share across: per round half of what is left goes each way, and three inner products per tensor (AdasumRVH).
+    It holds this rank's tensors, of so many elements each, padded to a multiple of the number of ranks. Per round half
+    of what is left goes each way, and three inner products per tensor (AdasumRVH).
     """
     if flat.numel() % links.n_ranks or flat.numel() < sum(lengths):
         raise ValueError(
@@ -355,10 +350,7 @@ def adasum_hook(
     """Combine gradients by AdaSum where DistributedDataParallel would average them.
 
     ``model.register_comm_hook(AdaSumState(), adasum_hook)``. Each parameter is combined by itself, however DDP groups
-    them into buckets. The exchange is finished when the hook returns: it is not hidden behind the backward pass.
-
-    It returns a completed future with the combined gradients, flat, in the bucket's own buffer, which is overwritten;
-    NaN or inf in one rank's gradient of a parameter reaches all ranks.
+    them into buckets. The exchange is finished when the hook returns, and NaN or inf of one rank reaches all.
     """
     buffer = bucket.buffer()
     lengths = [gradient.numel() for gradient in bucket.gradients()]

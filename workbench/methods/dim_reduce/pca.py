@@ -49,12 +49,10 @@ def principal_components(
 ) -> PrincipalComponents:
     """Return the exact principal components, by the eigenvectors of the snapshots' inner products.
 
-    Two passes over blocks of columns (``block``). Inner products are accumulated in float64 whatever the snapshots'
-    precision; of float32 snapshots whose singular values span less than two decades, the components are computed in
-    float32. Inner products square the condition: component i is accurate to about 1e-16 (s_1 / s_i)^2, s being the
-    singular values; directions below about 1e-7 s_1 count as absent. The entry of largest magnitude of every component
-    is positive. With ``overwrite``, which puts the components into the first rows of ``snapshots``, the whole takes at
-    most 1.05 times the memory of the snapshots (of 256 x 256 weights or more).
+    Inner products are accumulated in float64, in blocks of columns, and square the condition: component i is accurate
+    to about 1e-16 (s_1 / s_i)^2, s being the singular values; directions below about 1e-7 s_1 count as absent. The
+    entry of largest magnitude of every component is positive. With ``overwrite``, which puts the components into the
+    first rows of ``snapshots``, the whole takes at most 1.05 times the memory of the snapshots.
     """
     n_snapshots, n_weights = _checked_shape(snapshots, n_components)
     floating = np.issubdtype(snapshots.dtype, np.floating)

@@ -6,12 +6,9 @@ or under the name ``pca_mat`` in a ``.safetensors`` file. Which share of the sna
 explains stands beside it: in ``<name>.json`` next to a ``.npy``, under ``explained_variance_ratio`` in a
 ``.safetensors`` file; it is for people only, and may be missing.
 
-``pca_mat_path``, ``weight_load_dir`` and ``timeout`` mean what they mean in MindSpore 2.7.0 (``mindspore.boost``): a
-stored matrix is used where there is one, otherwise one rank computes it from the snapshots of a folder while the others
-wait. Different, and deliberately so: snapshots are taken in sorted order; a path that does not exist warns before the
-folder is used; there is one file with all rows, of which each rank reads its own, instead of a file per rank and an
-empty marker. The file appears complete or not at all, and its name tells from which snapshots it was made, so that
-neither half a file nor an old one can be taken for it.
+As in MindSpore 2.7.0 a stored matrix is used where there is one, otherwise one rank computes it from the snapshots of a
+folder while the others wait. Deliberately different: snapshots are taken in sorted order, and there is one file with
+all rows, which appears complete or not at all and whose name tells from which snapshots it was made.
 """
 
 from __future__ import annotations

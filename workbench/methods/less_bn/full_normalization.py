@@ -125,13 +125,12 @@ def normalize_heads_(
     call: Callable[[nn.Module], Any] | None = None,
     invented: bool = False,
 ) -> tuple[tuple[str, ...], str]:
-    """Replace linear layers by full-normalization layers with copies of their weights, in place.
+    """Replace linear layers by full-normalization layers with copies of their weights; return names, or why none.
 
-    Returns the layers' names, or why there are none; a model that already holds such a layer is left alone. A head has
-    to be one in all graphs. The first factor is MindSpore's 1; with scope ``"classifier"``, and for a trained network,
-    it is :func:`smallest_multiplier`. Where ``call`` tells the length of a trained head's features, the factor is the
-    mean of it times that of the class vectors, and its scores keep their size; if its inputs are ``invented`` noise,
-    BatchNorms work with its statistics, which gives their outputs the size that they have on data.
+    The first factor is MindSpore's 1; with scope ``"classifier"``, and for a trained network, it is
+    :func:`smallest_multiplier`. Where ``call`` tells the length of a trained head's features, the factor is the mean of
+    it times that of the class vectors, and its scores keep their size; if its inputs are ``invented`` noise, BatchNorms
+    work with its statistics.
     """
     scope, keep_bias = rule.scope, rule.bias == "keep"
     if any(getattr(module, "is_full_normalization", False) for module in model.modules()):

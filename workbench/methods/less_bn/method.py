@@ -9,16 +9,12 @@ stay in the parameter list and never change again; here they are gone. There lea
 folded into the convolution before, so a pretrained network keeps the function it has in evaluation. There nothing
 happens in eager mode; here it always works.
 
-What is promised
-----------------
 The function in evaluation stays the same but for rounding wherever a network has learned statistics. A BatchNorm is
 left alone, with a sentence in the report, where that cannot be promised: its class does more than torch's own (one that
 runs its children after the norm is *split*: only the norm goes), hooks or a parametrization take part in it, or its
-weight is read by something else. Where the graph is known and the network can be called (``example_inputs``, or an
-image of noise that fits the first layer), the reduced network is compared with the original before anything is changed.
+weight is read by something else. Where the graph is known and the network can be called, the reduced network is
+compared with the original before anything is changed.
 
-Models that torch.fx cannot trace
----------------------------------
 With ``example_inputs`` the graph is recorded from a real call, in evaluation and in training, on a copy; without them
 that is tried with an image of noise when torch.fx fails. If neither works, the model's parts are traced one by one, in
 module order. A part that cannot be traced either is judged by the order in which its layers are registered: a module
@@ -137,9 +133,7 @@ class LessBN(nn.Module):
         network: Network, or network with loss; whatever the wrapper is called with is handed on to it.
         fn_flag: Whether the Linear head becomes a full-normalization layer; a warning says where it does not.
         match: See :func:`reduce_batch_norms_`.
-        fn_scope: See :class:`workbench.methods.less_bn.full_normalization.HeadRule`.
-        fn_bias: Same.
-        criterion: Same.
+        fn_scope: As ``fn_bias`` and ``criterion``: see `workbench.methods.less_bn.full_normalization.HeadRule`.
         example_inputs: See :func:`reduce_batch_norms_`; they also tell the size of a trained head's scores.
 
     Raises:

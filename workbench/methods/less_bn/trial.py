@@ -70,9 +70,8 @@ def keeping_the_function(
 ) -> tuple[list[Removal], dict[str, str]]:
     """Try removals on copies: return those that keep the evaluation output, and name -> why not of the others.
 
-    Every BatchNorm is replaced by the fixed map that it is, also one that has learned nothing and will be dropped: what
-    is tried here is whether it can be replaced at all. If all together change the output, halves are tried, down to
-    single ones. Without a call nothing can be tried, and all go.
+    Every BatchNorm is replaced by the fixed map that it is, also one that has learned nothing and will be dropped. If
+    all together change the output, halves are tried, down to single ones; without a call all go untried.
     """
     if call is None or not going:
         return going, {}

@@ -42,9 +42,7 @@ Unscaling = Literal["used", "updated"]
 def arising_overflow(received: Tensor, left: Tensor, nonfinite: Tensor) -> Tensor:
     """Return in which regions an overflow arose: what came in was finite, and something in there is not; bool.
 
-    ``received`` and ``left`` flag gradients that entered the region from behind and left it towards the input,
-    ``nonfinite`` those of its parameters. Layers before the one that made an inf merely receive it: lower scales would
-    cost them precision without curing anything.
+    Layers before the one that made an inf merely receive it: lower scales would only cost them precision.
     """
     return ((left != 0) | (nonfinite != 0)) & (received == 0)
 
@@ -61,13 +59,9 @@ def scale_gradient(
 ) -> Tensor:
     """Return ``x`` as it is; going backward multiply its gradient by ``scales[into] / scales[out_of]``, read then.
 
-    Half-precision values are widened to float32 under autocast, which narrows them again for the next layer that
-    wants it: the gradient then crosses in float32, and is neither too small nor too large for its format before it
-    has been multiplied. Without autocast the format stays, because weights of that format would refuse another.
-
-    ``received`` and ``left``, one element each, are set to 1.0 when the gradient is not finite. For those who follow
-    the autograd graph its node has an attribute ``border``: the region that the gradient leaves and the one it enters,
-    ``(out_of, into)`` unless given.
+    Half precision is widened to float32 under autocast, so that the gradient crosses in float32. ``received`` and
+    ``left``, one element each, are set to 1.0 when it is not finite. The node's attribute ``border`` tells who follows
+    the autograd graph which region the gradient leaves and enters, ``(out_of, into)`` unless given.
     """
     names = (out_of, into) if border is None else border
     apply: Callable[..., Tensor] = _ScaleGradient.apply  # torch leaves it untyped

@@ -54,8 +54,7 @@ def find_scale_groups(
 
     Minimised is the sum over the parts of the share of significant bits lost (`significand_loss`), plus 0.01 for each
     octave beyond the eighth that the part lies below the largest of its group, plus 0.05 for each group. A part (row)
-    without gradients joins the group of the part before it that has some (or the first one behind it); there is a
-    single group of scale 1 when none has. Groups are ordered by their first member.
+    without gradients joins the group of the part before it (or the first behind it) that has some.
     """
     counts = exponents.counts
     n_parts, n_bins = counts.shape

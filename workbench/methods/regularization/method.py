@@ -8,10 +8,9 @@ The average after update t, counted from 0, with decay d::
 
     average <- average + (1 - min(d, (1 + t) / (10 + t))) * (weights - average)
 
-The rise of the decay forgets the initial weights as fast as the run is short (as in TensorFlow's
-``ExponentialMovingAverage``). Parameters and floating-point buffers (BatchNorm's statistics) are averaged; other
-buffers stay the model's own. Morales-Brotons et al., "Exponential Moving Average of Weights in Deep Learning: Dynamics
-and Benefits", TMLR 2024, arXiv:2411.18704.
+so that a short run, too, forgets its initial weights (as TensorFlow's). Parameters and floating-point buffers are
+averaged, others stay the model's own. Morales-Brotons et al., "Exponential Moving Average of Weights in Deep Learning:
+Dynamics and Benefits", TMLR 2024, arXiv:2411.18704.
 """
 
 from __future__ import annotations

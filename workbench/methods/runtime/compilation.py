@@ -39,10 +39,8 @@ def compiled(
 ) -> nn.Module:
     """Return a module that runs a model, in its final form, compiled; nothing is compiled before the first call.
 
-    ``mode`` is ``torch.compile``'s; ``"off"`` with ``cuda_graph`` replays torch's own kernels. What was compiled before
-    in this process is forgotten where nothing that this function returned lives any more and ``key``, which decides
-    about the graphs, is another one. Graphs of the backward pass keep ``channels_last`` only when asked so
-    (pytorch#189239).
+    ``"off"`` with ``cuda_graph`` replays torch's own kernels. What was compiled before in this process is forgotten
+    where nothing that this function returned lives any more and ``key``, which decides about the graphs, is another.
     """
     global _last  # noqa: PLW0603  # one process has one compiler
     if key != _last:
@@ -59,6 +57,7 @@ def compiled(
     elif channels_last:
         from torch._inductor import list_mode_options
 
+        # Graphs of the backward pass keep the format only when asked so (pytorch#189239).
         made = torch.compile(model, options={**list_mode_options(mode), "force_layout_optimization": True})
     else:
         made = torch.compile(model, mode=mode)
