@@ -20,9 +20,19 @@ from tests.golden_networks import assert_trajectory, build_loss, build_network, 
 from workbench.methods.less_bn.full_normalization import (
     CommonHeadLastFN,
     FNScope,
+    HeadRule,
+    normalize_heads_,
     normalize_rows,
-    replace_heads_,
 )
+from workbench.methods.less_bn.network_graph import TraceError, read_graph
+
+
+def replace_heads_(net: nn.Module, scope: Any = "head", bias: Any = "keep") -> tuple[tuple[str, ...], str]:
+    try:
+        graphs = [read_graph(net)]
+    except TraceError:
+        graphs = []
+    return normalize_heads_(net, HeadRule(scope, bias), graphs=graphs)
 
 
 def layer_cases() -> list[Any]:
@@ -139,7 +149,7 @@ def test_every_module_scope_replaces_the_golden_layers(path: Path, name: str, ca
     before = net(x)
     rebuilt = np.allclose(before.detach().numpy(), arrays[f"{name}/out_before"], rtol=1e-4, atol=1e-5)
     original = copy.deepcopy(net)
-    replaced = replace_heads_(net, scope="every_module", bias="drop")
+    replaced, _ = replace_heads_(net, scope="every_module", bias="drop")
     assert sorted(replaced) == sorted(case["replaced_by_FN"])
     trainable = {parameter.split("_backbone.")[-1] for parameter in case["trainable_after"]}
     assert {parameter for parameter, _ in net.named_parameters()} == trainable
@@ -222,7 +232,7 @@ def test_scores_of_sequences_are_normalized_along_the_last_axis() -> None:
 def test_head_scope_takes_the_layer_that_runs_last() -> None:
     shapes = {"last": (2, 5), "first": (5, 4)}
     net = LastRegisteredFirst(shapes, True)
-    assert replace_heads_(net) == ("last",)
+    assert replace_heads_(net) == (("last",), "")
     assert isinstance(net.last, CommonHeadLastFN)
     assert type(net.first) is nn.Linear
 
@@ -232,8 +242,9 @@ def test_head_scope_leaves_a_model_alone_whose_graph_is_out_of_reach() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if x.sum() > 0 else super().forward(-x)
 
-    with pytest.warns(UserWarning, match="had no effect: what feeds the output is not known: torch.fx cannot trace"):
-        assert replace_heads_(Untraceable({"last": (2, 5), "first": (5, 4)}, True)) == ()
+    net = Untraceable({"last": (2, 5), "first": (5, 4)}, True)
+    assert replace_heads_(net) == ((), "what feeds the output is not known")
+    assert type(net.last) is nn.Linear
 
 
 @pytest.mark.parametrize("bias", ["keep", "drop"])
@@ -245,7 +256,7 @@ def test_replaced_head_computes_the_formula_with_copied_weights(bias: str) -> No
     expected = F.normalize(hidden, dim=-1) @ F.normalize(original.weight, dim=-1).T
     if bias == "keep":
         expected = expected + original.bias
-    assert replace_heads_(net, bias=bias) == ("2",)
+    assert replace_heads_(net, bias=bias) == (("2",), "")
     torch.testing.assert_close(net(x), expected)
     head = net[2]
     assert head.weight is not original.weight
@@ -258,16 +269,15 @@ def test_a_second_call_changes_nothing() -> None:
     net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     replace_heads_(net)
     head = net[2]
-    assert replace_heads_(net) == ()
-    assert replace_heads_(net, scope="every_module") == ()
+    assert replace_heads_(net) == ((), "")
+    assert replace_heads_(net, scope="every_module") == ((), "")
     assert net[2] is head
     assert type(net[0]) is nn.Linear
 
 
 def test_a_bare_linear_is_left_alone() -> None:
     net = nn.Linear(4, 3)
-    with pytest.warns(UserWarning, match="full normalization had no effect"):
-        assert replace_heads_(net) == ()
+    assert replace_heads_(net) == ((), "the output comes from an operation, not from a Linear")
     assert type(net) is nn.Linear
 
 
@@ -283,14 +293,14 @@ class Attending(nn.Module):
 @pytest.mark.parametrize("scope", ["head", "every_module"])
 def test_attention_keeps_its_output_projection(scope: FNScope) -> None:
     net = Attending()
-    assert replace_heads_(net, scope=scope) == ("head",)
+    assert replace_heads_(net, scope=scope) == (("head",), "")
     net(torch.randn(5, 1, 4))
 
 
 def test_a_head_registered_under_two_names_is_replaced_under_both() -> None:
     net = LastRegisteredFirst({"last": (2, 5), "first": (5, 4)}, True)
     net.alias = net.last
-    assert replace_heads_(net) == ("last",)
+    assert replace_heads_(net) == (("last",), "")
     assert net.alias is net.last
     assert isinstance(net.alias, CommonHeadLastFN)
 

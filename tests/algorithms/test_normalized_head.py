@@ -15,12 +15,15 @@ from torch.nn import functional as F
 
 from tests.network_families import ResNet
 from workbench.methods.less_bn.full_normalization import (
+    NEEDS_CRITERION,
     CommonHeadLastFN,
+    HeadRule,
     is_classification,
-    replace_heads_,
+    normalize_heads_,
     smallest_multiplier,
 )
 from workbench.methods.less_bn.method import LessBN
+from workbench.methods.less_bn.network_graph import read_graph
 from workbench.mindspore.train_step_cells import WithLossCell
 from workbench.training import Boosted, apply
 
@@ -316,6 +319,7 @@ def test_cross_entropy_is_a_classification_in_every_form_torch_has() -> None:
 
 def test_the_scope_classifier_wants_a_criterion_by_hand_too() -> None:
     net = Net()
-    with pytest.warns(UserWarning, match="full normalization had no effect: without a criterion"):
-        assert replace_heads_(net, "classifier") == ()
-    assert replace_heads_(net, "classifier", criterion=nn.CrossEntropyLoss()) == ("fc",)
+    graphs = [read_graph(net)]
+    assert normalize_heads_(net, HeadRule("classifier"), graphs=graphs) == ((), NEEDS_CRITERION)
+    rule = HeadRule("classifier", criterion=nn.CrossEntropyLoss())
+    assert normalize_heads_(net, rule, graphs=graphs) == (("fc",), "")

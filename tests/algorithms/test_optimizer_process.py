@@ -193,3 +193,10 @@ def test_wrong_optimizers_are_refused() -> None:
         OptimizerProcess(net)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="process its optimizer before it is wrapped"):
         OptimizerProcess(FreezeOpt(torch.optim.SGD(net.parameters(), lr=0.1)))
+
+
+def test_a_tied_parameter_belongs_to_the_first_module_that_holds_it() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    process = OptimizerProcess(torch.optim.SGD(net.parameters(), lr=0.1))
+    assert process.build_params_dict(net)[net[1].weight] == ("0.weight", net[0])

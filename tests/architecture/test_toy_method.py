@@ -80,8 +80,8 @@ PLACES = {
         panel = ConfigPanel()
         assert panel.control("toy.decay") is not None
         assert "Toy" in panel.sections.titles
-        from workbench.methods.registry import method
-        assert method("toy").card().startswith("# Toy")
+        from workbench.methods.registry import METHODS
+        assert next(method for method in METHODS if method.name == "toy").card().startswith("# Toy")
     """,
     "training": """
         import workbench

@@ -37,16 +37,16 @@ def checked_number(
     return number
 
 
-def checked_count(name: str, value: Any, least: int = 1, of: str = "") -> int:
-    """Return a whole number of at least ``least``; ``of`` says of what, for messages.
+def checked_count(name: str, value: Any, least: int | None = 1, *, kind: str = "a whole number") -> int:
+    """Return a whole number, of at least ``least`` where that is given; ``kind`` is what messages call it.
 
     Raises:
         TypeError: When it is no whole number.
         ValueError: When it is smaller.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"`{name}` must be a whole number{of and f' of {of}'}, got {value!r}")
-    if value < least:
+        raise TypeError(f"`{name}` must be {kind}, got {value!r}")
+    if least is not None and value < least:
         raise ValueError(f"`{name}` must be at least {least}, got {value}")
     return int(value)
 

@@ -163,7 +163,7 @@ def checked_init(name: str, value: object) -> float:
 
 def checked_window(name: str, value: object) -> int:
     """Return a growth window in steps, at least 1."""
-    return checked_count(name, value, of="steps")
+    return checked_count(name, value, kind="a whole number of steps")
 
 
 def checked_bounds(init: float, minimum: object, maximum: object) -> tuple[float, float | None]:

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.methods.arguments import checked_integer
-
-__all__ = ["AccumulationWindow"]
+from workbench.core.arguments import checked_count
 
 
 class AccumulationWindow:
     """Counts micro-batches and says when their gradients are to be applied.
 
-    Args:
-        n: Micro-batches per update. 1 or less switches accumulation off, as upstream: every window is complete at once.
-
-    Raises:
-        TypeError: When ``n`` is not an integer.
-
-    Example:
-        >>> window = AccumulationWindow(3)
-        >>> [window.advance() for _ in range(4)]
-        [False, False, True, False]
+    With ``n`` micro-batches per update; 1 or less switches accumulation off, as upstream.
     """
 
     def __init__(self, n: int) -> None:
-        self.n_steps = max(1, checked_integer("grad_accumulation_step", n))
+        self.n_steps = max(1, checked_count("grad_accumulation_step", n, None, kind="an integer"))
         self.position = 0
 
     @property

@@ -13,8 +13,6 @@ from workbench.config import BoostConfig, NetworkFacts
 from workbench.methods.parameter_groups import named_trainable_parameters, split_into_chunks
 from workbench.methods.registry import METHODS
 
-__all__ = ["facts_of", "facts_of_copies", "learning_reasons"]
-
 
 def facts_of(network: nn.Module, optimizer: Optimizer) -> NetworkFacts:
     """Return what a network offers, reduced already where that is in effect; layers count that the optimizer holds."""
@@ -50,10 +48,7 @@ def facts_of_copies(
 def learning_reasons(
     network: nn.Module, criterion: Any, example_inputs: Any, config: BoostConfig | None = None
 ) -> dict[str, str]:
-    """Return the reasons among a network's facts: what cannot be done to its labels and inputs.
-
-    The network is left as it is; see `Method.reasons`.
-    """
+    """Return what cannot be done to labels and inputs, as `Method.reasons` says."""
     reasons: dict[str, str] = {}
     for description in METHODS:
         reasons |= description.load().reasons(network, criterion, example_inputs, config)

@@ -20,16 +20,11 @@ from workbench.methods.protocol import Method, Preparation, StepHook
 from workbench.methods.registry import METHODS
 from workbench.methods.weight_update import PlainUpdate, WeightUpdate
 
-__all__ = ["MethodsInEffect", "fitted", "prepare_"]
-
 _T = TypeVar("_T")
 
 
 def prepare_(preparation: Preparation) -> None:
-    """Let every method in effect change the model and its optimizer: first those that reshape, then the others.
-
-    What a method finds out on the way may put later ones out of effect, or be a ConfigError.
-    """
+    """Let every method in effect change the model and its optimizer: first those that reshape, then the others."""
     for description in METHODS:
         if description.is_in_effect(preparation.plan):
             description.load()(preparation.plan).reshape(preparation)
@@ -137,10 +132,7 @@ class MethodsInEffect:
 
 
 def _last(answers: Iterable[_T | None]) -> _T | None:
-    found = None
-    for answer in answers:
-        found = answer or found
-    return found
+    return next((answer for answer in reversed(list(answers)) if answer), None)
 
 
 @contextlib.contextmanager

@@ -1,40 +1,28 @@
-"""What is registered on an optimizer to act before and after its steps, so that it can move along with the optimizer.
+"""Step hooks of an optimizer, carried over to its copies.
 
-torch leaves hooks behind when an optimizer is copied or pickled. A method that acts through a hook would then silently
-stop acting, so whoever copies or rebuilds an optimizer carries them over.
+torch leaves hooks behind when an optimizer is copied or pickled; a method that acts through one would silently stop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.optim import Optimizer
 
-__all__ = ["StepHooks", "register_step_hooks", "step_hooks"]
+Hooks = tuple[list[Callable[..., Any]], list[Callable[..., Any]]]
 
 
-class StepHooks(NamedTuple):
-    """Hooks of one optimizer, in the order in which they run."""
-
-    before: list[Callable[..., Any]]
-    after: list[Callable[..., Any]]
-
-
-def step_hooks(optimizer: Optimizer) -> StepHooks:
-    """Return the hooks that run before and after each step of an optimizer."""
-    # torch has no public way to list the hooks of an optimizer; both names exist since torch 2.0.
-    return StepHooks(
-        list(optimizer._optimizer_step_pre_hooks.values()), list(optimizer._optimizer_step_post_hooks.values())
-    )
+def step_hooks(optimizer: Optimizer) -> Hooks:
+    """Return the hooks that run before and after each step of an optimizer, in their order."""
+    # torch has no public way to list them; both names exist since torch 2.0.
+    return list(optimizer._optimizer_step_pre_hooks.values()), list(optimizer._optimizer_step_post_hooks.values())
 
 
-def register_step_hooks(optimizer: Optimizer, hooks: StepHooks) -> None:
-    """Register hooks that :func:`step_hooks` returned, behind those there are; the same one is not registered twice."""
-    present = step_hooks(optimizer)
-    for hook in hooks.before:
-        if not any(hook is other for other in present.before):
-            optimizer.register_step_pre_hook(hook)
-    for hook in hooks.after:
-        if not any(hook is other for other in present.after):
-            optimizer.register_step_post_hook(hook)
+def register_step_hooks(optimizer: Optimizer, hooks: Hooks) -> None:
+    """Register hooks behind those there are; the same one is not registered twice."""
+    registers = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
+    for register, wanted, present in zip(registers, hooks, step_hooks(optimizer), strict=True):
+        for hook in wanted:
+            if not any(hook is other for other in present):
+                register(hook)

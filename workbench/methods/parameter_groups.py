@@ -13,32 +13,25 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
+from torch.optim import Optimizer
 
+from workbench.core.arguments import checked_count
 from workbench.core.step_optimizer import StepOptimizer
-from workbench.methods.arguments import checked_integer
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
-
-__all__ = [
-    "named_trainable_parameters",
-    "owning_modules",
-    "plain_name",
-    "rebuild_optimizer",
-    "split_into_chunks",
-    "split_into_nested_groups",
-]
 
 CHUNK_FULL = 3  # parameters: a convolution and the two of its normalization
 
 
-def plain_name(name: str) -> str:
-    """Return a parameter's name as the user wrote the network, without the prefixes of DDP and ``torch.compile``.
+def checked_optimizer(name: str, value: object) -> Optimizer:
+    """Return a torch optimizer: TypeError when it is something else."""
+    if not isinstance(value, Optimizer):
+        raise TypeError(f"`{name}` must be a torch.optim.Optimizer, got {type(value).__name__}")
+    return value
 
-    Example:
-        >>> plain_name("module._orig_mod.layer1.0.conv1.weight")
-        'layer1.0.conv1.weight'
-    """
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name as the user wrote the network, without the prefixes of DDP and ``torch.compile``."""
     name = name.replace("_orig_mod.", "")
     while name.startswith("module."):
         name = name.removeprefix("module.")
@@ -50,25 +43,12 @@ def named_trainable_parameters(network: nn.Module) -> list[tuple[str, nn.Paramet
     return [(plain_name(name), p) for name, p in network.named_parameters() if p.requires_grad]
 
 
-def owning_modules(network: nn.Module) -> dict[nn.Parameter, nn.Module]:
-    """Map every parameter to the module it is registered in; a tied parameter to the first one."""
-    owners: dict[nn.Parameter, nn.Module] = {}
-    for module in network.modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(parameter, module)
-    return owners
-
-
 def split_into_chunks(names: Sequence[str]) -> list[list[str]]:
     """Cut an ordered list of parameter names into chunks that stay together, roughly one layer each.
 
     A name that contains ``bn`` or ``bias`` always joins the running chunk. Any other name starts a new chunk once the
     running one holds three names or more. The match is by substring of the full dotted name, as upstream: a module
     called ``conv_bn1`` makes everything below it match, ``norm1`` and ``downsample.1`` do not.
-
-    Example:
-        >>> split_into_chunks(["c1.weight", "bn1.weight", "bn1.bias", "c2.weight"])
-        [['c1.weight', 'bn1.weight', 'bn1.bias'], ['c2.weight']]
     """
     chunks: list[list[str]] = []
     for name in names:
@@ -86,13 +66,13 @@ def split_into_nested_groups(names: Sequence[str], n_groups: int) -> list[list[s
     ``i * stride`` to the end. With fewer chunks than groups the stride is 0 and every group is the whole list.
     """
     chunks = split_into_chunks(names)
-    stride = len(chunks) // checked_integer("param_groups", n_groups, least=1)
+    stride = len(chunks) // checked_count("param_groups", n_groups, kind="an integer")
     return [[name for chunk in chunks[index * stride :] for name in chunk] for index in range(n_groups)]
 
 
 def rebuild_optimizer(
-    optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]], *, copy_state: bool = False
-) -> torch.optim.Optimizer:
+    optimizer: Optimizer, groups: Iterable[Mapping[str, Any]], *, copy_state: bool = False
+) -> Optimizer:
     """Build an optimizer of the same class and constructor arguments over other parameter groups.
 
     State of parameters that appear in ``groups`` moves along (or is copied, where several optimizers share parameters),
@@ -101,8 +81,8 @@ def rebuild_optimizer(
     TypeError.
     """
     fresh = [dict(group, params=list(group["params"])) for group in groups]
-    own = optimizer.over_groups(fresh) if isinstance(optimizer, StepOptimizer) else None
     # One that was built from more than parameters knows from what.
+    own = optimizer.over_groups(fresh) if isinstance(optimizer, StepOptimizer) else None
     rebuilt = _constructed_like(optimizer, fresh) if own is None else own
     for group in rebuilt.param_groups:
         for parameter in group["params"]:
@@ -113,7 +93,7 @@ def rebuild_optimizer(
     return rebuilt
 
 
-def _constructed_like(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def _constructed_like(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     kind = type(optimizer)
     signature = inspect.signature(kind.__init__).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.values())

@@ -10,8 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["ParameterProcess"]
-
 
 class ParameterProcess:
     """Make parameter groups for a changed network and mark which gradients travel together.
@@ -32,15 +30,9 @@ class ParameterProcess:
     def assign_parameter_group(self, parameters: Any, split_point: Sequence[int] | None = None) -> Any:
         """Mark each parameter with the index of the bucket its gradient is reduced in, as attribute ``comm_fusion``.
 
-        The index begins at 1 and grows at each listed position.
-
         Args:
-            parameters: List of parameters in network order. Anything else is returned unchanged.
-            split_point: Positions at which a new bucket begins; order and repetition do not matter, positions past the
-                end neither. None or empty: half of the length.
-
-        Returns:
-            ``parameters``, the same object.
+            parameters: List of parameters in network order, which is returned. Anything else is left alone.
+            split_point: Positions, in any order, at which the index, from 1 on, grows. None or empty: the middle.
         """
         if not isinstance(parameters, list) or not parameters:
             return parameters
@@ -69,7 +61,6 @@ class ParameterProcess:
             may end up empty; torch optimizers accept that.
 
         Raises:
-            ValueError: When either argument is None or empty.
             TypeError: When an element is neither a parameter, nor a pair, nor a parameter group.
         """
         named = [_named(item, "parameters") for item in _required(parameters, "parameters")]

@@ -8,8 +8,6 @@ from torch.optim import Optimizer
 from workbench.config import ConfigError, Plan
 from workbench.core.wrapped_model import unwrapped
 
-__all__ = ["boost_plan_of", "boosted_module_of", "mark_", "prepared_module", "trained_parameters"]
-
 _MARK = "boost_plan"
 
 

@@ -10,12 +10,12 @@ made of, and a `StepHook` acts in every window.
 from __future__ import annotations
 
 import contextlib
-import importlib
+import pkgutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from workbench.config.section import Section
     from workbench.loss_scale.scaler import LossScaling
     from workbench.methods.weight_update import CompleteWindow, WeightUpdate
-
-__all__ = ["Description", "FirstBatch", "GroupSchedule", "Method", "Preparation", "StepHook", "alone"]
 
 
 def alone(**values: Any) -> Mapping[str, Any]:
@@ -48,7 +46,6 @@ class Description:
     switch: str  # path that switches it on and off
     enabled_by: Mapping[str, Any]  # config values (path -> value) under which this method alone is in effect
     acts: str  # "module:attribute" of the class, derived from `Method`, that acts
-    builder: str  # "module:attribute" of the class or function that a user without a configuration calls
     paper: str  # authors, title, venue, year and identifier of its source
     n_ranks: int = 1  # fewest ranks on which it can be in effect
     #: ``"module:attribute"`` of the section that the method brings along, a
@@ -72,22 +69,11 @@ class Description:
 
     def load_section(self) -> type[Section] | None:
         """Import and return the config section that the method brings along; None when it brings none."""
-        found: type[Section] | None = _attribute(self.section_class) if self.section_class else None
-        return found
-
-    def load_builder(self) -> Any:
-        """Import and return the class or function for users without a configuration."""
-        return _attribute(self.builder)
+        return cast("type[Section]", pkgutil.resolve_name(self.section_class)) if self.section_class else None
 
     def load(self) -> type[Method]:
         """Import and return the class that acts."""
-        found: type[Method] = _attribute(self.acts)
-        return found
-
-
-def _attribute(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+        return cast("type[Method]", pkgutil.resolve_name(self.acts))
 
 
 @runtime_checkable

@@ -22,8 +22,6 @@ from workbench.methods import (
 )
 from workbench.methods.protocol import Description
 
-__all__ = ["METHODS", "method"]
-
 METHODS: tuple[Description, ...] = (
     schedule.DESCRIPTION,  # decides how many batches there are, which the others may only regroup
     batch.DESCRIPTION,  # regroups the loader's batches, and changes rates before anything wraps the optimizer
@@ -38,11 +36,3 @@ METHODS: tuple[Description, ...] = (
     dim_reduce.DESCRIPTION,  # replaces the optimizer, which the others would process in vain: it runs alone
     runtime.DESCRIPTION,  # compiles and lays out what all the others have made of model and batches
 )
-
-
-def method(name: str) -> Description:
-    """Return the method of that name; a KeyError lists those there are."""
-    found = next((entry for entry in METHODS if entry.name == name), None)
-    if found is None:
-        raise KeyError(f"no method is called {name!r}; there are {', '.join(entry.name for entry in METHODS)}")
-    return found

@@ -17,8 +17,6 @@ from workbench.core.records import EventSink
 from workbench.core.step_optimizer import StepOptimizer, skips_on_device
 from workbench.loss_scale import decides_on_device, step_if_finite
 
-__all__ = ["CompleteWindow", "PlainUpdate", "WeightUpdate"]
-
 
 @dataclass(frozen=True, slots=True)
 class CompleteWindow:
@@ -69,10 +67,7 @@ class WeightUpdate:
 
 
 class PlainUpdate(WeightUpdate):
-    """The optimizer's own step, skipped on the device where the optimizer can.
-
-    A `StepOptimizer` is given the context of the step before it, and asked for numbers for the trace afterwards.
-    """
+    """The optimizer's own step, skipped on the device where the optimizer can."""
 
     def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
         """Let the optimizer step."""

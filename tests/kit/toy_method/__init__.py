@@ -12,7 +12,6 @@ DESCRIPTION = Description(
     switch="toy.enabled",
     enabled_by={"boost.mode": "disable_all", "toy.enabled": True},
     acts="tests.kit.toy_method.acting:ToyMethod",
-    builder="tests.kit.toy_method.acting:ToyMethod",
     paper="none; it shows how a method is added",
     section_class="tests.kit.toy_method.section:ToySection",
 )

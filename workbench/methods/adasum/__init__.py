@@ -2,8 +2,6 @@
 
 from workbench.methods.protocol import Description, alone
 
-__all__ = ["DESCRIPTION"]
-
 DESCRIPTION = Description(
     name="adasum",
     title="AdaSum",
@@ -12,7 +10,6 @@ DESCRIPTION = Description(
     switch="boost.adasum",
     enabled_by=alone(boost__adasum=True, common__device_number=1),
     acts="workbench.methods.adasum.acting:AdaSumMethod",
-    builder="workbench.methods.adasum.method:AdaSum",
     paper='Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021, arXiv:2006.02924',
     n_ranks=2,
 )

@@ -14,16 +14,11 @@ from workbench.methods.adasum.method import AdaSum
 from workbench.methods.protocol import Method
 from workbench.methods.weight_update import CompleteWindow, PlainUpdate, WeightUpdate
 
-__all__ = ["AdaSumMethod", "AdaSumUpdate"]
-
 _EIGHT = 8  # the reference's number of ranks per server, whatever `common.device_number` says
 
 
 class AdaSumUpdate(WeightUpdate):
-    """The local optimizer's step, then the AdaSum of what it changed in parameters that all ranks list in one order.
-
-    A skipped step changes nothing anywhere, and the combination of nothing is nothing: no rank needs to ask.
-    """
+    """The local optimizer's step, then the AdaSum of what it changed; a skipped step changes nothing anywhere."""
 
     needs_distribute = (
         "AdaSum combines updates of the same weights; call boosted.distribute() on every rank before the first step, "

@@ -7,9 +7,8 @@ values are averaged plainly; between servers they meet in a binary tree.
 
 The tree is computed by recursive vector halving and doubling: in round *i* server *s* and server *s* XOR 2^i exchange
 halves of what they hold, so that after the last round each holds one finished part, and the parts travel back the same
-way. What is halved is one flat bucket, not each tensor: a border may cut a tensor anywhere, tensors of one element
-included, because the inner products are summed over all who hold a part. Every element is computed by exactly one rank
-and copied to the others, hence all ranks end with the same bits.
+way. What is halved is one flat bucket: a border may cut a tensor anywhere, because the inner products are summed over
+all who hold a part. Every element is computed by exactly one rank, hence all ranks end with the same bits.
 
 Behaviour taken from MindSpore 2.7.0, ``mindspore.boost.AdaSum``, which halves every tensor by itself; there a tensor
 that cannot be halved in each round comes out mixed, or the ranks wait for each other for ever.
@@ -26,32 +25,14 @@ import torch
 from torch import Tensor, distributed
 
 from workbench.core import kernels
-from workbench.methods.arguments import checked_integer
-
-__all__ = [
-    "EPSILON",
-    "AdaSum",
-    "AdaSumState",
-    "ServerLinks",
-    "adasum_hook",
-    "adasum_pair",
-    "adasum_reduce_",
-    "adasum_sets_",
-    "adasum_tree",
-    "adasum_weights",
-    "connect_servers",
-]
+from workbench.core.arguments import checked_count
 
 #: Added to each inner product by every node that takes part in it: zero vectors are averaged, not divided by zero.
 EPSILON = 1e-12
-
 #: Elements per ``torch.dot``. In float32 a CPU adds up one long chain per vector lane: the square of 60 million normal
 #: numbers came out 3e-3 too small in one go, 3e-7 in runs of this length, in the same time. Float64 would do as well,
 #: but not every accelerator has it.
 _RUN = 1 << 17
-
-_LARGEST = torch.finfo(torch.float32).max
-
 _ONE = {dtype: torch.ones(1, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.float64)}
 
 
@@ -59,14 +40,8 @@ _ONE = {dtype: torch.ones(1, dtype=dtype, device="cpu") for dtype in (torch.floa
 
 
 def adasum_weights(products: Any, n_nodes: int) -> tuple[Any, Any]:
-    """Return the factors of a and b in their combination: 1 - a.b / (2 a.a) and 1 - a.b / (2 b.b).
-
-    The products a.b, a.a, b.b are three numbers, or a tensor ``[3, ...]``; each node that contributes adds `EPSILON` to
-    all.
-    """
-    across, own, other = products
-    epsilon = EPSILON * n_nodes
-    across, own, other = across + epsilon, own + epsilon, other + epsilon
+    """Return the factors 1 - a.b / (2 a.a) and 1 - a.b / (2 b.b) of the products a.b, a.a, b.b, numbers or tensors."""
+    across, own, other = (product + EPSILON * n_nodes for product in products)
     return 1 - across / (2 * own), 1 - across / (2 * other)
 
 
@@ -76,15 +51,6 @@ def adasum_pair(a: Tensor, b: Tensor, *, n_nodes: int = 2) -> Tensor:
     (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b: the average of parallel vectors, the sum of orthogonal ones.
     ``n_nodes`` nodes hold the two together. Computed in float32, or float64 for float64; NaN or inf in either makes
     NaN, and so do norms whose square exceeds the dtype computed in (1.8e19 in float32).
-
-    Reference:
-        Maleki et al., arXiv:2006.02924. The small constant is MindSpore's.
-
-    Example:
-        >>> adasum_pair(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 3.0]))
-        tensor([2., 3.])
-        >>> adasum_pair(torch.tensor([2.0, 0.0]), torch.tensor([4.0, 0.0]))
-        tensor([3., 0.])
     """
     _require_floating("a", a)
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -99,25 +65,17 @@ def adasum_pair(a: Tensor, b: Tensor, *, n_nodes: int = 2) -> Tensor:
 
 @torch.no_grad()
 def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, n_nodes: int = 2) -> None:
-    """Combine two sets of gradients or updates tensor by tensor, in place of the first.
-
-    :func:`adasum_pair` for each, without a tensor in between: inner products in one pass over both, the result in a
-    second one; by our own kernels all tensors in two calls. On a CPU the factors become plain numbers, elsewhere
-    nothing waits for the device.
-
-    Example:
-        >>> ours, theirs = [torch.tensor([2.0, 0.0])], [torch.tensor([0.0, 3.0])]
-        >>> adasum_sets_(ours, theirs)
-        >>> ours
-        [tensor([2., 3.])]
-    """
+    """Combine two sets of updates by :func:`adasum_pair`, tensor by tensor, in place of the first."""
     if len(ours) != len(theirs):
         raise ValueError(f"`theirs` must hold one tensor for each of `ours` ({len(ours)}), got {len(theirs)}")
     shapes_agree = all(a.shape == b.shape for a, b in zip(ours, theirs, strict=True))
     a_list, b_list = (kernels.listed(ours), kernels.listed(theirs)) if shapes_agree else (None, None)
     if a_list is not None and b_list is not None:
         products = kernels.inner_products(a_list, b_list)
-        factors = [adasum_weights(map(_in_float32s_range, found), n_nodes) for found in products]
+        # Beyond float32's range a sum is inf, as on every device.
+        largest = torch.finfo(torch.float32).max
+        kept = ([math.copysign(math.inf, x) if abs(x) > largest else x for x in found] for found in products)
+        factors = [adasum_weights(found, n_nodes) for found in kept]
         kernels.mix_(a_list, b_list, [own for own, _ in factors], [other for _, other in factors])
         return
     for a, b in zip(ours, theirs, strict=True):
@@ -130,14 +88,7 @@ def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, n_nodes: i
 
 
 def adasum_tree(values: Sequence[Tensor]) -> Tensor:
-    """Combine the values that 2, 4, 8, ... servers have of one parameter tensor: pairs, then pairs of pairs.
-
-    The slow and exact meaning of :func:`adasum_reduce_`, for tests and for a single process.
-
-    Example:
-        >>> adasum_tree([torch.tensor([v]) for v in (1.0, 2.0, 3.0, 6.0)])
-        tensor([3.])
-    """
+    """Combine the values of 2, 4, 8, ... servers, pairs, then pairs of pairs: the meaning of :func:`adasum_reduce_`."""
     _require_power_of_two("values", len(values))
     level, n_nodes = list(values), 1
     while len(level) > 1:
@@ -151,10 +102,7 @@ def adasum_tree(values: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class ServerLinks:
-    """What one rank sends and receives: across to the rank of the same place in another server, and inside its own.
-
-    Rank = server * n_devices + device.
-    """
+    """What rank server * n_devices + device sends and receives: to its like in another server, and inside its own."""
 
     server: int
     device: int  # place in the server
@@ -162,6 +110,11 @@ class ServerLinks:
     n_devices: int  # ranks per server
     process_group: distributed.ProcessGroup | None = None  # all ranks; None is the default group
     server_group: distributed.ProcessGroup | None = None  # this server's ranks; None when it has only one
+
+    @property
+    def n_ranks(self) -> int:
+        """Number of ranks that take part."""
+        return self.n_servers * self.n_devices
 
     def __deepcopy__(self, memo: dict[int, object]) -> ServerLinks:
         return self  # nothing here changes, and process groups cannot be copied
@@ -195,16 +148,12 @@ class ServerLinks:
 def connect_servers(
     rank: int, device_number: int, group_number: int, process_group: distributed.ProcessGroup | None = None
 ) -> ServerLinks:
-    """Check the numbers (see `AdaSum`) against the process group and make the groups inside the servers.
-
-    Every rank has to call it, as it makes process groups.
-    """
-    for name, value in (("rank", rank), ("device_number", device_number), ("group_number", group_number)):
-        checked_integer(name, value)
-    if device_number < 1:
-        raise ValueError(f"`device_number` must be at least 1 rank per server, got {device_number}")
+    """Check the numbers (see `AdaSum`) against the process group and make the servers' own groups; on every rank."""
+    numbers = {"rank": (rank, None), "device_number": (device_number, 1), "group_number": (group_number, None)}
+    for name, (value, least) in numbers.items():
+        checked_count(name, value, least, kind="an integer")
     _require_power_of_two("group_number", group_number)
-    _require_several_ranks()
+    _require_process_group()
     n_ranks = distributed.get_world_size(process_group)
     if n_ranks != device_number * group_number:
         raise ValueError(
@@ -226,19 +175,15 @@ def connect_servers(
 
 @torch.no_grad()
 def adasum_reduce_(flat: Tensor, lengths: Sequence[int], links: ServerLinks) -> Tensor:
-    """Average a bucket inside the servers and combine it between them, tensor by tensor; on every rank the same bits.
+    """Replace a bucket by :func:`adasum_tree` of the servers' averages, tensor by tensor; on every rank the same bits.
 
-    The bucket holds this rank's tensors, of so many elements each, one after the other, padded to a multiple of the
-    number of ranks; in the end it holds :func:`adasum_tree` of the servers' averages. Each rank of a server carries its
-    share of the bucket across. Per round one message goes each way with half of what is left, and a few with three
-    inner products per tensor; the number of messages does not grow with the number of tensors (AdasumRVH in Maleki et
-    al.).
+    It holds this rank's tensors, of so many elements each, padded to a multiple of the number of ranks. Per round half
+    of what is left goes each way, and three inner products per tensor (AdasumRVH).
     """
-    n_ranks = links.n_servers * links.n_devices
-    if flat.numel() % n_ranks or flat.numel() < sum(lengths):
+    if flat.numel() % links.n_ranks or flat.numel() < sum(lengths):
         raise ValueError(
             f"`flat` must hold the {sum(lengths)} elements of its tensors, padded to a multiple of the number of ranks "
-            f"({n_ranks}), got {flat.numel()}"
+            f"({links.n_ranks}), got {flat.numel()}"
         )
     if flat.numel() == 0:
         return flat
@@ -296,10 +241,7 @@ def _combine_(mine: Tensor, theirs: Tensor, start: int, lengths: Sequence[int], 
 
 
 def _parts(low: int, high: int, lengths: Sequence[int]) -> Iterator[tuple[int, slice]]:
-    """Yield the tensors that have elements between two places of the bucket: their index, and where, from ``low``.
-
-    An empty tensor within is yielded with an empty slice, so that the indices are consecutive.
-    """
+    """Yield index and place, from ``low``, of the tensors between two places of the bucket, also of empty ones."""
     start = 0
     for index, length in enumerate(lengths):
         stop = start + length
@@ -311,9 +253,8 @@ def _parts(low: int, high: int, lengths: Sequence[int]) -> Iterator[tuple[int, s
 class AdaSum:
     """Replaces the updates that the servers made by their AdaSum.
 
-    The train step keeps the old weights, lets the local optimizer update, and calls this with the differences.
-    Optimizers inside one server usually saw the same averaged gradients and agree already; where they do not, their
-    updates are averaged here.
+    The train step keeps the old weights, lets the local optimizer update, and calls this with the differences; updates
+    inside one server are averaged.
 
     Args:
         rank: This process's rank (the reference's text calls it the number of devices; its code uses the rank).
@@ -350,20 +291,13 @@ class AdaSum:
     def __call__(
         self, delta_weights: Sequence[Tensor], parameters: Sequence[Tensor], old_parameters: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Write old weights minus combined updates into the parameters.
+        """Write old weights minus combined updates into the parameters and return these, the same bits on all ranks.
 
         Args:
             delta_weights: Old weights minus those after the local update, one per parameter, of any floating-point
                 dtype; zeros for a parameter that was not updated. All of one dtype travel in one bucket.
             parameters: The parameters, overwritten.
             old_parameters: The weights before the local update, the same bits on all ranks.
-
-        Returns:
-            ``parameters`` as a tuple: the same bits on all ranks.
-
-        Raises:
-            TypeError: When an update is not of a floating-point dtype.
-            ValueError: When a number of tensors or a shape is not that of ``parameter_tuple``.
         """
         given = {"delta_weights": delta_weights, "parameters": parameters, "old_parameters": old_parameters}
         for name, tensors in given.items():
@@ -382,7 +316,7 @@ class AdaSum:
         for indices in buckets.values():
             deltas = [delta_weights[index] for index in indices]
             lengths = [delta.numel() for delta in deltas]
-            padding = deltas[0].new_zeros(_missing(sum(lengths), self.links))
+            padding = deltas[0].new_zeros(-sum(lengths) % self.links.n_ranks)
             flat = torch.cat([*(delta.flatten() for delta in deltas), padding])
             combined = torch.split_with_sizes(adasum_reduce_(flat, lengths, self.links)[: sum(lengths)], lengths)
             for index, delta in zip(indices, combined, strict=True):
@@ -399,15 +333,10 @@ class AdaSumState:
     Args:
         device_number: Ranks per server; gradients are averaged inside a server. 1: every rank is a server of its own.
         process_group: The group that DistributedDataParallel uses; None means all ranks.
-
-    Raises:
-        TypeError: When ``device_number`` is not an integer.
-        ValueError: When the ranks are not 2, 4, 8, ... full servers of ``device_number``.
-        RuntimeError: When torch.distributed was not initialized.
     """
 
     def __init__(self, device_number: int = 1, process_group: distributed.ProcessGroup | None = None) -> None:
-        _require_several_ranks()
+        _require_process_group()
         n_ranks = distributed.get_world_size(process_group)
         is_count = isinstance(device_number, int) and device_number > 0  # connect_servers tells what else is wrong
         servers = n_ranks // device_number if is_count else n_ranks
@@ -421,19 +350,11 @@ def adasum_hook(
     """Combine gradients by AdaSum where DistributedDataParallel would average them.
 
     ``model.register_comm_hook(AdaSumState(), adasum_hook)``. Each parameter is combined by itself, however DDP groups
-    them into buckets. The exchange is finished when the hook returns: it is not hidden behind the backward pass.
-
-    Args:
-        state: Who takes part.
-        bucket: The gradients that DDP hands over; its buffer is overwritten.
-
-    Returns:
-        A completed future with the combined gradients, flat; NaN or inf in one rank's gradient of a parameter reaches
-        all ranks.
+    them into buckets. The exchange is finished when the hook returns, and NaN or inf of one rank reaches all.
     """
     buffer = bucket.buffer()
     lengths = [gradient.numel() for gradient in bucket.gradients()]
-    missing = _missing(buffer.numel(), state.links)
+    missing = -buffer.numel() % state.links.n_ranks
     flat = torch.cat([buffer, buffer.new_zeros(missing)]) if missing else buffer
     combined = adasum_reduce_(flat, lengths, state.links)[: buffer.numel()]
     # A future that carries a tensor of an accelerator has to know whose streams to wait for.
@@ -471,11 +392,6 @@ def _inner_products(a: Tensor, b: Tensor) -> Tensor | tuple[float, float, float]
     return across, own, other
 
 
-def _in_float32s_range(number: float) -> float:
-    """Return a sum of products, inf where float32 has no room for it, as on every device."""
-    return math.copysign(math.inf, number) if abs(number) > _LARGEST else number
-
-
 def _mix_(a: Tensor, b: Tensor, own: Any, other: Any) -> None:
     """Replace a flat tensor a by own a + other b; the factors are numbers on a CPU, else tensors of one element."""
     if isinstance(own, Tensor):
@@ -490,11 +406,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _missing(n_elements: int, links: ServerLinks) -> int:
-    return -n_elements % (links.n_servers * links.n_devices)
-
-
-def _require_several_ranks() -> None:
+def _require_process_group() -> None:
     if not distributed.is_available() or not distributed.is_initialized():
         raise RuntimeError("AdaSum needs several ranks; call torch.distributed.init_process_group first")
 

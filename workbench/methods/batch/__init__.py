@@ -2,8 +2,6 @@
 
 from workbench.methods.protocol import Description
 
-__all__ = ["DESCRIPTION"]
-
 DESCRIPTION = Description(
     name="batch",
     title="Batch",
@@ -12,7 +10,6 @@ DESCRIPTION = Description(
     switch="batch.factor",
     enabled_by={"boost.mode": "disable_all", "batch.factor": 2.0},
     acts="workbench.methods.batch.method:BatchMethod",
-    builder="workbench.methods.batch.method:resized",
     paper='McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, arXiv:1812.06162',
     section_class="workbench.methods.batch.section:BatchSection",
 )

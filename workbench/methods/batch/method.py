@@ -18,14 +18,9 @@ from workbench.core.batch import batch_size_of, mapped
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.protocol import Method, Preparation
 
-__all__ = ["BatchMethod", "concatenated", "parts_of", "resized"]
-
 
 def resized(batches: Iterable[Any], factor: float) -> Iterator[Any]:
-    """Yield batches of ``factor`` times as many samples; the last may have fewer where they do not come out even.
-
-    The factor is a whole number of batches to concatenate, or 1 over the number of parts that each is cut into.
-    """
+    """Yield batches of ``factor`` times as many samples: concatenated, or cut into 1 / factor parts."""
     if factor < 1:
         for batch in batches:
             yield from parts_of(batch, round(1 / factor))

@@ -12,10 +12,7 @@ if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.facts import Facts
 
-__all__ = ["BatchSection"]
-
-if TYPE_CHECKING:  # a choice of floats is fine for a section, but no type
-    Factor = float
+    Factor = float  # a choice of floats is fine for a section, but no type
 else:
     Factor = one_of_numbers(0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 

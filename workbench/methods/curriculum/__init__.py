@@ -2,8 +2,6 @@
 
 from workbench.methods.protocol import Description
 
-__all__ = ["DESCRIPTION"]
-
 DESCRIPTION = Description(
     name="curriculum",
     title="Curriculum",
@@ -12,7 +10,6 @@ DESCRIPTION = Description(
     switch="curriculum.kind",
     enabled_by={"boost.mode": "disable_all", "curriculum.kind": "resolution"},
     acts="workbench.methods.curriculum.method:CurriculumMethod",
-    builder="workbench.methods.curriculum.method:growing",
     paper='Tan and Le, "EfficientNetV2: Smaller Models and Faster Training", ICML 2021, arXiv:2104.00298',
     section_class="workbench.methods.curriculum.section:CurriculumSection",
 )

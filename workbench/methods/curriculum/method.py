@@ -32,26 +32,10 @@ from workbench.core.batch import mapped, tensors_of
 from workbench.methods.curriculum.section import CurriculumSection
 from workbench.methods.protocol import FirstBatch, Method
 
-__all__ = [
-    "CurriculumMethod",
-    "Kind",
-    "accepted_sizes",
-    "growing",
-    "resized_images",
-    "shortened",
-    "size_at",
-    "stage_of",
-    "stages_of",
-    "why_not_smaller",
-]
-
 Kind = Literal["resolution", "sequence"]
-Call = Callable[[nn.Module, Any], Any]
-"""Computes the loss of a batch, as ``call(network, batch)``."""
-
+Call = Callable[[nn.Module, Any], Any]  # computes the loss of a batch, as ``call(network, batch)``
 _MANY = 10**6  # passes of a run in which every stage has some
-PROBED = (0.5, 0.75)
-"""Relative sizes that a network is tried with where no configuration says which are wanted."""
+PROBED = (0.5, 0.75)  # relative sizes that a network is tried with where no configuration says which are wanted
 
 
 def size_at(full: int, relative: float) -> int:
@@ -59,10 +43,6 @@ def size_at(full: int, relative: float) -> int:
 
     Networks halve their inputs several times. So a size is a multiple of the largest power of two that divides the full
     size and is no more than a quarter of it: of 8 for 32, of 32 for 224.
-
-    Example:
-        >>> size_at(32, 0.5), size_at(224, 0.6), size_at(28, 0.5), size_at(127, 0.5), size_at(32, 1.0)
-        (16, 128, 16, 64, 32)
     """
     if relative >= 1:
         return full
@@ -73,12 +53,7 @@ def size_at(full: int, relative: float) -> int:
 
 
 def stage_of(pass_index: int, passes: int, until: float, stages: int) -> int:
-    """Return the stage of a forward pass, both counted from 0; ``stages`` is that of full size.
-
-    Example:
-        >>> [stage_of(index, 10, 0.6, 2) for index in range(10)]
-        [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
-    """
+    """Return the stage of a forward pass, both counted from 0; ``stages`` is that of full size."""
     return bisect_right(_borders(passes, until, stages), pass_index)
 
 
@@ -95,10 +70,7 @@ def stages_of(section: CurriculumSection, passes: int) -> list[tuple[float, floa
 def growing(
     batches: Iterable[Any], passes: int, kind: Kind, *, start: float = 0.5, until: float = 0.5, stages: int = 2
 ) -> Iterator[Any]:
-    """Yield batches, given at full size, whose inputs grow to it over a run of so many passes; later ones stay so.
-
-    Warns once when a batch holds nothing that could be made smaller.
-    """
+    """Yield batches whose inputs grow to their full size over so many passes; warn once where none can be smaller."""
     warned = False
     for index, batch in enumerate(batches):
         relative = _relative(stage_of(min(index, passes - 1), passes, until, stages), start, stages)
@@ -112,8 +84,7 @@ def growing(
 def resized_images(batch: Any, relative: float) -> Any:
     """Return a batch with its images, and the maps that belong to them, at another height and width; None without any.
 
-    Floating-point values are averaged over the pixels that a new one covers (bilinear with antialiasing); of others the
-    value at the new pixel's middle is taken.
+    Floating-point values are averaged (bilinear with antialiasing), of others that at the new pixel's middle is taken.
     """
     image = _image_in(batch)
     if image is None:
@@ -136,8 +107,7 @@ def shortened(batch: Any, relative: float) -> Any:
 def accepted_sizes(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes: Sequence[float]) -> list[float]:
     """Return the relative sizes of a batch's inputs, given at full size, that a network takes, found by trying them.
 
-    The network is called in evaluation mode and without gradients; weights, statistics, modes and random generators
-    are as before afterwards.
+    In evaluation mode and without gradients; weights, statistics, modes and random generators are as before afterwards.
     """
     devices = {value.device for value in network.parameters() if value.device.type != "cpu"}
     kind_of_device = next(iter(devices)).type if devices else "cpu"
@@ -159,10 +129,7 @@ def accepted_sizes(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes
 
 
 def why_not_smaller(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes: Sequence[float] = PROBED) -> str:
-    """Return why a network cannot be trained with inputs of these sizes, to stand after "because"; empty where it can.
-
-    It is tried as `accepted_sizes` does, and left as it is.
-    """
+    """Return why a network cannot be trained with inputs of these sizes, found as by `accepted_sizes`; else empty."""
     smaller = {relative: _SHRINK[kind](batch, relative) for relative in sizes}
     if None in smaller.values():
         return _nothing_to_shrink(kind)
@@ -229,7 +196,7 @@ def _image_in(batch: Any) -> Tensor | None:
 
 
 def _tokens_in(batch: Any) -> Tensor | None:
-    return next((one for one in tensors_of(batch) if _are_tokens(one)), None)
+    return next(filter(_are_tokens, tensors_of(batch)), None)
 
 
 def _are_tokens(tensor: Tensor) -> bool:

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.facts import Facts
 
-__all__ = ["CurriculumSection"]
-
 _RESIZES = Condition(
     lambda _config, facts: "" if facts.network is None else facts.network.no_resolution, "images may be smaller"
 )

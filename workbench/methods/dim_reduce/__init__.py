@@ -2,8 +2,6 @@
 
 from workbench.methods.protocol import Description, alone
 
-__all__ = ["DESCRIPTION"]
-
 DESCRIPTION = Description(
     name="dim_reduce",
     title="DimReduce",
@@ -12,7 +10,6 @@ DESCRIPTION = Description(
     switch="boost.dim_reduce",
     enabled_by=alone(boost__dim_reduce=True, dim_reduce__weight_load_dir="snapshots"),
     acts="workbench.methods.dim_reduce.acting:DimReduceMethod",
-    builder="workbench.methods.dim_reduce.method:DimReduce",
     paper="Li, Tan, Huang, Tao, Liu, Huang, "
     '"Low Dimensional Trajectory Hypothesis is True: DNNs Can Be Trained in Tiny Subspaces", '
     "IEEE TPAMI 2022, doi:10.1109/TPAMI.2022.3178101, arXiv:2103.11154",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from workbench.config import ConfigError, Plan, line_search_trials
+from workbench.config import ConfigError, line_search_trials
 from workbench.core import distributed as ranks
 from workbench.core.records import Event, EventKind
 from workbench.methods.dim_reduce.method import DimReduce, component_rows
@@ -19,8 +19,6 @@ from workbench.methods.dim_reduce.pca_files import load_explained_variance, load
 from workbench.methods.plan_mark import prepared_module, trained_parameters
 from workbench.methods.protocol import Method, Preparation
 from workbench.methods.weight_update import CompleteWindow, WeightUpdate
-
-__all__ = ["DimReduceMethod", "DimReduceUpdate"]
 
 
 class DimReduceMethod(Method):
@@ -32,27 +30,59 @@ class DimReduceMethod(Method):
         preparation.optimizer = SGD([parameter for parameter in held if parameter.requires_grad], lr=1.0)
 
     def update(self, model: nn.Module, optimizer: Optimizer) -> WeightUpdate:
-        """Return the quasi-Newton update; reads the components, or computes them from snapshots."""
-        return _update_of(self.plan, model, optimizer)
+        """Return the quasi-Newton update; its components are read, or computed from snapshots.
+
+        A ConfigError says what is missing, broken or foreign. Several ranks share one file: the first one computes it,
+        the others wait for it, each reads its own rows.
+        """
+        settings, arithmetic = self.config.dim_reduce, self.config.compatibility.dim_reduce
+        named = trained_parameters(model, optimizer)
+        shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
+        rank, rank_size, k = ranks.rank(), self.plan.world_size, settings.n_components
+
+        def components(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.float64]]:
+            found = principal_components(snapshots, k, overwrite=True)
+            return found.components, found.explained_variance_ratio
+
+        folders = settings.pca_mat_path, settings.weight_load_dir
+        n_weights = sum(parameter.numel() for parameter in named.values())
+        rows = component_rows(k, rank, rank_size, arithmetic)
+        try:
+            path = prepare_pca_matrix(*folders, shapes, k, components, rank=rank, timeout=settings.timeout)
+            matrix = load_pca_matrix(path, n_components=k, n_weights=n_weights, rows=rows)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"dim_reduce cannot start: {error}") from error
+        shares = load_explained_variance(path)
+        method = DimReduce(
+            prepared_module(model),
+            optimizer,
+            list(named.values()),
+            matrix,
+            k,
+            rho=settings.rho,
+            gamma=settings.gamma,
+            alpha=settings.alpha,
+            sigma=settings.sigma,
+            rank=rank,
+            rank_size=rank_size,
+            line_search_trials=line_search_trials(self.config),
+            arithmetic=arithmetic,
+        )
+        return DimReduceUpdate(method, None if shares is None else float(shares[:k].sum()))
 
 
 class DimReduceUpdate(WeightUpdate):
-    """The step of DimReduce in the place of the optimizer's.
-
-    A line search asks the host after every trial, so this update waits for the device, and so it may as well for the
-    overflow: a step whose gradients are not finite is skipped before anything is tried.
+    """The step of DimReduce in the place of the optimizer's; one whose gradients are not finite is skipped before.
 
     Columns: ``dim_reduce.rho`` (0 when the search failed), ``dim_reduce.trials``, ``dim_reduce.condition``, and, where
-    it is known, ``dim_reduce.explained_variance`` (of the snapshots, by all components) at the first step. A skipped
-    step has none.
+    it is known, ``dim_reduce.explained_variance`` (of the snapshots, by all components) at the first step.
     """
 
     takes_schedule = False  # it subtracts steps whose length is decided already
 
     def __init__(self, dim_reduce: DimReduce, explained_variance: float | None = None) -> None:
         self.dim_reduce = dim_reduce
-        self.explained_variance = explained_variance
-        self._told = explained_variance is None
+        self.explained_variance = explained_variance  # until the first step has reported it
 
     def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
         """Take a step."""
@@ -77,9 +107,9 @@ class DimReduceUpdate(WeightUpdate):
             "dim_reduce.trials": float(step.trials),
             "dim_reduce.condition": method.condition(),
         }
-        if not self._told and self.explained_variance is not None:
+        if self.explained_variance is not None:
             columns["dim_reduce.explained_variance"] = self.explained_variance
-            self._told = True
+            self.explained_variance = None
         if not step.found and window.events is not None:
             message = (
                 f"step {window.step}: none of {step.trials} trials of the line search lowered the loss enough; only "
@@ -96,54 +126,3 @@ class DimReduceUpdate(WeightUpdate):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken, with the same components."""
         self.dim_reduce.load_state_dict(state)
-
-
-def _update_of(plan: Plan, network: nn.Module, optimizer: Optimizer) -> DimReduceUpdate:
-    """Read the components, or compute them from the snapshots; a ConfigError says what is missing, broken or foreign.
-
-    Several ranks share one file: the first one computes it, the others wait for it, each reads its own rows.
-    """
-    settings, arithmetic = plan.config.dim_reduce, plan.config.compatibility.dim_reduce
-    named = trained_parameters(network, optimizer)
-    shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
-    rank, rank_size, k = ranks.rank(), plan.world_size, settings.n_components
-
-    def components(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        found = principal_components(snapshots, k, overwrite=True)
-        return found.components, found.explained_variance_ratio
-
-    try:
-        path = prepare_pca_matrix(
-            settings.pca_mat_path,
-            settings.weight_load_dir,
-            shapes,
-            k,
-            components,
-            rank=rank,
-            timeout=settings.timeout,
-        )
-        rows = load_pca_matrix(
-            path,
-            n_components=k,
-            n_weights=sum(parameter.numel() for parameter in named.values()),
-            rows=component_rows(k, rank, rank_size, arithmetic),
-        )
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"dim_reduce cannot start: {error}") from error
-    shares = load_explained_variance(path)
-    method = DimReduce(
-        prepared_module(network),
-        optimizer,
-        list(named.values()),
-        rows,
-        k,
-        rho=settings.rho,
-        gamma=settings.gamma,
-        alpha=settings.alpha,
-        sigma=settings.sigma,
-        rank=rank,
-        rank_size=rank_size,
-        line_search_trials=line_search_trials(plan.config),
-        arithmetic=arithmetic,
-    )
-    return DimReduceUpdate(method, None if shares is None else float(shares[:k].sum()))

@@ -34,17 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
 from workbench.core import kernels
-from workbench.methods.arguments import checked_integer
-
-__all__ = [
-    "Arithmetic",
-    "DimReduce",
-    "DimReduceStep",
-    "component_rows",
-    "flat_vector",
-    "sufficient_decrease",
-    "updated_curvature",
-]
+from workbench.core.arguments import checked_count
 
 Arithmetic = Literal["corrected", "reference"]
 
@@ -56,15 +46,7 @@ _STATE = ("inverse_hessian", "previous_step", "previous_gradient", "momentum")
 
 
 def component_rows(n_components: int, rank: int, rank_size: int, arithmetic: Arithmetic = "corrected") -> slice:
-    """Return which of the k components a rank holds.
-
-    ``"corrected"`` gives every component to one rank, sizes differing by one at most; ``"reference"`` gives k // ranks
-    to each and loses the rest.
-
-    Example:
-        >>> [component_rows(6, rank, 4) for rank in range(4)]
-        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None), slice(5, 6, None)]
-    """
+    """Return which of the k components a rank holds; ``"reference"`` loses what the number of ranks does not divide."""
     if not 0 <= rank < rank_size:
         raise ValueError(f"`rank` must lie in [0, rank_size), got rank {rank} of {rank_size}")
     each, rest = divmod(n_components, rank_size)
@@ -88,9 +70,8 @@ def flat_vector(
 def updated_curvature(inverse_hessian: Tensor, gradient_change: Tensor, step: Tensor) -> Tensor:
     """Return the BFGS update of the inverse Hessian B: t^T B t + s s^T / q with t = 1 - y s^T / q and q = y . s.
 
-    Of the change of the gradient y and the step s. Where q does not exceed 1e-20 (no curvature, or a negative one) B is
-    returned as it was. No host synchronisation. Nocedal and Wright, "Numerical Optimization", 2nd edition 2006,
-    equation 6.17.
+    Of the change of the gradient y and the step s; where q does not exceed 1e-20 B is returned as it was, without
+    waiting for the device. Nocedal and Wright, "Numerical Optimization", 2nd edition 2006, equation 6.17.
     """
     q = gradient_change @ step
     enough: Tensor = q > LEAST_CURVATURE
@@ -100,10 +81,7 @@ def updated_curvature(inverse_hessian: Tensor, gradient_change: Tensor, step: Te
 
 
 def sufficient_decrease(new_loss: Tensor, loss: Tensor, slope: Tensor, rho: float, sigma: float) -> Tensor:
-    """Return whether a trial of the share rho of the step is accepted: new loss < loss + sigma rho slope; NaN is not.
-
-    ``slope`` is the derivative of the loss along the whole step, g_k . d_k (< 0 for a descent direction).
-    """
+    """Return whether a trial of the share rho of a step is accepted: new loss < loss + sigma rho slope; NaN is not."""
     accepted: Tensor = new_loss < loss + sigma * rho * slope
     return accepted
 
@@ -125,11 +103,9 @@ class DimReduceStep:
 class DimReduce:
     """Steps a network by quasi-Newton in the space of its PCA components, and by momentum outside of it.
 
-    Each accepted or rejected trial costs one forward pass on the batch and one host synchronisation. Memory besides the
-    components: the momentum, and during a step a copy of the weights and three more vectors of their size. On a CPU,
-    where fresh memory is slow to touch, these stay.
-
-    Call it with finite gradients: what overflowed is skipped by the training step, before.
+    Each trial costs one forward pass on the batch and one host synchronisation. Memory besides the components: the
+    momentum, and during a step (on a CPU always) a copy of the weights and three more vectors of their size. Call it
+    with finite gradients: what overflowed is skipped by the training step, before.
 
     Args:
         network: Returns the scalar loss when called with ``*inputs``. Its buffers (BatchNorm statistics) are as after
@@ -191,7 +167,7 @@ class DimReduce:
         if not isinstance(network, nn.Module):
             raise TypeError(f"`network` must be a torch.nn.Module that returns the loss, got {type(network).__name__}")
         for name, count in (("n_components", n_components), ("line_search_trials", line_search_trials)):
-            checked_integer(name, count, least=1)
+            checked_count(name, count, kind="an integer")
         for name, value, inside, interval in (  # a NaN compares false
             ("rho", rho, 0 < rho < 1, "(0, 1)"),
             ("gamma", gamma, 0 <= gamma < 1, "[0, 1)"),
@@ -202,7 +178,8 @@ class DimReduce:
                 raise ValueError(f"`{name}` must lie in {interval}, got {value}")
         if arithmetic not in ("corrected", "reference"):
             raise ValueError(f'`arithmetic` must be "corrected" or "reference", got {arithmetic!r}')
-        self.network, self.optimizer, self.weight = network, optimizer, list(weight)
+        self.network, self.optimizer = network, optimizer
+        self.weight: list[Tensor] = list(weight)
         self.n_components, self.rank, self.rank_size = n_components, rank, rank_size
         self.rho, self.gamma, self.alpha, self.sigma = rho, gamma, alpha, sigma
         self.line_search_trials, self.arithmetic, self.process_group = line_search_trials, arithmetic, process_group
@@ -214,7 +191,6 @@ class DimReduce:
             raise RuntimeError(
                 f"{rank_size} ranks need torch.distributed; call torch.distributed.init_process_group() first"
             )
-
         device, dtype = self.components.device, self.components.dtype
         # In float32 B loses positive definiteness by rounding once its condition passes 1e7, as it does within 120
         # steps of a LeNet on the digits; k x k numbers may well be wide. As upstream with "reference".
@@ -250,9 +226,6 @@ class DimReduce:
 
         Returns:
             ``loss``, unchanged.
-
-        Raises:
-            ValueError: When ``weight`` are others than the constructor's.
         """
         if weight is not None and [id(tensor) for tensor in weight] != [id(tensor) for tensor in self.weight]:
             raise ValueError("`weight` must be the parameters that DimReduce was made with; make a new one for others")
@@ -272,17 +245,13 @@ class DimReduce:
         *,
         loss_scale: float | Tensor = 1.0,
     ) -> DimReduceStep:
-        """Take one step and say what it did.
+        """Take one step and return what it did, also kept as ``last_step``.
 
         Args:
             loss: Loss of the batch, not scaled.
             grads: Gradients in the order of the weights, multiplied by ``loss_scale``; None counts as zeros.
-            evaluate: Computes the loss of the same batch at the weights as they are; called without gradients, once
-                per trial.
+            evaluate: Computes the batch's loss at the weights as they are; called without gradients, once per trial.
             loss_scale: What the gradients were multiplied by.
-
-        Returns:
-            What was tried and taken; also kept as ``last_step``.
 
         Raises:
             ValueError: When the number of gradients is not that of the weights.
@@ -304,7 +273,6 @@ class DimReduce:
             curvature = updated_curvature(curvature, gradient_k - self.previous_gradient, self.previous_step)
         direction_k = -(curvature @ gradient_k)
         direction, projection = self._carry_back(direction_k, gradient_k, out=vectors[:2])
-
         start = self._start(vectors[3])
         try:
             taken = self._search_line(loss.detach(), gradient_k, direction_k, start, direction, evaluate)
@@ -314,7 +282,6 @@ class DimReduce:
                 self.inverse_hessian, self.previous_gradient = curvature, gradient_k
                 self.previous_step = taken.rho * direction_k
             self.initialised = True
-
             # As upstream with "reference": the residual of the gradient as given, less the projection of the unscaled
             # one. In place, since vectors of this length are what a step waits for.
             outside = given if self.arithmetic == "reference" else gradient
@@ -322,18 +289,13 @@ class DimReduce:
             change = torch.mul(self.momentum, self.alpha, out=projection).sub_(direction, alpha=taken.rho)
             self._subtract(start, change)
         except BaseException:  # an interrupt, too: a trial must not stay in the weights
-            self._put_back(start)
+            torch._foreach_copy_(self.weight, start)
             raise
         self.last_step = taken
         return taken
 
     def condition(self) -> float:
-        """Return the condition number of the inverse Hessian in the subspace; a host synchronisation.
-
-        Returns:
-            Largest by smallest eigenvalue; inf when B has lost positive definiteness, as it may by rounding where it
-            is kept in float32. 0.03 ms for 32 components on a CPU, 0.2 ms for 64.
-        """
+        """Return the condition number of B, inf when it has lost positive definiteness; a host synchronisation."""
         values = torch.linalg.eigvalsh(self.inverse_hessian.cpu().double())
         return float(values[-1] / values[0]) if values[0] > 0 else math.inf
 
@@ -346,7 +308,7 @@ class DimReduce:
         return {**{name: getattr(self, name).clone() for name in _STATE}, "initialised": self.initialised}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was taken; the next step is the same.
+        """Continue exactly where :meth:`state_dict` was taken.
 
         Raises:
             ValueError: When it belongs to another number of components or weights.
@@ -421,22 +383,17 @@ class DimReduce:
             part if part.dtype == parameter.dtype else torch.empty_like(parameter)
             for parameter, part in zip(self.weight, self._shaped(room), strict=True)
         ]
-        for parameter, own in zip(self.weight, copies, strict=True):
-            own.copy_(parameter)
+        torch._foreach_copy_(copies, self.weight)
         return copies
 
-    def _put_back(self, start: Sequence[Tensor]) -> None:
-        for parameter, value in zip(self.weight, start, strict=True):
-            parameter.copy_(value)
-
-    def _subtract(self, start: Sequence[Tensor], change: Tensor) -> None:
+    def _subtract(self, start: list[Tensor], change: Tensor) -> None:
         """Bring the weights to where the line search started, less the change."""
         parts = self._shaped(change)
         if self.optimizer is None:
             for parameter, value, part in zip(self.weight, start, parts, strict=True):
                 torch.sub(value, part, out=parameter)
             return
-        self._put_back(start)
+        torch._foreach_copy_(self.weight, start)
         kept = [parameter.grad for parameter in self.weight]
         for parameter, part in zip(self.weight, parts, strict=True):
             parameter.grad = part.to(parameter.dtype)
@@ -506,7 +463,7 @@ class DimReduce:
         return tensor.to(first.device, dtype)
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Sequence[nn.Parameter]) -> None:
+def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Sequence[Tensor]) -> None:
     options = ("momentum", "weight_decay", "dampening")
     plain = isinstance(optimizer, torch.optim.SGD) and all(
         group["lr"] == 1 and not any(group[name] for name in options) and not group["maximize"]

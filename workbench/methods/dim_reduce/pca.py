@@ -19,9 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.methods.arguments import checked_integer
-
-__all__ = ["PrincipalComponents", "Randomness", "principal_components", "randomized_components"]
+from workbench.core.arguments import checked_count
 
 Randomness = np.random.Generator | np.random.RandomState | int | None
 
@@ -51,23 +49,10 @@ def principal_components(
 ) -> PrincipalComponents:
     """Return the exact principal components, by the eigenvectors of the snapshots' inner products.
 
-    Two passes over blocks of columns. Inner products are accumulated in float64 whatever the snapshots' precision; of
-    float32 snapshots whose singular values span less than two decades, the components are computed in float32. Besides
-    snapshots and result a few blocks are held; with ``overwrite``, which puts the components into the first rows of
-    ``snapshots``, the whole takes at most 1.05 times the memory of the snapshots (of 256 x 256 weights or more). Inner
-    products square the condition: component i is accurate to about 1e-16 (s_1 / s_i)^2, s being the singular values;
-    directions below about 1e-7 s_1 count as absent. The entry of largest magnitude of every component is positive.
-
-    Args:
-        snapshots: ``[n_snapshots, n_weights]``; a memory map will do. Not changed unless ``overwrite``.
-        n_components: How many components, at most the number of snapshots and of weights.
-        overwrite: See above; what the other rows hold stays as it was.
-        block: Columns taken at a time; None chooses.
-
-    Example:
-        >>> found = principal_components(np.array([[1.0, 0, 2], [1, 3, 2], [1, -3, 2]]), 1)
-        >>> np.round(np.abs(found.components), 6).tolist(), np.round(found.explained_variance_ratio, 6).tolist()
-        ([[0.0, 1.0, 0.0]], [1.0])
+    Inner products are accumulated in float64, in blocks of columns, and square the condition: component i is accurate
+    to about 1e-16 (s_1 / s_i)^2, s being the singular values; directions below about 1e-7 s_1 count as absent. The
+    entry of largest magnitude of every component is positive. With ``overwrite``, which puts the components into the
+    first rows of ``snapshots``, the whole takes at most 1.05 times the memory of the snapshots.
     """
     n_snapshots, n_weights = _checked_shape(snapshots, n_components)
     floating = np.issubdtype(snapshots.dtype, np.floating)
@@ -75,7 +60,6 @@ def principal_components(
         raise TypeError(f"`overwrite` needs floating point snapshots to write into, got {snapshots.dtype}")
     width = block or min(max(n_weights // BLOCKS, NARROWEST_BLOCK), WIDEST_BLOCK)
     blocks = [slice(start, start + width) for start in range(0, n_weights, width)]
-
     # What snapshots have in common is taken away before anything is multiplied: the first one, exactly, and the mean of
     # the differences from their products. Subtracting the mean itself would need another pass over each block.
     products = np.zeros((n_snapshots, n_snapshots))
@@ -100,7 +84,6 @@ def principal_components(
     carry = np.where(present, vectors / np.where(present, singular, 1.0), 0.0).T  # [k, n_snapshots]
     if snapshots.dtype == np.float32 and singular[0] < STEEP * singular[present][-1]:
         carry = carry.astype(np.float32)
-
     dtype = snapshots.dtype if floating else np.dtype(np.float64)
     result = snapshots[:n_components] if overwrite else np.empty((n_components, n_weights), dtype)
     largest, sign = np.zeros(n_components), np.ones(n_components)
@@ -121,11 +104,8 @@ def principal_components(
 def randomized_components(snapshots: NDArray[Any], n_components: int, *, rng: Randomness = None) -> PrincipalComponents:
     """Return the components as the reference finds them: a random projection, one power iteration, a small SVD.
 
-    Equal to the exact ones up to sign where the spectrum falls steeply or ``n_components + 10`` directions are all
-    there are; here for the reference's numbers. Upstream normalises the power iteration by LU; only the span matters,
-    so this uses QR throughout. Float64; the snapshot of largest magnitude along each component lies on its positive
-    side, and a component of a vanishing singular value is an arbitrary unit row. ``rng`` is a numpy generator, a seed,
-    or None for numpy's global generator, which is what the reference uses.
+    For the reference's numbers, in float64. Upstream normalises the power iteration by LU; only the span matters, so
+    this uses QR throughout. The snapshot of largest magnitude along each component lies on its positive side.
     """
     n_snapshots, n_weights = _checked_shape(snapshots, n_components)
     centred = snapshots.astype(np.float64)
@@ -136,9 +116,8 @@ def randomized_components(snapshots: NDArray[Any], n_components: int, *, rng: Ra
     total = float(np.vdot(centred, centred))
     if not total > n_snapshots * size * ROUNDING**2:  # the rounding of the subtracted mean
         raise ValueError(f"the {n_snapshots} snapshots must differ, got equal ones; record them further apart")
-    # As upstream: numpy's global generator unless another is given.
+    # As upstream: numpy's global generator unless another is given, and the side with fewer columns is sampled.
     generator: Any = np.random if rng is None else np.random.default_rng(rng) if isinstance(rng, int) else rng
-    # As upstream: the side with fewer columns is sampled, which decides how many numbers are drawn.
     tall = centred.T if n_snapshots < n_weights else centred
     span = generator.normal(size=(tall.shape[1], n_components + OVERSAMPLING))
     span = np.linalg.qr(tall @ span)[0]
@@ -150,12 +129,11 @@ def randomized_components(snapshots: NDArray[Any], n_components: int, *, rng: Ra
     rows, scores = weight_side[:n_components], sample_side[:n_components]
     extreme = scores[np.arange(n_components), np.abs(scores).argmax(axis=1)]
     rows = rows * np.where(extreme < 0, -1.0, 1.0)[:, None]
-    values = values[:n_components]
-    return PrincipalComponents(rows, values, values**2 / total)
+    return PrincipalComponents(rows, values[:n_components], values[:n_components] ** 2 / total)
 
 
 def _checked_shape(snapshots: NDArray[Any], n_components: int) -> tuple[int, int]:
-    checked_integer("n_components", n_components, least=1)
+    checked_count("n_components", n_components, kind="an integer")
     if snapshots.ndim != 2:
         raise ValueError(f"`snapshots` must be a matrix, one flattened network per row, got shape {snapshots.shape}")
     n_snapshots, n_weights = snapshots.shape

@@ -6,12 +6,9 @@ or under the name ``pca_mat`` in a ``.safetensors`` file. Which share of the sna
 explains stands beside it: in ``<name>.json`` next to a ``.npy``, under ``explained_variance_ratio`` in a
 ``.safetensors`` file; it is for people only, and may be missing.
 
-``pca_mat_path``, ``weight_load_dir`` and ``timeout`` mean what they mean in MindSpore 2.7.0 (``mindspore.boost``): a
-stored matrix is used where there is one, otherwise one rank computes it from the snapshots of a folder while the others
-wait. Different, and deliberately so: snapshots are taken in sorted order; a path that does not exist warns before the
-folder is used; there is one file with all rows, of which each rank reads its own, instead of a file per rank and an
-empty marker. The file appears complete or not at all, and its name tells from which snapshots it was made, so that
-neither half a file nor an old one can be taken for it.
+As in MindSpore 2.7.0 a stored matrix is used where there is one, otherwise one rank computes it from the snapshots of a
+folder while the others wait. Deliberately different: snapshots are taken in sorted order, and there is one file with
+all rows, which appears complete or not at all and whose name tells from which snapshots it was made.
 """
 
 from __future__ import annotations
@@ -32,26 +29,14 @@ from safetensors.numpy import save_file
 
 from workbench.core.files import replacing, write_text_atomically
 
-__all__ = [
-    "list_snapshots",
-    "load_explained_variance",
-    "load_pca_matrix",
-    "load_snapshots",
-    "pca_matrix_path",
-    "prepare_pca_matrix",
-    "save_pca_matrix",
-    "wait_for_pca_matrix",
-]
-
 TENSOR_NAME = "pca_mat"
 EXPLAINED = "explained_variance_ratio"
 SUFFIXES = (".npy", ".safetensors")
 POLL_SECONDS = 0.5  # upstream looks every 5 s
 
-Shapes = Mapping[str, Sequence[int]]
-"""Parameter name -> shape, in the order of the columns."""
+Shapes = Mapping[str, Sequence[int]]  # parameter name -> shape, in the order of the columns
+# Maps snapshots ``[n_snapshots, n_weights]``, which it may overwrite, to components and the share each explains.
 Compute = Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
-"""Maps snapshots ``[n_snapshots, n_weights]``, which it may overwrite, to components and the share each explains."""
 
 
 def list_snapshots(folder: str | Path) -> list[Path]:
@@ -70,11 +55,7 @@ def list_snapshots(folder: str | Path) -> list[Path]:
 def load_snapshots(
     folder: str | Path, shapes: Shapes, *, n_components: int = 1, dtype: type[np.floating[Any]] = np.float32
 ) -> NDArray[Any]:
-    """Read a folder's snapshots into ``[n_snapshots, n_weights]``, a tensor at a time, a row per file in sorted order.
-
-    Other tensors in the files are passed over. Fewer snapshots than ``n_components`` are an error before anything is
-    read.
-    """
+    """Read at least ``n_components`` snapshots of a folder into ``[n_snapshots, n_weights]``, a row per sorted file."""
     paths = _enough_snapshots(folder, n_components)
     if not shapes:
         raise ValueError("`shapes` must name the parameters that the columns belong to, got none")
@@ -88,10 +69,7 @@ def load_snapshots(
 
 
 def save_pca_matrix(path: str | Path, matrix: NDArray[Any], explained_variance: NDArray[Any] | None = None) -> Path:
-    """Write a PCA matrix to a ``.npy`` or ``.safetensors`` file, which appears complete or not at all; return the path.
-
-    ``explained_variance`` is the share of the snapshots' variance along each component; None when unknown.
-    """
+    """Write a PCA matrix, which appears complete or not at all, and what share of the variance each row explains."""
     path = Path(path)
     _check_suffix(path)
     if matrix.ndim != 2 or not np.issubdtype(matrix.dtype, np.floating):
@@ -103,9 +81,9 @@ def save_pca_matrix(path: str | Path, matrix: NDArray[Any], explained_variance: 
         raise ValueError(f"`explained_variance` must be one finite share per component ({len(matrix)}), got {shares}")
     if path.suffix == ".npy":
         if shares is None:  # those of an older matrix of this name would be wrong
-            _beside(path).unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
         else:  # first: who waits for the matrix finds both
-            write_text_atomically(_beside(path), json.dumps({EXPLAINED: shares.tolist()}) + "\n")
+            write_text_atomically(path.with_suffix(".json"), json.dumps({EXPLAINED: shares.tolist()}) + "\n")
     with replacing(path) as temporary:
         if path.suffix == ".npy":
             np.save(temporary, matrix, allow_pickle=False)
@@ -116,20 +94,15 @@ def save_pca_matrix(path: str | Path, matrix: NDArray[Any], explained_variance: 
 
 
 def load_explained_variance(path: str | Path) -> NDArray[np.float64] | None:
-    """Read which share of the snapshots' variance every component of a stored matrix explains, ``[k]``.
-
-    None when it was not kept or cannot be read: training does not depend on it.
-    """
+    """Read which share of the variance every component of a stored matrix explains; None where it cannot be read."""
     path = Path(path)
     try:
         if path.suffix == ".npy":
-            shares = np.array(json.loads(_beside(path).read_text(encoding="utf-8"))[EXPLAINED], np.float64)
+            shares = np.array(json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))[EXPLAINED], np.float64)
         else:
             with safe_open(path, framework="np") as stored:
                 shares = np.array(stored.get_tensor(EXPLAINED), np.float64)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
-    except (OverflowError, RecursionError, SafetensorError):  # numbers beyond a float, nesting beyond the parser
+    except Exception:  # numbers beyond a float, nesting beyond the parser, a broken file: all the same here
         return None
     return shares if shares.ndim == 1 and np.isfinite(shares).all() else None
 
@@ -137,17 +110,7 @@ def load_explained_variance(path: str | Path) -> NDArray[np.float64] | None:
 def load_pca_matrix(
     path: str | Path, *, n_components: int | None = None, n_weights: int | None = None, rows: slice | None = None
 ) -> NDArray[Any]:
-    """Read the first ``n_components`` of a PCA matrix, or the rows of those that one rank holds.
-
-    ``n_weights`` says how many columns there must be. Only the rows asked for are kept in memory, in the file's
-    precision.
-
-    Example:
-        >>> import tempfile
-        >>> path = save_pca_matrix(Path(tempfile.mkdtemp()) / "pca.npy", np.eye(3, 5))
-        >>> load_pca_matrix(path, n_components=2, n_weights=5, rows=slice(1, 2)).tolist()
-        [[0.0, 1.0, 0.0, 0.0, 0.0]]
-    """
+    """Read the first ``n_components`` of a PCA matrix of so many columns, or the rows of those that one rank holds."""
     path = Path(path)
     _check_suffix(path)
     if not path.is_file():
@@ -177,11 +140,7 @@ def load_pca_matrix(
 def pca_matrix_path(
     pca_mat_path: str | Path | None, weight_load_dir: str | Path | None, shapes: Shapes, n_components: int
 ) -> tuple[Path, bool]:
-    """Return the file that holds the matrix, and whether it has yet to be computed from the folder's snapshots.
-
-    A computed file lies in the folder and is named after the snapshots (names, sizes, dates), the parameters and the
-    number of components.
-    """
+    """Return the file that holds the matrix, and whether it has yet to be computed from the folder's snapshots."""
     if pca_mat_path is not None:
         stored = Path(pca_mat_path)
         if stored.is_file() and stored.suffix in SUFFIXES:
@@ -201,9 +160,8 @@ def pca_matrix_path(
             "got neither"
         )
     facts: list[Any] = [(name, tuple(shape)) for name, shape in shapes.items()]
-    for path in _enough_snapshots(weight_load_dir, n_components):
-        stat = path.stat()
-        facts.append((path.name, stat.st_size, stat.st_mtime_ns))
+    snapshots = [(path.name, path.stat()) for path in _enough_snapshots(weight_load_dir, n_components)]
+    facts += [(name, stat.st_size, stat.st_mtime_ns) for name, stat in snapshots]
     fingerprint = hashlib.sha256(repr((n_components, facts)).encode()).hexdigest()[:16]
     computed = Path(weight_load_dir) / f"{TENSOR_NAME}_{fingerprint}.npy"
     return computed, not computed.is_file()
@@ -252,10 +210,6 @@ def _enough_snapshots(folder: str | Path, n_components: int) -> list[Path]:
             "record more snapshots or lower it"
         )
     return paths
-
-
-def _beside(path: Path) -> Path:
-    return path.with_suffix(".json")
 
 
 def _read_snapshot(path: Path, shapes: Shapes, row: NDArray[Any]) -> None:

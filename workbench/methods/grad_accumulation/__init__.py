@@ -2,8 +2,6 @@
 
 from workbench.methods.protocol import Description, alone
 
-__all__ = ["DESCRIPTION"]
-
 DESCRIPTION = Description(
     name="grad_accumulation",
     title="Gradient accumulation",
@@ -12,6 +10,5 @@ DESCRIPTION = Description(
     switch="boost.grad_accumulation",
     enabled_by=alone(boost__grad_accumulation=True, grad_accumulation__grad_accumulation_step=3),
     acts="workbench.methods.grad_accumulation.method:AccumulationMethod",
-    builder="workbench.methods.grad_accumulation.method:GradientAccumulation",
     paper='Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, arXiv:1706.02677',
 )

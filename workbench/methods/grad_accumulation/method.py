@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from workbench.methods.accumulation_window import AccumulationWindow
-from workbench.methods.arguments import checked_optimizer
+from workbench.methods.parameter_groups import checked_optimizer
 from workbench.methods.protocol import Method
 
 __all__ = ["AccumulationMethod", "AccumulationWindow", "GradientAccumulation"]
@@ -35,8 +35,7 @@ class GradientAccumulation:
     """Collect the gradients of several micro-batches and step the optimizer once per window.
 
     Each call adds grad / N to the parameters' ``.grad``. The N-th call steps the optimizer and clears the gradients.
-    Micro-batches left over at the end of training change nothing until :meth:`flush` applies them (upstream has no such
-    method and drops them).
+    What is left over at the end of training changes nothing until :meth:`flush` applies it (upstream drops it).
 
     Args:
         max_accumulation_step: Micro-batches per update, N; 1 or less updates on every call.
@@ -68,9 +67,6 @@ class GradientAccumulation:
 
         Returns:
             ``loss``, unchanged: that of this micro-batch, not of the window.
-
-        Raises:
-            ValueError: When the number of gradients is not that of the parameters, or one of them is a ``.grad``.
         """
         parameters = self._parameters()
         if len(grads) != len(parameters):
@@ -95,11 +91,7 @@ class GradientAccumulation:
         return loss
 
     def flush(self) -> bool:
-        """Apply the micro-batches of an unfinished window as their own mean, for the end of training.
-
-        Returns:
-            Whether there were any, hence an update.
-        """
+        """Apply the micro-batches of an unfinished window as their own mean; return whether there were any."""
         if self.window.at_start:
             return False
         # .grad holds the sum over k micro-batches / N; their mean is N / k times that.
@@ -111,10 +103,7 @@ class GradientAccumulation:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``window`` (see :class:`AccumulationWindow`) and ``gradients`` (accumulated so far, None where none).
-
-        The optimizer saves its own state.
-        """
+        """Return ``window`` (see :class:`AccumulationWindow`) and ``gradients`` (so far, None where none)."""
         gradients = [None if p.grad is None or self.window.at_start else p.grad.clone() for p in self._parameters()]
         return {"window": self.window.state_dict(), "gradients": gradients}
 

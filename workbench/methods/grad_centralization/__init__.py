@@ -2,8 +2,6 @@
 
 from workbench.methods.protocol import Description, alone
 
-__all__ = ["DESCRIPTION"]
-
 DESCRIPTION = Description(
     name="grad_centralization",
     title="Gradient centralization",
@@ -12,7 +10,6 @@ DESCRIPTION = Description(
     switch="less_bn.gc_flag",
     enabled_by=alone(boost__less_bn=True, less_bn__fn_flag=False, less_bn__gc_flag=True),
     acts="workbench.methods.grad_centralization.method:CentralizationMethod",
-    builder="workbench.methods.grad_centralization.method:register_centralization",
     paper='Yong, Huang, Hua, Zhang, "Gradient Centralization: A New Optimization Technique for Deep Neural '
     'Networks", ECCV 2020, arXiv:2004.01461',
     comes_with="less_bn",  # as in the reference, where it has no switch of its own

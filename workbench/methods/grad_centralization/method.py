@@ -6,38 +6,22 @@ arXiv:2004.01461, equation (1). Here the mean over all axes but the first is sub
 
 With gradient g, weight w and decay λ the optimizer should see  u - mean(u),  u = g + λ w.  torch optimizers add λ w
 themselves, so we hand them  g - mean(g + λ w),  and the mean is linear: mean(g) + λ mean(w), no temporary of the
-weights' size. Linearity is also why a loss scale does not matter: centralizing and dividing by a scale may be done in
-either order, so gradients are unscaled first here. An optimizer with decoupled decay (AdamW) does not add λ w to the
-gradient, so only mean(g) is subtracted there.
-
-`OptimizerProcess` takes its behaviour from MindSpore 2.7.0, ``mindspore/python/mindspore/boost/base.py``. In torch
-every optimizer has parameter groups, so the reference's case of an ungrouped list, for which it only warns, does not
-exist here: it is one group and is split like any other.
+weights' size. An optimizer with decoupled decay (AdamW) does not add λ w to the gradient, so only mean(g) is subtracted
+there. `OptimizerProcess` takes its behaviour from ``mindspore/python/mindspore/boost/base.py`` of the same version.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from workbench.methods.arguments import checked_optimizer
-from workbench.methods.parameter_groups import owning_modules, plain_name, rebuild_optimizer
+from workbench.methods.parameter_groups import checked_optimizer, plain_name, rebuild_optimizer
 from workbench.methods.protocol import Method, Preparation
-
-__all__ = [
-    "CentralizationMethod",
-    "OptimizerProcess",
-    "ParameterOwner",
-    "centralize_",
-    "decays_decoupled",
-    "is_centralizable",
-    "register_centralization",
-]
 
 CentralizationRule = Literal["every_weight", "multiple_of_16"]
 
@@ -48,14 +32,8 @@ NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn
 
 
 def is_centralizable(shape: Sequence[int], rule: CentralizationRule = "every_weight") -> bool:
-    """Return whether a gradient of this shape is centralized; a vector has no axes to average over.
-
-    ``"multiple_of_16"`` keeps the reference's hardware restriction, under which a gradient whose second dimension is
-    not a multiple of 16 is silently left alone.
-    """
-    if len(shape) < 2:
-        return False
-    return rule == "every_weight" or shape[1] % LANES == 0
+    """Return whether a gradient of this shape has axes to average over, and which the reference's hardware can."""
+    return len(shape) >= 2 and (rule == "every_weight" or shape[1] % LANES == 0)
 
 
 def centralize_(
@@ -65,14 +43,7 @@ def centralize_(
     *,
     maximize: bool = False,
 ) -> None:
-    """Subtract mean(gradient + weight_decay * weight) over all axes but the first from each gradient, in place.
-
-    Args:
-        gradients: Gradients of shape ``[out, ...]`` with at least two axes.
-        weights: Their weights, same shapes; needed only with a ``weight_decay``.
-        weight_decay: L2 decay that the optimizer will add to the gradient; 0 for decoupled decay.
-        maximize: Whether the optimizer turns the gradient's sign before it adds the decay.
-    """
+    """Subtract mean(gradient + L2 decay * weight) over all axes but the first from each gradient, in place."""
     if not gradients:
         return
     means = [gradient.flatten(1).mean(1) for gradient in gradients]
@@ -87,11 +58,7 @@ def centralize_(
 
 
 def decays_decoupled(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    """Return whether a group's weight decay acts on the weights directly instead of through the gradient.
-
-    Known: AdamW, Adafactor, Muon, and every optimizer whose group or class says ``decoupled_weight_decay``. Others are
-    taken to add the decay to the gradient, as SGD and Adam do.
-    """
+    """Return whether a group's weight decay is known to act on the weights instead of through the gradient."""
     said = group.get("decoupled_weight_decay", getattr(optimizer, "decoupled_weight_decay", None))
     if said is not None:
         return bool(said)
@@ -104,12 +71,7 @@ def register_centralization(
     """Centralize, before every step of the optimizer, the gradients of groups flagged ``grad_centralization``.
 
     Flag groups with ``{"params": ..., "grad_centralization": True}``; `OptimizerProcess` does so. Gradients must be
-    unscaled by then. Vectors and sparse gradients are left alone. ``copy.deepcopy`` of a torch optimizer drops hooks:
-    register again. ``remove()`` of what is returned ends it.
-
-    Args:
-        optimizer: The optimizer that will be stepped (not one that freezes: register before wrapping it).
-        rule: Which gradients, see :func:`is_centralizable`.
+    unscaled by then; vectors and sparse ones are left alone. ``remove()`` of what is returned ends it.
     """
     checked_optimizer("optimizer", optimizer)
     if hasattr(optimizer, "active_optimizer"):
@@ -131,25 +93,11 @@ class _Centralization:
         for group in optimizer.param_groups:
             if not group.get("grad_centralization", False):
                 continue
-            weights = [
-                p
-                for p in group["params"]
-                if p.grad is not None and not p.grad.is_sparse and is_centralizable(p.shape, self.rule)
-            ]
+            dense = [p for p in group["params"] if p.grad is not None and not p.grad.is_sparse]
+            weights = [p for p in dense if is_centralizable(p.shape, self.rule)]
             decay = 0.0 if decays_decoupled(optimizer, group) else group.get("weight_decay", 0.0)
-            centralize_(
-                [p.grad for p in weights],
-                weights,
-                decay if scale is None else decay * scale,
-                maximize=group.get("maximize", False),
-            )
-
-
-class ParameterOwner(NamedTuple):
-    """Where a parameter lives: its plain dotted name and the module it is registered in."""
-
-    name: str
-    module: nn.Module
+            decay = decay if scale is None else decay * scale
+            centralize_([p.grad for p in weights], weights, decay, maximize=group.get("maximize", False))
 
 
 class OptimizerProcess:
@@ -184,27 +132,23 @@ class OptimizerProcess:
         self.origin_params: list[dict[str, Any]] = [dict(group) for group in opt.param_groups]
         self._rule: CentralizationRule | None = None
 
-    def build_params_dict(self, network: nn.Module) -> dict[Tensor, ParameterOwner]:
-        """Return for every parameter of the network, bare or wrapped, its name and owning module."""
-        owners = owning_modules(network)
-        return {p: ParameterOwner(plain_name(name), owners[p]) for name, p in network.named_parameters()}
+    def build_params_dict(self, network: nn.Module) -> dict[Tensor, tuple[str, nn.Module]]:
+        """Return for every parameter of the network, bare or wrapped, its name and the (first) module that holds it."""
+        holders = {p: m for m in reversed(list(network.modules())) for p in m.parameters(recurse=False)}
+        return {p: (plain_name(name), holders[p]) for name, p in network.named_parameters()}
 
     def build_gc_params_group(
-        self, params_dict: Mapping[Tensor, ParameterOwner], parameters: Iterable[Mapping[str, Any]]
+        self, params_dict: Mapping[Tensor, tuple[str, nn.Module]], parameters: Iterable[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
         """Split each parameter group into a centralized half, flagged ``grad_centralization``, and the rest.
 
         Centralized are parameters with two axes or more whose name contains none of ``beta``, ``gamma``, ``bias`` and
         whose module is no grouped or depthwise convolution, no normalization and no fully normalized layer (marked
-        ``is_full_normalization``). Parameters that are not in ``params_dict`` belong to the rest.
+        ``is_full_normalization``). Empty halves are left out.
 
         Args:
-            params_dict: What :meth:`build_params_dict` returned.
+            params_dict: What :meth:`build_params_dict` returned; other parameters belong to the rest.
             parameters: Parameter groups; a dict with ``order_params`` is passed on unchanged.
-
-        Returns:
-            New groups: per old one first the centralized half, then the rest with the original options, empty halves
-            left out. The order of parameters changes accordingly.
         """
         result: list[dict[str, Any]] = []
         for group in parameters:
@@ -212,14 +156,11 @@ class OptimizerProcess:
                 result.append(dict(group))
                 continue
             params = list(group["params"])
-            flags = [p in params_dict and _is_centralized(p, params_dict[p]) for p in params]
-            for flag in (True, False):
-                positions = [i for i, found in enumerate(flags) if found is flag]
-                if not positions:
-                    continue
-                half = dict(group, params=[params[i] for i in positions])
-                if "param_names" in group:
-                    half["param_names"] = [group["param_names"][i] for i in positions]
+            flags = [p in params_dict and _is_centralized(p, *params_dict[p]) for p in params]
+            for flag in sorted(set(flags), reverse=True):
+                half = dict(group)
+                for key in {"params", "param_names"} & set(group):
+                    half[key] = [entry for entry, found in zip(group[key], flags, strict=True) if found is flag]
                 if flag:
                     half["grad_centralization"] = True  # as upstream: overrides an explicit False of the user
                 result.append(half)
@@ -230,7 +171,7 @@ class OptimizerProcess:
 
         Args:
             network: The network whose parameters the optimizer holds.
-            rule: ``"multiple_of_16"`` restores the reference's restriction, see :func:`is_centralizable`.
+            rule: ``"multiple_of_16"`` restores the reference's restriction on the second dimension.
         """
         groups = self.build_gc_params_group(self.build_params_dict(network), self.origin_params)
         if not any(group.get("grad_centralization") for group in groups):
@@ -243,11 +184,7 @@ class OptimizerProcess:
         self._rule = rule
 
     def generate_new_optimizer(self) -> torch.optim.Optimizer:
-        """Return the optimizer over :attr:`origin_params`; the old one is left as it is and must not be stepped.
-
-        Raises:
-            TypeError: When the optimizer's class cannot be constructed from its own defaults.
-        """
+        """Return the optimizer over :attr:`origin_params`; the old one is left as it is and must not be stepped."""
         groups = [dict(group) for group in self.origin_params if "order_params" not in group]
         if self._rule is not None:
             for group in groups:
@@ -268,10 +205,9 @@ class CentralizationMethod(Method):
         preparation.optimizer = process.generate_new_optimizer()
 
 
-def _is_centralized(parameter: Tensor, owner: ParameterOwner) -> bool:
-    if parameter.dim() < 2 or any(word in owner.name for word in NEVER_CENTRALIZED):
+def _is_centralized(parameter: Tensor, name: str, module: nn.Module) -> bool:
+    if parameter.dim() < 2 or any(word in name for word in NEVER_CENTRALIZED):
         return False
-    module = owner.module
     if isinstance(module, NORMALIZATIONS) or getattr(module, "is_full_normalization", False):
         return False
     return not (isinstance(module, nn.modules.conv._ConvNd) and module.groups > 1)

@@ -2,8 +2,6 @@
 
 from workbench.methods.protocol import Description, alone
 
-__all__ = ["DESCRIPTION"]
-
 DESCRIPTION = Description(
     name="grad_freeze",
     title="Gradient freezing",
@@ -12,7 +10,6 @@ DESCRIPTION = Description(
     switch="boost.grad_freeze",
     enabled_by=alone(boost__grad_freeze=True),
     acts="workbench.methods.grad_freeze.method:FreezingMethod",
-    builder="workbench.methods.grad_freeze.method:GradientFreeze",
     paper='Brock, Lim, Ritchie, Weston, "FreezeOut: Accelerate Training by Progressively Freezing Layers", '
     "NIPS 2017 workshop on optimization, arXiv:1706.04983",
     schedules_groups=True,

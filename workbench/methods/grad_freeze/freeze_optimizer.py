@@ -11,17 +11,15 @@ The moments of one step, in the order in which a training loop meets them::
 ``begin_step`` may be left out: ``step`` begins the following step itself. An engine that decides about the update
 on its own (overflow, accumulation) calls ``active_optimizer.step()`` and ``advance()`` instead of ``step``.
 
-Two ways to keep optimizer state:
-
-* ``"shared"`` (default): one optimizer. A frozen parameter has no gradient, so nothing about it changes, neither weight
-  nor momentum, and no decay is applied; when it trains again it continues with the momentum it had.
-* ``"per_group"``: one optimizer per group, of the same class and arguments, with its own buffers and step count, as in
-  MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``). Memory grows with the number of groups.
+Two ways to keep optimizer state: ``"shared"`` (default) is one optimizer, for which a frozen parameter keeps weight and
+momentum; ``"per_group"`` is one optimizer per group, of the same class and arguments, with its own buffers and step
+count, as in MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Literal
@@ -29,13 +27,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from workbench.methods.arguments import checked_optimizer
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
-from workbench.methods.parameter_groups import rebuild_optimizer
-
-__all__ = ["FreezeOpt", "allow_one_graph_per_group", "split_learning_rates"]
+from workbench.methods.parameter_groups import checked_optimizer, rebuild_optimizer
 
 FreezeState = Literal["shared", "per_group"]
+Groups = list[list[tuple[list[Tensor], dict[str, Any]]]]  # per group a list of (parameters, options given for them)
 
 EVERYTHING = -1  # the "group" in force while nothing is frozen
 NOT_AN_OPTION = ("params", "param_names", "initial_lr", "order_params")
@@ -60,8 +56,7 @@ def split_learning_rates(rates: Sequence[float], strategy: Sequence[int] | None,
 def allow_one_graph_per_group(n_groups: int) -> None:
     """Raise ``torch.compile``'s recompile limit so that every group can keep its compiled step; never lower it.
 
-    ``requires_grad`` is part of what a compiled graph depends on: each group is compiled once and then found again.
-    Past the limit (8 by default) torch would silently fall back to eager execution.
+    A compiled graph depends on ``requires_grad``; past the limit torch would silently fall back to eager execution.
     """
     # dynamo's limit is reached through its config module only; there is no torch.compiler function for it.
     import torch._dynamo.config as dynamo
@@ -198,19 +193,15 @@ class FreezeOpt(torch.optim.Optimizer):
             for key, value in self.param_groups[source].items():
                 if key not in own:
                     group[key] = value
-        if self._rates is not None and self._rates[index]:
-            rates = self._rates[index]
-            rate = rates[min(self._updates[index], len(rates) - 1)]
+        if self._rates is not None and (rates := self._rates[index]):
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rates[min(self._updates[index], len(rates) - 1)]
         return optimizer
 
     def begin_step(self) -> int:
         """Freeze for the coming update and return the index of its group (0: nothing frozen, by construction).
 
-        Only parameters whose state differs from the previous group are touched; those newly frozen lose their stale
-        gradient. Calling it again before :meth:`advance` changes nothing, so it may be called for every micro-batch of
-        an accumulation window.
+        Newly frozen parameters lose their stale gradient. Calling it again before :meth:`advance` changes nothing.
         """
         index = self.group_index
         self.enter_group(index)
@@ -229,23 +220,17 @@ class FreezeOpt(torch.optim.Optimizer):
         self._applied = index
 
     def unfreeze_all(self) -> contextlib.ExitStack:
-        """Let every parameter require gradients again, as before training: at its end, for evaluation or export.
-
-        Returns:
-            A context manager. Used with ``with``, the group that was in force is restored on leaving; the plain call
-            unfreezes until the next :meth:`begin_step`.
-        """
+        """Let every parameter require gradients, until the next :meth:`begin_step` or the end of a ``with`` block."""
         restored = contextlib.ExitStack()
         restored.callback(self.enter_group, self._applied)
         self.enter_group(EVERYTHING)
         return restored
 
     def check_graph(self, loss: Tensor) -> None:
-        """Raise where freezing would keep layers behind the frozen ones from being trained, without a word.
+        """Look for what would keep layers behind the frozen ones from being trained, without a word.
 
         A reentrant checkpoint (``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)``) hands on gradients only
-        if an input of its requires them, whatever its parameters require. Behind a frozen front none does, and all
-        checkpointed layers rest. The graph of a loss whose step freezes nothing, or less, shows them.
+        if an input of its requires them; behind a frozen front none does.
 
         Raises:
             RuntimeError: When a reentrant checkpoint is found in the loss's graph.
@@ -277,16 +262,10 @@ class FreezeOpt(torch.optim.Optimizer):
         self._position = (self._position + 1) % steps
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update the group of this step, move on in the strategy and freeze for the next step.
+        """Update the group of this step, move on in the strategy and freeze for the next step, as torch's ``step``.
 
         Gradients that frozen parameters may carry (no ``begin_step`` before the backward pass, or ``requires_grad``
         changed from outside) are dropped, so frozen stays frozen.
-
-        Args:
-            closure: Re-evaluates the model and returns the loss, as in every torch optimizer.
-
-        Returns:
-            What the inner optimizer returns: the closure's loss or None.
         """
         index = self.begin_step()
         for parameter in self._toggled - self._trained[index]:
@@ -311,13 +290,11 @@ class FreezeOpt(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what :meth:`load_state_dict` needs to continue exactly.
+        """Return the inner optimizer's state dict and under ``freeze`` what else is needed to continue exactly.
 
-        Returns:
-            The inner optimizer's state dict (``state``, ``param_groups``) and under ``freeze``: ``position``;
-            ``strategy`` (1-D int32 tensor or None); ``group_sizes`` (parameters per group); ``updates`` (attempted
-            updates per group); ``optimizers`` (state dicts of the group optimizers, empty when state is shared);
-            ``learning_rates`` (per group, or None).
+        ``position``; ``strategy`` (1-D int32 tensor or None); ``group_sizes`` (parameters per group); ``updates``
+        (attempted, per group); ``optimizers`` (their state dicts, empty when state is shared); ``learning_rates`` (per
+        group, or None).
         """
         self._relink()
         strategy = None if self._strategy is None else torch.tensor(self._strategy, dtype=torch.int32)
@@ -332,10 +309,9 @@ class FreezeOpt(torch.optim.Optimizer):
         return {**self._inner.state_dict(), "freeze": freeze}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state: hyper-parameters, optimizer state, strategy and position in it.
+        """Continue from a saved state; call :meth:`begin_step` (or :meth:`step`) next, parameters are not toggled here.
 
-        The saved strategy replaces the present one: it may have been drawn at random, and a resumed training must see
-        the same steps. Call :meth:`begin_step` (or :meth:`step`) next; parameters are not toggled here.
+        The saved strategy replaces the present one, which may have been drawn at random.
 
         Raises:
             ValueError: When it was saved by another kind of optimizer, for other groups or another ``state``.
@@ -385,30 +361,26 @@ class FreezeOpt(torch.optim.Optimizer):
         self._relink()
 
     def __repr__(self) -> str:
-        kind = type(self._inner).__name__
         steps = "taking turns" if self._strategy is None else f"step {self._position} of {len(self._strategy)}"
         mode = "per_group" if self._optimizers else "shared"
-        return f"FreezeOpt({kind}, {self.n_groups} groups, {steps}, state={mode!r})"
+        return f"FreezeOpt({type(self._inner).__name__}, {self.n_groups} groups, {steps}, state={mode!r})"
 
     def _relink(self) -> None:
         # The inner optimizer replaces these two objects whenever it loads a state.
         self.param_groups = self._inner.param_groups
         self.state = self._inner.state
 
-    def _build_group_optimizers(self, entries: list[list[tuple[list[Tensor], dict[str, Any]]]]) -> None:
+    def _build_group_optimizers(self, entries: Groups) -> None:
         for index, group in enumerate(entries):
             fresh: list[dict[str, Any]] = []
             sources: list[tuple[int, frozenset[str]]] = []
-            for params, options in group:
+            for (params, options), (source, original) in itertools.product(group, enumerate(self.param_groups)):
                 wanted = set(params)
-                for source, original in enumerate(self.param_groups):
-                    chosen = [i for i, p in enumerate(original["params"]) if p in wanted]
-                    if not chosen:
-                        continue
+                flags = [p in wanted for p in original["params"]]
+                if any(flags):
                     part = {key: value for key, value in original.items() if key not in NOT_AN_OPTION} | options
-                    for key in ("params", "param_names"):
-                        if key in original:
-                            part[key] = [original[key][i] for i in chosen]
+                    for key in [key for key in ("params", "param_names") if key in original]:
+                        part[key] = list(itertools.compress(original[key], flags))
                     # An option that merely repeats the optimizer's own still follows it (and its scheduler).
                     own = {key for key, value in options.items() if original.get(key) != value} | set(NOT_AN_OPTION)
                     fresh.append(part)
@@ -419,8 +391,7 @@ class FreezeOpt(torch.optim.Optimizer):
             self._members[index] = tuple(p for part in optimizer.param_groups for p in part["params"])
 
 
-def _read_groups(groups: Any, opt: torch.optim.Optimizer) -> list[list[tuple[list[Tensor], dict[str, Any]]]]:
-    """Return per group a list of (parameters, options given for them)."""
+def _read_groups(groups: Any, opt: torch.optim.Optimizer) -> Groups:
     held = [p for group in opt.param_groups for p in group["params"]]
     if groups is None:
         return [[(held, {})]]
@@ -428,24 +399,17 @@ def _read_groups(groups: Any, opt: torch.optim.Optimizer) -> list[list[tuple[lis
         raise TypeError(f"`train_parameter_groups` must be a list or tuple of groups, got {type(groups).__name__}")
     if not groups:
         raise ValueError("`train_parameter_groups` must hold at least one group, got none")
-    known = set(held)
-    result = []
+    known, result = set(held), []
     for index, group in enumerate(groups):
         where = f"train_parameter_groups[{index}]"
         if not isinstance(group, list | tuple):
             raise TypeError(f"`{where}` must be a list or tuple of parameters, got {type(group).__name__}")
-        entries: list[tuple[list[Tensor], dict[str, Any]]] = []
-        loose: list[Tensor] = []
-        for item in group:
-            if isinstance(item, Mapping):
-                if "order_params" in item:
-                    continue  # an order matters to MindSpore's gradient tuples; torch keeps gradients on parameters
-                entries.append((list(item["params"]), {key: item[key] for key in item if key not in NOT_AN_OPTION}))
-            elif isinstance(item, Tensor):
-                loose.append(item)
-            else:
-                raise TypeError(f"`{where}` must hold parameters or parameter groups, got {type(item).__name__}")
-        if loose:
+        if strangers := [type(item).__name__ for item in group if not isinstance(item, Mapping | Tensor)]:
+            raise TypeError(f"`{where}` must hold parameters or parameter groups, got {strangers[0]}")
+        # An order matters to MindSpore's gradient tuples; torch keeps gradients on parameters.
+        dicts = [item for item in group if isinstance(item, Mapping) and "order_params" not in item]
+        entries = [(list(item["params"]), {k: item[k] for k in item if k not in NOT_AN_OPTION}) for item in dicts]
+        if loose := [item for item in group if isinstance(item, Tensor)]:
             entries.append((loose, {}))
         params = [p for part, _ in entries for p in part]
         if not params:
@@ -464,8 +428,8 @@ def _read_strategy(strategy: Any, n_groups: int) -> tuple[int, ...]:
             )
         strategy = strategy.tolist()
     if not isinstance(strategy, list | tuple):
-        what = type(strategy).__name__
-        raise TypeError(f"`train_strategy` must be a list or tuple of int or a 1-D int32 tensor, got {what}")
+        kind = type(strategy).__name__
+        raise TypeError(f"`train_strategy` must be a list or tuple of int or a 1-D int32 tensor, got {kind}")
     if not strategy:
         raise ValueError("`train_strategy` must hold at least one step, got none; is `total_steps` 0?")
     for entry in strategy:
@@ -488,15 +452,12 @@ def _read_rates(rates: Any) -> list[float]:
     return [float(rate) for rate in rates]
 
 
-def _require_no_own_options(
-    entries: list[list[tuple[list[Tensor], dict[str, Any]]]], opt: torch.optim.Optimizer
-) -> None:
+def _require_no_own_options(groups: Groups, opt: torch.optim.Optimizer) -> None:
     options_of = {p: group for group in opt.param_groups for p in group["params"]}
-    for index, group in enumerate(entries):
-        for params, options in group:
-            for key, value in options.items():
-                if any(options_of[p].get(key) != value for p in params):
-                    raise ValueError(
-                        f"`train_parameter_groups[{index}]` asks for {key}={value!r} unlike `opt`; one shared "
-                        'optimizer cannot follow, so change `opt` or use state="per_group"'
-                    )
+    given = ((i, params, *option) for i, group in enumerate(groups) for params, own in group for option in own.items())
+    for index, params, key, value in given:
+        if any(options_of[p].get(key) != value for p in params):
+            raise ValueError(
+                f"`train_parameter_groups[{index}]` asks for {key}={value!r} unlike `opt`; one shared optimizer cannot "
+                'follow, so change `opt` or use state="per_group"'
+            )

@@ -11,8 +11,7 @@ opposite.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.config import BoostConfig
-from workbench.methods.arguments import checked_integer, checked_optimizer
+from workbench.core.arguments import checked_count
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, FreezeState, allow_one_graph_per_group
-from workbench.methods.parameter_groups import named_trainable_parameters, split_into_nested_groups
+from workbench.methods.parameter_groups import checked_optimizer, named_trainable_parameters, split_into_nested_groups
 from workbench.methods.protocol import Method, Preparation
 
 __all__ = ["FreezeOpt", "FreezingMethod", "GradientFreeze", "allow_one_graph_per_group", "freeze_index_sequence"]
@@ -39,7 +38,7 @@ def freeze_index_sequence(
 ) -> list[int]:
     """Return for each step the index of the group that is trained; index 0 trains everything.
 
-    With T = int(1.01 * total_steps):
+    With T = int(1.01 * total_steps), at least T of them:
 
     * up to one group: T zeros;
     * type 0, continuous: periods of z zeros followed by 1, 2, ..., n_groups - 1, where
@@ -51,17 +50,13 @@ def freeze_index_sequence(
     Args:
         n_groups: Number of nested groups.
         freeze_type: 0 or 1.
-        freeze_p: Share of full steps, in [0, 1]; below 1 for type 0.
+        freeze_p: Share of full steps, in [0, 1]; below 1 for type 0, where upstream divides by zero.
         total_steps: Number of updates that training will take.
         rng: Where type 1 draws from: a numpy generator, a seed, or None for numpy's global generator, which is what the
             reference uses.
 
-    Returns:
-        Group indices; at least T of them (type 0 completes its period; type 1 has at least one).
-
     Raises:
-        ValueError: When ``freeze_p`` lies outside its range or is NaN, or ``freeze_type`` is unknown while there is
-            more than one group. Upstream divides by zero for type 0 with ``freeze_p`` = 1.
+        ValueError: When ``freeze_p`` lies outside its range, or ``freeze_type`` is unknown.
 
     Example:
         >>> freeze_index_sequence(3, 0, 0.5, 6)
@@ -70,10 +65,6 @@ def freeze_index_sequence(
     if n_groups > 1 and freeze_type not in {CONTINUOUS, INTERVAL}:
         raise ValueError(f"`grad_freeze.freeze_type` must be 0 (continuous) or 1 (interval), got {freeze_type!r}")
     _check_freeze_p(freeze_p, freeze_type if n_groups > 1 else INTERVAL)
-    return _index_sequence(n_groups, freeze_type, freeze_p, total_steps, rng)
-
-
-def _index_sequence(n_groups: int, freeze_type: int, freeze_p: float, total_steps: int, rng: Randomness) -> list[int]:
     length = int(total_steps * LENGTH_MARGIN)
     if n_groups <= 1:
         return [0] * length
@@ -125,8 +116,8 @@ class GradientFreeze:
         rng: Where type 1 draws its indices from, see :func:`freeze_index_sequence`.
 
     Raises:
-        TypeError: When a count is not an integer or ``freeze_p`` not a number.
-        ValueError: When a value lies outside its range.
+        TypeError: When a value is of the wrong kind.
+        ValueError: When it lies outside its range.
 
     Example:
         >>> net = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(8)])
@@ -145,9 +136,9 @@ class GradientFreeze:
         state: FreezeState = "shared",
         rng: Randomness = None,
     ) -> None:
-        checked_integer("grad_freeze.param_groups", param_groups, least=1)
-        checked_integer("grad_freeze.total_steps", total_steps, least=1)
-        checked_integer("grad_freeze.freeze_type", freeze_type)
+        checked_count("grad_freeze.param_groups", param_groups, kind="an integer")
+        checked_count("grad_freeze.total_steps", total_steps, kind="an integer")
+        checked_count("grad_freeze.freeze_type", freeze_type, None, kind="an integer")
         if isinstance(freeze_p, bool) or not isinstance(freeze_p, int | float):
             raise TypeError(f"`grad_freeze.freeze_p` must be a number, got {freeze_p!r}")
         if freeze_type not in {CONTINUOUS, INTERVAL}:
@@ -161,15 +152,12 @@ class GradientFreeze:
         self.rng = rng
 
     def split_parameters_groups(self, net: nn.Module, freeze_para_groups_number: int) -> list[list[nn.Parameter]]:
-        """Return the nested groups of a network's trainable parameters.
+        """Return the nested groups of a network's trainable parameters; each group is a suffix of the first.
 
         Args:
-            net: The network; names come from ``named_parameters()`` and matter, see
+            net: The network; the names of its parameters matter, see
                 :func:`~workbench.methods.parameter_groups.split_into_chunks`.
             freeze_para_groups_number: Number of groups, at least 1.
-
-        Returns:
-            Per group the parameters in network order; each group is a suffix of the first.
         """
         return _nested_parameters(named_trainable_parameters(net), freeze_para_groups_number)
 
@@ -203,49 +191,27 @@ class GradientFreeze:
             optimizer: Its optimizer.
             learning_rates: One rate per step, see :class:`FreezeOpt`; needs ``state="per_group"``.
 
-        Returns:
-            The network itself and the new optimizer.
-
         Raises:
-            TypeError: When ``optimizer`` is no torch optimizer.
             ValueError: When the optimizer holds no trainable parameter of the network.
         """
         checked_optimizer("optimizer", optimizer)
-        draw = partial(
-            _index_sequence,
-            freeze_type=self.freeze_type,
-            freeze_p=self.freeze_p,
-            total_steps=self.total_steps,
-            rng=self.rng,
-        )
-        return network, _freezing(network, optimizer, self.param_groups, draw, self.state, learning_rates)
-
-
-def _freezing(
-    network: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    n_groups: int,
-    draw: Callable[[int], list[int]],
-    state: FreezeState,
-    learning_rates: Sequence[float] | Tensor | None = None,
-) -> FreezeOpt:
-    """Form the groups, draw each step's index among so many, and wrap the optimizer."""
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    trainable = named_trainable_parameters(network)
-    among_held, in_network = set(held), {p for _, p in trainable}
-    named = [(name, p) for name, p in trainable if p in among_held]
-    if not named:
-        raise ValueError("the optimizer holds no trainable parameter of this network; was the network replaced?")
-    groups: list[list[Any]] = list(_nested_parameters(named, n_groups))
-    if n_groups > 1 and len(groups[-1]) == len(groups[0]):
-        warnings.warn(
-            f"gradient freezing has no effect: the network has fewer layers than `grad_freeze.param_groups` = "
-            f"{n_groups} (stride 0), so every group is the whole network; lower it",
-            stacklevel=3,
-        )
-    always = [p for p in held if p not in in_network]
-    groups = [group + always for group in groups]
-    return FreezeOpt(optimizer, groups, draw(len(groups)), state=state, learning_rates=learning_rates)
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        trainable = named_trainable_parameters(network)
+        among_held, in_network = set(held), {p for _, p in trainable}
+        named = [(name, p) for name, p in trainable if p in among_held]
+        if not named:
+            raise ValueError("the optimizer holds no trainable parameter of this network; was the network replaced?")
+        groups: list[list[Any]] = list(_nested_parameters(named, self.param_groups))
+        if self.param_groups > 1 and len(groups[-1]) == len(groups[0]):
+            warnings.warn(
+                f"gradient freezing has no effect: the network has fewer layers than `grad_freeze.param_groups` = "
+                f"{self.param_groups} (stride 0), so every group is the whole network; lower it",
+                stacklevel=2,
+            )
+        always = [p for p in held if p not in in_network]
+        groups = [group + always for group in groups]
+        strategy = freeze_index_sequence(len(groups), self.freeze_type, self.freeze_p, self.total_steps, self.rng)
+        return network, FreezeOpt(optimizer, groups, strategy, state=self.state, learning_rates=learning_rates)
 
 
 def _nested_parameters(named: Sequence[tuple[str, nn.Parameter]], n_groups: int) -> list[list[nn.Parameter]]:
@@ -276,14 +242,10 @@ class FreezingMethod(Method):
         return config.with_values({"grad_freeze.total_steps": updates})
 
     def prepare(self, preparation: Preparation) -> None:
-        """Form the groups, draw the schedule and wrap the optimizer; the configuration has checked its values."""
+        """Form the groups, draw the schedule and wrap the optimizer."""
         freeze, seed = self.config.grad_freeze, preparation.draw_seed()
-        draw = partial(
-            _index_sequence,
-            freeze_type=freeze.freeze_type,
-            freeze_p=freeze.freeze_p,
-            total_steps=freeze.total_steps,
-            rng=None if seed is None else np.random.RandomState(seed),
-        )
-        model, state = preparation.model, self.config.compatibility.freeze_state
-        preparation.optimizer = _freezing(model, preparation.optimizer, freeze.param_groups, draw, state)
+        rng = None if seed is None else np.random.RandomState(seed)
+        state = self.config.compatibility.freeze_state
+        values = freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps
+        method = GradientFreeze(*values, state=state, rng=rng)
+        _, preparation.optimizer = method.freeze_generate(preparation.model, preparation.optimizer)

@@ -2,8 +2,6 @@
 
 from workbench.methods.protocol import Description, alone
 
-__all__ = ["DESCRIPTION"]
-
 DESCRIPTION = Description(
     name="less_bn",
     title="LessBN",
@@ -12,7 +10,6 @@ DESCRIPTION = Description(
     switch="boost.less_bn",
     enabled_by=alone(boost__less_bn=True, less_bn__fn_flag=True, less_bn__gc_flag=False),
     acts="workbench.methods.less_bn.acting:LessBNMethod",
-    builder="workbench.methods.less_bn.method:LessBN",
     paper="Brock, De, Smith, "
     '"Characterizing Signal Propagation to Close the Performance Gap in Unnormalized ResNets", '
     "ICLR 2021, arXiv:2101.08692",

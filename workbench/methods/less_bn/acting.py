@@ -18,8 +18,6 @@ from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, LessBNReport, red
 from workbench.methods.parameter_groups import named_trainable_parameters, rebuild_optimizer, split_into_chunks
 from workbench.methods.protocol import Method, Preparation
 
-__all__ = ["LessBNMethod"]
-
 _log = logging.getLogger("workbench")
 
 
@@ -35,11 +33,7 @@ class LessBNMethod(Method):
         if report is None:
             return {}
         removed = len(report.removed)
-        return {
-            "batch_norms": removed + len(report.kept),
-            "removable": removed,
-            "removable_by_reference": removed,
-        }
+        return {"batch_norms": removed + len(report.kept), "removable": removed, "removable_by_reference": removed}
 
     @staticmethod
     def foreseen(
@@ -105,8 +99,7 @@ def _following(
     """Return an optimizer over the network's parameters after a change; the same object when nothing changed.
 
     The successor of a parameter is the one that now bears its name; a parameter without predecessor joins the group of
-    its neighbour in the same module. State of parameters that remain moves along. Parameters that never belonged to the
-    network stay, a group that lost all is gone.
+    its neighbour in the same module. What never belonged to the network stays, a group that lost all is gone.
     """
     name_of = {id(parameter): name for name, parameter in before.items()}
     kept = {id(parameter) for parameter in after.values()}

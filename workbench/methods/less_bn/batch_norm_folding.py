@@ -11,10 +11,6 @@ All of this holds for torch's own layers: a subclass may do more. One of BatchNo
 (timm's BatchNorm with activation) is recognised by :func:`parts_after` and split; into one of a convolution that
 changes its weight on the way (weight standardisation) nothing is folded.
 
-Which parameters a reduced network has depends on what its BatchNorms had learned (a bias that a layer did not have, a
-:class:`ChannelAffine`). So that the weights of one also load into another, hooks let ``load_state_dict`` add what the
-file has and fill in what it lacks.
-
 Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
 CVPR 2018, arXiv:1712.05877, section 3.2.
 """
@@ -36,30 +32,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
-__all__ = [
-    "ChannelAffine",
-    "Removal",
-    "affine_of",
-    "can_fold_into",
-    "fold_into_",
-    "has_learned_statistics",
-    "parts_after",
-    "replace_module_",
-    "take_out_",
-]
-
-_PLAIN_LAYERS = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-    nn.Linear,
-)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_PLAIN_LAYERS = (*_CONVOLUTIONS, nn.Linear)
 _PLAIN_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)  # the other dimensions share the forward of the first
 
 
 class ChannelAffine(nn.Module):
-    """Multiply each channel by a number and add a number, both trained; ``scale`` and ``shift`` are ``[channels]``.
-
-    Stands where a BatchNorm with learned statistics was that no convolution can take up.
-    """
+    """Multiplies each channel by a number and adds one, in the place of a BatchNorm that no convolution can take up."""
 
     def __init__(self, scale: Tensor, shift: Tensor) -> None:
         super().__init__()
@@ -77,11 +56,7 @@ class ChannelAffine(nn.Module):
 
 
 def has_learned_statistics(norm: _BatchNorm) -> bool:
-    """Whether the running statistics have moved from their start (mean 0, variance 1, no batch seen).
-
-    Scale and shift alone do not count: a network initialised with random scales has learned nothing yet, and only
-    statistics that were measured describe the channels that come in.
-    """
+    """Whether the running statistics have moved from their start (mean 0, variance 1, no batch seen)."""
     if norm.num_batches_tracked is not None and int(norm.num_batches_tracked) > 0:
         return True
     if norm.running_mean is None or norm.running_var is None:
@@ -114,10 +89,7 @@ def can_fold_into(layer: nn.Module, norm: _BatchNorm) -> bool:
 
 
 def fold_into_(layer: nn.Module, norm: _BatchNorm) -> None:
-    """Multiply the evaluation map of a BatchNorm into the layer before it, in place; a bias is added if missing.
-
-    Only this BatchNorm may read the layer's output. A ValueError when the layer cannot take it up (`can_fold_into`).
-    """
+    """Multiply the evaluation map of a BatchNorm into the layer before it, in place; a bias is added if missing."""
     if not can_fold_into(layer, norm):
         raise ValueError(f"cannot fold a BatchNorm of {norm.num_features} channels into {type(layer).__name__}")
     target = cast("nn.Conv2d", layer)  # any of the accepted classes; all have weight and bias
@@ -186,13 +158,9 @@ def _is_norm_then_children(norm: _BatchNorm, x: Tensor, training: bool) -> bool:
 def _computes_as(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> bool:
     """Whether a call of the module does what one of torch's classes does, and nothing else."""
     kind = type(module)
-    plain = any(
-        kind.forward is cls.forward
-        and getattr(kind, "_conv_forward", None) is getattr(cls, "_conv_forward", None)
-        and kind.__call__ is nn.Module.__call__
-        for cls in classes
-    )
-    return plain and not _is_altered(module)
+    own = kind.forward, getattr(kind, "_conv_forward", None), kind.__call__
+    torchs = ((cls.forward, getattr(cls, "_conv_forward", None), nn.Module.__call__) for cls in classes)
+    return own in torchs and not _is_altered(module)
 
 
 def _is_altered(module: nn.Module) -> bool:
@@ -216,10 +184,7 @@ class Removal:
 def take_out_(
     model: nn.Module, removals: Sequence[Removal], *, keep_function: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Remove BatchNorms, in place, and return which were folded and which became a ChannelAffine.
-
-    ``keep_function`` writes the map down of those that have learned nothing, too.
-    """
+    """Remove BatchNorms, in place; return which were folded and which became a ChannelAffine."""
     folded: list[str] = []
     affine: list[str] = []
     for removal in removals:
@@ -258,9 +223,8 @@ def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 def _accept_either_form_(model: nn.Module, substitute: nn.Module, layer: nn.Module | None) -> None:
     """Let the weights of a network whose BatchNorm had learned load where it had not, and the other way round.
 
-    What a file has and the network lacks is added, as a parameter that trains if the layer's weight does. An optimizer
-    made before does not know it; in training mode a warning says so. What the network has and the file lacks is set to
-    where it changes nothing.
+    What a file has and the network lacks is added, as a parameter that trains if the layer's weight does; what the
+    network has and the file lacks is set to where it changes nothing.
     """
     inside = ".norm" if isinstance(substitute, nn.Sequential) else ""
     for parent in model.modules():

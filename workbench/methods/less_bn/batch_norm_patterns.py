@@ -29,8 +29,6 @@ from torch.nn.modules.conv import _ConvNd
 
 from workbench.methods.less_bn.network_graph import Step
 
-__all__ = ["PATTERNS", "removable_by_reference"]
-
 STARTS = {"add", "relu6", "maxpool", "arguments"}
 
 PATTERNS: tuple[tuple[str, ...], ...] = (
@@ -58,10 +56,7 @@ PATTERNS: tuple[tuple[str, ...], ...] = (
 
 
 def removable_by_reference(steps: Sequence[Step]) -> tuple[str, ...]:
-    """Return the names of the BatchNorm modules that MindSpore 2.7 removes, in execution order.
-
-    A module that is called several times counts as removable only if every call is.
-    """
+    """Return the BatchNorm modules that MindSpore 2.7 removes; one called several times only if every call may go."""
     output = _lower(steps)
     calls = [step.name for step in steps if step.kind == "bn"]
     removed: list[str] = []

@@ -15,10 +15,9 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,20 +28,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from workbench.methods.less_bn.batch_norm_folding import replace_module_
-from workbench.methods.less_bn.network_graph import NetworkGraph, TraceError, called_apart, read_graph
-
-__all__ = [
-    "MINIMAL_SQUARED_NORM",
-    "NEEDS_CRITERION",
-    "CommonHeadLastFN",
-    "FNScope",
-    "HeadRule",
-    "is_classification",
-    "normalize_heads_",
-    "normalize_rows",
-    "replace_heads_",
-    "smallest_multiplier",
-]
+from workbench.methods.less_bn.network_graph import NetworkGraph, called_apart
 
 FNScope = Literal["classifier", "every_module", "head"]
 NEEDS_CRITERION = "without a criterion it is not known to be a classifier; pass `criterion`"
@@ -56,9 +42,8 @@ MINIMAL_GRADIENT_NORM = 1e-4
 def normalize_rows(rows: Tensor) -> Tensor:
     """Divide every row ``[..., features]`` by its Euclidean norm, or by 0.01 if it is shorter.
 
-    ``y = rows / sqrt(max(sum(rows^2), 1e-4))``, in the type of ``rows``; a row of zeros stays zero. The gradient is
-    ``(d - y sum(y d)) / max(norm, 1e-4)`` with ``d`` the gradient of ``y``. For rows of norm 0.01 or more this is the
-    derivative.
+    ``y = rows / sqrt(max(sum(rows^2), 1e-4))``, with the gradient ``(d - y sum(y d)) / max(norm, 1e-4)``, where ``d``
+    is that of ``y``. For rows of norm 0.01 or more this is the derivative.
     """
     # As upstream: for shorter rows the gradient is larger than the derivative, d / 0.01, by up to a factor 100. It
     # drives rows out of the region where they are not normalized, and recorded trainings contain it.
@@ -96,24 +81,14 @@ def smallest_multiplier(classes: int, probability: float = 0.95) -> float:
     """Return the smallest factor with which separated classes reach a probability under softmax.
 
     Cosines lie in [-1, 1]; without a factor the softmax of 10 classes cannot exceed 0.45 and training has to find the
-    factor first. Where every row meets its own class vector and the class vectors lie as far apart as they can,
-    ``m = (C - 1) / C * log((C - 1) p / (1 - p))`` gives each of C classes (2 or more) its probability p, in (0, 1).
-    0.95 gives 4.6 for 10 classes and 9.8 for 1000; a small residual network on handwritten digits trains as quickly
-    with it as with a linear head, with a factor of 1 it is 4 points behind after 60 updates.
-
-    Reference:
-        Wang et al., "CosFace: Large Margin Cosine Loss for Deep Face Recognition", CVPR 2018, arXiv:1801.09414,
-        equation 6.
+    factor first. ``m = (C - 1) / C * log((C - 1) p / (1 - p))``; Wang et al., "CosFace: Large Margin Cosine Loss for
+    Deep Face Recognition", CVPR 2018, arXiv:1801.09414, equation 6.
     """
     return (classes - 1) / classes * math.log((classes - 1) * probability / (1 - probability))
 
 
 def is_classification(criterion: Any) -> bool:
-    """Return whether a criterion is known to judge scores of exclusive classes: torch's cross entropy.
-
-    That is ``nn.CrossEntropyLoss``, a class derived from it, or ``F.cross_entropy``, also under ``functools.partial``.
-    ``BCEWithLogitsLoss`` judges labels independently of each other, and of a function of one's own nothing is known.
-    """
+    """Return whether a criterion is known to judge scores of exclusive classes: torch's cross entropy."""
     while isinstance(criterion, functools.partial):
         criterion = criterion.func
     return isinstance(criterion, nn.CrossEntropyLoss) or criterion is F.cross_entropy
@@ -123,23 +98,15 @@ def is_classification(criterion: Any) -> bool:
 class HeadRule:
     """Which Linear layers become full-normalization layers.
 
-    Args:
-        scope: ``"head"`` replaces the Linear that alone feeds the output and shares its weight with no other layer.
-            ``"classifier"`` does so if the criterion, too, is known to be a classification. ``"every_module"`` does as
-            MindSpore does: in every module that has Linear children, the one registered last. MindSpore registers the
-            new layer of a sequential cell without using it; here it is really used, so the output of such a network
-            changes.
-        bias: ``"keep"`` copies the bias of the Linear, ``"drop"`` omits it, as MindSpore does.
-        criterion: What judges the output, see :func:`is_classification`; None if that is not known. A model that ends
-            in torch's criterion says so itself.
-
-    Raises:
-        ValueError: When ``scope`` or ``bias`` is an unknown word.
+    ``"head"`` replaces the Linear that alone feeds the output and shares its weight with no other layer;
+    ``"classifier"`` does so if the criterion, too, is known to be a classification. ``"every_module"`` does as
+    MindSpore does: in every module that has Linear children, the one registered last. MindSpore registers the new layer
+    of a sequential cell without using it; here it is really used, so the output of such a network changes.
     """
 
     scope: FNScope = "head"
-    bias: Literal["keep", "drop"] = "keep"
-    criterion: Any = None
+    bias: Literal["keep", "drop"] = "keep"  # of the Linear; MindSpore drops it
+    criterion: Any = None  # what judges the output, where the model does not end in it; None if that is not known
 
     def __post_init__(self) -> None:
         """Check the words."""
@@ -147,26 +114,6 @@ class HeadRule:
             raise ValueError(f'`fn_scope` must be "classifier", "every_module" or "head", got {self.scope!r}')
         if self.bias not in {"keep", "drop"}:
             raise ValueError(f'`fn_bias` must be "keep" or "drop", got {self.bias!r}')
-
-
-def replace_heads_(
-    model: nn.Module, scope: FNScope = "head", bias: Literal["keep", "drop"] = "keep", *, criterion: Any = None
-) -> tuple[str, ...]:
-    """Replace linear layers by full-normalization layers with the same weights, in place; warn where there are none.
-
-    The new layers own new parameters (copies), so build the optimizer afterwards. A model that already holds such a
-    layer is left alone. The other arguments are those of `HeadRule`; names of the replaced layers are returned.
-    """
-    rule = HeadRule(scope, bias, criterion)
-    why = ""
-    try:
-        graphs = [read_graph(model)]
-    except TraceError as error:
-        graphs, why = [], f": {error}"
-    heads, reason = normalize_heads_(model, rule, graphs=graphs)
-    if reason:
-        warnings.warn(f"full normalization had no effect: {reason}{why}", UserWarning, stacklevel=2)
-    return heads
 
 
 def normalize_heads_(
@@ -178,21 +125,12 @@ def normalize_heads_(
     call: Callable[[nn.Module], Any] | None = None,
     invented: bool = False,
 ) -> tuple[tuple[str, ...], str]:
-    """Replace as :func:`replace_heads_` does, and return names and reason instead of a warning.
+    """Replace linear layers by full-normalization layers with copies of their weights; return names, or why none.
 
     The first factor is MindSpore's 1; with scope ``"classifier"``, and for a trained network, it is
-    :func:`smallest_multiplier`. Where example inputs tell the length of a trained head's features, the factor is the
-    mean of it times that of the class vectors, and its scores keep their size. Of trained and fresh networks the same
-    layers are replaced, so that weights of the one load into the other.
-
-    Args:
-        model: Network to change in place.
-        rule: Which layers are replaced.
-        graphs: What the network does, in evaluation and in training; a head has to be one in all of them.
-        trained: Whether the network has learned.
-        call: Calls the model on inputs like those it was trained on, or on noise.
-        invented: Whether the inputs are noise; BatchNorms then work with its statistics, which gives their outputs the
-            size that they have on data.
+    :func:`smallest_multiplier`. Where ``call`` tells the length of a trained head's features, the factor is the mean of
+    it times that of the class vectors, and its scores keep their size; if its inputs are ``invented`` noise, BatchNorms
+    work with its statistics.
     """
     scope, keep_bias = rule.scope, rule.bias == "keep"
     if any(getattr(module, "is_full_normalization", False) for module in model.modules()):
@@ -262,8 +200,7 @@ def _from_linear(linear: nn.Linear, *, keep_bias: bool, multiplier: float = 1.0)
     return layer.train(linear.training)
 
 
-@dataclass(frozen=True)
-class _OutputLayer:
+class _OutputLayer(NamedTuple):
     """The Linear that alone feeds the output, and the criterion behind it where the model ends in one."""
 
     name: str
@@ -273,12 +210,9 @@ class _OutputLayer:
 
 def _output_layer(model: nn.Module, graphs: Sequence[NetworkGraph]) -> _OutputLayer | str:
     """Return the Linear that alone feeds the output in all graphs, or why there is none that may be replaced."""
-    found: _OutputLayer | str = "what feeds the output is not known"
-    for graph in graphs:
-        found = _output_layer_in(model, graph)
-        if isinstance(found, str):
-            return found
-    return found
+    found = [_output_layer_in(model, graph) for graph in graphs]
+    reason = "" if found else "what feeds the output is not known"
+    return next((one for one in found if isinstance(one, str)), reason) or found[-1]
 
 
 def _output_layer_in(model: nn.Module, graph: NetworkGraph) -> _OutputLayer | str:
@@ -319,10 +253,7 @@ def _why_no_classifier(head: _OutputLayer, given: Any) -> str:
 
 
 def _size_of_scores(model: nn.Module, name: str, call: Callable[[nn.Module], Any], *, invented: bool) -> float:
-    """Call a copy once in evaluation; return mean length of the layer's features times that of its class vectors.
-
-    Where the model does not run, or the size is not finite, it is 0.
-    """
+    """Return mean length of a layer's features times that of its class vectors, by a call of a copy; 0 if it fails."""
     lengths: list[Tensor] = []
 
     def measure(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

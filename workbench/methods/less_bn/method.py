@@ -1,34 +1,26 @@
 """LessBN: train with fewer BatchNorms.
 
-A BatchNorm reads its input twice and waits for statistics; in a residual network most of them can go, because the last
-one of each branch keeps the size of the activations in hand. :func:`reduce_batch_norms_` removes them for good: the
-module becomes ``nn.Identity``. :class:`LessBN` is the wrapper under MindSpore's name, with the full-normalization head.
-
-Which ones go is decided by ``match="structure"`` (default), the roles in the network's graph (``structure_rule.py``),
-or ``match="reference"``, the chains that MindSpore 2.7 looks for (``batch_norm_patterns.py``).
+In a residual network most BatchNorms can go, because the last one of each branch keeps the size of the activations in
+hand. Which ones is decided by ``match="structure"`` (default), the roles in the network's graph
+(``structure_rule.py``), or ``match="reference"``, the chains that MindSpore 2.7 looks for (``batch_norm_patterns.py``).
 
 Three differences from MindSpore (python/mindspore/boost/less_batch_normalization.py, 2.7.0). There the removed modules
 stay in the parameter list and never change again; here they are gone. There learned statistics are lost; here they are
 folded into the convolution before, so a pretrained network keeps the function it has in evaluation. There nothing
 happens in eager mode; here it always works.
 
-What is promised
-----------------
 The function in evaluation stays the same but for rounding wherever a network has learned statistics. A BatchNorm is
 left alone, with a sentence in the report, where that cannot be promised: its class does more than torch's own (one that
 runs its children after the norm is *split*: only the norm goes), hooks or a parametrization take part in it, or its
-weight is read by something else. Where the graph is known and the network can be called (``example_inputs``, or an
-image of noise that fits the first layer), the reduced network is compared with the original before anything is changed.
+weight is read by something else. Where the graph is known and the network can be called, the reduced network is
+compared with the original before anything is changed.
 
-Models that torch.fx cannot trace
----------------------------------
 With ``example_inputs`` the graph is recorded from a real call, in evaluation and in training, on a copy; without them
 that is tried with an image of noise when torch.fx fails. If neither works, the model's parts are traced one by one, in
-module order, and the structural rule is applied to each. A part that cannot be traced either is judged by the order in
-which its layers are registered: a module with at least two convolution-BatchNorm pairs in a row that ends with as many
-channels as it began, or that has a separate pair from its first to its last width (the shortcut), is taken for a
-residual block; all pairs but the last lose their BatchNorm, and so does the shortcut. Depthwise convolutions keep
-theirs, as does the first BatchNorm of the model, and never more than two in a row go.
+module order. A part that cannot be traced either is judged by the order in which its layers are registered: a module
+with at least two convolution-BatchNorm pairs in a row that ends with as many channels as it began, or that has a
+separate pair from its first to its last width (the shortcut), is taken for a residual block; all pairs but the last
+lose their BatchNorm, and so does the shortcut, with the exceptions of the structural rule.
 """
 
 from __future__ import annotations
@@ -36,8 +28,9 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -58,8 +51,6 @@ from workbench.methods.less_bn.full_normalization import FNScope, HeadRule, norm
 from workbench.methods.less_bn.network_graph import NetworkGraph, Step, TraceError, read_graph, record_graph
 from workbench.methods.less_bn.structure_rule import LONGEST_RUN, removable_by_structure
 from workbench.methods.less_bn.trial import Call, caller, copy_of, keeping_the_function, noise_call
-
-__all__ = ["LessBN", "LessBNReport", "reduce_batch_norms_"]
 
 REPORT_ATTRIBUTE = "less_bn_report"  # on every module of a reduced model, so that a second call changes nothing
 
@@ -114,6 +105,8 @@ def reduce_batch_norms_(
     Build the optimizer afterwards: parameters disappear, and folding may add biases. In a network whose BatchNorms
     have seen no data the other weights stay as they are; in a trained one the evaluation output stays the same.
 
+    A second call on the same model changes nothing.
+
     Args:
         model: Network to change. Its training mode and its devices do not matter.
         match: ``"structure"`` or ``"reference"`` (the choice of MindSpore 2.7), see the module docstring.
@@ -121,12 +114,6 @@ def reduce_batch_norms_(
             device; two samples suffice. Or a function that calls the model it is given, and may compute a loss. The
             graph is then recorded from calls of a copy, and the reduced network is compared with the original in them.
         head: Which Linear becomes a full-normalization layer; None leaves all as they are.
-
-    Returns:
-        What was removed, and how it was found. A second call on the same model changes nothing.
-
-    Raises:
-        ValueError: When ``match`` is an unknown word.
     """
     report = _reduce(model, match, example_inputs)
     if head is not None:
@@ -146,9 +133,7 @@ class LessBN(nn.Module):
         network: Network, or network with loss; whatever the wrapper is called with is handed on to it.
         fn_flag: Whether the Linear head becomes a full-normalization layer; a warning says where it does not.
         match: See :func:`reduce_batch_norms_`.
-        fn_scope: See :class:`workbench.methods.less_bn.full_normalization.HeadRule`.
-        fn_bias: Same.
-        criterion: Same.
+        fn_scope: As ``fn_bias`` and ``criterion``: see `workbench.methods.less_bn.full_normalization.HeadRule`.
         example_inputs: See :func:`reduce_batch_norms_`; they also tell the size of a trained head's scores.
 
     Raises:
@@ -216,27 +201,22 @@ def _reduce_found(model: nn.Module, norms: Mapping[str, _BatchNorm], match: str,
     for name in chosen:
         if why := _reader_of(norms[name], model, read_elsewhere) or _must_stay(norms[name], rests.get(name)):
             left_alone[name] = why
-    going = [
-        Removal(name, before.get(name), rests.get(name) or ())
-        for name in norms
-        if name in chosen and name not in left_alone
-    ]
+    names = [name for name in norms if name in chosen and name not in left_alone]
+    going = [Removal(name, before.get(name), rests.get(name) or ()) for name in names]
     if example_inputs is not None or any(has_learned_statistics(norms[removal.norm]) for removal in going):
         going, changed = keeping_the_function(model, going, found.call or noise_call(model))
         left_alone |= changed
     folded, affine = take_out_(model, going)
     removed = tuple(removal.norm for removal in going)
-    reason = found.reason
-    if not removed and not reason:
-        reason = "no BatchNorm has a role in which it can be spared"
-        if left_alone:
-            reason = "none of the BatchNorms that could be spared can go without changing what the network computes"
+    vain = "no BatchNorm has a role in which it can be spared"
+    if left_alone:
+        vain = "none of the BatchNorms that could be spared can go without changing what the network computes"
     return LessBNReport(
         removed,
         kept=tuple(name for name in norms if name not in removed),
         folded=folded,
         method="graph" if found.graphs else "module order",
-        reason=reason,
+        reason=found.reason or ("" if removed else vain),
         affine=affine,
         split=tuple(removal.norm for removal in going if removal.rest),
         left_alone={name: left_alone[name] for name in norms if name in left_alone},
@@ -306,11 +286,8 @@ def _read_elsewhere(graphs: Sequence[NetworkGraph]) -> frozenset[str]:
 
 
 def _layers_before(model: nn.Module, graphs: Sequence[NetworkGraph]) -> dict[str, str]:
-    """For each BatchNorm, the layer that can take it up: it alone reads the output, and nothing else the weight.
-
-    Without a graph of what the network does in training nothing is promised: no layer qualifies.
-    """
-    if len(graphs) < 2:
+    """For each BatchNorm, the layer that can take it up: it alone reads the output, and nothing else the weight."""
+    if len(graphs) < 2:  # without what the network does in training nothing is promised
         return {}
     modules = dict(model.named_modules())
     n_holders = Counter(id(p) for module in modules.values() for p in module.parameters(recurse=False))
@@ -359,13 +336,10 @@ class _Found:
 
 def _find_graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], example_inputs: Any) -> _Found:
     """Record the model on its example inputs, else trace it, else record it on noise."""
-    ways: list[Callable[[], Call | None]] = [lambda: None, lambda: noise_call(model)]
-    if example_inputs is not None:
-        ways.insert(0, lambda: caller(example_inputs))
     reasons: list[str] = []
-    for way in ways:
-        call = way()
-        if call is None and way is ways[-1]:
+    for way in ("example", "trace", "noise") if example_inputs is not None else ("trace", "noise"):
+        call = None if way == "trace" else noise_call(model) if way == "noise" else caller(example_inputs)
+        if call is None and way == "noise":
             break
         try:
             graphs = _graphs(model, rests, call)
@@ -378,16 +352,10 @@ def _find_graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], example
 
 
 def _graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], call: Call | None) -> tuple[NetworkGraph, ...]:
-    twin = model if call is None else copy_of(model)
-
-    def graph(*, training: bool) -> NetworkGraph:
-        if call is None:
-            return read_graph(model, training=training, followed_by=rests)
-        return record_graph(twin, call, training=training, followed_by=rests)
-
-    graphs = [graph(training=False)]
+    graph = partial(read_graph, model) if call is None else partial(record_graph, copy_of(model), call)
+    graphs = [graph(training=False, followed_by=rests)]
     with contextlib.suppress(TraceError):  # without it nothing is folded
-        graphs.append(graph(training=True))
+        graphs.append(graph(training=True, followed_by=rests))
     return tuple(graphs)
 
 
@@ -400,17 +368,13 @@ class _Pair:
 
     norm: str
     layer: _ConvNd
-
-    @property
-    def parent(self) -> str:
-        return self.norm.rpartition(".")[0]
+    parent: str
 
 
 def _by_module_order(model: nn.Module) -> tuple[tuple[str, ...], frozenset[str]]:
     """Return removable names, and the parameters that traced parts read outside of their module's call."""
-    leaves = {
-        name: module for name, module in model.named_modules() if isinstance(module, (_BatchNorm, _ConvNd, nn.Linear))
-    }
+    kinds = (_BatchNorm, _ConvNd, nn.Linear)
+    leaves = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
     chosen: list[str] = []
     read_elsewhere: set[str] = set()
     first_norm = next((name for name, module in leaves.items() if isinstance(module, _BatchNorm)), None)
@@ -443,7 +407,7 @@ def _pairs(names: Sequence[str], leaves: Mapping[str, nn.Module]) -> list[_Pair]
     for first, second in pairwise(names):
         conv, norm = leaves[first], leaves[second]
         if isinstance(conv, _ConvNd) and isinstance(norm, _BatchNorm) and conv.out_channels == norm.num_features:
-            pairs.append(_Pair(second, conv))
+            pairs.append(_Pair(second, conv, second.rpartition(".")[0]))
     return pairs
 
 

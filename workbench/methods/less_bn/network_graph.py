@@ -1,10 +1,8 @@
 """The graph of a network as the BatchNorm rules see it: layer calls and operations, each with what it reads.
 
-:func:`read_graph` traces a network with torch.fx down to its layers, :func:`record_graph` follows one real call of it;
-both return its steps in execution order, and which parameters are read besides by the call of the layer they belong to.
-
-Random choices (stochastic depth) are drawn from generators of a fixed seed, and the generators of Python, numpy and
-torch are left as they were: the same network gives the same graph in every run and on every rank.
+:func:`read_graph` traces a network with torch.fx down to its layers, :func:`record_graph` follows one real call of it.
+Random choices (stochastic depth) are drawn from generators of a fixed seed, which are left as they were: the same
+network gives the same graph in every run and on every rank.
 """
 
 from __future__ import annotations
@@ -25,8 +23,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
-
-__all__ = ["NetworkGraph", "Step", "TraceError", "called_apart", "read_graph", "record_graph", "tensors_in"]
 
 # By the names of functions and methods, which torch.fx and the recorder share.
 FUNCTION_KINDS = {
@@ -90,10 +86,7 @@ def read_graph(
 ) -> NetworkGraph:
     """Trace a network whose control flow does not depend on data with torch.fx, or raise TraceError; it stays as it is.
 
-    Args:
-        model: The network.
-        training: Whether to trace what it does in training instead of evaluation.
-        followed_by: For BatchNorm subclasses that do more, by dotted name: the children that run after the norm.
+    ``followed_by`` has, for BatchNorm subclasses that do more, by dotted name: the children that run after the norm.
     """
     with _in_mode(model, training), _unchanged_randomness(model):
         graph = _trace(model)
@@ -125,11 +118,7 @@ def record_graph(
     training: bool = False,
     followed_by: Mapping[str, Sequence[str]] | None = None,
 ) -> NetworkGraph:
-    """Follow one real call of a network, tensor by tensor; control flow may depend on data.
-
-    The model is a copy that is not used afterwards: in training its statistics move. The call may do more than call it:
-    what a loss function reads is recorded, too. TraceError when it fails, or nothing connects inputs and output.
-    """
+    """Follow one real call of a copy of a network, tensor by tensor, and of its loss; TraceError when that fails."""
     recorder = _Recorder(model, _Builder(model, followed_by))
     try:
         with called_apart(model, training=training):
@@ -145,11 +134,10 @@ def record_graph(
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors of nested tuples, lists, mappings (a ModelOutput is one) and dataclasses, in order."""
+    parts: Iterable[Any] = ()
     if isinstance(value, Tensor):
         yield value
-        return
-    parts: Iterable[Any] = ()
-    if isinstance(value, Mapping):
+    elif isinstance(value, Mapping):
         parts = value.values()
     elif isinstance(value, (list, tuple)):
         parts = value
@@ -166,10 +154,7 @@ def in_one_line(error: Exception | None) -> str:
 
 @contextlib.contextmanager
 def called_apart(model: nn.Module, *, training: bool = False) -> Iterator[None]:
-    """Let a copy of a model be called without warnings, compiler or lasting effect on random generators.
-
-    With gradients: a loss may ask for some on the way.
-    """
+    """Let a copy of a model be called, with gradients, without warnings, compiler or lasting effect on generators."""
     # A part that torch.compile has compiled would compile the recorder, too.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
     with _in_mode(model, training), _unchanged_randomness(model), torch.enable_grad(), eager, warnings.catch_warnings():

@@ -35,16 +35,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from workbench.methods.less_bn.network_graph import Step
 
-__all__ = ["LONGEST_RUN", "removable_by_structure"]
-
 LONGEST_RUN = 2  # BatchNorms removed in a row; the bottleneck block of ResNet-50 is the longest published case
 
 
 def removable_by_structure(steps: Sequence[Step], *, input_is_normalized: bool = False) -> tuple[str, ...]:
-    """Return the names of the BatchNorm modules that the rule lets go, in execution order.
-
-    ``input_is_normalized`` says of a part of a network whether a BatchNorm stands before it.
-    """
+    """Return the names of the BatchNorm modules that the rule lets go, in execution order."""
     flow = _Flow(steps)
     candidates = {
         norm

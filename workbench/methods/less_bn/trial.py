@@ -16,8 +16,6 @@ from workbench.core.batch import mapped
 from workbench.methods.less_bn.batch_norm_folding import Removal, take_out_
 from workbench.methods.less_bn.network_graph import TraceError, called_apart, in_one_line, tensors_in
 
-__all__ = ["Call", "caller", "copy_of", "keeping_the_function", "noise_call"]
-
 LARGEST_CHANGE = 1e-5  # of the largest output in evaluation, compared in float64
 LARGEST_CHANGE_ROUNDED = 2e-2  # where it cannot be: an accelerator's convolutions round to TensorFloat-32
 NOISE_SIZES = (64, 224, 32, 28, 8)  # pixels along each axis of the invented image; the first that the model takes
@@ -72,10 +70,8 @@ def keeping_the_function(
 ) -> tuple[list[Removal], dict[str, str]]:
     """Try removals on copies: return those that keep the evaluation output, and name -> why not of the others.
 
-    Kept means a change of no more than 1e-5 of the largest output. Every BatchNorm is replaced by the fixed map that it
-    is, also one that has learned nothing and will be dropped: what is tried here is whether it can be replaced at all.
-    If all together change the output, halves are tried, down to single ones. Without a call nothing can be tried, and
-    all go.
+    Every BatchNorm is replaced by the fixed map that it is, also one that has learned nothing and will be dropped. If
+    all together change the output, halves are tried, down to single ones; without a call all go untried.
     """
     if call is None or not going:
         return going, {}

@@ -2,8 +2,6 @@
 
 from workbench.methods.protocol import Description, alone
 
-__all__ = ["DESCRIPTION"]
-
 DESCRIPTION = Description(
     name="loss_scale_group",
     title="Group loss scale",
@@ -12,6 +10,5 @@ DESCRIPTION = Description(
     switch="boost.loss_scale_group",
     enabled_by=alone(boost__loss_scale_group=True, amp__level="O2", amp__dtype="float16"),
     acts="workbench.methods.loss_scale_group.scaling:GroupLossScaleMethod",
-    builder="workbench.methods.loss_scale_group.method:GroupLossScaleManager",
     paper='Zhao et al., "Adaptive Loss Scaling for Mixed Precision Training", 2019, arXiv:1910.12385',
 )

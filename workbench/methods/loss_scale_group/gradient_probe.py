@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,12 @@ from workbench.loss_scale import ExponentTable
 from workbench.loss_scale.gradient_statistics import EXPONENT_BINS, exponent_counts
 from workbench.methods.loss_scale_group.scale_borders import graph_regions, is_called, watched
 
-__all__ = ["GradientProbe", "is_in", "joined_units"]
-
 _NONFINITE_BIN = 255
 _LOWEST_EXPONENT = -127  # of the first bin of `exponent_counts`
 
 
 class GradientProbe:
-    """Watch the gradients at every module during one window, to find out how they should be scaled.
-
-    Counts the binary exponents of the gradients that enter and leave each module, and of its own parameters'.
-    """
+    """Counts the binary exponents of the gradients that enter and leave each module, and of its parameters'."""
 
     def __init__(self, model: nn.Module, device: torch.device | None) -> None:
         self.model = model
@@ -44,13 +40,13 @@ class GradientProbe:
         self._handles: list[RemovableHandle] = []
         for index, module in enumerate(modules.values()):
             if is_called(module):
-                self._handles += watched(module, self, index)
+                self._handles += watched(module, partial(self.entering, index), partial(self.leaving, index))
 
-    def entering(self, x: Tensor, index: int) -> Tensor:
+    def entering(self, index: int, x: Tensor) -> Tensor:
         """Pass an input of a module, whose gradient leaves it."""
         return _counted(x, self.counts[index, 1], (index, None))
 
-    def leaving(self, x: Tensor, index: int) -> Tensor:
+    def leaving(self, index: int, x: Tensor) -> Tensor:
         """Pass an output of a module, whose gradient enters it."""
         return _counted(x, self.counts[index, 0], (None, index))
 
@@ -92,10 +88,7 @@ class GradientProbe:
         return ExponentTable(_LOWEST_EXPONENT, np.array(rows))
 
     def units(self) -> list[str]:
-        """Return the smallest modules that may have a scale of their own.
-
-        A module that multiplies matrices itself is not divided: these products would have the scale 1.
-        """
+        """Return the smallest modules that may have a scale; one that multiplies matrices itself is not divided."""
         found: list[str] = []
 
         def visit(name: str, module: nn.Module) -> None:
@@ -120,10 +113,9 @@ class GradientProbe:
 def joined_units(
     model: nn.Module, units: Sequence[str], regions: Mapping[int, Set[Any]], names: Sequence[str]
 ) -> list[list[str]]:
-    """Return the parts of a model that may have loss scales of their own: lists of units that only have one together.
+    """Return the parts of a model that may have loss scales of their own: lists of units that share a parameter.
 
-    Units that share a parameter can only have one scale together, whether both hold it or one uses the other's. A
-    weight that is used outside of every unit has the scale 1 there, so its unit cannot have another and is left out.
+    A weight that is used outside of every unit has the scale 1 there, so its unit cannot have another and is left out.
     ``regions`` has, per parameter by its id, the indices (into ``names``) of the innermost modules that use it, or
     None.
     """

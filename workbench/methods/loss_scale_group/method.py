@@ -24,50 +24,25 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from workbench.core.arguments import checked_count, checked_number
 from workbench.loss_scale import host_values
 from workbench.loss_scale.overflow import unscale_and_check_
-from workbench.loss_scale.rule import FLOAT32_MAX, checked_window, next_scales_on_device
-from workbench.methods.arguments import checked_integer
-
-__all__ = [
-    "GROWTH_RATIO",
-    "REDUCE_RATIO",
-    "GroupLossScaleManager",
-    "GroupMember",
-    "ParameterGroup",
-    "arising_overflow",
-    "resolve_groups",
-    "scale_gradient",
-]
+from workbench.loss_scale.rule import FLOAT32_MAX, checked_bounds, checked_window, next_scales_on_device
 
 REDUCE_RATIO = 1.0 / math.sqrt(2.0)
 """What a scale is multiplied by on overflow; MindSpore's number."""
-
 GROWTH_RATIO = 2.0 ** (1.0 / 1000.0)
 """What a scale is multiplied by otherwise; MindSpore's number."""
-
 GroupMember = Tensor | nn.Module | str | tuple[str, Tensor]
 """A parameter, a module, the name of either, or a pair from ``named_parameters()``."""
-
 Unscaling = Literal["used", "updated"]
 """``"used"``: divide by the scale the backward pass multiplied by; ``"updated"``: by the next one, as the reference."""
 
 
 def arising_overflow(received: Tensor, left: Tensor, nonfinite: Tensor) -> Tensor:
-    """Return in which regions an overflow arose: what came in was finite, and something in there is not.
+    """Return in which regions an overflow arose: what came in was finite, and something in there is not; bool.
 
-    The backward pass carries an inf on to every layer before the one that made it. These merely receive it; lowering
-    their scales, too, would cost them precision without curing anything. Flags of regions, the result bool.
-
-    Args:
-        received: Whether a gradient that entered the region from behind was not finite.
-        left: Whether a gradient that left it towards the input was not finite.
-        nonfinite: Whether a gradient of its parameters is not finite.
-
-    Example:
-        >>> flags = torch.tensor
-        >>> arising_overflow(flags([1.0, 1.0, 0.0]), flags([1.0, 1.0, 1.0]), flags([1.0, 1.0, 0.0]))
-        tensor([False, False,  True])
+    Layers before the one that made an inf merely receive it: lower scales would only cost them precision.
     """
     return ((left != 0) | (nonfinite != 0)) & (received == 0)
 
@@ -82,16 +57,11 @@ def scale_gradient(
     *,
     border: tuple[int | None, int | None] | None = None,
 ) -> Tensor:
-    """Return ``x`` as it is; going backward multiply its gradient by ``scales[into] / scales[out_of]``.
+    """Return ``x`` as it is; going backward multiply its gradient by ``scales[into] / scales[out_of]``, read then.
 
-    Half-precision values are widened to float32 under autocast, which narrows them again for the next layer that
-    wants it: the gradient then crosses in float32, and is neither too small nor too large for its format before it
-    has been multiplied. Without autocast the format stays, because weights of that format would refuse another.
-
-    ``scales`` are read when the backward pass comes by. ``into`` is the scale that the gradient has from here on
-    (before, in the sense of the forward pass). ``received`` and ``left``, one element each, are set to 1.0 when it is
-    not finite. For those who follow the autograd graph its node has an attribute ``border``: the region that the
-    gradient leaves and the one it enters, ``(out_of, into)`` unless given.
+    Half precision is widened to float32 under autocast, so that the gradient crosses in float32. ``received`` and
+    ``left``, one element each, are set to 1.0 when it is not finite. The node's attribute ``border`` tells who follows
+    the autograd graph which region the gradient leaves and enters, ``(out_of, into)`` unless given.
     """
     names = (out_of, into) if border is None else border
     apply: Callable[..., Tensor] = _ScaleGradient.apply  # torch leaves it untyped
@@ -106,11 +76,7 @@ class ParameterGroup(NamedTuple):
 
 
 def resolve_groups(groups: Sequence[Sequence[GroupMember]], model: nn.Module) -> list[ParameterGroup]:
-    """Find the parameters that groups name, by identity and never by position; what none names belongs to none.
-
-    TypeError when a member is none of `GroupMember`; ValueError when a group is empty, a member is no parameter of the
-    model, or one is named twice.
-    """
+    """Find the parameters that groups name, by identity and never by position; what none names belongs to none."""
     check_groups(groups)
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -236,14 +202,13 @@ class GroupLossScaleManager(nn.Module):
     ) -> None:
         super().__init__()
         self.init_loss_scale = _checked_scales("init_loss_scale", init_loss_scale)
-        self.reduce_ratio = _real("reduce_ratio", reduce_ratio)
-        if not 0.0 < self.reduce_ratio < 1.0:
-            raise ValueError(f"`reduce_ratio` must lie in (0, 1), got {reduce_ratio!r}")
-        self.growth_ratio = _real("growth_ratio", growth_ratio)
-        if not 1.0 <= self.growth_ratio < math.inf:
-            raise ValueError(f"`growth_ratio` must be finite and at least 1, got {growth_ratio!r}")
+        self.reduce_ratio = checked_number("reduce_ratio", _plain(reduce_ratio), above=0.0, below=1.0)
+        self.growth_ratio = checked_number("growth_ratio", _plain(growth_ratio), least=1.0)
         self.growth_window = checked_window("growth_window", growth_window)
-        self.minimum, self.maximum = _checked_bounds(self.init_loss_scale, minimum, maximum)
+        starts = (self.init_loss_scale,) if isinstance(self.init_loss_scale, float) else self.init_loss_scale
+        lowest = min(1.0, *starts) if minimum is None else _plain(minimum)
+        self.minimum = checked_bounds(min(starts), lowest, None)[0]
+        self.maximum = checked_bounds(max(starts), self.minimum, _plain(maximum))[1] or FLOAT32_MAX
         if unscale_with not in ("used", "updated"):
             raise ValueError(f'`unscale_with` must be "used" or "updated" (as MindSpore), got {unscale_with!r}')
         self.unscale_with: Unscaling = unscale_with
@@ -266,15 +231,12 @@ class GroupLossScaleManager(nn.Module):
             self._set(torch.ones(2))
 
     def forward(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
-        """Mark a place in the network; see the class.
+        """Mark a place in the network, see the class; half precision is widened to float32 under autocast.
 
         Args:
-            x: Output of the operator before the mark.
+            x: Output of the operator before the mark, which is returned.
             layer1: Group before the mark, from 1; 0 before the first.
             layer2: Group behind it; the number of groups plus 1 behind the last.
-
-        Returns:
-            The values of ``x``; half precision is widened to float32 under autocast.
 
         Raises:
             TypeError: When a group is not an integer.
@@ -307,10 +269,9 @@ class GroupLossScaleManager(nn.Module):
             init_loss_scale: Scale for all groups, or one per group.
 
         Raises:
-            TypeError: When an argument is of the wrong kind.
             ValueError: When a scale is not positive or there is not one per group.
         """
-        number = checked_integer("loss_scale_number", loss_scale_number, least=0)
+        number = checked_count("loss_scale_number", loss_scale_number, 0, kind="an integer")
         scales = _checked_scales("init_loss_scale", init_loss_scale)
         values = (scales,) * number if isinstance(scales, float) else scales
         if len(values) != number:
@@ -319,14 +280,11 @@ class GroupLossScaleManager(nn.Module):
         self._set(torch.tensor([1.0, *values, 1.0]))
 
     def update_loss_scale_status(self, layer: int, update_ratio: float | Tensor) -> Tensor:
-        """Multiply the scale of one group.
+        """Multiply the scale of one group and return the new one, float32, shape ``()``.
 
         Args:
             layer: Group, from 0.
             update_ratio: Factor; a result beyond floor or ceiling stops there.
-
-        Returns:
-            The new scale, float32, shape ``()``.
 
         Raises:
             ValueError: When there is no such group.
@@ -352,12 +310,10 @@ class GroupLossScaleManager(nn.Module):
     def calibrate(self, scales: Sequence[float], reference: float) -> None:
         """Start from scales that were found, with floor and ceiling moved along.
 
-        ``reference`` is the scale that ``minimum`` and ``maximum`` were meant for: a group that starts at twice this
-        value has twice this floor and, where one was given, twice this ceiling.
-
         Args:
             scales: One per group, > 0.
-            reference: See above.
+            reference: Scale that ``minimum`` and ``maximum`` were meant for: a group that starts at twice this has
+                twice this floor and, where one was given, twice this ceiling.
         """
         self.set_loss_scale_status(len(scales), scales)
         found = self.group_scales
@@ -394,8 +350,8 @@ class GroupLossScaleManager(nn.Module):
         """Follow one step on the device.
 
         Args:
-            overflowed: Whether an overflow arose in the group, bool, shape ``[groups]``.
-            held: Whether the group only received one, bool, shape ``[groups]``.
+            overflowed: As for `next_scales`.
+            held: Likewise.
         """
         with torch.no_grad():
             if self._only_counts(overflowed, held):
@@ -410,12 +366,10 @@ class GroupLossScaleManager(nn.Module):
 
     def _only_counts(self, overflowed: Tensor, held: Tensor) -> bool:
         """Return whether it is known on the host that no scale moves and every group counts a finite step."""
-        return (
-            host_values.reads_without_waiting(overflowed, held, self.finite_steps)
-            and not any(overflowed.tolist())
-            and not any(held.tolist())
-            and max(self.finite_steps.tolist(), default=0) + 1 < self.growth_window
-        )
+        if not host_values.reads_without_waiting(overflowed, held, self.finite_steps):
+            return False
+        longest = max(self.finite_steps.tolist(), default=0)
+        return longest + 1 < self.growth_window and not any(overflowed.tolist() + held.tolist())
 
     def extra_repr(self) -> str:
         """Return the number of groups and the rule for ``repr``."""
@@ -523,28 +477,14 @@ def _checked_scales(name: str, value: object) -> float | tuple[float, ...]:
 
 
 def _checked_scale(name: str, value: object) -> float:
-    number = _real(name, value)
-    if not 0.0 < number <= FLOAT32_MAX:
-        raise ValueError(f"`{name}` must lie in (0, {FLOAT32_MAX:.4g}] (float32), got {value!r}")
-    return number
-
-
-def _checked_bounds(init: float | tuple[float, ...], minimum: object, maximum: object) -> tuple[float, float]:
-    lowest, highest = (init, init) if isinstance(init, float) else (min(init), max(init))
-    low = min(1.0, lowest) if minimum is None else _real("minimum", minimum)
-    high = FLOAT32_MAX if maximum is None else _real("maximum", maximum)
-    if not 0.0 < low <= lowest:
-        raise ValueError(f"`minimum` must lie in (0, initial scale {lowest:g}], got {minimum!r}")
-    if not highest <= high <= FLOAT32_MAX:
-        raise ValueError(
-            f"`maximum` must lie in [initial scale {highest:g}, {FLOAT32_MAX:.4g}] or be None, got {maximum!r}"
-        )
-    return low, high
-
-
-def _real(name: str, value: object) -> float:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value)
-    if isinstance(value, bool) or not isinstance(value, Real):
+    number = _plain(value)
+    if isinstance(number, bool) or not isinstance(number, Real):
         raise TypeError(f"`{name}` must be a number, got {type(value).__name__} {value!r}")
-    return float(value)
+    if not 0.0 < float(number) <= FLOAT32_MAX:
+        raise ValueError(f"`{name}` must lie in (0, {FLOAT32_MAX:.4g}] (float32), got {value!r}")
+    return float(number)
+
+
+def _plain(value: Any) -> Any:
+    """Return the number that a tensor of one element holds."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value

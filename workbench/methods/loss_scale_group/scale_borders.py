@@ -11,9 +11,9 @@ A border needs a module that is called, and parameters that are used nowhere els
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager, scale_gradient
 
-__all__ = [
-    "NOT_COMPILED",
-    "GraphRegions",
-    "ScaleBorders",
-    "Watcher",
-    "graph_regions",
-    "is_called",
-    "maximal_units",
-    "watched",
-]
-
+Change = Callable[[Tensor], Tensor]
 NOT_COMPILED = (
     "group loss scales do not work with torch.compile, which hides where gradients pass from one group to the next; "
     "train without it, or with one loss scale (`boost.loss_scale_group` off)"
@@ -54,11 +44,7 @@ class GraphRegions(NamedTuple):
 
 
 def graph_regions(loss: Tensor, start: Any = None) -> GraphRegions:
-    """Walk a graph from the loss, which lies in region ``start``, and note where its parameters and products lie.
-
-    Takes milliseconds for thousands of nodes; a thing to do once per kind of step, before the backward pass.
-    RuntimeError when torch.compile has hidden part of the graph.
-    """
+    """Walk a graph from the loss, in region ``start``; RuntimeError when torch.compile has hidden part of it."""
     found: dict[int, set[Any]] = {}
     multiplying: set[Any] = set()
     # A node with the regions one is in there, innermost last.
@@ -95,10 +81,7 @@ def _crossed(stack: tuple[Any, ...], left: Any, entered: Any) -> tuple[Any, ...]
 
 
 def maximal_units(model: nn.Module, group_of: Mapping[int, int]) -> dict[str, int]:
-    """Return the largest modules whose parameters all belong to one group: name -> group, in order of registration.
-
-    ``group_of`` has the group of each parameter, by its id; those left out have the scale 1.
-    """
+    """Return the largest modules whose parameters all belong to one group (by parameter id): name -> group."""
     units: dict[str, int] = {}
 
     def visit(name: str, module: nn.Module) -> None:
@@ -115,24 +98,8 @@ def maximal_units(model: nn.Module, group_of: Mapping[int, int]) -> dict[str, in
     return units
 
 
-class Watcher(Protocol):
-    """Passes the tensors that enter and leave a module through an identity with a gradient of its own."""
-
-    def entering(self, x: Tensor, index: int) -> Tensor:
-        """Pass an input of the module with that index."""
-        ...
-
-    def leaving(self, x: Tensor, index: int) -> Tensor:
-        """Pass an output of it."""
-        ...
-
-
 class ScaleBorders:
-    """Borders around modules; they are there from construction until `remove`.
-
-    A copy of the model made with ``deepcopy`` has borders of its own; removing them restores the module exactly. No
-    unit (module name -> group, from 0) may contain another.
-    """
+    """Borders around modules, none in another, until `remove`; a ``deepcopy`` of the model has borders of its own."""
 
     def __init__(
         self, model: nn.Module, units: Mapping[str, int], manager: GroupLossScaleManager, device: torch.device | None
@@ -145,15 +112,16 @@ class ScaleBorders:
         self.left = torch.zeros(len(units) + 1, device=device)
         self._handles: list[RemovableHandle] = []
         for index, name in enumerate(units):
-            self._handles += watched(model.get_submodule(name), self, index)
+            entering, leaving = partial(self.entering, index), partial(self.leaving, index)
+            self._handles += watched(model.get_submodule(name), entering, leaving)
 
-    def entering(self, x: Tensor, index: int) -> Tensor:
+    def entering(self, index: int, x: Tensor) -> Tensor:
         """Pass an input of a unit: behind this border, going backward, the scale is 1 again."""
         left, outside = self.left[index : index + 1], self.received[-1:]
         scales = self.manager.dynamic_loss_scale
         return scale_gradient(x, scales, 0, self._layers[index], outside, left, border=(index, None))
 
-    def leaving(self, x: Tensor, index: int) -> Tensor:
+    def leaving(self, index: int, x: Tensor) -> Tensor:
         """Pass an output of a unit: from this border on, going backward, the scale is the group's."""
         received, outside = self.received[index : index + 1], self.left[-1:]
         scales = self.manager.dynamic_loss_scale
@@ -176,46 +144,32 @@ def is_called(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def watched(module: nn.Module, watcher: Watcher, index: int) -> list[RemovableHandle]:
-    """Hand what enters and leaves a module to a watcher; objects rather than closures, so that they can be copied."""
+def watched(module: nn.Module, entering: Change, leaving: Change) -> list[RemovableHandle]:
+    """Pass what enters and leaves a module through functions; hooks are partials, which a copy of the module copies."""
     return [
-        module.register_forward_pre_hook(_Enter(watcher, index), with_kwargs=True),
-        module.register_forward_hook(_Leave(watcher, index)),
+        module.register_forward_pre_hook(partial(_enter, entering), with_kwargs=True),
+        module.register_forward_hook(partial(_leave, leaving)),
     ]
 
 
-class _Enter:
-    def __init__(self, watcher: Watcher, index: int) -> None:
-        self.watcher, self.index = watcher, index
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        change = functools.partial(self.watcher.entering, index=self.index)
-        return _mapped(args, change), _mapped(kwargs, change)
+def _enter(change: Change, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return _mapped(args, change), _mapped(kwargs, change)
 
 
-class _Leave:
-    def __init__(self, watcher: Watcher, index: int) -> None:
-        self.watcher, self.index = watcher, index
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return _mapped(output, functools.partial(self.watcher.leaving, index=self.index))
+def _leave(change: Change, module: nn.Module, args: Any, output: Any) -> Any:
+    return _mapped(output, change)
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return nested tuples, lists and dictionaries with every floating-point tensor that needs a gradient changed.
-
-    A container in which nothing changes is the same object; anything else is returned as it is.
-    """
+def _mapped(value: Any, change: Change) -> Any:
+    """Return nested containers with each tensor that needs a gradient changed; else the very same object."""
     if isinstance(value, Tensor):
         return change(value) if value.is_floating_point() and value.requires_grad else value
     if isinstance(value, dict):
-        items = {key: _mapped(item, change) for key, item in value.items()}
-        if all(items[key] is item for key, item in value.items()):
-            return value
-        changed = copy.copy(value)  # keeps what a subclass has besides
-        for key, item in items.items():
-            changed[key] = item
-        return changed
+        changed = {key: new for key, item in value.items() if (new := _mapped(item, change)) is not item}
+        twin = copy.copy(value) if changed else value  # keeps what a subclass has besides
+        for key, item in changed.items():
+            twin[key] = item
+        return twin
     if isinstance(value, (list, tuple)):
         parts = [_mapped(item, change) for item in value]
         if all(new is old for new, old in zip(parts, value, strict=True)):

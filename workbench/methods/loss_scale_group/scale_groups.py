@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 from workbench.loss_scale.underflow import ExponentTable
 
-__all__ = ["HEADROOM_BITS", "ScaleGroup", "find_scale_groups", "significand_loss"]
-
 HEADROOM_BITS = 4
 """Powers of two that are left free above the largest gradient: those of later batches may be larger."""
 
@@ -56,18 +54,7 @@ def find_scale_groups(
 
     Minimised is the sum over the parts of the share of significant bits lost (`significand_loss`), plus 0.01 for each
     octave beyond the eighth that the part lies below the largest of its group, plus 0.05 for each group. A part (row)
-    without gradients joins the group of the part before it that has some (or the first one behind it); there is a
-    single group of scale 1 when none has. Groups are ordered by their first member.
-
-    Args:
-        exponents: One row per part: counts of its unscaled gradients' binary exponents.
-        limit: Most groups, >= 1.
-        headroom_bits: Powers of two to leave free above the largest gradient.
-
-    Example:
-        >>> table = ExponentTable(lowest=-40, counts=np.eye(41)[[40, 38, 0]])  # gradients of 1, 2**-2 and 2**-40
-        >>> find_scale_groups(table, 2)
-        (ScaleGroup(members=(0, 1), scale=2048.0), ScaleGroup(members=(2,), scale=2251799813685248.0))
+    without gradients joins the group of the part before it (or the first behind it) that has some.
     """
     counts = exponents.counts
     n_parts, n_bins = counts.shape
@@ -84,7 +71,6 @@ def find_scale_groups(
     height = _LARGEST_EXPONENT - headroom_bits
     exponent = exponents.lowest + np.arange(n_bins)
     below = np.maximum.accumulate(top[order])
-
     # loss[i, j]: what the parts order[i..j] lose as one group.
     n = len(order)
     loss = np.full((n, n), math.inf)
@@ -121,12 +107,7 @@ def find_scale_groups(
 
 
 def significand_loss(scaled_exponents: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return which share of its 11 significant bits a number of that scaled binary exponent loses in float16.
-
-    Example:
-        >>> significand_loss([0, -14, -24, -30])
-        array([0.        , 0.        , 0.90909091, 1.        ])
-    """
+    """Return which share of its 11 significant bits a number of that scaled binary exponent loses in float16."""
     lost = _SMALLEST_NORMAL - np.asarray(scaled_exponents, dtype=np.int64)
     share: NDArray[np.float64] = np.clip(lost, 0, _SIGNIFICANT_BITS) / _SIGNIFICANT_BITS
     return share

@@ -51,17 +51,9 @@ _OUTSIDE = -1
 class GroupLossScaling(LossScaling):
     """Hold the scales of groups, find out where overflows arise, and move each scale by its rule.
 
-    Args:
-        manager: Scales and rule; it is moved to the device.
-        model: What is trained, without wrappers.
-        device: Where its gradients are.
-        limit: Find at most so many groups in the first window; None takes the manager's groups.
-        collapse_after: Overflows in a row with every overflowing group at its floor after which training is given up;
-            None never.
-
-    Raises:
-        ValueError: When the manager's groups are empty, or name a parameter twice or one that cannot have a scale of
-            its own.
+    The manager, whose scales these are, is moved to the device of the model's gradients. With a ``limit`` at most so
+    many groups are found in the first window; else they are the manager's, and a ValueError says what is wrong there.
+    Training is given up after ``collapse_after`` overflows in a row with every overflowing group at its floor.
     """
 
     def __init__(
@@ -165,15 +157,11 @@ class GroupLossScaling(LossScaling):
         return self._group_at(self._region_of.get(id(parameter), _OUTSIDE))
 
     def scale_of(self, parameter: nn.Parameter) -> Tensor:
-        """Return the scale of a parameter's group, shape ``()``; 1 outside of all groups."""
-        # The manager's list begins and ends with the sentinel 1.
+        """Return the scale of a parameter's group, shape ``()``; outside of all groups the sentinel 1."""
         return self.manager.dynamic_loss_scale[self.group_of(parameter) + 1]
 
     def seed(self, loss: Tensor) -> Tensor:
-        """Return the loss itself; its gradient is scaled at the borders.
-
-        RuntimeError when a parameter is used where another scale than its group's is in force.
-        """
+        """Return the loss itself, whose gradient is scaled at the borders, after a look at its graph."""
         if self.probe is not None:
             self.probe.look_at_graph(loss)
         else:
@@ -216,11 +204,7 @@ class GroupLossScaling(LossScaling):
             self._judge(received, left, nonfinite, found_inf)
 
     def _unscale_on_host(self, gradients: list[Tensor | None], regions: list[int], nonfinite: Tensor) -> bool:
-        """Divide gradients by their regions' scales in one call and set flags, where the host knows the scales; or not.
-
-        Returns:
-            Whether it could be done.
-        """
+        """Divide by the regions' scales in one call and set flags, where the host knows the scales; return whether."""
         present = [gradient for gradient in gradients if gradient is not None]
         scales = self.manager.dynamic_loss_scale
         if len(present) < len(gradients) or not host_values.reads_without_waiting(scales, self._groups, nonfinite):
@@ -231,9 +215,8 @@ class GroupLossScaling(LossScaling):
         inverse = scales.reciprocal().tolist()
         of_region = [inverse[group + 1] for group in self._groups.tolist()]
         found = kernels.unscale_and_check_(values, [of_region[region] for region in regions])
-        if any(found):
-            for region in {region for region, flag in zip(regions, found, strict=True) if flag}:
-                nonfinite[region] = 1.0
+        for region in {region for region, flag in zip(regions, found, strict=True) if flag} if any(found) else ():
+            nonfinite[region] = 1.0
         return True
 
     def after_window(self, overflow: Tensor) -> None:
@@ -252,8 +235,8 @@ class GroupLossScaling(LossScaling):
     def state_dict(self) -> dict[str, Any]:
         """Return scales, counters, groups and, inside a window, which gradients were not finite.
 
-        Entries: ``manager``, ``units`` (module name -> group; None with marks), ``regions`` (parameter name -> region),
-        ``group_names``, ``flags`` and, while groups are being found, ``counts`` and ``windows``.
+        ``units`` is module name -> group (None with marks), ``regions`` parameter name -> region; ``counts`` and
+        ``windows`` are there while groups are being found.
         """
         state: dict[str, Any] = {
             "manager": {name: value.clone() for name, value in self.manager.state_dict().items()},
@@ -376,8 +359,7 @@ class GroupLossScaling(LossScaling):
                     f"{name} of `loss_scale_groups` holds no whole module, so there is no place where its scale could "
                     "begin and end; put all parameters of a module into one group"
                 )
-        loose = [self._names[key] for key in group_of if key not in self._region_of]
-        if loose:
+        if loose := [self._names[key] for key in group_of if key not in self._region_of]:
             warnings.warn(
                 f"{', '.join(loose)}: used by a module that also holds parameters of other groups, so the loss scale "
                 "there is 1",
@@ -400,14 +382,11 @@ class GroupLossScaling(LossScaling):
             if expected is None and len(groups) == 1:
                 self._region_of[key] = used.pop()  # named in no group: it has the scale of where it is
             elif groups != {self._group_at(_OUTSIDE if expected is None else expected)}:
+                cure = "put all parameters of the modules that use it into one group"
                 raise RuntimeError(
                     f"parameter {self._names[key]} belongs to {self._called(expected)}, but the forward pass uses it "
                     f"{' and '.join(sorted(f'in {self._called(region)}' for region in used))}; "
-                    + (
-                        "move the marks or the groups"
-                        if self.borders is None
-                        else "put all parameters of the modules that use it into one group"
-                    )
+                    f"{'move the marks or the groups' if self.borders is None else cure}"
                 )
 
     def _group_at(self, region: int) -> int:

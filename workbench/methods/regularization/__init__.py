@@ -2,8 +2,6 @@
 
 from workbench.methods.protocol import Description
 
-__all__ = ["DESCRIPTION"]
-
 DESCRIPTION = Description(
     name="regularization",
     title="Regularization",
@@ -12,7 +10,6 @@ DESCRIPTION = Description(
     switch="regularization.weight_average",
     enabled_by={"boost.mode": "disable_all", "regularization.weight_average": "ema"},
     acts="workbench.methods.regularization.method:RegularizationMethod",
-    builder="workbench.methods.regularization.method:WeightAverage",
     paper='Morales-Brotons et al., "Exponential Moving Average of Weights in Deep Learning: Dynamics and Benefits", '
     "TMLR 2024, arXiv:2411.18704",
     section_class="workbench.methods.regularization.section:RegularizationSection",

@@ -8,10 +8,9 @@ The average after update t, counted from 0, with decay d::
 
     average <- average + (1 - min(d, (1 + t) / (10 + t))) * (weights - average)
 
-The rise of the decay forgets the initial weights as fast as the run is short (as in TensorFlow's
-``ExponentialMovingAverage``). Parameters and floating-point buffers (BatchNorm's statistics) are averaged; other
-buffers stay the model's own. Morales-Brotons et al., "Exponential Moving Average of Weights in Deep Learning: Dynamics
-and Benefits", TMLR 2024, arXiv:2411.18704.
+so that a short run, too, forgets its initial weights (as TensorFlow's). Parameters and floating-point buffers are
+averaged, others stay the model's own. Morales-Brotons et al., "Exponential Moving Average of Weights in Deep Learning:
+Dynamics and Benefits", TMLR 2024, arXiv:2411.18704.
 """
 
 from __future__ import annotations
@@ -32,22 +31,11 @@ from workbench.methods.protocol import Method, StepHook
 from workbench.methods.regularization.section import RegularizationSection
 from workbench.methods.weight_update import CompleteWindow
 
-__all__ = ["RegularizationMethod", "WeightAverage", "decay_at", "smoothed", "why_no_smoothing"]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 
 def why_no_smoothing(criterion: Any) -> str:
-    """Return why a criterion's labels cannot be smoothed, to stand after "because"; empty where they can.
-
-    Those of ``nn.CrossEntropyLoss`` and ``F.cross_entropy`` can, also under ``functools.partial``.
-
-    Example:
-        >>> why_no_smoothing(nn.CrossEntropyLoss())
-        ''
-        >>> why_no_smoothing(nn.MSELoss())
-        'MSELoss has no label smoothing'
-    """
+    """Return why a criterion's labels cannot be smoothed; empty where it is torch's cross entropy, in either form."""
     if criterion is None:
         return "no criterion is known whose labels it could smooth; pass `criterion`"
     inner = criterion
@@ -75,12 +63,7 @@ def smoothed(criterion: Any, smoothing: float) -> Any:
 
 
 def decay_at(update: int, decay: float) -> float:
-    """Return the share of the average that an update, counted from 0, leaves.
-
-    Example:
-        >>> [round(decay_at(t, 0.5), 2) for t in (0, 1, 5, 8, 100)]
-        [0.1, 0.18, 0.4, 0.5, 0.5]
-    """
+    """Return the share of the average that an update, counted from 0, leaves."""
     return min(decay, (1 + update) / (10 + update))
 
 
@@ -88,12 +71,7 @@ class WeightAverage(StepHook):
     """Averages a module's weights after each applied update.
 
     An update that an overflow skipped leaves the average as it is, without waiting for the device; for the rise of
-    the decay it counts, as it does for learning-rate schedules. Weights in half precision are averaged in float32: a
-    hundredth of a difference would be lost in their 8 or 11 bits.
-
-    Args:
-        module: Whose weights.
-        decay: Limit of the decay, in [0, 1).
+    the decay it counts, as it does for learning-rate schedules. Weights in half precision are averaged in float32.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -114,17 +92,13 @@ class WeightAverage(StepHook):
         share = 1.0 - decay_at(self.updates, self.decay)
         self.updates += 1
         found_inf = window.found_inf
-        if found_inf is not None and found_inf.is_cpu:
-            if found_inf.item():
-                return {}
-            found_inf = None
         values = [_widened(value) for value in self._values()]
-        if found_inf is None:
+        if found_inf is not None and not found_inf.is_cpu:
+            differences = torch._foreach_sub(values, self._averages)
+            torch._foreach_mul_(differences, share * (found_inf == 0))
+            torch._foreach_add_(self._averages, differences)
+        elif found_inf is None or not found_inf.item():
             torch._foreach_lerp_(self._averages, values, share)
-            return {}
-        differences = torch._foreach_sub(values, self._averages)
-        torch._foreach_mul_(differences, share * (found_inf == 0))
-        torch._foreach_add_(self._averages, differences)
         return {}
 
     @contextlib.contextmanager
@@ -148,11 +122,11 @@ class WeightAverage(StepHook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken."""
         self.updates = state["updates"]
-        values = self._values()
-        if len(state["averages"]) not in (0, len(values)):
-            raise ValueError(f"an average of {len(state['averages'])} tensors does not belong to {len(values)} weights")
-        stored = zip(state["averages"], values, strict=False)
-        self._averages = [average.to(value.device, copy=True) for average, value in stored]
+        averages, values = state["averages"], self._values()
+        if len(averages) not in (0, len(values)):
+            raise ValueError(f"an average of {len(averages)} tensors does not belong to {len(values)} weights")
+        pairs = zip(averages, values, strict=False)
+        self._averages = [average.to(value.device, copy=True) for average, value in pairs]
 
     def _values(self) -> list[Tensor]:
         buffers = (buffer for buffer in self.module.buffers() if buffer.is_floating_point())

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.facts import Facts
 
-__all__ = ["RegularizationSection"]
-
 _SMOOTHS = Condition(
     lambda _config, facts: "" if facts.network is None else facts.network.no_smoothing,
     "the criterion has label smoothing",

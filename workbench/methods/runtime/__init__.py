@@ -2,8 +2,6 @@
 
 from workbench.methods.protocol import Description
 
-__all__ = ["DESCRIPTION"]
-
 DESCRIPTION = Description(
     name="runtime",
     title="Runtime",
@@ -12,7 +10,6 @@ DESCRIPTION = Description(
     switch="runtime.memory_format",
     enabled_by={"boost.mode": "disable_all", "runtime.memory_format": "channels_last"},
     acts="workbench.methods.runtime.method:RuntimeMethod",
-    builder="workbench.methods.runtime.compilation:compiled",
     paper='Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph '
     'Compilation", ASPLOS 2024, doi:10.1145/3620665.3640366',
     section_class="workbench.methods.runtime.section:RuntimeSection",

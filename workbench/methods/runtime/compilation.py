@@ -23,8 +23,6 @@ from torch import nn
 
 from workbench.methods.runtime.section import CompileMode
 
-__all__ = ["compiled", "compiling"]
-
 _GRAPHS = 8  # torch's own limit: training, a short last batch, growing inputs (which become dynamic at the second size)
 
 _living: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -39,18 +37,10 @@ def compiled(
     channels_last: bool = False,
     key: Hashable = None,
 ) -> nn.Module:
-    """Return a module that runs a model compiled; parameters, buffers and modules stay the model's.
+    """Return a module that runs a model, in its final form, compiled; nothing is compiled before the first call.
 
-    Nothing is compiled before the first call. What was compiled before in this process is forgotten where nothing that
-    this function returned lives any more and the key is another one.
-
-    Args:
-        model: The model in its final form.
-        mode: As for ``torch.compile``; ``"off"`` with ``cuda_graph`` replays torch's own kernels.
-        cuda_graph: Whether kernels are replayed as CUDA graphs; on a device that has none, leave it out.
-        channels_last: Whether model and inputs are in this format. Graphs of the backward pass keep it only when asked
-            so (pytorch#189239).
-        key: What decides about the graphs; equal keys share them.
+    ``"off"`` with ``cuda_graph`` replays torch's own kernels. What was compiled before in this process is forgotten
+    where nothing that this function returned lives any more and ``key``, which decides about the graphs, is another.
     """
     global _last  # noqa: PLW0603  # one process has one compiler
     if key != _last:
@@ -67,6 +57,7 @@ def compiled(
     elif channels_last:
         from torch._inductor import list_mode_options
 
+        # Graphs of the backward pass keep the format only when asked so (pytorch#189239).
         made = torch.compile(model, options={**list_mode_options(mode), "force_layout_optimization": True})
     else:
         made = torch.compile(model, mode=mode)

@@ -19,25 +19,17 @@ from workbench.methods.protocol import Method, Preparation
 from workbench.methods.runtime.compilation import compiled, compiling
 from workbench.methods.runtime.section import Reading, RuntimeSection
 
-__all__ = ["RuntimeMethod", "channels_last_", "convolution_beyond_memory", "in_channels_last"]
-
 _VECTOR = 16
-
-
-def channels_last_(model: nn.Module) -> bool:
-    """Let 4-D parameters and buffers keep the channels of a pixel together, in place; return whether there are any."""
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs leave the keyword out
-    return any(parameter.ndim == 4 for parameter in model.parameters())
 
 
 def in_channels_last(batch: Any) -> Any:
     """Return a batch (see :mod:`workbench.core.batch`) whose images keep the channels of a pixel together."""
-    return mapped(batch, _channels_last)
 
+    def turned(tensor: Tensor) -> Tensor:
+        is_image = tensor.ndim == 4 and tensor.is_floating_point()
+        return tensor.contiguous(memory_format=torch.channels_last) if is_image else tensor
 
-def _channels_last(tensor: Tensor) -> Tensor:
-    is_image = tensor.ndim == 4 and tensor.is_floating_point()
-    return tensor.contiguous(memory_format=torch.channels_last) if is_image else tensor
+    return mapped(batch, turned)
 
 
 def convolution_beyond_memory(model: nn.Module) -> str:
@@ -47,13 +39,10 @@ def convolution_beyond_memory(model: nn.Module) -> str:
     which we could not try) overwrites the heap there: ``jit_1x1:avx2`` of oneDNN in torch 2.13, float32, found with
     glibc's ``MALLOC_CHECK_=3`` over 1,700 shapes. Compiled graphs lay convolutions out so by themselves.
     """
-    convolutions: dict[str, nn.Conv2d] = {
-        name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)
-    }
-    for name, found in convolutions.items():
-        is_strided_point = set(found.kernel_size) == {1} and max(found.stride) > 1
-        if is_strided_point and found.groups == 1 and 1 < found.in_channels < _VECTOR:
-            return name
+    for name, found in model.named_modules():
+        is_narrow = isinstance(found, nn.Conv2d) and found.groups == 1 and 1 < found.in_channels < _VECTOR
+        if is_narrow and set(found.kernel_size) == {1} and max(found.stride) > 1:
+            return str(name)  # torch leaves it untyped
     return ""
 
 
@@ -91,8 +80,10 @@ class RuntimeMethod(Method):
             vain["cudnn_benchmark"] = f"cuDNN does not compute on {device.type}"
         if asked.matmul_precision != "highest" and not devices.has_fast_products(device):
             vain["matmul_precision"] = "this device multiplies float32 in one way only"
-        if self._channels_last and not channels_last_(preparation.model):
-            vain["memory_format"] = "no weight of the model is 4-D, as those of convolutions"
+        if self._channels_last:
+            preparation.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as torch's stubs
+            if all(parameter.ndim != 4 for parameter in preparation.model.parameters()):
+                vain["memory_format"] = "no weight of the model is 4-D, as those of convolutions"
         for name, reason in vain.items():
             warnings.warn(f"`runtime.{name}` has no effect: {reason}", stacklevel=2)
 

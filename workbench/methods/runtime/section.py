@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.facts import Facts
 
-__all__ = ["CompileMode", "Reading", "RuntimeSection"]
-
 CompileMode = Literal["off", "default", "max-autotune", "reduce-overhead"]
 Reading = Literal["as_given", "resident", "prefetch"]
 
@@ -59,12 +57,7 @@ class RuntimeSection(MethodSection):
         False, "cuDNN benchmark", "Whether cuDNN tries its convolutions for each shape and takes the fastest."
     )
     threads: int | None = described(
-        None,
-        "Threads",
-        "Threads of CPU operations; unset leaves what the process has.",
-        unit="threads",
-        ge=1,
-        le=1024,
+        None, "Threads", "Threads of CPU operations; unset leaves what the process has.", unit="threads", ge=1, le=1024
     )
     data: Reading = described(
         "as_given",

@@ -2,8 +2,6 @@
 
 from workbench.methods.protocol import Description
 
-__all__ = ["DESCRIPTION"]
-
 DESCRIPTION = Description(
     name="schedule",
     title="Schedule",
@@ -12,7 +10,6 @@ DESCRIPTION = Description(
     switch="schedule.length",
     enabled_by={"boost.mode": "disable_all", "schedule.length": 0.5},
     acts="workbench.methods.schedule.method:ScheduleMethod",
-    builder="workbench.methods.schedule.method:shaped",
     paper='Defazio et al., "Optimal Linear Decay Learning Rate Schedules and Further Refinements", 2023, '
     "arXiv:2310.07831",
     section_class="workbench.methods.schedule.section:ScheduleSection",

@@ -21,16 +21,11 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from workbench.methods.protocol import Method
 from workbench.methods.schedule.section import ScheduleSection
 
-__all__ = ["ScheduleMethod", "Shape", "StandIn", "factor_at", "recorded", "shaped", "stretched"]
-
 Shape = Literal["cosine", "linear", "warmup_stable_decay", "constant"]
 
+# Share of the updates in which ``warmup_stable_decay`` falls. Hagele et al., "Scaling Laws and Compute-Optimal Training
+# Beyond Fixed Training Durations", NeurIPS 2024, arXiv:2405.18392: better than at 20 %, up to about half of the run.
 _DECAY_SHARE = 0.4
-"""Share of the updates in which ``warmup_stable_decay`` falls.
-
-Hagele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations", NeurIPS 2024,
-arXiv:2405.18392: at 20 % it is as good as a cosine, and somewhat better up to about half of the run.
-"""
 _PARTICULAR = ("params", "param_names", "initial_lr")
 
 
@@ -38,10 +33,6 @@ def factor_at(update: int, updates: int, shape: Shape, *, warmup: float = 0.1, f
     """Return the factor on the highest rate at an update, counted from 0; past the end it is that of the last one.
 
     It rises linearly for the share ``warmup`` of the updates, then takes the course of the shape down to ``final``.
-
-    Example:
-        >>> [round(factor_at(i, 5, "linear", warmup=0.2), 3) for i in range(5)]
-        [1.0, 1.0, 0.667, 0.333, 0.0]
     """
     rise = round(warmup * updates)
     if update < rise:
@@ -87,18 +78,7 @@ def recorded(
 
 
 def stretched(optimizer: Optimizer, updates: int, course: Sequence[tuple[float, ...]]) -> LambdaLR:
-    """Return a scheduler that runs through a recorded course (per update the factor of each group) in other updates.
-
-    Example:
-        >>> parameter = nn.Parameter(torch.zeros(1))
-        >>> optimizer = torch.optim.SGD([parameter], lr=2.0)
-        >>> scheduler = stretched(optimizer, 3, [(1.0,), (0.75,), (0.5,), (0.25,), (0.0,)])
-        >>> rates = [optimizer.param_groups[0]["lr"]]
-        >>> for _ in range(2):
-        ...     optimizer.step(); scheduler.step(); rates.append(optimizer.param_groups[0]["lr"])
-        >>> rates
-        [2.0, 1.0, 0.0]
-    """
+    """Return a scheduler that runs through a recorded course (per update the factor of each group) in other updates."""
     last = len(course) - 1
 
     def factor(update: int, group: int) -> float:

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.facts import Facts
 
-__all__ = ["ScheduleSection"]
-
 _OWN_SHAPE = OPTIMIZER_STEPS & is_not("schedule.shape", "task", "the task's own curve has a rise and an end of its own")
 
 
