@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from workbench.cli.output import (
-    DeviceOption,
-    JsonOption,
-    only_result_on_stdout,
-    plain,
-    print_json,
-    print_table,
-    say,
-)
+from workbench.cli.output import DeviceOption, JsonOption, only_result_on_stdout, plain, print_json, print_table, say
 
 if TYPE_CHECKING:
     from workbench.bench import Answer, Finding
@@ -50,12 +42,7 @@ def bench(
     Sides of a ratio take turns in one process, so a busy machine slows both; an idle one gives narrower intervals.
     """
     with only_result_on_stdout(json):
-        from workbench.bench import (
-            benchmarks,
-            chosen,
-            load_warning,
-            run_benchmark,
-        )
+        from workbench.bench import benchmarks, chosen, load_warning, run_benchmark
         from workbench.bench.result_page import page, read_answers
         from workbench.cli.progress import progress_bar
         from workbench.core.devices import select_device

@@ -12,15 +12,7 @@ import typer
 
 from workbench.cli.failures import Interrupted
 from workbench.cli.interrupts import saying_on_ctrl_c, stop_on_ctrl_c
-from workbench.cli.output import (
-    DeviceOption,
-    JsonOption,
-    only_result_on_stdout,
-    print_json,
-    print_table,
-    quoted,
-    say,
-)
+from workbench.cli.output import DeviceOption, JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
 from workbench.cli.progress import progress_bar
 from workbench.core.rank_environment import is_first_rank
 

@@ -12,13 +12,7 @@ from workbench.core.files import write_bytes_atomically
 
 _PACKAGED = Path(__file__).parents[1] / "packaged_templates"
 _CHECKOUT = Path(__file__).parents[2]
-_PATTERNS = (
-    "studies/*/study.toml",
-    "studies/*/README.md",
-    "studies/*/*.py",
-    "studies/*/*/*.json",
-    "notebooks/*.ipynb",
-)
+_PATTERNS = ("studies/*/study.toml", "studies/*/README.md", "studies/*/*.py", "studies/*/*/*.json", "notebooks/*.ipynb")
 _ANSWERS = "result"  # of a study: they belong to the machine that found them
 
 

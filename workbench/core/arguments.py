@@ -6,8 +6,6 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["checked_count", "checked_number", "checked_switch"]
-
 
 def checked_number(
     name: str,
@@ -18,12 +16,7 @@ def checked_number(
     below: float = math.inf,
     kind: type[Any] = Real,
 ) -> float:
-    """Return a finite number as a float: at least ``least``, or above ``above`` where that is given; below ``below``.
-
-    Raises:
-        TypeError: When it is no number of this kind (a bool is none).
-        ValueError: When it is out of range or NaN.
-    """
+    """Return a finite number as a float: at least ``least``, or above ``above`` where given, and below ``below``."""
     if isinstance(value, bool) or not isinstance(value, kind):
         what = "float" if kind is float else "number"
         raise TypeError(f"`{name}` must be a {what}, got {type(value).__name__} {value!r}")
@@ -38,12 +31,7 @@ def checked_number(
 
 
 def checked_count(name: str, value: Any, least: int = 1, of: str = "") -> int:
-    """Return a whole number of at least ``least``; ``of`` says of what, for messages.
-
-    Raises:
-        TypeError: When it is no whole number.
-        ValueError: When it is smaller.
-    """
+    """Return a whole number of at least ``least``; ``of`` says of what, for messages."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be a whole number{of and f' of {of}'}, got {value!r}")
     if value < least:
@@ -52,11 +40,7 @@ def checked_count(name: str, value: Any, least: int = 1, of: str = "") -> int:
 
 
 def checked_switch(name: str, value: Any) -> bool:
-    """Return a bool.
-
-    Raises:
-        TypeError: When it is something else, such as 1.
-    """
+    """Return a bool; anything else, such as 1, is a TypeError."""
     if not isinstance(value, bool):
         raise TypeError(f"`{name}` must be a bool, got {type(value).__name__} {value!r}")
     return value

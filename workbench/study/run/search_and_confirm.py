@@ -325,13 +325,7 @@ def _too_short(limit: float, needed: float) -> str:
 
 
 def _check_arguments(
-    trials: int | None,
-    timeout: float | None,
-    confirm_seeds: int | None,
-    jobs: int,
-    *,
-    fresh: bool,
-    storage: str | None,
+    trials: int | None, timeout: float | None, confirm_seeds: int | None, jobs: int, *, fresh: bool, storage: str | None
 ) -> None:
     if trials is not None and not trials >= 1:
         raise StudyError(f"--trials must be at least 1, got {trials}")
