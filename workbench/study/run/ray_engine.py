@@ -40,6 +40,7 @@ from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.store import storage as kept
+from workbench.study.store.study_storage import StudyStorage
 
 _WAIT_VARIABLE = "WORKBENCH_RAY_WAIT"
 _WAIT_SECONDS = 30.0
@@ -70,8 +71,7 @@ class RayEngine:
     Args:
         resources: What one process of a trial needs, as on the command line.
         address: ``"auto"``, ``"host:port"``, or None for what Ray finds, or else this machine alone.
-        jobs: Trials at a time; None for as many as the cluster has room for when the search begins. More than that
-            wait in Ray's queue, where an autoscaler sees them.
+        jobs: Trials at a time; None for as many as the cluster has room for when the search begins.
     """
 
     resources: str = "CPU=1"
@@ -87,12 +87,7 @@ class RayEngine:
         stop: Callable[[], bool] | None = None,
         deadline: float | None = None,
     ) -> Iterator[RayCrew]:
-        """Join the cluster and get a first slot there, while the block runs.
-
-        Raises:
-            StudyError: When the resources or the cluster are wrong, or the cluster never has room, or none before the
-                deadline.
-        """
+        """Join the cluster and get a first slot there, while the block runs."""
         resources, ranks = parse_resources(self.resources), file.study.ranks
         if ranks > 1 and resources.shares_accelerator():
             raise StudyError(
@@ -122,10 +117,10 @@ class RayEngine:
 
 
 class Slot:
-    """Where trials run one after the other: one worker, or one per rank of the trial.
+    """Where trials run one after the other: one worker, or one per rank of the trial, held by a placement group.
 
     Making one asks Ray for room and does not wait for it. In place of a worker that dies Ray is asked for another, on
-    whatever node has room. Ranks are held together by a placement group; when one dies all of them begin again in it.
+    whatever node has room; of several ranks all begin again.
     """
 
     def __init__(self, ray: Any, resources: TrialResources, ranks: int, arguments: tuple[Any, ...]) -> None:
@@ -146,7 +141,7 @@ class Slot:
         self._start()
 
     def ready(self) -> Any:
-        """Return what Ray calls a reference: it is there when the slot is."""
+        """Return a Ray reference that is there when the slot is."""
         return self._workers[0].address.remote()
 
     def facts(self) -> TaskFacts:
@@ -162,8 +157,7 @@ class Slot:
     def work(self, job: Job[Any], monitor: Monitor, on_evaluation: Callable[[int, float], bool]) -> tuple[Any, bytes]:
         """Let the workers run one job; return its outcome, and the run directory that was sent with it.
 
-        Raises:
-            _LostWorkerError: When a worker or its node died; the slot is ready for another try.
+        After a `_LostWorkerError`, when a worker or its node died, the slot is ready for another try.
         """
 
         def listen() -> tuple[Any, bytes]:
@@ -246,12 +240,7 @@ class RayExperimenter(ExperimenterWrapper):
         self._slot, self._directory = slot, directory
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job there; a run directory that is not shared is brought back.
-
-        Raises:
-            LostTrialError: When worker after worker died.
-            StudyStoppedError: When the study is to end.
-        """
+        """Run a job there, again where its worker dies; a run directory that is not shared is brought back."""
         result: Any
         if isinstance(job, ReplayJob):  # arithmetic on a run that is here
             result = replay_recorded(job, self._directory)
@@ -293,19 +282,13 @@ class RayCrew:
 
     def search(
         self,
-        database: kept.StudyStorage,
+        database: StudyStorage,
         allowed: dict[str, float],
         n_trials: int,
         deadline: float | None,
         on_poll: Callable[[], None],
     ) -> None:
-        """Run trials in all slots until the study has enough; with one slot there is nothing to do beside the driver.
-
-        ``on_poll`` is called now and then; it may raise to end the search.
-
-        Raises:
-            StudyFailedError: When trials keep failing.
-        """
+        """Run trials in all slots until the study has enough; ``on_poll``, called now and then, may raise to end it."""
         if self.jobs == 1:
             return
         ending, enough = threading.Event(), threading.Event()
@@ -348,8 +331,7 @@ class RayCrew:
 def _joined_cluster(address: str | None) -> Iterator[Any]:
     """Join a Ray cluster while the block runs, and leave it at the end; one that was joined before is kept.
 
-    Without an address it is what Ray finds by its own rule (``RAY_ADDRESS``, a running cluster), or else a small one on
-    this machine, for as long as the study runs.
+    Without an address it is what Ray finds by its own rule, or else a small one on this machine, while the study runs.
     """
     # Since Ray 2.5x a task without accelerators no longer hides them, and says so at every start unless asked not to.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -408,12 +390,7 @@ def _n_slots(ray: Any, resources: TrialResources, ranks: int) -> int:
 def _wait_for_room(
     ray: Any, resources: TrialResources, ranks: int, ready: Any, end_if_waited_enough: Callable[[], None]
 ) -> None:
-    """Wait until the first slot is ready; one that is submitted already moves an autoscaler to help.
-
-    Raises:
-        StudyError: When the cluster cannot hold a trial at all after half a minute, or the seconds in
-            ``WORKBENCH_RAY_WAIT``.
-    """
+    """Wait until the first slot is ready, unless after a while the cluster cannot hold a trial at all."""
     text = os.environ.get(_WAIT_VARIABLE, "")
     try:
         seconds = float(text) if text else _WAIT_SECONDS

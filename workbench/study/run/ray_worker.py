@@ -1,8 +1,7 @@
 """What runs on a node of a Ray cluster: one process of a trial, and the study's folder as that node sees it.
 
-Usually all machines share the folder, and a worker writes runs where the driver reads them. A marker in it tells: the
-driver writes a secret word there, and a worker that finds it is at the same place. A worker that does not gets a folder
-of its own with the study's Python files, and sends each recorded run back with its result.
+Usually all machines share the folder, which a secret word in a marker tells, and a worker writes runs where the driver
+reads them. Else it gets a folder of its own with the study's Python files, and sends each recorded run back.
 """
 
 from __future__ import annotations
@@ -68,14 +67,8 @@ class RayWorker:
     """One process of a trial, on whatever node Ray has put it; the class of a Ray actor with two threads.
 
     One waits in `run`, the other takes what the driver says meanwhile. Training has a thread of its own, always the
-    same one, since torch counts its threads per thread.
-
-    Args:
-        file: The study's file.
-        directory: Folder of the study, on the driver's machine.
-        token: What stands in the folder's marker, by which a shared folder is known.
-        code: Python files beside the study file, for tasks named relative to it.
-        make: Makes another experimenter than the task's own, for tests.
+    same one, since torch counts its threads per thread. ``code`` are the Python files beside the study file, ``token``
+    is what stands in the folder's marker.
     """
 
     def __init__(
@@ -123,16 +116,10 @@ class RayWorker:
         return TaskFacts(one.metric_name, one.higher_is_better, one.data_hash, one.environment(), one.network_facts())
 
     def run(self, number: int, job: Job[Any], *, evaluates: bool) -> Iterator[Any]:
-        """Run one job.
+        """Run one job; its number is larger than any before, and its evaluations may wait for an answer.
 
-        Args:
-            number: Of the job; larger than any before.
-            job: What to do.
-            evaluates: Whether evaluations wait for an answer.
-
-        Yields:
-            Of rank 0 each `Evaluated` and now and then a `RunStep`; at last the outcome, and the packed run directory
-            when the driver does not see the folder.
+        Rank 0 yields each `Evaluated` and now and then a `RunStep`; all at last the outcome with the packed run
+        directory.
         """
         news: queue.SimpleQueue[Any] = queue.SimpleQueue()
         result = self._trainer.submit(self._work, number, job, news if self._rank == 0 else None, evaluates)

@@ -22,11 +22,11 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optuna
 
@@ -57,9 +57,6 @@ from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import keep_candidates, refuse_other_targets
 from workbench.study.store.write_ahead import writing_ahead
 
-if TYPE_CHECKING:
-    import torch
-
 _WRITING_SECONDS = 1.0
 _WRITING_SHARE = 0.25
 """At least so many seconds, and at most such a share of the time limit, are kept for writing the answer."""
@@ -82,7 +79,7 @@ def tune(
     ray: RayEngine | None = None,
     began: float | None = None,
 ) -> StudyResult:
-    """Run a study to its end, or continue it.
+    """Run a study to its end, or continue it: what ``workbench.tune`` does once a task has its ``study.toml``.
 
     Args:
         study_dir: Folder with ``study.toml``.
@@ -94,27 +91,22 @@ def tune(
         require_confirmed: Export confirmed candidates only.
         jobs: Processes that search at the same time.
         storage: Optuna storage URL; None keeps a SQLite file beside the study.
-        warm_start: Earlier studies or exported boost_config.json files whose best plans are tried first, besides those
-            that the file names.
+        warm_start: Earlier studies or exported boost_config.json files whose best plans are tried first, too.
         on_progress: Told how far it is, several times per run.
         stop: Asked at every step; True ends the study within it, as Ctrl-C would.
-        make_experimenter: Who trains; None trains the task the file names. A function at module level when
-            ``jobs`` is above 1.
+        make_experimenter: Who trains, a function of a module; None trains the task the file names.
         ray: Train on a Ray cluster instead of in this process; its own ``jobs`` counts.
         began: ``time.monotonic()`` from which the time limit counts; None is now.
 
     Returns:
-        The result, with the exported files; ``report`` is None, since reports are written above this layer. Over
-        several ranks each of them gets it.
+        The result, with the exported files, on every rank; its ``report`` is None: those are written above this layer.
 
     Raises:
-        StudyError: When the study, an argument or the storage is wrong, the study is being tuned already, or the time
-            limit is too short for O0 itself.
-        StudyChangedError: When ``study.toml`` changed since the study began.
+        StudyError: When the study, an argument or the storage is wrong, ``study.toml`` changed since the study began,
+            it is being tuned already, or the time limit is too short for O0 itself.
         StudyFailedError: When O0 does not train or trials keep failing.
-        RankFailure: When another rank has died; the state is saved, the running trial will be run again.
-        StudyStoppedError: When ``stop`` asked for it; the state is saved, the running trial will be run again.
-        KeyboardInterrupt: After Ctrl-C; the state is saved, the running trial will be run again.
+        RankFailure: When another rank has died; as after ``stop`` (StudyStoppedError) and Ctrl-C the state is saved,
+            and the running trial will be run again.
     """
     began = time.monotonic() if began is None else began
     file, directory = read_study(study_dir), study_folder(study_dir)
@@ -124,7 +116,8 @@ def tune(
     n_trials = file.study.n_trials if trials is None else trials
     limit = file.study.timeout_seconds if timeout is None else timeout
     url = storage or kept.default_storage(directory)
-    with nullcontext() if ray is not None else _ranks_of(file) as device:
+    # Of one rank without importing torch: fakes need none.
+    with nullcontext() if ray is not None or file.study.ranks == 1 else _joined(file) as device:
         if not is_first_rank():
             followed: StudyResult = follow(experimenter_for(file, directory, make_experimenter, device))
             return followed
@@ -231,11 +224,7 @@ def tune(
 
 
 def _keep_question(study: optuna.Study, file: StudyFile, guard: Experimenter, n_trials: int) -> dict[str, float]:
-    """Store what this command asks of the study, and return the allowed drops.
-
-    Raises:
-        StudyChangedError: When finished trials were scored at another drop.
-    """
+    """Store what this command asks of the study, and return the allowed drops."""
     finished = baseline_trial(study)
     # A drop may be a share of the baseline's value.
     value = () if finished is None else (finished.user_attrs["trained"]["metric"],)
@@ -268,16 +257,10 @@ def _measure_more(
     return policy, cut_short
 
 
-@contextmanager
-def _ranks_of(file: StudyFile) -> Iterator[torch.device | None]:
-    """Train together with the other ranks of the study, if it has more than one."""
-    if file.study.ranks == 1:
-        yield None  # without importing torch: fakes need none
-        return
+def _joined(file: StudyFile) -> AbstractContextManager[Any]:
     from workbench.core import distributed as ranks
 
-    with ranks.joined(file.study.device) as device:
-        yield device
+    return ranks.joined(file.study.device)
 
 
 def _check_ranks(file: StudyFile, study_dir: str | Path, jobs: int) -> None:
