@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from numbers import Integral, Real
 from typing import Any
 
@@ -37,6 +38,19 @@ def checked_count(name: str, value: Any, least: int = 1, of: str = "") -> int:
     if value < least:
         raise ValueError(f"`{name}` must be at least {least}, got {value}")
     return int(value)
+
+
+def seconds_from(variable: str, default: float, *, or_zero: bool = False) -> float:
+    """Return the seconds that an environment variable says, above 0 (or 0 where that is allowed), or the default."""
+    text = os.environ.get(variable, "")
+    try:
+        seconds = float(text) if text else default
+    except ValueError:
+        seconds = -1.0
+    if not (0.0 < seconds < 1e9 or (or_zero and seconds == 0.0)):
+        rule = "0 or more" if or_zero else "above 0"
+        raise ValueError(f"{variable} must be a number of seconds {rule}, got {text!r}")
+    return seconds
 
 
 def checked_switch(name: str, value: Any) -> bool:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, distributed
 
 from workbench.core import devices
+from workbench.core.arguments import seconds_from
 from workbench.core.rank_environment import RankEnvironment, rank_environment
 from workbench.core.signals import Handler, handling_signals
 
@@ -413,11 +414,7 @@ def _control() -> distributed.ProcessGroup:
 
 def _timeout(given: float | None) -> float:
     if given is None:
-        text = os.environ.get(TIMEOUT_VARIABLE) or str(_TIMEOUT_SECONDS)
-        with contextlib.suppress(ValueError):
-            given = float(text)
-        if given is None or not given > 0:
-            raise ValueError(f"{TIMEOUT_VARIABLE} must be a number of seconds above 0, got {text!r}")
+        return seconds_from(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS)
     if not 0 < given < float("inf"):
         raise ValueError(f"`timeout_seconds` must be above 0, got {given!r}")
     return given

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 from collections.abc import Iterator
@@ -64,6 +65,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise DiskFullError(error.errno, sentence, str(target)) from error
         raise
     _flush_folder(target.parent)
+
+
+def free_path(path: Path) -> Path:
+    """Return a path that nothing has yet: this one, or else its name with the first free number from 2 on."""
+    numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], numbered) if not one.exists())
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -62,10 +62,13 @@ class StepOptimizer(Optimizer):
         step: int | None = None,
         events: EventSink | None = None,
     ) -> None:
-        """Take what only the training step knows, before every step that it concerns; ``step`` numbers events.
+        """Take what only the training step knows, before every step that it concerns.
 
-        ``backward_scale`` is a loss scale that the backward pass carried though the gradients no longer do: a number, a
-        tensor of one element, or a function of the parameter.
+        Args:
+            backward_scale: Loss scale that the backward pass carried though the gradients no longer do: a number, a
+                tensor of one element, or a function of the parameter; None when gradients are as it left them.
+            step: Number of the step for events; None for the optimizer's own count.
+            events: Where events go.
         """
 
     def columns(self) -> Mapping[str, float]:
@@ -73,7 +76,12 @@ class StepOptimizer(Optimizer):
         return {}
 
     def unscale_offloaded_(self, scale_of: Callable[[nn.Parameter], Tensor], found_inf: Tensor) -> None:
-        """Unscale gradients that have left ``.grad`` already, and set ``found_inf`` to 1.0 where one is not finite."""
+        """Unscale gradients that have left ``.grad`` already, and set ``found_inf`` to 1.0 where one is not finite.
+
+        Args:
+            scale_of: Gives the scale of a parameter's gradient, one element.
+            found_inf: Flag, float32, one element.
+        """
 
     def over_groups(self, groups: Sequence[dict[str, Any]]) -> Optimizer | None:
         """Return an optimizer like this one over other parameter groups; None where class and defaults suffice."""

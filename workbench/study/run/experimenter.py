@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.config import NetworkFacts
+from workbench.core.files import free_path
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import (
     UNMONITORED,
@@ -131,7 +132,8 @@ class TaskExperimenter:
 
         if job.run_id and ranks.rank() == 0:
             self._runs.mkdir(parents=True, exist_ok=True)
-            job = dataclasses.replace(job, run_id=self._free_name(job.run_id))
+            # What an interrupted run of that name left behind stays to be looked at.
+            job = dataclasses.replace(job, run_id=free_path(self._runs / job.run_id).name)
         result = run_task(
             self._task,
             job,
@@ -190,11 +192,6 @@ class TaskExperimenter:
             before_window=lambda: end_if_asked(stop),
         )
         return FreezingLimitMeasured(*measured.realised, *measured.limit, *measured.reached)
-
-    def _free_name(self, run_id: str) -> str:
-        """Return a name that no run has; what an interrupted run left behind stays to be looked at."""
-        names = (run_id, *(f"{run_id}.{attempt}" for attempt in range(2, 10_000)))
-        return next(name for name in names if not (self._runs / name).exists())
 
 
 def replay_recorded(job: ReplayJob, folder: Path) -> Replayed:

@@ -18,7 +18,6 @@ from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.progress import StudyWatch, TuneProgress
 from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter
-from workbench.study.run.warm_up import WarmUps
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import FINISHED, counted_trials
@@ -88,8 +87,7 @@ def join_study(
             study.set_user_attr("target", file.allowed_drop.target)
         n_trials = trials or int(study.user_attrs.get("n_trials", file.study.n_trials))
         watch = StudyWatch(study, file, n_trials, None, on_progress, deadline)
-        warm_ups = WarmUps(file, directory, experimenter, watch.step)
-        search = Search(file, database, study, experimenter, warm_ups, allowed, n_trials, deadline, watch, stop)
+        search = Search(file, directory, database, study, experimenter, allowed, n_trials, deadline, watch, stop)
         with contextlib.suppress(OutOfTimeError):  # O0 waits for the next worker
             search.run_baseline()
             search.run()

@@ -44,8 +44,8 @@ class StudyWatch:
         study: optuna.Study,
         file: StudyFile,
         n_trials: int,
-        confirm_seeds: int | None,
-        on_progress: Callable[[TuneProgress], None] | None,
+        confirm_seeds: int | None = None,
+        on_progress: Callable[[TuneProgress], None] | None = None,
         deadline: float | None = None,
     ) -> None:
         self._study, self._file, self._n_trials, self._on_progress = study, file, n_trials, on_progress

@@ -28,17 +28,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from workbench.core.arguments import seconds_from
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyError, StudyStoppedError
 from workbench.study.run.experimenter import MakeExperimenter, replay_recorded
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, ReplayJob, RunStep, Trained
-from workbench.study.run.progress import StudyWatch
 from workbench.study.run.ray_resources import TrialResources, parse_resources
 from workbench.study.run.ray_worker import Evaluated, RayWorker, TaskFacts, marked, python_files, unpack_run
 from workbench.study.run.runner import ExperimenterWrapper
 from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
-from workbench.study.run.warm_up import WarmUps
 from workbench.study.store import storage as kept
 from workbench.study.store.study_storage import StudyStorage
 
@@ -301,10 +300,8 @@ class RayCrew:
                     return
             trains = StoppableExperimenter(RayExperimenter(slot, self._facts, self._directory), ending.is_set, deadline)
             study = kept.find_study(database, self._file.study.name)  # each its own: a study object has one sampler
-            file = kept.on_its_network(self._file, study)
-            watch = StudyWatch(study, file, n_trials, None, None)
-            warm_ups = WarmUps(file, self._directory, trains, watch.step)
-            search = Search(file, database, study, trains, warm_ups, allowed, n_trials, deadline, watch, ending.is_set)
+            where = (self._file, self._directory, database, study, trains)
+            search = Search(*where, allowed, n_trials, deadline, stop=ending.is_set)
             with contextlib.suppress(StudyStoppedError):  # its trial is back in the queue
                 search.run()
                 enough.set()
@@ -391,13 +388,10 @@ def _wait_for_room(
     ray: Any, resources: TrialResources, ranks: int, ready: Any, end_if_waited_enough: Callable[[], None]
 ) -> None:
     """Wait until the first slot is ready, unless after a while the cluster cannot hold a trial at all."""
-    text = os.environ.get(_WAIT_VARIABLE, "")
     try:
-        seconds = float(text) if text else _WAIT_SECONDS
-    except ValueError:
-        seconds = -1.0
-    if not 0.0 <= seconds < float("inf"):
-        raise StudyError(f"{_WAIT_VARIABLE} must be a number of seconds, 0 or more, got {text!r}")
+        seconds = seconds_from(_WAIT_VARIABLE, _WAIT_SECONDS, or_zero=True)
+    except ValueError as error:
+        raise StudyError(str(error)) from None
     needs = f"{resources}" if ranks == 1 else f"{ranks} x ({resources})"
     began, noted = time.monotonic(), False
     while not ray.wait([ready], timeout=_POLL_SECONDS)[0]:

@@ -19,11 +19,11 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from workbench.config import NetworkFacts
-from workbench.core.files import write_text_atomically
+from workbench.core.files import free_path, write_text_atomically
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, Trained
@@ -230,10 +230,8 @@ def pack_run(folder: Path, path: str) -> bytes | None:
 
 def unpack_run(directory: Path, path: str, packed: bytes) -> str:
     """Write a packed run into the study's folder; return its name there, with a number when its own is taken."""
-    asked = PurePosixPath(path)
-    names = (asked, *(asked.with_name(f"{asked.name}.{attempt}") for attempt in range(2, 10_000)))
-    free = next(name for name in names if not (directory / name).exists())
-    (directory / free).mkdir(parents=True)
+    folder = free_path(directory / path)
+    folder.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
-        archive.extractall(directory / free, filter="data")  # Python refuses links and paths that lead outside
-    return free.as_posix()
+        archive.extractall(folder, filter="data")  # Python refuses links and paths that lead outside
+    return folder.relative_to(directory).as_posix()

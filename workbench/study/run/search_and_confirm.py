@@ -48,7 +48,6 @@ from workbench.study.run.ray_engine import RayEngine
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
-from workbench.study.run.warm_up import WarmUps
 from workbench.study.run.workers import run_workers
 from workbench.study.set_up.beside_plain import compare_with_plain
 from workbench.study.set_up.stages import confirmation_begins, prepare_search, settle, take_apart
@@ -79,27 +78,11 @@ def tune(
     ray: RayEngine | None = None,
     began: float | None = None,
 ) -> StudyResult:
-    """Run a study to its end, or continue it: what ``workbench.tune`` does once a task has its ``study.toml``.
+    """Run a study to its end, or continue it: ``workbench.tune``, whose arguments these are, for one that has its file.
 
-    Args:
-        study_dir: Folder with ``study.toml``.
-        trials: Finished trials of the whole study; None follows the file.
-        timeout: Seconds this command may take, the answer's files included; None follows the file. What runs when they
-            are over ends at its next step, and the next command runs it again.
-        fresh: Archive what the study has produced and start over.
-        confirm_seeds: Paired seeds of the confirmation, at least 2; None follows the file.
-        require_confirmed: Export confirmed candidates only.
-        jobs: Processes that search at the same time.
-        storage: Optuna storage URL; None keeps a SQLite file beside the study.
-        warm_start: Earlier studies or exported boost_config.json files whose best plans are tried first, too.
-        on_progress: Told how far it is, several times per run.
-        stop: Asked at every step; True ends the study within it, as Ctrl-C would.
-        make_experimenter: Who trains, a function of a module; None trains the task the file names.
-        ray: Train on a Ray cluster instead of in this process; its own ``jobs`` counts.
-        began: ``time.monotonic()`` from which the time limit counts; None is now.
-
-    Returns:
-        The result, with the exported files, on every rank; its ``report`` is None: those are written above this layer.
+    ``make_experimenter``, a function of a module, says who trains; None trains the task the file names. ``began`` is
+    ``time.monotonic()`` from which the time limit counts. Every rank gets the result, with the exported files; its
+    ``report`` is None, since reports are written above this layer.
 
     Raises:
         StudyError: When the study, an argument or the storage is wrong, ``study.toml`` changed since the study began,
@@ -149,8 +132,8 @@ def tune(
             kept.requeue_interrupted(database, study)
             search_deadline, deadline = _deadlines(file, began, limit)
             watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline)
-            warm_ups = WarmUps(file, directory, guard, watch.step)
-            search = Search(file, database, study, guard, warm_ups, allowed, n_trials, search_deadline, watch, stop)
+            where = (file, directory, database, study, guard)
+            search = Search(*where, allowed, n_trials, search_deadline, watch, stop)
 
             def on_poll() -> None:
                 end_if_asked(stop)
@@ -193,7 +176,7 @@ def tune(
                 study,
                 file,
                 guard,
-                warm_ups,
+                search.warm_ups,
                 command=f"workbench tune {study_dir} --confirm-seeds {{seeds}}",
                 confirm_seeds=confirm_seeds,
                 deadline=deadline,

@@ -66,13 +66,9 @@ def search(
         experimenter = StoppableExperimenter(experimenter, deadline=deadline)
         database = kept.open_storage(url, role="worker", wait=True)
         study = kept.find_study(database, file.study.name)
-        file = kept.on_its_network(file, study)
-        total = n_trials or file.study.n_trials
-        watch = StudyWatch(study, file, total, None, None)
-        allowed = file.allowed_drops(experimenter.metric_name)
+        allowed, total = file.allowed_drops(experimenter.metric_name), n_trials or file.study.n_trials
         with kept.plain_storage_errors():
-            warm_ups = WarmUps(file, study_dir, experimenter, watch.step)
-            here = Search(file, database, study, experimenter, warm_ups, allowed, total, deadline, watch)
+            here = Search(file, study_dir, database, study, experimenter, allowed, total, deadline)
             if on_begin is not None:
                 on_begin()
             here.run_baseline()
@@ -89,23 +85,28 @@ class Search:
     def __init__(
         self,
         file: StudyFile,
+        directory: Path,
         database: StudyStorage,
         study: optuna.Study,
         experimenter: Experimenter,
-        warm_ups: WarmUps,
         allowed: dict[str, float],
         n_trials: int,
         deadline: float | None,
-        watch: StudyWatch,
+        watch: StudyWatch | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
+        file = kept.on_its_network(file, study)
         self._database, self._study, self._n_trials = database, study, n_trials
-        self._deadline, self._watch, self._stop = deadline, watch, stop
+        self._watch = StudyWatch(study, file, n_trials) if watch is None else watch
+        self._deadline, self._stop = deadline, stop
+        self.warm_ups = WarmUps(file, directory, experimenter, self._watch.step)
         self._stale = StaleTrials(database, study)
         self._lost: threading.Event | None = None  # set once another process has the trial that runs here
         self.finished_here = 0
         trial = SetUpObjective if file.study.objective == "time_to_quality" else Objective
-        self._objective = trial(file, database, study, experimenter, allowed, warm_ups, deadline, on_step=self._step)
+        self._objective = trial(
+            file, database, study, experimenter, allowed, self.warm_ups, deadline, on_step=self._step
+        )
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
         study.sampler = make_sampler(
             file.sampler.name,

@@ -27,8 +27,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from workbench.config import NetworkFacts
+from workbench.core.arguments import seconds_from
 from workbench.core.credentials import hide_passwords
-from workbench.core.files import DiskFullError
+from workbench.core.files import DiskFullError, free_path
 from workbench.study.ask.study_file import StudyFile, asked
 from workbench.study.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError
 from workbench.study.run.job import plain
@@ -58,8 +59,11 @@ def open_storage(
     silent before others take its trial for abandoned, is by default ``WORKBENCH_GRACE_SECONDS``, or 180. ``wait``:
     whether to wait for a database that does not answer yet, for ``WORKBENCH_PATIENCE_SECONDS``, or 300.
     """
-    grace = _seconds_from("WORKBENCH_GRACE_SECONDS", _GRACE_SECONDS) if grace_seconds is None else grace_seconds
-    patience = Patience(_seconds_from("WORKBENCH_PATIENCE_SECONDS", _PATIENCE_SECONDS))
+    try:
+        grace = seconds_from("WORKBENCH_GRACE_SECONDS", _GRACE_SECONDS) if grace_seconds is None else grace_seconds
+        patience = Patience(seconds_from("WORKBENCH_PATIENCE_SECONDS", _PATIENCE_SECONDS))
+    except ValueError as error:
+        raise StudyError(str(error)) from None
     try:
         options = _engine_options(url)
 
@@ -103,17 +107,6 @@ def _engine_options(url: str) -> dict[str, Any]:
         # A server whose machine was switched off sends no farewell (libpq, "Parameter Key Words").
         options["connect_args"] = {"connect_timeout": 10, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
     return options
-
-
-def _seconds_from(variable: str, default: float) -> float:
-    text = os.environ.get(variable, "")
-    try:
-        seconds = float(text) if text else default
-    except ValueError:
-        seconds = -1.0
-    if not 0.0 < seconds < 1e9:
-        raise StudyError(f"the environment variable {variable} must be a number of seconds above 0, got {text!r}")
-    return seconds
 
 
 def shown_url(url: str) -> str:
@@ -277,9 +270,7 @@ def archive_study(directory: Path) -> Path | None:
     present = [directory / name for name in names if (directory / name).exists()]
     if not present:
         return None
-    stamp = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    folders = (directory / "archive" / name for name in (stamp, *(f"{stamp}.{n}" for n in range(2, 1000))))
-    target = next(folder for folder in folders if not folder.exists())
+    target = free_path(directory / "archive" / datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S"))
     target.mkdir(parents=True)
     for path in present:
         shutil.move(path, target / path.name)

@@ -348,27 +348,25 @@ class StudyStorage(BaseStorage):
         self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
     ) -> None:
         """Keep a drawn parameter."""
-        own = self._put(trial_id, "params", tables.param_row(param_name, param_value_internal, distribution))
-        if own is not None:
+        if (
+            own := self._put(trial_id, "params", tables.param_row(param_name, param_value_internal, distribution))
+        ) is not None:
             own.params[param_name] = distribution.to_external_repr(param_value_internal)
             own.distributions[param_name] = distribution
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Keep an attribute of ours."""
-        own = self._put(trial_id, "user_attrs", tables.attribute_row(key, value))
-        if own is not None:
+        if (own := self._put(trial_id, "user_attrs", tables.attribute_row(key, value))) is not None:
             own.user_attrs[key] = value
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Keep an attribute of Optuna's own."""
-        own = self._put(trial_id, "system_attrs", tables.attribute_row(key, value))
-        if own is not None:
+        if (own := self._put(trial_id, "system_attrs", tables.attribute_row(key, value))) is not None:
             own.system_attrs[key] = value
 
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
         """Keep a report."""
-        own = self._put(trial_id, "reports", tables.report_row(step, intermediate_value))
-        if own is not None:
+        if (own := self._put(trial_id, "reports", tables.report_row(step, intermediate_value))) is not None:
             own.intermediate_values[step] = intermediate_value
 
     def _put(self, trial_id: int, part: str, row: Sequence[Any]) -> FrozenTrial | None:
