@@ -23,9 +23,7 @@ from workbench.study.answer.selection import SAFER_THAN
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
-from workbench.study.run.progress import StudyWatch
 from workbench.study.run.searching import Search
-from workbench.study.run.warm_up import WarmUps
 from workbench.study.set_up.attribution import Attributor, Part, attribution_of
 from workbench.study.set_up.objective import SKIPPED
 from workbench.study.set_up.stages import settle
@@ -337,9 +335,7 @@ def searching(folder: Path, runner: SurfaceRunner) -> Iterator[tuple[StudyFile, 
     with quiet_optuna():
         database = kept.open_storage(kept.default_storage(folder))
         study, file = kept.find_study(database, folder.name), read_study(folder)
-        watch = StudyWatch(study, file, 14, None, None)
-        warm_ups = WarmUps(file, folder, runner, watch.step)
-        yield file, study, Search(file, database, study, runner, warm_ups, {"o1": ALLOWED}, 14, None, watch)
+        yield file, study, Search(file, folder, database, study, runner, {"o1": ALLOWED}, 14, None)
 
 
 @pytest.mark.slow
@@ -465,11 +461,7 @@ def test_a_drawn_plan_that_waits_is_not_taken_for_a_given_one(tmp_path: Path) ->
         study = kept.find_study(database, folder.name)
         study.enqueue_trial({"optimizer.name": "SGD"})
         file = read_study(folder)
-        runner = SurfaceRunner(folder)
-        watch = StudyWatch(study, file, 14, None, None)
-        search = Search(
-            file, database, study, runner, WarmUps(file, folder, runner, watch.step), {"o1": ALLOWED}, 14, None, watch
-        )
+        search = Search(file, folder, database, study, SurfaceRunner(folder), {"o1": ALLOWED}, 14, None)
         given = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}
         number = search.run_given(given, {"purpose": "a test"})
         trial = study.get_trials(deepcopy=False)[number]

@@ -17,16 +17,12 @@ import typer
 
 from workbench.cli import command_start
 from workbench.cli.bench_command import bench
-from workbench.cli.config_commands import schema, validate
 from workbench.cli.failures import INTERRUPTED, Interrupted, report
 from workbench.cli.lab_command import lab
-from workbench.cli.project_commands import doctor, init
+from workbench.cli.project_commands import doctor, init, schema, validate
 from workbench.cli.run_commands import compare, replay, runs_app, train
-from workbench.cli.study_commands import export, status, tune
-from workbench.cli.worker_command import worker
+from workbench.cli.study_commands import export, status, tune, worker
 from workbench.core.rank_environment import is_first_rank
-
-__all__ = ["app", "main"]
 
 _TRACEBACK = "--traceback"
 
@@ -37,12 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-_COMMANDS: tuple[Callable[..., None], ...] = (
-    *(tune, status, export, worker),
-    *(train, compare, replay),
-    *(validate, schema, init, doctor, bench, lab),
-)
-for _command in _COMMANDS:
+# In the order of `workbench --help`.
+for _command in (tune, status, export, worker, train, compare, replay, validate, schema, init, doctor, bench, lab):
     app.command()(_command)
 app.add_typer(runs_app, name="runs")
 
@@ -68,10 +60,7 @@ def common(
 
 
 def _each_note_once() -> Callable[..., None]:
-    """Return what shows a warning on stderr, the same words once per command: a study may meet them at every trial.
-
-    It is shown to a person who did not write the line that gave it.
-    """
+    """Return what shows a warning on stderr to a person who did not write its line, the same words once per command."""
     shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
@@ -85,14 +74,7 @@ def _each_note_once() -> Callable[..., None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and turn every failure into one sentence and an exit code.
-
-    Args:
-        arguments: What stands after ``workbench``; None takes it from the process.
-
-    Raises:
-        SystemExit: Always, with the exit code.
-    """
+    """Run the command line and turn every failure into one sentence and an exit code, raised as SystemExit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     traceback = _TRACEBACK in given or os.environ.get("WORKBENCH_TRACEBACK", "") not in {"", "0"}
     given = [argument for argument in given if argument != _TRACEBACK]

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from workbench.cli.output import (
-    DeviceOption,
-    JsonOption,
-    only_result_on_stdout,
-    plain,
-    print_json,
-    print_table,
-    say,
-)
+from workbench.cli.output import DeviceOption, JsonOption, only_result_on_stdout, plain, print_json, print_table, say
 
 if TYPE_CHECKING:
     from workbench.bench import Answer, Finding
@@ -24,15 +16,9 @@ if TYPE_CHECKING:
 NamesArgument = typer.Argument(
     None, metavar="[NAME...]", help="Benchmarks, or `all`. Default: the quick ones.", show_default=False
 )
-RoundsOption = typer.Option(
-    None, metavar="N", min=1, help="Rounds of each. Default: the benchmark's own number.", show_default=False
-)
-OutOption = typer.Option(
-    None, metavar="DIR", help="Folder for one NAME.json per benchmark and results.md over all; made when missing."
-)
-PeersOption = typer.Option(
-    False, "--peers", help="Measure other packages that do the same, too; one that is not installed is said to be."
-)
+RoundsOption = typer.Option(None, metavar="N", min=1, help="Rounds of each. Default: its own.", show_default=False)
+OutOption = typer.Option(None, metavar="DIR", help="Folder, made when missing, for NAME.json and results.md over all.")
+PeersOption = typer.Option(False, "--peers", help="Measure other packages that do the same, too, where installed.")
 ListOption = typer.Option(False, "--list", help="Name the benchmarks and their questions, and measure nothing.")
 
 
@@ -50,12 +36,7 @@ def bench(
     Sides of a ratio take turns in one process, so a busy machine slows both; an idle one gives narrower intervals.
     """
     with only_result_on_stdout(json):
-        from workbench.bench import (
-            benchmarks,
-            chosen,
-            load_warning,
-            run_benchmark,
-        )
+        from workbench.bench import benchmarks, chosen, load_warning, run_benchmark
         from workbench.bench.result_page import page, read_answers
         from workbench.cli.progress import progress_bar
         from workbench.core.devices import select_device
@@ -74,7 +55,8 @@ def bench(
                     bar.update(number, text=benchmark.name)
                     answers.append(run_benchmark(benchmark, rounds, peers=peers, device=place))
                     if out is not None:
-                        _write(out, answers[-1])
+                        text = json_text.dumps(plain(answers[-1].to_dict()), indent=2, allow_nan=False)
+                        write_text_atomically(out / f"{benchmark.name}.json", text + "\n")
                         write_text_atomically(out / "results.md", page(read_answers(out)))
                 bar.update(len(wanted))
     if listed:
@@ -90,13 +72,6 @@ def bench(
         print_json({"answers": [answer.to_dict() for answer in answers]})
     else:
         _say(answers)
-
-
-def _write(folder: Path, answer: Answer) -> None:
-    from workbench.core.files import write_text_atomically
-
-    text = json_text.dumps(plain(answer.to_dict()), indent=2, allow_nan=False)
-    write_text_atomically(folder / f"{answer.name}.json", text + "\n")
 
 
 def _say(answers: list[Answer]) -> None:

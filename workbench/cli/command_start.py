@@ -16,10 +16,9 @@ _LONGEST_START_SECONDS = 60.0
 def began() -> float:
     """Return ``time.monotonic()`` at which the command began: now, where another program calls it.
 
-    What Python took to start is in the processor's time. When the system made the process would say it to the
-    hundredth, and be wrong where a shell becomes its last command: ``bash -c "pip install ... && workbench tune ..."``
-    is one process from the installation on.
-    Over ranks that is when the command began that started them, unless the clock was set since.
+    What Python took to start is in the processor's time. When the system made the process is wrong where a shell
+    becomes its last command. Over ranks that is when the command began that started them, unless the clock was set
+    since.
     """
     elapsed = time.process_time() if _is_this_program() else 0.0
     started = os.environ.get(_VARIABLE)

@@ -1,13 +1,8 @@
 """Which failures are the user's input, which are the work's, and how each is said in one sentence.
 
-Three kinds of error reach the top:
-
-* errors of this package, raised on purpose and already one sentence;
-* errors of the system (no such file, no space), which need the name of the file;
-* whatever a task's own code raises. Its author needs the name of the task, the part that failed, the exception and
-  the line of their file; the whole traceback only on request.
-
-What is none of these is a bug of ours, and is called one.
+Errors of this package are one sentence already; errors of the system need the name of the file. Of what a task's own
+code raises, its author needs the task, the part that failed, the exception and the line of their file. What is none of
+these is a bug of ours, and is called one.
 """
 
 from __future__ import annotations
@@ -69,8 +64,7 @@ class Interrupted(Exception):  # noqa: N818  # no error: the user asked for it
 def report(error: BaseException, *, traceback: bool = False) -> int:
     """Say on stderr what ended the command, after Python's traceback if that is asked for; return the exit code.
 
-    Where several ranks run one command, one of them says it: the one a ``RankFailure`` names, else rank 0, which hears
-    of every other rank's error.
+    Of several ranks one says it: the one a ``RankFailure`` names, else rank 0, which hears of every other rank's error.
     """
     if isinstance(error, BrokenPipeError):
         # `workbench schema | head`: whoever read has seen enough. Python would complain again when it flushes at the
@@ -90,10 +84,7 @@ def report(error: BaseException, *, traceback: bool = False) -> int:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return 2 for wrong input, 130 for Ctrl-C, 1 for everything else.
-
-    Every error of this package for wrong input is a ``ValueError``; ``TypeError`` and the like are bugs.
-    """
+    """Return 2 for wrong input, of this package a ``ValueError`` always, 130 for Ctrl-C, 1 for everything else."""
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         return INTERRUPTED
     is_input = _is_usage(error) or isinstance(error, _NOT_THERE) or (_is_ours(error) and isinstance(error, ValueError))

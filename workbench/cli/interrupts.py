@@ -16,8 +16,7 @@ from workbench.core.signals import handling_signals
 def stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
     """Yield a function that says whether Ctrl-C was pressed; a second Ctrl-C raises ``KeyboardInterrupt``.
 
-    The work asks the function once per step and ends by itself, with everything recorded. In a thread, which gets no
-    signals, it stays False.
+    The work asks it once per step and ends by itself. In a thread, which gets no signals, it stays False.
     """
     pressed = False
 

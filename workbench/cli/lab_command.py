@@ -57,13 +57,6 @@ def lab(
 def notebook_named(name: str, notebooks: Sequence[Path]) -> Path:
     """Return the notebook that a name, a number or the words after the number mean.
 
-    Args:
-        name: What the user typed.
-        notebooks: Notebooks there are.
-
-    Raises:
-        ValueError: When none is called so, or several are.
-
     Example:
         >>> notebook_named("freezing", [Path("00_quickstart.ipynb"), Path("03_gradient_freezing.ipynb")])
         PosixPath('03_gradient_freezing.ipynb')

@@ -1,7 +1,4 @@
-"""What commands print: sentences and tables for people, one JSON object for programs.
-
-Where several ranks run one command, rank 0 prints.
-"""
+"""What commands print, on rank 0 alone: sentences and tables for people, one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -38,10 +35,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def only_result_on_stdout(active: bool) -> Iterator[None]:
-    """Send to stderr whatever is printed to stdout while the block runs: by tasks, libraries and worker processes.
-
-    With ``--json``, and on ranks other than 0; else nothing changes.
-    """
+    """With ``--json``, and on ranks other than 0, send to stderr whatever else is printed to stdout in the block."""
     if not active and is_first_rank():
         yield
         return
@@ -63,10 +57,10 @@ def only_result_on_stdout(active: bool) -> Iterator[None]:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
-    """Print a table with numbers aligned to the right.
+    """Print a table with numbers aligned to the right; nothing is ever cut off.
 
-    On a terminal the last column is wrapped to what is left of the width. Where that is too little, each row becomes
-    a paragraph of ``column: value`` lines: nothing is ever cut off. Into a file or a pipe nothing is wrapped.
+    On a terminal the last column is wrapped to what is left of the width. Where that is too little, each row becomes a
+    paragraph of ``column: value`` lines.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console

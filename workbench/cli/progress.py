@@ -1,7 +1,6 @@
-"""Progress on stderr: done of total, time left and what matters now.
+"""Progress on stderr, of rank 0: done of total, time left and what matters now.
 
-On a terminal this is a bar that moves. Into a file or a pipe (a batch system's log) it is a line now and then, since a
-thousand carriage returns are no log. Of several ranks that run one command, rank 0 shows it.
+On a terminal this is a bar that moves; into a file or a pipe (a batch system's log) it is a line now and then.
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ class Bar:
     def update(
         self, done: float, total: float | None = None, text: str = "", note: str = "", eta: float = math.nan
     ) -> None:
-        """Move on; total and text stay where they are not given.
-
-        The note, current best or latest values, stands after the bar. An ``eta`` of NaN, seconds, is estimated from the
-        units done so far.
-        """
+        """Move on; the note stands after the bar, and an ``eta`` of NaN, seconds, is estimated from the units done."""
         new_text = bool(text) and text != self._text
         self._done, self._note, self._eta = done, note, eta
         self._total = self._total if total is None else total
@@ -59,7 +54,7 @@ class Bar:
             print(sentence, file=sys.stderr, flush=True)
 
     def close(self, *, keep: bool) -> None:
-        """End the display; ``keep`` leaves the last state there, without it a message that follows stands alone."""
+        """End the display; without ``keep`` nothing of it stays, and a message that follows stands alone."""
         if keep and (self._pending or self._terminal is not None):
             self._show()
         if self._terminal is not None:

@@ -1,7 +1,8 @@
-"""``workbench init`` and ``workbench doctor``: a folder to start in, and a look at the machine."""
+"""``workbench validate``, ``schema``, ``init`` and ``doctor``: a look at files and the machine, a folder to start."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,58 @@ import typer
 
 from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
 
+FileArgument = typer.Argument(..., metavar="FILE", help="A boost_config.json.")
 DirectoryArgument = typer.Argument(..., metavar="DIR", help="Folder to write into; made when missing.")
+
+
+def validate(
+    file: Path = FileArgument,
+    level: str = typer.Option("O1", metavar="LEVEL", help="Boost level O0, O1 or O2 to read it at."),
+    world_size: int = typer.Option(1, metavar="N", min=1, help="Ranks that train together."),
+    json: bool = JsonOption,
+) -> None:
+    """Check a boost_config.json and say what it switches on."""
+    from workbench.config import BoostConfig
+
+    config = BoostConfig.from_json(file)
+    plan = config.resolve(level, world_size=world_size)
+    if json:
+        print_json(
+            {
+                "file": file,
+                "valid": True,
+                "level": level,
+                "in_effect": plan.summary(),
+                "not_in_effect": {dropped.name: dropped.reason for dropped in plan.dropped},
+                "level_defaults": plan.level_defaults(),
+                "parameters": plan.parameters_in_effect(),
+            }
+        )
+        return
+    say(f"{file}: valid; at level {level} it means: {plan.summary()}")
+    for dropped in plan.dropped:
+        say(f"  not in effect: {dropped.reason}")
+    if defaults := plan.level_default_sentence():
+        say(f"  {defaults}")
+    for line in _provenance(config.provenance or {}):
+        say(f"  {line}")
+
+
+def schema() -> None:
+    """Print the JSON Schema of boost_config.json."""
+    from workbench.config import BoostConfig
+
+    print_json(BoostConfig.json_schema())
+
+
+def _provenance(stored: Mapping[str, Any]) -> list[str]:
+    """Return where an exported configuration comes from and how far it is confirmed; nothing for other files."""
+    if not stored.get("study"):
+        return []
+    verdict, sentence = str(stored.get("verdict", "")), str(stored.get("sentence", ""))
+    lines = [f"from study {stored['study']} on task {stored.get('task', '?')}: {stored.get('candidate', '?')}"]
+    lines += [f"verdict: {verdict}"] if verdict not in {"", "O0"} else []
+    return [*lines, sentence] if sentence else lines
 
 
 def init(directory: Path = DirectoryArgument) -> None:

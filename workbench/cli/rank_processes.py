@@ -25,10 +25,7 @@ _GRACE_SECONDS = 30.0  # for the others to find out who failed and to say so
 
 
 def run_as_ranks(n_ranks: int, arguments: Sequence[str]) -> int:
-    """Run ``workbench`` with these arguments in several processes that train together.
-
-    Returns rank 0's exit code; 1 when it was killed.
-    """
+    """Run ``workbench`` in processes that train together; return rank 0's exit code, 1 when it was killed."""
     from workbench.core.distributed import serve_store
 
     # Served here, so that it outlives every rank: who is left reads there who has died. Kept by its name until the end.

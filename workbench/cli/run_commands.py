@@ -12,15 +12,7 @@ import typer
 
 from workbench.cli.failures import Interrupted
 from workbench.cli.interrupts import saying_on_ctrl_c, stop_on_ctrl_c
-from workbench.cli.output import (
-    DeviceOption,
-    JsonOption,
-    only_result_on_stdout,
-    print_json,
-    print_table,
-    quoted,
-    say,
-)
+from workbench.cli.output import DeviceOption, JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
 from workbench.cli.progress import progress_bar
 from workbench.core.rank_environment import is_first_rank
 
@@ -37,22 +29,13 @@ ConfigsArgument = typer.Argument(
     ..., metavar="FILE...", help="Configurations; the first is the base. One alone is compared with O0."
 )
 RunFolderOption = typer.Option(Path("runs"), metavar="DIR", help="Folder in which the run directory is made.")
-OptionalFolderOption = typer.Option(
-    None, metavar="DIR", help="Folder for run directories; without it nothing is recorded."
-)
+OptionalFolderOption = typer.Option(None, metavar="DIR", help="Folder for runs; without it nothing is recorded.")
 RunArgument = typer.Argument(..., metavar="RUN", help="A run directory.")
-InitOption = typer.Option(
-    None, metavar="X", help="Initial scale to judge; may be repeated. Default: 2^8, 2^10, ..., 2^24."
-)
-FactorOption = typer.Option(None, metavar="X", help="Factor to judge, greater than 1; may be repeated. Default: 2.")
-WindowOption = typer.Option(
-    None, metavar="N", help="Growth window to judge, updates; may be repeated. Default: 100 and 1000."
-)
+InitOption = typer.Option(None, metavar="X", help="Initial scale; may be repeated. Default: 2^8, 2^10, ..., 2^24.")
+FactorOption = typer.Option(None, metavar="X", help="Factor, greater than 1; may be repeated. Default: 2.")
+WindowOption = typer.Option(None, metavar="N", help="Growth window, updates; may be repeated. Default: 100 and 1000.")
 MirrorOption = typer.Option(
-    None,
-    "--mirror",
-    metavar="WHERE",
-    help="Show the run in tensorboard[=DIR] or mlflow[=URI] while it goes on; may be repeated.",
+    None, metavar="WHERE", help="Show the run in tensorboard[=DIR] or mlflow[=URI] while it goes on; may be repeated."
 )
 MirroredArgument = typer.Argument(..., metavar="RUN", help="A run directory, or a folder of them.")
 ToOption = typer.Option(..., "--to", metavar="WHERE", help="tensorboard[=DIR] or mlflow[=URI]; may be repeated.")
@@ -177,16 +160,9 @@ def replay(
     result = api.replay(run, init=init or None, factor=factor or None, window=window or None, minimum=minimum)
     table = result.table
     if json:
-        print_json(
-            {
-                "run": run,
-                "windows": result.windows,
-                "recorded_overflows": result.recorded_overflows,
-                "assumption": result.assumption,
-                "error_log2": result.thresholds.error_log2,
-                "policies": table.to_dict("records"),
-            }
-        )
+        told = {name: getattr(result, name) for name in ("windows", "recorded_overflows", "assumption")}
+        rest = {"error_log2": result.thresholds.error_log2, "policies": table.to_dict("records")}
+        print_json({"run": run, **told, **rest})
         return
     rows = [
         (
@@ -240,9 +216,7 @@ def list_recorded(root: Path = RunsArgument, json: bool = JsonOption) -> None:
 def prune_recorded(
     root: Path = RunsArgument,
     keep: int = typer.Option(None, metavar="N", min=0, help="Keep this many of the newest."),
-    older_than_days: float = typer.Option(
-        None, metavar="DAYS", min=0, help="Remove only those that have not changed for this long."
-    ),
+    older_than_days: float = typer.Option(None, metavar="DAYS", min=0, help="Remove only those unchanged for so long."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would be removed."),
     json: bool = JsonOption,
 ) -> None:

@@ -1,15 +1,18 @@
-"""``workbench tune``, ``status`` and ``export``: a study from its question to its answer."""
+"""``workbench tune``, ``worker``, ``status`` and ``export``: a study from its question to its answer."""
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -31,6 +34,7 @@ from workbench.cli.rank_processes import run_as_ranks
 from workbench.cli.waterfall import waterfall_rows
 from workbench.core.headline import parts_against_total
 from workbench.core.rank_environment import rank_environment
+from workbench.core.signals import handling_signals
 from workbench.core.text import format_interval, format_number
 from workbench.core.trial_counts import outcome_of
 
@@ -49,11 +53,9 @@ class Engine(StrEnum):
 
 
 StudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml.")
+WorkersStudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml, the same on every machine.")
 StudyOrTaskArgument = typer.Argument(
-    ...,
-    metavar="STUDY|TASK",
-    help="Folder with a study.toml; or a task (digits-resnet, file.py:task, package.module:attribute), for which one "
-    "is written.",
+    ..., metavar="STUDY|TASK", help="Folder with a study.toml; or a task (digits-resnet, file.py:task), which gets one."
 )
 EngineOption = typer.Option(
     Engine.PROCESSES, "--engine", help="Who runs the trials: processes of this machine, or a Ray cluster."
@@ -64,7 +66,6 @@ TrialsOption = typer.Option(
 )
 WarmStartOption = typer.Option(
     None,
-    "--warm-start",
     metavar="PATH",
     help="Earlier study or boost_config.json whose best plans are tried first; may be given again.",
 )
@@ -80,26 +81,19 @@ def tune(
     allowed_drop: str = typer.Option(
         None, metavar="DROP", help='Of a task: what its metric may lose, in its unit or as a share ("2 %").'
     ),
-    trials: int = typer.Option(
-        None, metavar="N", min=1, help="Trials of the whole study, those already finished included."
-    ),
+    trials: int = typer.Option(None, metavar="N", min=1, help="Trials of the whole study, finished ones included."),
     timeout: float = typer.Option(None, metavar="SECONDS", min=1, help="Time for the whole command."),
     jobs: int = typer.Option(
-        None,
-        metavar="N",
-        min=1,
-        help="Processes that search at the same time (1), or trials at a time (with Ray as many as there is room for).",
+        None, metavar="N", min=1, help="Processes that search at once (1), or with Ray trials at once (as many as fit)."
     ),
     engine: Engine = EngineOption,
     address: str = typer.Option(
         None,
         metavar="auto|HOST:PORT",
-        help="With --engine ray: the cluster; without it the one Ray finds, or else this machine alone.",
+        help="With --engine ray: the cluster; else one Ray finds, or this machine alone.",
     ),
     resources_per_trial: str = typer.Option(
-        None,
-        metavar="NAME=AMOUNT,...",
-        help='With --engine ray: what each process of a trial needs, such as "GPU=1", "CPU=2, GPU=0.5", "NPU=1".',
+        None, metavar="NAME=AMOUNT,...", help='With --engine ray: what a process of a trial needs ("CPU=2, GPU=0.5").'
     ),
     storage: str = StorageOption,
     warm_start: list[Path] = WarmStartOption,
@@ -159,6 +153,57 @@ def tune(
     _print_result(result, json=json)
 
 
+def worker(
+    context: typer.Context,
+    study: Path = WorkersStudyArgument,
+    storage: str = typer.Option(
+        None,
+        metavar="URL",
+        envvar="WORKBENCH_STORAGE",
+        help="Database of the study, such as postgresql+psycopg://user@host/name; without it SQLite beside the study. "
+        "A password in the environment, or in libpq's PGPASSFILE, stays out of the list of processes.",
+    ),
+    trials: int = typer.Option(None, metavar="N", min=1, help="Trials of the whole study, of all workers together."),
+    timeout: float = typer.Option(None, metavar="SECONDS", min=1, help="Time for this worker; its trial is put back."),
+    grace: float = typer.Option(
+        None,
+        metavar="SECONDS",
+        min=0.1,
+        help="Silence (180; or WORKBENCH_GRACE_SECONDS) after which others take its trial.",
+    ),
+    json: bool = JsonOption,
+) -> None:
+    """Run trials of a study that is shared through a database, until it has enough; start as many as you like."""
+    with (
+        only_result_on_stdout(json),
+        progress_bar(1, "joining the study") as bar,
+        saying_on_ctrl_c("interrupted; the trial that was running is put back, and any worker runs it again"),
+        handling_signals({signal.SIGTERM: _interrupt}),
+    ):
+        from workbench.study import join_study
+
+        show = functools.partial(show_study, bar)
+        result = join_study(study, storage, trials=trials, timeout=timeout, grace_seconds=grace, on_progress=show)
+    if json:
+        print_json(result)
+        return
+    finished = f"{result.finished} of {result.n_trials} trials finished"
+    say(f"{result.name}: {finished}, {result.finished_here} by this worker in {clock(result.seconds)}")
+    source = context.get_parameter_source("storage")
+    given = source is not None and source.name == "COMMANDLINE"  # from the environment the next command has it, too
+    with_storage = f" --storage {quoted(result.storage)}" if given else ""
+    if result.complete:
+        asked = f" --trials {trials}" if trials else ""
+        say(f"next: workbench tune {quoted(study)}{with_storage}{asked} confirms the best and exports")
+    else:
+        say(f"next: workbench worker {quoted(study)}{with_storage} continues")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Take a scheduler's SIGTERM for Ctrl-C: there is time to put the trial back before SIGKILL follows."""
+    raise KeyboardInterrupt
+
+
 def _drop(text: str | None) -> float | str | None:
     """Return an allowed drop as it stands in a study's file: a number, or a share."""
     if text is None or text.strip().endswith("%"):
@@ -175,7 +220,7 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
 
     result = read_result(study, storage=storage)
     if json:
-        _print_json(result)
+        print_json({**plain(result), "exports": result.exports})
         return
     counts = result.counts
     say(f"{result.name}: {counts.n_finished} of {result.n_trials} trials finished, objective {result.objective}")
@@ -184,10 +229,12 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
     best = sorted(result.ended, key=_by_value)[:_SHOWN_TRIALS]
     if len(best) < counts.n_finished:
         say(f"  the lowest {len(best)} scores of {counts.n_finished}, one run each:")
-    print_table(
-        ("trial", "came to", f"speed {result.per_trial}", result.metric_name, "drop", "in effect"),
-        [_trial_row(t, outcome_of(t, result.allowed_drops)) for t in best],
-    )
+    rows = []
+    for trial in best:
+        speed = f"{1 / trial.relative_step_time:.2f} x" if math.isfinite(trial.relative_step_time) else "-"
+        came_to = outcome_of(trial, result.allowed_drops)
+        rows.append((trial.number, came_to, speed, trial.metric, trial.metric_deficit, trial.summary))
+    print_table(("trial", "came to", f"speed {result.per_trial}", result.metric_name, "drop", "in effect"), rows)
     for trial in result.trials:
         if trial.state == "failed" and trial.message:
             say(f"trial {trial.number} failed: {trial.message}")
@@ -248,13 +295,9 @@ def _ray_engine(engine: Engine, address: str | None, resources: str | None, jobs
     return RayEngine(asked, address, jobs)
 
 
-def _print_json(result: StudyResult) -> None:
-    print_json({**plain(result), "exports": result.exports})
-
-
 def _print_result(result: StudyResult, *, json: bool) -> None:
     if json:
-        _print_json(result)
+        print_json({**plain(result), "exports": result.exports})
         return
     _print_answer(result)
     _print_files(result, "wrote")
@@ -308,11 +351,6 @@ def _print_candidates(result: StudyResult) -> None:
     speed_column = f"speed {result.per} (95 %)"
     columns = ("for", "candidate", speed_column, "drop", "bound", "seeds", "verdict", "exported", "in effect")
     print_table(columns, rows)
-
-
-def _trial_row(trial: TrialRecord, outcome: str) -> tuple[Any, ...]:
-    speed = f"{1 / trial.relative_step_time:.2f} x" if math.isfinite(trial.relative_step_time) else "-"
-    return trial.number, outcome, speed, trial.metric, trial.metric_deficit, trial.summary
 
 
 def _by_value(trial: TrialRecord) -> tuple[bool, bool, float]:

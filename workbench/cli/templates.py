@@ -1,7 +1,4 @@
-"""The notebooks and studies that come with the package, for ``workbench init`` and ``workbench lab``.
-
-In a wheel they lie in the package; in a checkout they are the repository's own folders.
-"""
+"""The notebooks and studies that come with the package: in a wheel they lie in it, in a checkout in the repository."""
 
 from __future__ import annotations
 
@@ -10,15 +7,8 @@ from pathlib import Path
 
 from workbench.core.files import write_bytes_atomically
 
-_PACKAGED = Path(__file__).parents[1] / "packaged_templates"
-_CHECKOUT = Path(__file__).parents[2]
-_PATTERNS = (
-    "studies/*/study.toml",
-    "studies/*/README.md",
-    "studies/*/*.py",
-    "studies/*/*/*.json",
-    "notebooks/*.ipynb",
-)
+_PACKAGED, _CHECKOUT = Path(__file__).parents[1] / "packaged_templates", Path(__file__).parents[2]
+_PATTERNS = ("studies/*/study.toml", "studies/*/README.md", "studies/*/*.py", "studies/*/*/*.json", "notebooks/*.ipynb")
 _ANSWERS = "result"  # of a study: they belong to the machine that found them
 
 
@@ -39,10 +29,6 @@ def copy_templates(directory: Path, *, folder: str = "") -> tuple[list[Path], li
     """Write the templates into a folder, made when missing; return files written, and files that were there already.
 
     ``folder`` asks for those of ``"notebooks"`` or ``"studies"`` only.
-
-    Raises:
-        MissingTemplatesError: When this installation has no templates.
-        NotADirectoryError: When ``directory`` is a file.
     """
     files = [(path, relative) for path, relative in template_files() if folder in {"", relative.parts[0]}]
     if not files:

@@ -19,9 +19,9 @@ _FULL, _LIGHT = "█", "░"
 def waterfall_rows(parts: Sequence[GainPart], candidate: CandidateRecord | None = None) -> list[Row]:
     """Return a row per part and one for the whole: bar, factor, interval, and what it is.
 
-    Bars stand on a logarithmic scale, each beginning where the one before it ends; that of a part that was not measured
-    by itself is light. What the terminal cannot write is replaced by ASCII. The parts come in the order in which they
-    are built up from the task as given. Without a candidate, the whole set-up with a measured speed-up, they multiply.
+    Bars stand on a logarithmic scale, each beginning where the one before it ends, in the order in which parts are
+    built up; that of a part that was not measured by itself is light. Without a candidate with a measured speed-up they
+    multiply.
     """
     if candidate is not None and not 0.0 < candidate.speedup < math.inf:
         candidate = None

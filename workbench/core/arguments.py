@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from numbers import Integral, Real
 from typing import Any
-
-__all__ = ["checked_count", "checked_number", "checked_switch"]
 
 
 def checked_number(
@@ -18,12 +17,7 @@ def checked_number(
     below: float = math.inf,
     kind: type[Any] = Real,
 ) -> float:
-    """Return a finite number as a float: at least ``least``, or above ``above`` where that is given; below ``below``.
-
-    Raises:
-        TypeError: When it is no number of this kind (a bool is none).
-        ValueError: When it is out of range or NaN.
-    """
+    """Return a finite number as a float: at least ``least``, or above ``above`` where given, and below ``below``."""
     if isinstance(value, bool) or not isinstance(value, kind):
         what = "float" if kind is float else "number"
         raise TypeError(f"`{name}` must be a {what}, got {type(value).__name__} {value!r}")
@@ -51,12 +45,21 @@ def checked_count(name: str, value: Any, least: int | None = 1, *, kind: str = "
     return int(value)
 
 
-def checked_switch(name: str, value: Any) -> bool:
-    """Return a bool.
+def seconds_from(variable: str, default: float, *, or_zero: bool = False) -> float:
+    """Return the seconds that an environment variable says, above 0 (or 0 where that is allowed), or the default."""
+    text = os.environ.get(variable, "")
+    try:
+        seconds = float(text) if text else default
+    except ValueError:
+        seconds = -1.0
+    if not (0.0 < seconds < 1e9 or (or_zero and seconds == 0.0)):
+        rule = "0 or more" if or_zero else "above 0"
+        raise ValueError(f"{variable} must be a number of seconds {rule}, got {text!r}")
+    return seconds
 
-    Raises:
-        TypeError: When it is something else, such as 1.
-    """
+
+def checked_switch(name: str, value: Any) -> bool:
+    """Return a bool; anything else, such as 1, is a TypeError."""
     if not isinstance(value, bool):
         raise TypeError(f"`{name}` must be a bool, got {type(value).__name__} {value!r}")
     return value

@@ -1,14 +1,11 @@
 """Passwords in URLs, kept out of everything that is shown or written.
 
-A driver's error message may repeat the storage URL it was given, and that message may end up in a trial, a note, a
-table or a log. So text from elsewhere goes through `hide_passwords` before it leaves the program.
+A driver's error message may repeat the storage URL, and end up in a trial, a note, a table or a log.
 """
 
 from __future__ import annotations
 
 import re
-
-__all__ = ["hide_passwords"]
 
 # The greedy part takes a password with an @ in it, too; a path or a blank ends it. An = begins a connection string's
 # value, quoted or not.

@@ -1,11 +1,8 @@
 """Devices behind one door: CPU, CUDA, Ascend NPU and whatever else ``torch.accelerator`` knows.
 
-No other module asks which kind of device it is talking to. What differs between them, and only that, is decided here.
-
-An Ascend NPU has two overflow modes. In *INF/NAN* mode arithmetic follows IEEE 754 and an overflow shows in the
-gradients, as on any other device. In *saturation* mode results stick to the largest finite number, the gradients look
-healthy, and only a hardware flag tells: it must be cleared before the backward pass and read after it
-(``torch_npu.npu.utils``: ``is_support_inf_nan``, ``clear_npu_overflow_flag``, ``get_npu_overflow_flag``).
+What differs between devices, and only that, is decided here. An Ascend NPU has two overflow modes: in *INF/NAN* mode an
+overflow shows in the gradients, as elsewhere; in *saturation* mode results stick to the largest finite number, and only
+a hardware flag tells, which is cleared before the backward pass and read after it (``torch_npu.npu.utils``).
 """
 
 from __future__ import annotations
@@ -30,14 +27,9 @@ _WITHOUT_PINNED_MEMORY = ("cpu", "mps", "meta")
 
 
 def select_device(name: str | torch.device = "auto") -> torch.device:
-    """Return the device of this name, checked to be present.
+    """Return the device of this name, checked to be present; an accelerator without an index means the current one.
 
-    Args:
-        name: ``"auto"`` (the accelerator if there is one, else the CPU), ``"cpu"``, or an accelerator such as
-            ``"cuda"``, ``"cuda:1"`` or ``"npu"``.
-
-    Returns:
-        The device; an accelerator without an index keeps none and means the current one.
+    ``"auto"`` is the accelerator if there is one, else the CPU.
 
     Raises:
         ValueError: When the name is no device name, or no such device is present on this machine.
@@ -65,8 +57,6 @@ def select_device(name: str | torch.device = "auto") -> torch.device:
 
 def rank_device(name: str | torch.device, local_rank: int) -> torch.device:
     """Return the device of one rank and make it the current one: the CPU, or the accelerator of this number.
-
-    The name has no index, since each rank takes the one of its number among those of this machine.
 
     Raises:
         ValueError: When the name has an index, or there are fewer accelerators than ranks on this machine.
@@ -141,8 +131,7 @@ def pins_memory(device: str | torch.device) -> bool:
 def memory_bytes(device: str | torch.device) -> int:
     """Return the memory in use, bytes: allocated tensors on an accelerator, this process's resident set on a CPU.
 
-    Without waiting for the device. A CPU's on Linux takes some 2 us in a loop and 50 amid a training that has emptied
-    the caches, an accelerator's 100 to 200, for torch counts much else besides.
+    Without waiting for the device; 2 us on a CPU, up to 200 on an accelerator.
     """
     if device_type(device) == "cpu":
         file = _memory_file(os.getpid())
@@ -218,7 +207,7 @@ def _accelerator() -> torch.device | None:
 
 
 def has_overflow_flag(device: str | torch.device) -> bool:
-    """Return whether overflows on this device show in its flag and not in the gradients: an NPU in saturation mode."""
+    """Return whether overflows on this device show in its flag alone: an NPU in saturation mode."""
     return _saturating_npu_utils(device) is not None
 
 
@@ -232,8 +221,7 @@ def begin_overflow_watch(device: str | torch.device) -> None:
 def device_overflow(device: str | torch.device) -> Tensor | None:
     """Say whether the device itself saw an overflow since ``begin_overflow_watch``; None where the gradients tell.
 
-    On an NPU in saturation mode a float32 scalar, 1.0 after an overflow, else 0.0. It lies on the *host*, because
-    reading the flag is a host synchronisation already; a 0-dimensional host tensor may be combined with device tensors.
+    A float32 scalar, 1.0 or 0.0, on the *host*, because reading the flag is a host synchronisation already.
     """
     utils = _saturating_npu_utils(device)
     if utils is None:

@@ -3,14 +3,13 @@
     with joined("auto") as device:      # nothing happens when WORLD_SIZE is absent or 1
         ...                             # every rank does the same; rank 0 records and decides
 
-Two process groups serve different needs. Gradients travel in the default group with the device's own backend. What
-the host has to agree on (stop now, the metric is 0.97) travels in a *control group* on the CPU (gloo), so that it never
-waits for the device.
+Gradients travel in the default process group with the device's own backend; what the host has to agree on (stop now,
+the metric is 0.97) travels in a *control group* on the CPU (gloo), so that it never waits for the device.
 
-A rank that dies must not leave the others waiting. A collective alone tells little: gloo reports a closed connection
-to whoever talked to the dead rank and nothing to the rest, and the message names an address, no rank. So every rank has
-a *heartbeat*: a thread with its own connection to the store counts upwards there twice a second, and leaves the exit
-reason there. A rank whose collective fails looks whose heartbeat has stopped, and says so (`RankFailure`).
+A rank that dies must not leave the others waiting, and a collective alone tells little: gloo reports a closed
+connection to whoever talked to the dead rank and nothing to the rest. So every rank has a *heartbeat*: a thread with
+its own connection to the store counts upwards there twice a second, and leaves the exit reason there. A rank whose
+collective fails looks whose heartbeat has stopped, and says so (`RankFailure`).
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor, distributed
 
 from workbench.core import devices
+from workbench.core.arguments import seconds_from
 from workbench.core.rank_environment import RankEnvironment, rank_environment
 from workbench.core.signals import Handler, handling_signals
 
@@ -54,8 +54,7 @@ _CONSEQUENCE = "told: "  # begins the exit reason of a rank that another one's f
 class RankFailure(ConnectionError):  # noqa: N818  # the failure of another process; an OSError, as lost connections are
     """Another rank has died, ended with an error, or does not answer.
 
-    ``tells`` says whether this is the rank that should report it, the others keep silent; ``own`` whether it is this
-    rank that has failed, by the error's cause.
+    ``tells``: this rank should report it, the others keep silent; ``own``: it is this rank that failed, by the cause.
     """
 
     def __init__(self, sentence: str, *, tells: bool = True, own: bool = False) -> None:
@@ -78,10 +77,9 @@ def rank() -> int:
 def joined(device: str | torch.device = "auto", *, timeout_seconds: float | None = None) -> Iterator[torch.device]:
     """Train together with the other ranks while the block runs, when torchrun or its like started this process.
 
-    Without ``WORLD_SIZE``, with one rank, or inside a process group that somebody else has made, only the device is
-    chosen. Blocks may be nested; the outer one counts. Over ranks an accelerator is named without an index: each rank
-    takes its own. ``timeout_seconds`` is how long a collective may wait for the other ranks; None takes the environment
-    variable ``WORKBENCH_RANKS_TIMEOUT``, or 600.
+    Without ``WORLD_SIZE``, with one rank, or inside somebody else's process group only the device is chosen. Blocks may
+    be nested; the outer one counts. ``timeout_seconds`` is how long a collective may wait for the other ranks, by
+    default ``WORKBENCH_RANKS_TIMEOUT``, or 600.
 
     Raises:
         ValueError: When the device is not present, or ranks are to share one accelerator.
@@ -139,10 +137,7 @@ def mean_over_ranks(values: Sequence[float]) -> list[float]:
 
 
 class StepVotes:
-    """What ranks wish at a step, known to all of them one step later.
-
-    The exchange runs beside the next step, so that nobody waits for it; the price is that one step.
-    """
+    """What ranks wish at a step, known to all of them one step later: the exchange runs beside the next step."""
 
     def __init__(self) -> None:
         self._pending: tuple[Tensor, distributed.Work | None] | None = None
@@ -168,11 +163,8 @@ class StepVotes:
 def together(failed: BaseException | None) -> None:
     """End a piece of work that every rank does, so that one that failed alike on all ranks is no failure of a rank.
 
-    A rank that failed waits for the others, who reach the same point by the same failure or by success. When one does
-    not come within some seconds it waits in a collective for this one, and only leaving can wake it.
-
-    Raises:
-        RankFailure: When the others do not come.
+    A rank that failed waits for the others, who reach the same point by the same failure or by success. One that does
+    not come within some seconds waits in a collective for this one, which only leaving, by a `RankFailure`, can wake.
     """
     session = _Joined.session
     if session is None:
@@ -187,10 +179,9 @@ def together(failed: BaseException | None) -> None:
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return the failure of a rank that is behind an error, or the error itself.
+    """Return the failure of a rank that is behind an error, or the error itself; takes up to four seconds.
 
-    Only errors of communication, and the signal by which torchrun ends the ranks that are left, are looked into; that
-    takes up to four seconds.
+    Only errors of communication, and the signal by which torchrun ends the ranks that are left, are looked into.
     """
     if isinstance(error, RankFailure) or not (_is_communication(error) or isinstance(error, _Terminated)):
         return error
@@ -215,7 +206,7 @@ def explained(error: BaseException) -> BaseException:
 def serve_store() -> tuple[Any, dict[str, str]]:
     """Serve the store in which ranks of this machine meet, for a process that starts them.
 
-    Returns it, to be kept until the ranks have ended, and the environment variables that lead to it.
+    Returns it, to be kept until they have ended, and the environment variables that lead to it.
     """
     store = _TCP_STORE("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
@@ -284,7 +275,7 @@ class _Session:
 
 
 class _Heartbeat(threading.Thread):
-    """Writes this rank's heartbeat to a store of its own, as other connections block while they wait, and reads all."""
+    """Writes this rank's heartbeat, over a connection of its own as others block while they wait, and reads all."""
 
     def __init__(self, store: Any, here: RankEnvironment, dead_seconds: float) -> None:
         super().__init__(name="rank heartbeat", daemon=True)
@@ -423,11 +414,7 @@ def _control() -> distributed.ProcessGroup:
 
 def _timeout(given: float | None) -> float:
     if given is None:
-        text = os.environ.get(TIMEOUT_VARIABLE) or str(_TIMEOUT_SECONDS)
-        with contextlib.suppress(ValueError):
-            given = float(text)
-        if given is None or not given > 0:
-            raise ValueError(f"{TIMEOUT_VARIABLE} must be a number of seconds above 0, got {text!r}")
+        return seconds_from(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS)
     if not 0 < given < float("inf"):
         raise ValueError(f"`timeout_seconds` must be above 0, got {given!r}")
     return given

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from workbench.core import devices
 
-__all__ = ["Finding", "examine"]
-
 _NEEDED = ("torch", "optuna", "plotly", "pandas", "pyarrow", "pydantic", "jupyterlab", "ipywidgets", "scikit-learn")
 _NO_KERNELS = "torch's operations instead; a C compiler (Debian: gcc) makes Adam on the CPU faster"
 _FREE_BYTES = 2 * 1024**3

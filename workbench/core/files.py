@@ -1,42 +1,32 @@
 """Replace a file as a whole or not at all.
 
-A reader of ``boost_config.json`` or ``steps.parquet`` must never see half a file, whatever happens to the process
-or the disk in between. So the new content goes to a temporary file in the same folder (a rename is atomic only
-within one file system), is flushed to the disk, and only then takes the name of the old one.
+A reader must never see half a file, whatever happens to the process or the disk. So the new content goes to a temporary
+file in the same folder, is flushed to the disk, and only then takes the name of the old one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-
-__all__ = ["DISK_FULL_CODES", "DiskFullError", "replacing", "write_bytes_atomically", "write_text_atomically"]
 
 DISK_FULL_CODES = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers that mean: nothing more fits, on the disk or in the user's quota."""
 
 
 class DiskFullError(OSError):
-    """There is no room for the new content; the old file is untouched.
-
-    An ``OSError`` with the system's ``errno``, so code that already handles those needs no change.
-    """
+    """There is no room for the new content, and the old file is untouched; it has the system's ``errno``."""
 
     def __str__(self) -> str:
         return str(self.strerror)
 
 
 def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Write text as UTF-8, replacing the file in one move; line ends are written as they are.
-
-    Raises:
-        DiskFullError: When the disk or the quota is full; the old file is unchanged.
-        OSError: When the folder is missing or not writable.
-    """
+    """Write text as UTF-8, replacing the file in one move; line ends are written as they are."""
     write_bytes_atomically(path, text.encode("utf-8"))
 
 
@@ -50,21 +40,12 @@ def write_bytes_atomically(path: str | os.PathLike[str], content: bytes) -> None
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path in the same folder; on leaving, it takes the place of ``path``.
 
-    For writers that want a file name, such as Parquet's. The temporary file keeps the suffix of ``path`` and the
-    permissions of the file it replaces. When the block raises, the temporary file is removed and ``path`` is as it was.
-    A symbolic link is followed: the file behind it is replaced, the link stays.
+    It keeps the suffix of ``path``, and the permissions of the file it replaces. When the block raises, it is removed
+    and ``path`` is as it was. Of a symbolic link the file behind it is replaced.
 
     Raises:
         DiskFullError: When the disk or the quota is full; the old file is unchanged.
         OSError: When the folder is missing or not writable, or the block wrote no file.
-
-    Example:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp()) / "answer.txt"
-        >>> with replacing(target) as temporary:
-        ...     _ = temporary.write_text("42")
-        >>> target.read_text()
-        '42'
     """
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.stem}.{secrets.token_hex(6)}.tmp{target.suffix}")
@@ -84,6 +65,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise DiskFullError(error.errno, sentence, str(target)) from error
         raise
     _flush_folder(target.parent)
+
+
+def free_path(path: Path) -> Path:
+    """Return a path that nothing has yet: this one, or else its name with the first free number from 2 on."""
+    numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], numbered) if not one.exists())
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -9,16 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workbench.core.records import CandidateRecord, Choice, GainPart, TunedPlain
 
-__all__ = ["headline", "parts_against_total", "tuned_plain_sentence", "tuned_plain_speed"]
-
 _AGREE = 0.02  # relative; below, what the parts make and what was measured look the same
 
 
 def headline(choice: Choice, metric_name: str, tuned: TunedPlain | None = None) -> str:
-    """Say how much of the time an export needs to the same quality, how sure that is, and what tuned plain needs.
-
-    For O0, and where nothing is known of the speed, that is the choice's own sentence.
-    """
+    """Say what share of the time an export needs to the same quality, how sure that is, and what tuned plain needs."""
     taken = choice.candidate
     if taken is None or not (0.0 < taken.speedup < math.inf):
         return choice.sentence
@@ -48,7 +43,7 @@ def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
 
 
 def tuned_plain_speed(choice: Choice, tuned: TunedPlain) -> float:
-    """Return how many times faster than the task as given the fair baseline is; NaN while unknown.
+    """Return how many times faster than the task as given the fair baseline is, NaN while unknown.
 
     As measured beside the export where that was done, else as the search predicts.
     """
@@ -58,10 +53,9 @@ def tuned_plain_speed(choice: Choice, tuned: TunedPlain) -> float:
 
 
 def parts_against_total(parts: Sequence[GainPart], candidate: CandidateRecord | None) -> str:
-    """Say what the parts of a gain multiply to where that is not what the whole set-up was measured at.
+    """Say what the parts of a gain multiply to where that is not what the whole set-up was measured at, within 2 %.
 
     The search knows the time of a run from its steps, and the confirmation times whole runs: they may differ a little.
-    The part of a sentence is empty where both agree within 2 %.
     """
     product = math.prod(part.factor for part in parts)
     if not parts or candidate is None or not abs(candidate.speedup / product - 1.0) > _AGREE:

@@ -2,11 +2,9 @@
 
 ``accuracy``, ``loss`` and ``bits_per_byte`` are summed here, on the device and without waiting for it, because every
 study needs one of them and torchmetrics takes a second to import. Everything else is torchmetrics' own arithmetic,
-built when the first outputs show how many classes there are.
-
-Outputs are logits unless the loss says otherwise: probabilities under ``BCELoss``, log-probabilities under
-``NLLLoss``. Logits are turned into probabilities here and not by torchmetrics, which decides batch by batch from the
-range of the values and would mix scales.
+built when the first outputs show how many classes there are. Outputs are logits unless the loss says otherwise; they
+are turned into probabilities here and not by torchmetrics, which decides batch by batch from the range of the values
+and would mix scales.
 """
 
 from __future__ import annotations
@@ -56,8 +54,8 @@ _TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 class MetricAccumulator(Protocol):
     """A metric while it is being accumulated over the evaluation batches.
 
-    ``update`` takes what the metric needs, the model's outputs for a batch or the scalar mean loss over it, and the
-    batch; ``compute`` waits for the device once.
+    ``update`` takes what the metric needs, the outputs for a batch or its mean loss, and the batch; ``compute`` waits
+    for the device once.
     """
 
     needs: Literal["outputs", "loss"]
@@ -77,17 +75,10 @@ class MetricRule:
 
 
 def metric_rule(metric: Any, direction: Direction | None, loss: Any) -> MetricRule:
-    """Return the rule behind a task's ``metric`` and ``direction``.
+    """Return the rule behind a task's ``metric`` and ``direction``, None where the metric itself knows it.
 
-    Args:
-        metric: One of ``METRIC_NAMES``, the name of a torchmetrics class that needs no argument (for example
-            ``"BinaryF1Score"``), or a torchmetrics object (anything with ``update(outputs, targets)``, ``compute()``
-            and ``reset()``).
-        direction: None where the metric itself knows.
-        loss: The task's loss; tells whether outputs are logits.
-
-    Raises:
-        MetricError: When the metric is unknown, its direction is unknown, or the direction contradicts a known name.
+    A metric is one of ``METRIC_NAMES``, the name of a torchmetrics class that needs no argument, or an object with
+    ``update(outputs, targets)``, ``compute()`` and ``reset()``. The task's loss tells whether outputs are logits.
     """
     if direction not in (None, "maximize", "minimize"):
         raise MetricError(f"`direction` must be 'maximize' or 'minimize', got {direction!r}")
@@ -248,13 +239,8 @@ class _NamedTorchmetric:
 
 
 _REGRESSION = {"mae": "MeanAbsoluteError", "mse": "MeanSquaredError", "r2": "R2Score", "rmse": "MeanSquaredError"}
-_CLASSIFICATION: Mapping[str, str] = {
-    "auroc": "AUROC",
-    "average_precision": "AveragePrecision",
-    "f1": "F1Score",
-    "precision": "Precision",
-    "recall": "Recall",
-}
+_CLASSIFICATION = {"auroc": "AUROC", "average_precision": "AveragePrecision", "f1": "F1Score"}
+_CLASSIFICATION |= {"precision": "Precision", "recall": "Recall"}
 
 
 def _build_torchmetric(name: str, n_classes: int) -> Any:

@@ -1,9 +1,8 @@
 """Threads of OpenMP that one thread of Python keeps, and what they cost another that computes.
 
-GNU's OpenMP, which torch uses on Linux, keeps a pool of threads for every thread that ever computed. Once there are
-more of them than cores, the threads of *every* pool fall asleep at each barrier instead of waiting awake for
-microseconds (libgomp, "GOMP_SPINCOUNT"): a training that runs in a thread beside a notebook's kernel takes two to four
-times as long if the kernel has computed anything before, although it computes nothing now.
+GNU's OpenMP keeps a pool of threads for every thread that ever computed. Once there are more of them than cores, the
+threads of *every* pool fall asleep at each barrier instead of waiting awake (libgomp, "GOMP_SPINCOUNT"): a training
+beside a notebook's kernel takes two to four times as long if the kernel has computed anything before.
 """
 
 from __future__ import annotations
@@ -11,15 +10,13 @@ from __future__ import annotations
 import ctypes
 import sys
 
-__all__ = ["release_pool"]
-
 _SOFT = 1  # omp_pause_soft: keep what threads have of their own (OpenMP 5.0, section 3.6.1)
 
 
 def release_pool() -> bool:
-    """End the OpenMP threads that wait for the calling thread; its next computation begins new ones.
+    """End the OpenMP threads that wait for the calling thread; return whether they were ended.
 
-    Returns whether they were ended: not before torch is imported, nor where OpenMP is not GNU's.
+    They are not before torch is imported, nor where OpenMP is not GNU's.
     """
     if "torch" not in sys.modules:
         return False

@@ -1,13 +1,10 @@
 """Is a candidate as good as O0, and is it faster? Paired bounds of both, and what it would take to decide.
 
-A *pair* is one seed: O0 and the candidate trained on the same split with the same seed. The *drop* of a pair is how
-far the candidate's metric lies on the wrong side of O0's (positive = worse), so subtracting within the pair removes
-what the seed does to both. The mean drop is bounded by Student's t, as for any paired comparison (`decide`). The ratio
-of the two times is bounded by order statistics of its logarithm (`time_ratio`): a candidate that never reaches its
-target on a seed has no time there, and a median bears that where a mean does not.
-
-When such bounds are looked at, and what errors they share, is the subject of
-:mod:`workbench.study.answer.planned_tests`. Pure arithmetic on plain numbers: no torch, no storage, no clock.
+A *pair* is one seed: O0 and the candidate trained on the same split with the same seed. The *drop* of a pair is how far
+the candidate's metric lies on the wrong side of O0's (positive = worse). The mean drop is bounded by Student's t
+(`decide`), the ratio of the two times by order statistics of its logarithm (`time_ratio`): a candidate that never
+reaches its target on a seed has no time there, and a median bears that where a mean does not. When such bounds are
+looked at, and what errors they share, is the subject of :mod:`workbench.study.answer.planned_tests`.
 """
 
 from __future__ import annotations
@@ -30,49 +27,39 @@ _FAR = 10_000  # pairs from which on a comparison counts as undecidable in pract
 
 @dataclass(frozen=True, slots=True)
 class DropBounds:
-    """Mean paired drop in the metric's unit (positive = worse than O0) with its one-sided bounds.
-
-    With fewer than two pairs the bounds are infinite and ``spread``, the standard deviation of one pair's drop, is NaN.
-    ``error``, in (0, 0.5), is the probability that one of the bounds misses the true mean.
-    """
+    """Mean paired drop in the metric's unit (positive = worse than O0) with its one-sided bounds."""
 
     mean: float
-    lower: float
+    lower: float  # with fewer than two pairs both bounds are infinite
     upper: float
-    spread: float
+    spread: float  # standard deviation of one pair's drop; NaN with fewer than two pairs
     n_pairs: int
-    error: float
+    error: float  # probability, in (0, 0.5), that one of the bounds misses the true mean
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether a candidate keeps the metric after some pairs, and what it would take to decide if that is open.
-
-    ``more_pairs`` would probably decide it: 0 when decided, None when no practical number would. ``leaning`` is where
-    an open verdict would then fall. ``reason`` says why where it is not the bounds: a diverged run, too few pairs.
-    """
+    """Whether a candidate keeps the metric after some pairs, and what it would take to decide if that is open."""
 
     verdict: Verdict
     bounds: DropBounds
     allowed_drop: float
-    more_pairs: int | None
-    leaning: Verdict
-    reason: str = ""
+    more_pairs: int | None  # would probably decide it: 0 when decided, None when no practical number would
+    leaning: Verdict  # where an open verdict would then fall
+    reason: str = ""  # where it is not the bounds: a diverged run, too few pairs
 
 
 @dataclass(frozen=True, slots=True)
 class TimeRatio:
     """O0's time / the candidate's, the median over pairs, with an interval of 95 % or more; larger is faster.
 
-    The ratio is 0 when most pairs never reach the target; ends that nothing bounds are 0 and inf. ``more_pairs`` are
-    the fresh pairs whose interval would probably leave 1 out: 0 when this one does, None when no practical number
-    would.
+    The ratio is 0 when most pairs never reach the target; ends that nothing bounds are 0 and inf.
     """
 
     ratio: float
     low: float
     high: float
-    more_pairs: int | None = 0
+    more_pairs: int | None = 0  # whose interval would probably leave 1 out: 0 when this does, None when none would
 
     @property
     def is_open(self) -> bool:
@@ -83,8 +70,8 @@ class TimeRatio:
 def planned_pairs(spread: float, allowed_drop: float, *, error: float, at_least: int, at_most: int) -> int:
     """Return how many pairs, within bounds, confirm a candidate without any drop with probability 0.8.
 
-    ``spread`` is the standard deviation of one pair's drop, from pilot pairs. ``at_most`` is also what an allowed drop
-    of 0 takes, which no number decides.
+    ``spread`` is the standard deviation of one pair's drop; an allowed drop of 0, which no number decides, takes
+    ``at_most``.
     """
     fewest = _fewest(range(at_least, at_most), lambda n: decidable_drop(spread, n, error=error), allowed_drop)
     return max(at_least, at_most) if fewest is None else fewest
@@ -111,20 +98,14 @@ def time_ratio(
     warm_up: float = 0.0,
     error: float = 0.025,
 ) -> TimeRatio:
-    """Return how much sooner the candidate gets where O0 gets, with its interval.
+    """Return how much sooner the candidate gets where O0 gets, with its interval, each end missing with ``error``.
 
-    Each pair gives ``log(a / (w + r b))``, with a and b the steps that O0 and the candidate take, r the time of the
-    candidate's step relative to O0's and w the warm-up. The interval of their median is bounded by the k-th smallest
-    and the k-th largest, k the largest with ``P(Binomial(n, 1/2) < k) <= error``, which needs no distribution (Hahn and
-    Meeker, "Statistical Intervals", 1991, section 5.2). What the interval of r does to it is independent, so the
-    half-widths are added in quadrature. Without pairs the ratio is that of the steps' times.
-
-    Args:
-        times: Per pair the steps of O0 and of the candidate, in steps of their own, greater than 0; inf for a
-            candidate that does not arrive.
-        step_time: r with the ends of its 95 % interval.
-        warm_up: Steps of O0 before the candidate's first one.
-        error: Probability that one end misses, in (0, 0.5).
+    Each of the ``times`` gives ``log(a / (w + r b))``, with a and b the steps that O0 and the candidate take, inf where
+    it does not arrive, r the candidate's ``step_time`` relative to O0's, given with the ends of its 95 % interval, and
+    w the warm-up in steps of O0. The interval of their median is bounded by the k-th smallest and the k-th largest, k
+    the largest with ``P(Binomial(n, 1/2) < k) <= error``, which needs no distribution (Hahn and Meeker, "Statistical
+    Intervals", 1991, section 5.2). What the interval of r does to it is independent, so the half-widths are added in
+    quadrature. Without pairs the ratio is that of the steps' times.
     """
     ratio, low, high = step_time
     if not times:
@@ -154,8 +135,7 @@ def time_ratio(
 def run_time_ratio(pairs: Sequence[tuple[float, float]], *, error: float) -> TimeRatio:
     """Return how much faster a candidate's whole runs are, from pairs of seconds, O0's first, that were run in turn.
 
-    It is the geometric mean of the ratios with its t interval on logarithms, each end missing with probability
-    ``error``; fewer than two pairs bound nothing.
+    It is the geometric mean of the ratios with its t interval on logarithms; fewer than two pairs bound nothing.
     """
     logs = [math.log(baseline / candidate) for baseline, candidate in pairs if baseline > 0.0 and candidate > 0.0]
     if len(logs) < 2:
@@ -191,12 +171,8 @@ def paired_drops(pairs: Sequence[tuple[float, float]], *, higher_is_better: bool
 def paired_drop_bounds(drops: Sequence[float], *, error: float = 0.05, resolution: float = 0.0) -> DropBounds:
     """Bound the mean of paired drops from both sides, each with probability ``1 - error``.
 
-    ``mean -+ t(1 - error, n - 1) * s / sqrt(n)`` with ``s`` the sample standard deviation. When a metric moves in steps
-    of a ``resolution``, five equal pairs would give s = 0 and a bound of no width; ``s`` is therefore never taken below
-    the spread of the rounding itself, ``resolution / sqrt(12)``. Fewer than two pairs have infinite bounds.
-
-    Raises:
-        ValueError: When ``error`` lies outside (0, 0.5), or a drop is NaN or infinite.
+    ``mean -+ t(1 - error, n - 1) * s / sqrt(n)``. When a metric moves in steps of a ``resolution``, five equal pairs
+    would give s = 0; it is never taken below the spread of the rounding itself, ``resolution / sqrt(12)``.
     """
     if not 0.0 < error < 0.5:
         raise ValueError(f"`error` must lie in (0, 0.5), got {error}")
@@ -212,10 +188,7 @@ def paired_drop_bounds(drops: Sequence[float], *, error: float = 0.05, resolutio
 
 
 def pairs_to_decide(bounds: DropBounds, allowed_drop: float) -> int | None:
-    """Return how many pairs in all would decide, if mean and spread stayed what they are now.
-
-    None when the mean lies on the allowed drop, or no practical number is enough.
-    """
+    """Return how many pairs in all would decide, if mean and spread stayed; None when no practical number would."""
     distance = abs(allowed_drop - bounds.mean)
     if bounds.n_pairs < 2 or not distance > 0.0:
         return None
@@ -223,10 +196,7 @@ def pairs_to_decide(bounds: DropBounds, allowed_drop: float) -> int | None:
 
 
 def smallest_gap(values: Iterable[float]) -> float:
-    """Return the smallest step between metrics that were seen: for an accuracy over N samples 1 / N, or a multiple.
-
-    0 when there are no two values that differ by more than rounding; NaN is passed over.
-    """
+    """Return the smallest step between metrics that were seen, by more than rounding; 0 when there is none."""
     finite = sorted(value for value in values if math.isfinite(value))
     # Metrics that differ only by rounding are one value: an accuracy 0.9 computed in two ways is no step of 1e-17.
     scale = max((abs(value) for value in finite), default=0.0)
@@ -245,11 +215,8 @@ def decide(
     """Judge by its pairs (O0 metric, candidate metric) at one look whether a candidate keeps the metric.
 
     Confirmed when the upper bound lies within the allowed drop, refuted when the lower bound lies above it or a run of
-    the candidate diverged (its metric is NaN), undecided otherwise. Pairs whose O0 run diverged say nothing and are
-    left out. Without a ``resolution`` the smallest gap between the metrics seen is taken.
-
-    Raises:
-        ValueError: When ``allowed_drop`` is not a number of at least 0.
+    the candidate diverged, undecided otherwise. Pairs whose O0 run diverged say nothing and are left out. Without a
+    ``resolution`` the smallest gap between the metrics seen is taken.
     """
     if not allowed_drop >= 0.0:
         raise ValueError(f"`allowed_drop` must be at least 0, got {allowed_drop}")

@@ -1,7 +1,7 @@
 """Which process something belongs to, and whether it is still there, told by its number and when it began.
 
-Numbers of processes are used again, so a number alone names nobody. The start is counted in clock ticks since the
-machine started, where the system says it (Linux): whoever sets the clock moves the time of day of every start.
+The start is counted in clock ticks since the machine started, where the system says it (Linux): numbers of processes
+are used again, and whoever sets the clock moves the time of day of every start.
 """
 
 from __future__ import annotations
@@ -12,17 +12,12 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["is_running", "machine", "start_ticks"]
-
 _START_TOLERANCE_SECONDS = 2.0  # psutil derives the start from the boot time, which clock corrections shift a little
 
 
 @functools.cache
 def machine() -> str:
-    """Return what all processes that see the same process numbers share: this boot of the machine, and the namespace.
-
-    Host names repeat among clones, and process numbers among containers.
-    """
+    """Return what processes that see the same process numbers share: this boot of the machine, and the namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())

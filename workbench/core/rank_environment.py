@@ -9,8 +9,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["RankEnvironment", "RankEnvironmentError", "is_first_rank", "rank_environment"]
-
 
 class RankEnvironmentError(ValueError):
     """The environment variables of torchrun are there and contradict each other."""
@@ -18,28 +16,19 @@ class RankEnvironmentError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RankEnvironment:
-    """One of several ranks, as torchrun started it.
-
-    ``local_rank`` is the number among those of this machine and chooses the accelerator. The ranks meet at a host and
-    TCP port, in a store that whoever started them serves, or else rank 0 has to. ``attempt`` counts earlier starts:
-    torchrun restarts all ranks when one fails.
-    """
+    """One of several ranks, as torchrun started it."""
 
     rank: int
     world_size: int
-    local_rank: int
-    host: str
+    local_rank: int  # among those of this machine; chooses the accelerator
+    host: str  # where the ranks meet
     port: int
-    store_is_served: bool
-    attempt: int
+    store_is_served: bool  # by whoever started them, else rank 0 has to
+    attempt: int  # earlier starts: torchrun restarts all ranks when one fails
 
 
 def rank_environment(variables: Mapping[str, str] | None = None) -> RankEnvironment | None:
-    """Return this process's place among the ranks; None when it trains alone.
-
-    Raises:
-        RankEnvironmentError: When ``WORLD_SIZE`` is above 1 and another variable is missing or no sensible number.
-    """
+    """Return this process's place among the ranks; None when it trains alone."""
     told = os.environ if variables is None else variables
     if not told.get("WORLD_SIZE"):
         return None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["tell_epoch"]
-
 
 def tell_epoch(dataset: Any, epoch: int) -> None:
     """Call ``set_epoch``, where they have one, of a dataset about to be iterated and of its samplers."""

@@ -8,17 +8,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
-__all__ = ["Handler", "handling_signals"]
-
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
 @contextlib.contextmanager
 def handling_signals(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """Handle signals inside the block, and leave them to whoever did so before after it.
-
-    Python hands signals to its main thread alone: in another one nothing is taken.
-    """
+    """Handle signals inside the block; outside the main thread, which alone gets them, nothing is taken."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

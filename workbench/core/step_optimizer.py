@@ -12,8 +12,6 @@ from torch.optim import optimizer as torch_optimizer
 
 from workbench.core.records import EventSink
 
-__all__ = ["SkipsOnDevice", "StepOptimizer", "exact_flag", "has_step_hooks", "loss_of", "skips_on_device", "zeros_in"]
-
 
 class SkipsOnDevice(Protocol):
     """An optimizer that decides for itself whether an overflow skips the step; no device is waited for."""
@@ -26,8 +24,7 @@ class SkipsOnDevice(Protocol):
 class StepOptimizer(Optimizer):
     """Base of this package's optimizers that skip on the device; the hooks of the training step do nothing by default.
 
-    Attributes:
-        found_inf: Torch's convention: while ``step`` runs, a flag of one element; unless it is 0, nothing may change.
+    ``found_inf`` is torch's convention: while ``step`` runs, a flag of one element; unless it is 0, nothing may change.
     """
 
     found_inf: Tensor | None = None
@@ -36,18 +33,13 @@ class StepOptimizer(Optimizer):
     def carried_scale(self) -> Tensor | None:
         """The loss scale that ``torch.amp.GradScaler`` has left in the gradients, in torch's attribute ``grad_scale``.
 
-        It does so only with optimizers whose class says ``_step_supports_amp_scaling``; with others it unscales, and
-        waits.
+        Only for classes that say ``_step_supports_amp_scaling``; for others it unscales, and waits.
         """
         return getattr(self, "grad_scale", None)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient, and return the loss of a closure that evaluates the model again.
-
-        Raises:
-            RuntimeError: When a gradient is sparse, and the optimizer takes dense ones only.
-        """
+        """Update all parameters that have a gradient; return the loss of a closure that evaluates the model again."""
         loss = loss_of(closure)
         self._step()
         return loss
@@ -70,14 +62,13 @@ class StepOptimizer(Optimizer):
         step: int | None = None,
         events: EventSink | None = None,
     ) -> None:
-        """Take what only the training step knows; called before every step that it concerns.
+        """Take what only the training step knows, before every step that it concerns.
 
         Args:
             backward_scale: Loss scale that the backward pass carried though the gradients no longer do: a number, a
-                tensor of one element, or a function of the parameter. None when gradients are as the backward pass
-                left them.
+                tensor of one element, or a function of the parameter; None when gradients are as it left them.
             step: Number of the step for events; None for the optimizer's own count.
-            events: Where events go; None for nowhere.
+            events: Where events go.
         """
 
     def columns(self) -> Mapping[str, float]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["format_duration", "format_interval", "format_number"]
-
 
 def format_number(value: float | None) -> str:
     """Return a number with four digits; what is not known, NaN, inf or None, in a word."""

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workbench.core.records import TrialRecord
 
-__all__ = ["BEYOND", "WITHIN", "WITHIN_SOME", "TrialCounts", "count_trials", "outcome_of", "suited_exports"]
-
 WITHIN = "within the allowed drop"
 BEYOND = "beyond the allowed drop"
 
@@ -32,7 +30,7 @@ def suited_exports(trial: TrialRecord, allowed_drops: Mapping[str, float]) -> tu
 def outcome_of(trial: TrialRecord, allowed_drops: Mapping[str, float] | None = None) -> str:
     """Say what a trial came to: ``"O0"``, within or beyond the allowed drop, or the state of one that has not finished.
 
-    With allowed drops per export it may be ``"within the drop of o2 only"``; without any the study's target decides.
+    With drops per export it may be ``"within the drop of o2 only"``; without any the study's target decides.
     """
     if trial.state != "complete":
         return trial.state

@@ -5,8 +5,6 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["is_compiled", "unwrapped"]
-
 _COMPILED = "_orig_mod"  # where torch.compile keeps the module; it is part of the names in its state dict
 
 

@@ -1,11 +1,9 @@
 """The functions in C of this folder as a loaded library: compiled once per machine, for exactly this processor.
 
-A C compiler is on most machines that train; where there is none, or where nothing may be written or run, everything
-that could use a kernel goes on with torch's operations. The library lies in the user's cache folder, under a name made
-from its source, compiler and processor, so that machines that share a home folder do not share it by mistake.
-
-Its threads are torch's: OpenMP's symbols are left open and found in the library that torch has brought along. A second
-OpenMP in the process would let the threads of both sleep at every barrier.
+Where there is no C compiler, everything that could use a kernel goes on with torch's operations. The library lies in
+the user's cache folder, under a name made from its source, compiler and processor. Its threads are torch's: OpenMP's
+symbols are left open and found in the library that torch has brought along, since with a second OpenMP in the process
+the threads of both would sleep at every barrier.
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-
-__all__ = ["OFF", "KernelLibrary", "kernel_library"]
 
 OFF: Final = "WORKBENCH_NO_KERNELS"
 """Environment variable: set to anything, no kernel is compiled or used."""
@@ -59,13 +55,12 @@ class KernelLibrary:
     """The loaded library.
 
     ``short`` has the same functions, called without letting other threads of Python run meanwhile: for calls of a few
-    microseconds, after which another thread would not give way for milliseconds. ``has_threads`` tells whether they can
-    run on several threads, torch's.
+    microseconds, after which another thread would not give way for milliseconds.
     """
 
     functions: Any
     short: Any
-    has_threads: bool
+    has_threads: bool  # whether they can run on several threads, torch's
 
 
 @functools.cache

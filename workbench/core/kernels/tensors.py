@@ -1,8 +1,8 @@
 """Lists of tensors that the kernels can go through: where each begins, and how long it is.
 
-Addresses are asked for anew whenever a list is made: ``parameter.data = other`` moves a tensor without anybody hearing
-of it. For some hundred small tensors the asking takes as long as the work, so ``tensors.c`` does it for all at once,
-where torch's C interface answers as expected; else Python does.
+Addresses are asked for anew whenever a list is made, since ``parameter.data = other`` moves a tensor. For some hundred
+small tensors the asking takes as long as the work, so ``tensors.c`` does it for all at once, where torch's C interface
+answers as expected.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.kernels.library import KernelLibrary, kernel_library
-
-__all__ = ["Listed", "listed"]
 
 _PLAIN: Final = frozenset({Tensor, nn.Parameter})
 _DTYPE, _IS_CPU, _LAYOUT = map(attrgetter, ("dtype", "is_cpu", "layout"))
@@ -50,10 +48,9 @@ class Listed:
 
 
 def listed(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Listed | None:
-    """List tensors of a dtype, float32 or bfloat16, for a kernel.
+    """List tensors of a dtype, float32 or bfloat16, for a kernel; None where there is none that can go through them.
 
-    The list is good until a tensor is given other memory; None where a kernel cannot go through them, or there is none
-    on this machine.
+    The list is good until a tensor is given other memory.
     """
     if torch.compiler.is_compiling():
         return None

@@ -1,7 +1,7 @@
 """When a search is over: trials, device-hours, nothing better for long, or nothing left; and what to say of it.
 
-Everything is read from the stored trials, so all processes agree, and a study that is continued counts what it has
-used before. Time alone belongs to a command: its limit is not in here but said by it (`SearchEnd.out_of_time`).
+Everything is read from the stored trials, so all processes agree, and a study that is continued counts what it has used
+before. Time alone belongs to a command (`SearchEnd.out_of_time`).
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ class SearchEnd:
 def device_hours(study: optuna.Study, ranks: int) -> float:
     """Return what the trials of a study have taken: hours times ranks, and so devices, of one trial.
 
-    Over all workers and all commands; failed trials and those that run now count, too. Of a trial that was interrupted
-    and run again only the last run is known.
+    Failed trials and those that run now count, too; of a trial that was run again only the last run is known.
     """
     now = datetime.datetime.now()
     seconds = 0.0
@@ -91,8 +90,8 @@ def device_hours(study: optuna.Study, ranks: int) -> float:
 def trials_without_gain(study: optuna.Study) -> int:
     """Return how many trials have finished since the best allowed one, repeats of equal plans aside.
 
-    In the order in which they finished. With two objectives a trial is a gain when the allowed trials together dominate
-    a larger area with it (`dominated_area`); before the first gain all trials after O0 count.
+    With two objectives a trial is a gain when the allowed trials together dominate a larger area with it
+    (`dominated_area`); before the first gain all trials after O0 count.
     """
     finished = [trial for trial in counted_trials(study) if trial.state in FINISHED]
     finished.sort(key=lambda trial: (trial.datetime_complete or datetime.datetime.max, trial.number))

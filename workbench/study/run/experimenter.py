@@ -1,19 +1,19 @@
 """Run a study's jobs in this process, on a task of ``workbench.tasks``.
 
-``workbench.training`` is imported when the first job begins, so that reading a study's state needs no torch. Tests put
-a deterministic fake in place of `TaskExperimenter`.
+``workbench.training`` is imported when the first job begins, so that reading a study's state needs no torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.config import NetworkFacts
+from workbench.core.files import free_path
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import (
     UNMONITORED,
@@ -41,19 +41,6 @@ if TYPE_CHECKING:
 
     from workbench.tasks import Task
 
-# Outcomes and `Experimenter` as well: version 0.6 had them here.
-__all__ = [
-    "Experimenter",
-    "MakeExperimenter",
-    "PolicyOutcome",
-    "RunStep",
-    "SpeedMeasured",
-    "TaskExperimenter",
-    "Trained",
-    "experimenter_for",
-    "replay_recorded",
-]
-
 MakeExperimenter = Callable[[StudyFile, Path], Experimenter]
 """Makes who trains, from a study's file and folder."""
 
@@ -69,16 +56,10 @@ def experimenter_for(
 
 
 class TaskExperimenter:
-    """Run jobs on a task of ``workbench.tasks`` in this process.
+    """Run jobs on a task of ``workbench.tasks``, or its name, in this process.
 
-    Args:
-        task: A task, or its name on the command line.
-        device: Device, its name, or ``"auto"``.
-        runs: Folder of the run directories; tasks in files may be named relative to the folder it lies in.
-        threads: CPU threads of this process; None leaves them as they are.
-
-    Raises:
-        ValueError: When the task or the device does not exist.
+    ``runs`` is the folder of the run directories; tasks in files may be named relative to the folder it lies in.
+    Without ``threads`` the CPU threads of this process stay as they are.
     """
 
     def __init__(self, task: Task | str, device: str | torch.device, runs: Path, threads: int | None = None) -> None:
@@ -151,7 +132,8 @@ class TaskExperimenter:
 
         if job.run_id and ranks.rank() == 0:
             self._runs.mkdir(parents=True, exist_ok=True)
-            job = dataclasses.replace(job, run_id=self._free_name(job.run_id))
+            # What an interrupted run of that name left behind stays to be looked at.
+            job = dataclasses.replace(job, run_id=free_path(self._runs / job.run_id).name)
         result = run_task(
             self._task,
             job,
@@ -159,16 +141,9 @@ class TaskExperimenter:
             out=self._runs if job.run_id else None,
             monitor=RunMonitor(tell, monitor.on_evaluation, monitor.stop),
         )
-        return Trained(
-            metric=float(result.metric),
-            curve=tuple((int(step), float(value)) for step, value in result.curve),
-            seconds=float(result.seconds),
-            diverged=bool(result.diverged),
-            message=result.message,
-            path="" if result.path is None else result.path.relative_to(self._runs.parent).as_posix(),
-            overflows=int(result.overflows),
-            steps=int(result.steps),
-        )
+        path = "" if result.path is None else result.path.relative_to(self._runs.parent).as_posix()
+        how = (result.seconds, result.diverged, result.message, path, result.overflows, result.steps)
+        return Trained(result.metric, result.curve, *how)
 
     def _speed(self, job: SpeedJob, stop: Callable[[], bool] | None) -> SpeedMeasured:
         from workbench.core import distributed as ranks
@@ -218,11 +193,6 @@ class TaskExperimenter:
         )
         return FreezingLimitMeasured(*measured.realised, *measured.limit, *measured.reached)
 
-    def _free_name(self, run_id: str) -> str:
-        """Return a name that no run has; what an interrupted run left behind stays to be looked at."""
-        names = (run_id, *(f"{run_id}.{attempt}" for attempt in range(2, 10_000)))
-        return next(name for name in names if not (self._runs / name).exists())
-
 
 def replay_recorded(job: ReplayJob, folder: Path) -> Replayed:
     """Run a `ReplayJob`, whose run lies in a study's folder; it needs no task."""
@@ -231,22 +201,11 @@ def replay_recorded(job: ReplayJob, folder: Path) -> Replayed:
     from workbench.runs.replay import replay
 
     policies = [
-        ScalePolicy(
-            init=policy["init"],
-            factor=policy["factor"],
-            window=int(policy["window"]),
-            kind="fixed" if policy.get("kind") == "fixed" else "dynamic",
-        )
-        for policy in job.policies
+        ScalePolicy(asked["init"], asked["factor"], int(asked["window"]), kind=asked.get("kind", "dynamic"))
+        for asked in job.policies
     ]
     rows = replay(read_run(folder / job.run_path), policies).table.to_dict("records")
-    return Replayed(tuple(_policy_outcome(row) for row in rows))
-
-
-def _policy_outcome(row: Mapping[Any, Any]) -> PolicyOutcome:
-    numbers = {
-        field.name: float(row.get(field.name, math.nan))
-        for field in fields(PolicyOutcome)
-        if field.name not in {"window", "kind"}
-    }
-    return PolicyOutcome(window=int(row["window"]), kind=str(row["kind"]), **numbers)
+    kinds: dict[str, Any] = dict.fromkeys((field.name for field in fields(PolicyOutcome)), float)
+    kinds |= {"window": int, "kind": str}
+    found = ({name: kind(row.get(name, math.nan)) for name, kind in kinds.items()} for row in rows)
+    return Replayed(tuple(PolicyOutcome(**values) for values in found))

@@ -7,16 +7,13 @@
     AgreementJob       losses and gradient beside a baseline's       -> Agreement
 
 Jobs and outcomes are frozen and can be pickled, so a job runs in this process, over several ranks or on another machine
-alike. A trial's outcomes are stored as ``to_json`` gives them. Callbacks stay with whoever asked for the job: they
-travel beside it, in a `Monitor`, and never leave the process.
-
-Micro-batches count steps; times are seconds unless they say milliseconds; an interval is one of 95 %.
+alike. A trial's outcomes are stored as ``to_json`` gives them. Callbacks stay behind, in a `Monitor`. Micro-batches
+count steps; times are seconds unless they say milliseconds; an interval is one of 95 %.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -131,20 +128,15 @@ class Agreement(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class FreezingLimitMeasured(Outcome):
-    """Step times of a freezing schedule, medians with the ends of their intervals.
+    """Step times of a freezing schedule, medians with the ends of their intervals."""
 
-    ``realised`` is the speed of the schedule's steps relative to full ones, larger is faster; ``limit`` the same with
-    layers that rest for good; ``reached`` the share of the time the limit saves that the schedule saves, too, NaN where
-    the limit saves nothing.
-    """
-
-    realised: float
+    realised: float  # speed of the schedule's steps relative to full ones, larger is faster
     realised_low: float
     realised_high: float
-    limit: float
+    limit: float  # the same with layers that rest for good
     limit_low: float
     limit_high: float
-    reached: float
+    reached: float  # share of the time the limit saves that the schedule saves, too; NaN where that is nothing
     reached_low: float
     reached_high: float
 
@@ -154,23 +146,17 @@ class FreezingLimitMeasured(Outcome):
 OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 
 
-class Job(ABC, Generic[OutcomeT]):
-    """Something to be done for a study, with the kind of `Outcome` it has.
-
-    Attributes:
-        kind: Its name in messages.
-        trains: Whether a network takes steps: such a job takes all ranks of the study, and ends early when its
-            monitor says so. Arithmetic on a recorded run takes one process, and goes to its end.
-    """
+class Job(Generic[OutcomeT]):
+    """Something to be done for a study, with the kind of `Outcome` it has."""
 
     __slots__ = ()
-    kind: ClassVar[str]
-    trains: ClassVar[bool] = True
+    kind: ClassVar[str]  # in messages
+    trains: ClassVar[bool] = True  # such a job takes all ranks of the study, and ends early when its monitor says so
 
     @property
-    @abstractmethod
     def configs(self) -> tuple[BoostConfig, ...]:
         """Configurations that it trains."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +230,6 @@ class ReplayJob(Job[Replayed]):
 
     run_path: str  # run directory, relative to the study
     policies: tuple[Mapping[str, Any], ...]  # `init`, `factor`, `window`, and where it is not dynamic `kind`
-
-    @property
-    def configs(self) -> tuple[BoostConfig, ...]:
-        """None: nothing is trained."""
-        return ()
 
 
 # -- who watches a job -------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Join a study that several machines search together: what ``workbench worker`` does.
 
-Any scheduler may start any number of workers on one database, at any time. Whoever comes first makes the study and
-runs O0, the others wait for it. Each runs trials until the study has as many as it wants, those of workers that died
-on the way included. Confirmation and export are one process's work: ``workbench tune`` with the same database.
+Any scheduler may start any number of workers on one database, at any time. Whoever comes first makes the study and runs
+O0, the others wait for it. Confirmation and export are one process's work: ``workbench tune`` on that database.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.progress import StudyWatch, TuneProgress
 from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter
-from workbench.study.run.warm_up import WarmUps
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import FINISHED, counted_trials
@@ -27,24 +25,14 @@ from workbench.study.store.stored_records import FINISHED, counted_trials
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """What a worker leaves behind.
-
-    Args:
-        name: Name of the study.
-        finished_here: Trials that this process ran to their end, equal plans that were not run again included.
-        finished: Trials of the study that have finished and count.
-        n_trials: Trials the study is meant to have.
-        complete: Whether it has them.
-        storage: The database, without its password.
-        seconds: Time this worker took.
-    """
+    """What a worker leaves behind."""
 
     name: str
-    finished_here: int
-    finished: int
-    n_trials: int
+    finished_here: int  # trials that this process ran to their end, repeats of equal plans included
+    finished: int  # trials of the study that have finished and count
+    n_trials: int  # the study is meant to have
     complete: bool
-    storage: str
+    storage: str  # without its password
     seconds: float
 
 
@@ -59,28 +47,21 @@ def join_study(
     stop: Callable[[], bool] | None = None,
     make_experimenter: MakeExperimenter | None = None,
 ) -> WorkerResult:
-    """Run trials of a study until it has enough of them, beside any number of other workers.
+    """Run trials of a study until it has enough of them, beside any number of other workers; return how far it is.
 
     Args:
         study_dir: Folder with ``study.toml``; the same content on every machine.
         storage: Optuna storage URL; None takes the SQLite file beside the study, for workers of one machine.
         trials: Finished trials of the whole study; None takes what ``tune`` was asked for, else the file's.
         timeout: Seconds after which this worker ends and puts its running trial back; None for no limit.
-        grace_seconds: How long this worker may be silent before others take its trial for abandoned; None takes
-            ``WORKBENCH_GRACE_SECONDS``, by default 180.
+        grace_seconds: How long it may be silent before others take its trial for abandoned; see `open_storage`.
         on_progress: Told how far the study is.
-        stop: Asked at every step; True puts the running trial back and ends.
+        stop: Asked at every step; True puts the running trial back and ends with a StudyStoppedError.
         make_experimenter: Who trains; None trains the task the file names.
 
-    Returns:
-        How far the study is now.
-
     Raises:
-        StudyError: When the study, an argument or the storage is wrong.
-        StudyChangedError: When ``study.toml`` or the data are others than the study began with.
+        StudyError: When the study, an argument or the storage is wrong, or it asks another question than it began with.
         StudyFailedError: When O0 does not train, trials keep failing, or the database stays away.
-        StudyStoppedError: When ``stop`` asked for it.
-        KeyboardInterrupt: After Ctrl-C; the running trial is put back.
     """
     began = time.monotonic()
     file, directory = read_study(study_dir), study_folder(study_dir)
@@ -106,8 +87,7 @@ def join_study(
             study.set_user_attr("target", file.allowed_drop.target)
         n_trials = trials or int(study.user_attrs.get("n_trials", file.study.n_trials))
         watch = StudyWatch(study, file, n_trials, None, on_progress, deadline)
-        warm_ups = WarmUps(file, directory, experimenter, watch.step)
-        search = Search(file, database, study, experimenter, warm_ups, allowed, n_trials, deadline, watch, stop)
+        search = Search(file, directory, database, study, experimenter, allowed, n_trials, deadline, watch, stop)
         with contextlib.suppress(OutOfTimeError):  # O0 waits for the next worker
             search.run_baseline()
             search.run()

@@ -1,9 +1,8 @@
 """What one trial does: draw a configuration, measure its speed, train it, score it against O0.
 
-Scoring is arithmetic on a finished measurement (`score`) at one allowed drop, the target's, so that all values of a
-study compare. An equal plan met again is scored from what is stored, without training. Everything a later stage needs
-goes into the trial's user attributes as it becomes known; a trial that is interrupted finds there what it has already
-measured.
+Scoring is arithmetic on a finished measurement (`score`) at the target's allowed drop, so that all values of a study
+compare. An equal plan met again is scored from what is stored. Everything a later stage needs goes into the trial's
+user attributes as it becomes known, where an interrupted trial finds it again.
 
 Words: the *deficit* of a metric is how far it lies on the wrong side of O0's (positive = worse); *relative time* of a
 step is the step number times the relative step time, in O0 steps, after a *warm-up* of so many steps of O0 itself. A
@@ -29,7 +28,7 @@ from workbench.study.run.job import Monitor, RunStep, SpeedJob, SpeedMeasured, T
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.stopping import end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError, WarmUps
-from workbench.study.store.study_storage import StudyStorage
+from workbench.study.store.study_storage import FRESH_SECONDS, StudyStorage
 
 _PENALTY = 10.0
 """Diverged runs count as this many times O0's cost: finite, and beyond anything a run that works can show."""
@@ -88,10 +87,9 @@ def steps_to_target(curve: Sequence[tuple[int, float]], target: float, *, higher
 def deficit_at_equal_time(
     baseline: Baseline, step: int, metric: float, relative_step_time: float, warm_up_steps: int = 0
 ) -> float | None:
-    """Return a run's metric deficit against O0's curve after the same time.
+    """Return a run's metric deficit against O0's curve after the same time; inf for a NaN metric.
 
-    Inf for a NaN metric; None before O0's first evaluation, when nothing is known. After its last one O0 keeps its
-    final metric.
+    None before O0's first evaluation, when nothing is known; after its last one O0 keeps its final metric.
     """
     time = warm_up_steps + step * relative_step_time
     if not baseline.curve or time < baseline.curve[0][0]:
@@ -109,8 +107,7 @@ def score(
 ) -> Score:
     """Score a measurement at an allowed drop.
 
-    A target that is not reached is censored at the budget, which the run itself has after any warm-up; a diverged run
-    gets a finite penalty.
+    A target that is not reached is censored at the budget, which the run itself has after any warm-up.
     """
     higher = baseline.higher_is_better
     sign = 1.0 if higher else -1.0
@@ -169,8 +166,8 @@ def baseline_trial(study: optuna.Study) -> FrozenTrial | None:
 class Objective:
     """Run one trial, which is buffered in the study's database; of the allowed drops, the target's is scored at.
 
-    ``deadline`` is ``time.monotonic()`` by which a trial has to end, None for none: who trains ends it then, and no
-    training is begun here that would take longer. It may be changed between two trials.
+    ``deadline``, ``time.monotonic()`` or None, may be changed between two trials; no training is begun that takes
+    longer.
     """
 
     def __init__(
@@ -194,12 +191,7 @@ class Objective:
         self._reported: frozenset[int] = frozenset()  # steps at which the running trial was evaluated before
 
     def __call__(self, trial: optuna.Trial) -> tuple[float, ...]:
-        """Run the trial, which is running and buffered, and return its objective values.
-
-        Raises:
-            optuna.TrialPruned: When it is not worth finishing.
-            StudyFailedError: When O0 itself does not train.
-        """
+        """Run the trial, and return its objective values; a StudyFailedError when O0 itself does not train."""
         is_baseline = bool(trial.user_attrs.get("baseline"))
         self._reported = frozenset(self._hand.get_trial(trial._trial_id).intermediate_values)
         try:
@@ -368,8 +360,7 @@ class Objective:
     def _limits(self, baseline: Baseline) -> dict[float, float]:
         """Return allowed drop -> the value that a trial has to stay below to be of use, as far as is known now.
 
-        That is O0's, and that of the last trial that would be confirmed: the best alone is no limit, since it may be
-        refuted. Every drop is a question of its own that is asked of all trials.
+        That is O0's, and that of the last trial that would be confirmed, since the best may be refuted.
         """
         confirm, objective = self._file.confirm, self._file.study.objective
         places = confirm.candidates if confirm.enabled else 1
@@ -392,7 +383,7 @@ class Objective:
         # What an interrupted trial reported before stands: the same seed gives the same curve.
         if step not in self._reported:
             trial.report(min(deficit, 1e30), step)
-            self._hand.write_now_and_then()
+            self._hand.write(every=FRESH_SECONDS)
 
     def _constrain(self, trial: optuna.Trial, value: float) -> None:
         if "metric_deficit" not in trial.constraints:

@@ -1,9 +1,7 @@
 """Wait for a database that is away for a moment, and say so.
 
-A database server is restarted, a network has a bad minute: no reason to lose hours of training. What failed is tried
-again after 0.5, 1, 2, 4, 8, 8, ... seconds, up to a limit; the waits are shortened by a random part, so that a hundred
-workers do not come back at the same instant. Only what can pass by itself is waited for: a wrong password or a full
-disk is reported at once.
+What failed is tried again after 0.5, 1, 2, 4, 8, 8, ... seconds, up to a limit; the waits are shortened by a random
+part, so that a hundred workers do not come back at once. A wrong password or a full disk is reported at once.
 """
 
 from __future__ import annotations
@@ -54,12 +52,7 @@ def reason_of(error: BaseException) -> str:
 
 
 class Patience:
-    """How long a database may be away.
-
-    Args:
-        seconds: Longest wait for one request, at least 0; 0 never waits.
-        sleep: Waits so many seconds; for tests.
-    """
+    """How long a database may be away: the longest wait for one request, 0 for none; tests give another ``sleep``."""
 
     def __init__(self, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
         self._seconds = seconds
@@ -77,10 +70,9 @@ class Patience:
         self._failed_at = time.monotonic()
 
     def call(self, request: Callable[[], _Result]) -> _Result:
-        """Make a request, again and again while it fails in a way that may pass; return what it returns.
+        """Make a request, which must be harmless to repeat, again and again while it fails in a way that may pass.
 
-        It must be harmless to repeat, since an answer that was lost looks like a failure. After the longest wait, or
-        where a failure does not pass, one of `STORAGE_ERRORS` is raised.
+        After the longest wait, or where a failure does not pass, one of `STORAGE_ERRORS` is raised.
         """
         began, wait, noted = time.monotonic(), _FIRST_WAIT_SECONDS, False
         while True:

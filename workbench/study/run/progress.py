@@ -25,26 +25,15 @@ _DECIDING = frozenset({"confirm", "export"})
 
 @dataclass(frozen=True, slots=True)
 class TuneProgress:
-    """How far a study is.
+    """How far a study is."""
 
-    Args:
-        phase: ``"search"``, ``"attribution"``, ``"loss scale"``, ``"freezing limit"``, ``"confirm"`` or ``"export"``.
-        done: Units of the phase that are done (trials, runs); a running one counts by its share.
-        total: Units of the phase as far as known; of a search that its time limit will end, an estimate.
-        eta_seconds: Time the rest of this command will probably take, its time limit at most; NaN while unknown.
-        best: The trial that leads the search, in a few words; empty while none beats O0 within the allowed drop, and
-            from the confirmation on, whose winner may be another.
-        trials: Trials that have ended, whichever way; when it changes, there is something new to read.
-        note: The last thing a reader should know of what comes, a sentence; empty while there is none.
-    """
-
-    phase: str
-    done: float
-    total: float
-    eta_seconds: float
-    best: str
-    trials: int = 0
-    note: str = ""
+    phase: str  # "search", "attribution", "loss scale", "freezing limit", "confirm" or "export"
+    done: float  # units of the phase (trials, runs); a running one counts by its share
+    total: float  # as far as known; of a search that its time limit will end, an estimate
+    eta_seconds: float  # that the rest of this command will probably take, its time limit at most; NaN while unknown
+    best: str  # trial that leads the search, in a few words; empty while none does, and from the confirmation on
+    trials: int = 0  # that have ended, whichever way; when it changes, there is something new to read
+    note: str = ""  # the last thing a reader should know of what comes, a sentence
 
 
 class StudyWatch:
@@ -55,8 +44,8 @@ class StudyWatch:
         study: optuna.Study,
         file: StudyFile,
         n_trials: int,
-        confirm_seeds: int | None,
-        on_progress: Callable[[TuneProgress], None] | None,
+        confirm_seeds: int | None = None,
+        on_progress: Callable[[TuneProgress], None] | None = None,
         deadline: float | None = None,
     ) -> None:
         self._study, self._file, self._n_trials, self._on_progress = study, file, n_trials, on_progress

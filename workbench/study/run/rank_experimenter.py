@@ -1,8 +1,7 @@
 """A study whose trials train over several ranks: rank 0 searches, the others do what it does.
 
-Rank 0 has the study, its storage and the sampler. Before it runs a job that trains, it sends the job to the other
-ranks; each runs it with an experimenter of its own, whose training meets rank 0's in every collective. Callbacks stay
-with rank 0.
+Before rank 0 runs a job that trains, it sends it to the other ranks; each runs it with an experimenter of its own,
+whose training meets rank 0's in every collective. Study, storage, sampler and callbacks stay with rank 0.
 """
 
 from __future__ import annotations
@@ -23,12 +22,7 @@ class _End:
 
 
 def follow(experimenter: Experimenter) -> Any:
-    """Do what rank 0 does until it calls ``LeadingExperimenter.end``; return what it gave there.
-
-    Raises:
-        RankFailure: When a rank has died, or rank 0's study ended with an error.
-        OSError: When this rank's files fail.
-    """
+    """Do what rank 0 does until it calls ``LeadingExperimenter.end``; return what it gave there."""
     from workbench.core import distributed as ranks
 
     while True:
@@ -51,12 +45,7 @@ class LeadingExperimenter(ExperimenterWrapper):
         self._inner = inner
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job over all ranks; measured is by this rank's clock.
-
-        Raises:
-            StudyError: For the limit of freezing, which is measured in one process; ``study.toml`` is checked for it.
-            RankFailure: When only some ranks failed, or one has died.
-        """
+        """Run a job over all ranks; measured is by this rank's clock."""
         from workbench.core import distributed as ranks
 
         if isinstance(job, FreezingLimitJob):

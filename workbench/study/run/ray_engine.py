@@ -28,18 +28,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from workbench.core.arguments import seconds_from
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyError, StudyStoppedError
 from workbench.study.run.experimenter import MakeExperimenter, replay_recorded
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, ReplayJob, RunStep, Trained
-from workbench.study.run.progress import StudyWatch
 from workbench.study.run.ray_resources import TrialResources, parse_resources
 from workbench.study.run.ray_worker import Evaluated, RayWorker, TaskFacts, marked, python_files, unpack_run
 from workbench.study.run.runner import ExperimenterWrapper
 from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
-from workbench.study.run.warm_up import WarmUps
 from workbench.study.store import storage as kept
+from workbench.study.store.study_storage import StudyStorage
 
 _WAIT_VARIABLE = "WORKBENCH_RAY_WAIT"
 _WAIT_SECONDS = 30.0
@@ -70,8 +70,7 @@ class RayEngine:
     Args:
         resources: What one process of a trial needs, as on the command line.
         address: ``"auto"``, ``"host:port"``, or None for what Ray finds, or else this machine alone.
-        jobs: Trials at a time; None for as many as the cluster has room for when the search begins. More than that
-            wait in Ray's queue, where an autoscaler sees them.
+        jobs: Trials at a time; None for as many as the cluster has room for when the search begins.
     """
 
     resources: str = "CPU=1"
@@ -87,12 +86,7 @@ class RayEngine:
         stop: Callable[[], bool] | None = None,
         deadline: float | None = None,
     ) -> Iterator[RayCrew]:
-        """Join the cluster and get a first slot there, while the block runs.
-
-        Raises:
-            StudyError: When the resources or the cluster are wrong, or the cluster never has room, or none before the
-                deadline.
-        """
+        """Join the cluster and get a first slot there, while the block runs."""
         resources, ranks = parse_resources(self.resources), file.study.ranks
         if ranks > 1 and resources.shares_accelerator():
             raise StudyError(
@@ -122,10 +116,10 @@ class RayEngine:
 
 
 class Slot:
-    """Where trials run one after the other: one worker, or one per rank of the trial.
+    """Where trials run one after the other: one worker, or one per rank of the trial, held by a placement group.
 
     Making one asks Ray for room and does not wait for it. In place of a worker that dies Ray is asked for another, on
-    whatever node has room. Ranks are held together by a placement group; when one dies all of them begin again in it.
+    whatever node has room; of several ranks all begin again.
     """
 
     def __init__(self, ray: Any, resources: TrialResources, ranks: int, arguments: tuple[Any, ...]) -> None:
@@ -146,7 +140,7 @@ class Slot:
         self._start()
 
     def ready(self) -> Any:
-        """Return what Ray calls a reference: it is there when the slot is."""
+        """Return a Ray reference that is there when the slot is."""
         return self._workers[0].address.remote()
 
     def facts(self) -> TaskFacts:
@@ -162,8 +156,7 @@ class Slot:
     def work(self, job: Job[Any], monitor: Monitor, on_evaluation: Callable[[int, float], bool]) -> tuple[Any, bytes]:
         """Let the workers run one job; return its outcome, and the run directory that was sent with it.
 
-        Raises:
-            _LostWorkerError: When a worker or its node died; the slot is ready for another try.
+        After a `_LostWorkerError`, when a worker or its node died, the slot is ready for another try.
         """
 
         def listen() -> tuple[Any, bytes]:
@@ -246,12 +239,7 @@ class RayExperimenter(ExperimenterWrapper):
         self._slot, self._directory = slot, directory
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job there; a run directory that is not shared is brought back.
-
-        Raises:
-            LostTrialError: When worker after worker died.
-            StudyStoppedError: When the study is to end.
-        """
+        """Run a job there, again where its worker dies; a run directory that is not shared is brought back."""
         result: Any
         if isinstance(job, ReplayJob):  # arithmetic on a run that is here
             result = replay_recorded(job, self._directory)
@@ -293,19 +281,13 @@ class RayCrew:
 
     def search(
         self,
-        database: kept.StudyStorage,
+        database: StudyStorage,
         allowed: dict[str, float],
         n_trials: int,
         deadline: float | None,
         on_poll: Callable[[], None],
     ) -> None:
-        """Run trials in all slots until the study has enough; with one slot there is nothing to do beside the driver.
-
-        ``on_poll`` is called now and then; it may raise to end the search.
-
-        Raises:
-            StudyFailedError: When trials keep failing.
-        """
+        """Run trials in all slots until the study has enough; ``on_poll``, called now and then, may raise to end it."""
         if self.jobs == 1:
             return
         ending, enough = threading.Event(), threading.Event()
@@ -318,10 +300,8 @@ class RayCrew:
                     return
             trains = StoppableExperimenter(RayExperimenter(slot, self._facts, self._directory), ending.is_set, deadline)
             study = kept.find_study(database, self._file.study.name)  # each its own: a study object has one sampler
-            file = kept.on_its_network(self._file, study)
-            watch = StudyWatch(study, file, n_trials, None, None)
-            warm_ups = WarmUps(file, self._directory, trains, watch.step)
-            search = Search(file, database, study, trains, warm_ups, allowed, n_trials, deadline, watch, ending.is_set)
+            where = (self._file, self._directory, database, study, trains)
+            search = Search(*where, allowed, n_trials, deadline, stop=ending.is_set)
             with contextlib.suppress(StudyStoppedError):  # its trial is back in the queue
                 search.run()
                 enough.set()
@@ -348,8 +328,7 @@ class RayCrew:
 def _joined_cluster(address: str | None) -> Iterator[Any]:
     """Join a Ray cluster while the block runs, and leave it at the end; one that was joined before is kept.
 
-    Without an address it is what Ray finds by its own rule (``RAY_ADDRESS``, a running cluster), or else a small one on
-    this machine, for as long as the study runs.
+    Without an address it is what Ray finds by its own rule, or else a small one on this machine, while the study runs.
     """
     # Since Ray 2.5x a task without accelerators no longer hides them, and says so at every start unless asked not to.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -408,19 +387,11 @@ def _n_slots(ray: Any, resources: TrialResources, ranks: int) -> int:
 def _wait_for_room(
     ray: Any, resources: TrialResources, ranks: int, ready: Any, end_if_waited_enough: Callable[[], None]
 ) -> None:
-    """Wait until the first slot is ready; one that is submitted already moves an autoscaler to help.
-
-    Raises:
-        StudyError: When the cluster cannot hold a trial at all after half a minute, or the seconds in
-            ``WORKBENCH_RAY_WAIT``.
-    """
-    text = os.environ.get(_WAIT_VARIABLE, "")
+    """Wait until the first slot is ready, unless after a while the cluster cannot hold a trial at all."""
     try:
-        seconds = float(text) if text else _WAIT_SECONDS
-    except ValueError:
-        seconds = -1.0
-    if not 0.0 <= seconds < float("inf"):
-        raise StudyError(f"{_WAIT_VARIABLE} must be a number of seconds, 0 or more, got {text!r}")
+        seconds = seconds_from(_WAIT_VARIABLE, _WAIT_SECONDS, or_zero=True)
+    except ValueError as error:
+        raise StudyError(str(error)) from None
     needs = f"{resources}" if ranks == 1 else f"{ranks} x ({resources})"
     began, noted = time.monotonic(), False
     while not ray.wait([ready], timeout=_POLL_SECONDS)[0]:

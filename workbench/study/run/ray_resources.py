@@ -1,8 +1,7 @@
 """What one process of a trial needs of a Ray cluster: ``"GPU=1"``, ``"CPU=2, GPU=0.5"``, ``"NPU=1"``, ``"a100=1"``.
 
 Ray knows CPU, GPU, NPU (and other accelerators) and memory (bytes) by itself; any other name is a resource somebody
-gave to a node with ``ray start --resources``. Ray only counts: half a GPU means that two trials share one, each seeing
-all of it.
+gave to a node with ``ray start --resources``. Half a GPU means that two trials share one, each seeing all of it.
 """
 
 from __future__ import annotations
@@ -56,14 +55,7 @@ class TrialResources:
 
 
 def parse_resources(text: str | Iterable[str]) -> TrialResources:
-    """Read resources as they are written on the command line.
-
-    Args:
-        text: ``NAME=AMOUNT`` pairs, separated by commas or given one by one; without CPU one CPU is added.
-
-    Raises:
-        StudyError: When a pair is no pair, an amount is not above 0, a name comes twice or differs from a known one by
-            capitals only, or a whole number is needed.
+    """Read ``NAME=AMOUNT`` pairs, separated by commas or given one by one; without CPU one CPU is added.
 
     Example:
         >>> str(parse_resources("GPU=0.5"))

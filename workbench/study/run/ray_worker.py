@@ -1,8 +1,7 @@
 """What runs on a node of a Ray cluster: one process of a trial, and the study's folder as that node sees it.
 
-Usually all machines share the folder, and a worker writes runs where the driver reads them. A marker in it tells: the
-driver writes a secret word there, and a worker that finds it is at the same place. A worker that does not gets a folder
-of its own with the study's Python files, and sends each recorded run back with its result.
+Usually all machines share the folder, which a secret word in a marker tells, and a worker writes runs where the driver
+reads them. Else it gets a folder of its own with the study's Python files, and sends each recorded run back.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from workbench.config import NetworkFacts
-from workbench.core.files import write_text_atomically
+from workbench.core.files import free_path, write_text_atomically
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, Trained
@@ -68,14 +67,8 @@ class RayWorker:
     """One process of a trial, on whatever node Ray has put it; the class of a Ray actor with two threads.
 
     One waits in `run`, the other takes what the driver says meanwhile. Training has a thread of its own, always the
-    same one, since torch counts its threads per thread.
-
-    Args:
-        file: The study's file.
-        directory: Folder of the study, on the driver's machine.
-        token: What stands in the folder's marker, by which a shared folder is known.
-        code: Python files beside the study file, for tasks named relative to it.
-        make: Makes another experimenter than the task's own, for tests.
+    same one, since torch counts its threads per thread. ``code`` are the Python files beside the study file, ``token``
+    is what stands in the folder's marker.
     """
 
     def __init__(
@@ -123,16 +116,10 @@ class RayWorker:
         return TaskFacts(one.metric_name, one.higher_is_better, one.data_hash, one.environment(), one.network_facts())
 
     def run(self, number: int, job: Job[Any], *, evaluates: bool) -> Iterator[Any]:
-        """Run one job.
+        """Run one job; its number is larger than any before, and its evaluations may wait for an answer.
 
-        Args:
-            number: Of the job; larger than any before.
-            job: What to do.
-            evaluates: Whether evaluations wait for an answer.
-
-        Yields:
-            Of rank 0 each `Evaluated` and now and then a `RunStep`; at last the outcome, and the packed run directory
-            when the driver does not see the folder.
+        Rank 0 yields each `Evaluated` and now and then a `RunStep`; all at last the outcome with the packed run
+        directory.
         """
         news: queue.SimpleQueue[Any] = queue.SimpleQueue()
         result = self._trainer.submit(self._work, number, job, news if self._rank == 0 else None, evaluates)
@@ -243,10 +230,8 @@ def pack_run(folder: Path, path: str) -> bytes | None:
 
 def unpack_run(directory: Path, path: str, packed: bytes) -> str:
     """Write a packed run into the study's folder; return its name there, with a number when its own is taken."""
-    asked = PurePosixPath(path)
-    names = (asked, *(asked.with_name(f"{asked.name}.{attempt}") for attempt in range(2, 10_000)))
-    free = next(name for name in names if not (directory / name).exists())
-    (directory / free).mkdir(parents=True)
+    folder = free_path(directory / path)
+    folder.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
-        archive.extractall(directory / free, filter="data")  # Python refuses links and paths that lead outside
-    return free.as_posix()
+        archive.extractall(folder, filter="data")  # Python refuses links and paths that lead outside
+    return folder.relative_to(directory).as_posix()

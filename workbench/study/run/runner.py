@@ -1,7 +1,6 @@
 """Whoever runs the jobs of a study: one method, and what is known of the task.
 
-`TaskExperimenter` trains in this process. Ending on request or at a deadline (``stopping.py``), several ranks
-(``rank_experimenter.py``) and a Ray cluster (``ray_engine.py``) each wrap ``run``.
+`TaskExperimenter` trains in this process; ``stopping.py``, ``rank_experimenter.py`` and ``ray_engine.py`` wrap ``run``.
 """
 
 from __future__ import annotations
@@ -16,11 +15,7 @@ class JobRunner(Protocol):
     """Runs jobs."""
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job to its end, or until its monitor ends it.
-
-        Raises:
-            StudyStoppedError: When the monitor's ``stop`` ended it where nothing can be made of a part.
-        """
+        """Run a job to its end or until its monitor ends it, with a StudyStoppedError where a part is of no use."""
 
 
 class KnownTask(Protocol):

@@ -22,11 +22,11 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optuna
 
@@ -48,7 +48,6 @@ from workbench.study.run.ray_engine import RayEngine
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
-from workbench.study.run.warm_up import WarmUps
 from workbench.study.run.workers import run_workers
 from workbench.study.set_up.stages import confirmation_begins, prepare_search, settle, take_apart
 from workbench.study.set_up.tuned_plain import compare_with_plain
@@ -56,9 +55,6 @@ from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import keep_candidates, refuse_other_targets
 from workbench.study.store.write_ahead import writing_ahead
-
-if TYPE_CHECKING:
-    import torch
 
 _WRITING_SECONDS = 1.0
 _WRITING_SHARE = 0.25
@@ -82,39 +78,18 @@ def tune(
     ray: RayEngine | None = None,
     began: float | None = None,
 ) -> StudyResult:
-    """Run a study to its end, or continue it.
+    """Run a study to its end, or continue it: ``workbench.tune``, whose arguments these are, for one that has its file.
 
-    Args:
-        study_dir: Folder with ``study.toml``.
-        trials: Finished trials of the whole study; None follows the file.
-        timeout: Seconds this command may take, the answer's files included; None follows the file. What runs when they
-            are over ends at its next step, and the next command runs it again.
-        fresh: Archive what the study has produced and start over.
-        confirm_seeds: Paired seeds of the confirmation, at least 2; None follows the file.
-        require_confirmed: Export confirmed candidates only.
-        jobs: Processes that search at the same time.
-        storage: Optuna storage URL; None keeps a SQLite file beside the study.
-        warm_start: Earlier studies or exported boost_config.json files whose best plans are tried first, besides those
-            that the file names.
-        on_progress: Told how far it is, several times per run.
-        stop: Asked at every step; True ends the study within it, as Ctrl-C would.
-        make_experimenter: Who trains; None trains the task the file names. A function at module level when
-            ``jobs`` is above 1.
-        ray: Train on a Ray cluster instead of in this process; its own ``jobs`` counts.
-        began: ``time.monotonic()`` from which the time limit counts; None is now.
-
-    Returns:
-        The result, with the exported files; ``report`` is None, since reports are written above this layer. Over
-        several ranks each of them gets it.
+    ``make_experimenter``, a function of a module, says who trains; None trains the task the file names. ``began`` is
+    ``time.monotonic()`` from which the time limit counts. Every rank gets the result, with the exported files; its
+    ``report`` is None, since reports are written above this layer.
 
     Raises:
-        StudyError: When the study, an argument or the storage is wrong, the study is being tuned already, or the time
-            limit is too short for O0 itself.
-        StudyChangedError: When ``study.toml`` changed since the study began.
+        StudyError: When the study, an argument or the storage is wrong, ``study.toml`` changed since the study began,
+            it is being tuned already, or the time limit is too short for O0 itself.
         StudyFailedError: When O0 does not train or trials keep failing.
-        RankFailure: When another rank has died; the state is saved, the running trial will be run again.
-        StudyStoppedError: When ``stop`` asked for it; the state is saved, the running trial will be run again.
-        KeyboardInterrupt: After Ctrl-C; the state is saved, the running trial will be run again.
+        RankFailure: When another rank has died; as after ``stop`` (StudyStoppedError) and Ctrl-C the state is saved,
+            and the running trial will be run again.
     """
     began = time.monotonic() if began is None else began
     file, directory = read_study(study_dir), study_folder(study_dir)
@@ -124,7 +99,8 @@ def tune(
     n_trials = file.study.n_trials if trials is None else trials
     limit = file.study.timeout_seconds if timeout is None else timeout
     url = storage or kept.default_storage(directory)
-    with nullcontext() if ray is not None else _ranks_of(file) as device:
+    # Of one rank without importing torch: fakes need none.
+    with nullcontext() if ray is not None or file.study.ranks == 1 else _joined(file) as device:
         if not is_first_rank():
             followed: StudyResult = follow(experimenter_for(file, directory, make_experimenter, device))
             return followed
@@ -156,8 +132,8 @@ def tune(
             kept.requeue_interrupted(database, study)
             search_deadline, deadline = _deadlines(file, began, limit)
             watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline)
-            warm_ups = WarmUps(file, directory, guard, watch.step)
-            search = Search(file, database, study, guard, warm_ups, allowed, n_trials, search_deadline, watch, stop)
+            where = (file, directory, database, study, guard)
+            search = Search(*where, allowed, n_trials, search_deadline, watch, stop)
 
             def on_poll() -> None:
                 end_if_asked(stop)
@@ -200,7 +176,7 @@ def tune(
                 study,
                 file,
                 guard,
-                warm_ups,
+                search.warm_ups,
                 command=f"workbench tune {study_dir} --confirm-seeds {{seeds}}",
                 confirm_seeds=confirm_seeds,
                 deadline=deadline,
@@ -231,11 +207,7 @@ def tune(
 
 
 def _keep_question(study: optuna.Study, file: StudyFile, guard: Experimenter, n_trials: int) -> dict[str, float]:
-    """Store what this command asks of the study, and return the allowed drops.
-
-    Raises:
-        StudyChangedError: When finished trials were scored at another drop.
-    """
+    """Store what this command asks of the study, and return the allowed drops."""
     finished = baseline_trial(study)
     # A drop may be a share of the baseline's value.
     value = () if finished is None else (finished.user_attrs["trained"]["metric"],)
@@ -268,16 +240,10 @@ def _measure_more(
     return policy, cut_short
 
 
-@contextmanager
-def _ranks_of(file: StudyFile) -> Iterator[torch.device | None]:
-    """Train together with the other ranks of the study, if it has more than one."""
-    if file.study.ranks == 1:
-        yield None  # without importing torch: fakes need none
-        return
+def _joined(file: StudyFile) -> AbstractContextManager[Any]:
     from workbench.core import distributed as ranks
 
-    with ranks.joined(file.study.device) as device:
-        yield device
+    return ranks.joined(file.study.device)
 
 
 def _check_ranks(file: StudyFile, study_dir: str | Path, jobs: int) -> None:
@@ -325,13 +291,7 @@ def _too_short(limit: float, needed: float) -> str:
 
 
 def _check_arguments(
-    trials: int | None,
-    timeout: float | None,
-    confirm_seeds: int | None,
-    jobs: int,
-    *,
-    fresh: bool,
-    storage: str | None,
+    trials: int | None, timeout: float | None, confirm_seeds: int | None, jobs: int, *, fresh: bool, storage: str | None
 ) -> None:
     if trials is not None and not trials >= 1:
         raise StudyError(f"--trials must be at least 1, got {trials}")

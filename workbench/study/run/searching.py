@@ -23,6 +23,7 @@ from workbench.study.run.ending import SearchEnd
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.job import RunStep
 from workbench.study.run.objective import Objective
+from workbench.study.run.patience import STORAGE_ERRORS
 from workbench.study.run.progress import StudyWatch
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked, end_if_over
@@ -30,8 +31,10 @@ from workbench.study.run.warm_up import WarmUps
 from workbench.study.sample.sampling import make_pruner, make_sampler
 from workbench.study.set_up.objective import GIVEN, SetUpObjective
 from workbench.study.store import storage as kept
+from workbench.study.store.liveness import StaleTrials, heartbeat
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import FINISHED, counted_among
+from workbench.study.store.study_storage import TAKEN_ERRORS, StudyStorage, TrialTakenError, was_given_up
 
 if TYPE_CHECKING:
     import torch
@@ -54,18 +57,8 @@ def search(
 ) -> None:
     """Run trials of a study that ``tune`` has begun: what one worker process does.
 
-    Args:
-        study_dir: Folder with ``study.toml``.
-        url: Optuna storage URL.
-        n_trials: Finished trials of the whole study; None follows the file.
-        deadline: ``time.monotonic()`` at which the trial that runs is put back; None for none.
-        make_experimenter: Who trains; None trains the task the file names.
-        device: Where to train; None takes the one the file names.
-        on_begin: Called when the first trial may be drawn.
-
-    Raises:
-        StudyError: When the study is wrong or has not been started.
-        StudyFailedError: When trials keep failing.
+    ``n_trials`` of the whole study and ``device`` follow the file where they are None. At ``deadline``, by
+    ``time.monotonic()``, the trial that runs is put back. ``on_begin`` is called when the first trial may be drawn.
     """
     file = read_study(study_dir)
     with quiet_optuna():
@@ -73,13 +66,9 @@ def search(
         experimenter = StoppableExperimenter(experimenter, deadline=deadline)
         database = kept.open_storage(url, role="worker", wait=True)
         study = kept.find_study(database, file.study.name)
-        file = kept.on_its_network(file, study)
-        total = n_trials or file.study.n_trials
-        watch = StudyWatch(study, file, total, None, None)
-        allowed = file.allowed_drops(experimenter.metric_name)
+        allowed, total = file.allowed_drops(experimenter.metric_name), n_trials or file.study.n_trials
         with kept.plain_storage_errors():
-            warm_ups = WarmUps(file, study_dir, experimenter, watch.step)
-            here = Search(file, database, study, experimenter, warm_ups, allowed, total, deadline, watch)
+            here = Search(file, study_dir, database, study, experimenter, allowed, total, deadline)
             if on_begin is not None:
                 on_begin()
             here.run_baseline()
@@ -89,31 +78,35 @@ def search(
 class Search:
     """Run trials until the whole study has enough of them or the time is over.
 
-    ``deadline`` is ``time.monotonic()`` after which no trial is begun, None for none; who trains ends the one that runs
-    then (`StoppableExperimenter`). ``stop`` is asked between trials; True ends the study. ``finished_here`` counts
-    trials that were run to their end here.
+    ``deadline`` is ``time.monotonic()`` after which no trial is begun; who trains ends the one that runs then
+    (`StoppableExperimenter`). ``stop`` is asked between trials. ``finished_here`` counts trials run to their end here.
     """
 
     def __init__(
         self,
         file: StudyFile,
-        database: kept.StudyStorage,
+        directory: Path,
+        database: StudyStorage,
         study: optuna.Study,
         experimenter: Experimenter,
-        warm_ups: WarmUps,
         allowed: dict[str, float],
         n_trials: int,
         deadline: float | None,
-        watch: StudyWatch,
+        watch: StudyWatch | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
+        file = kept.on_its_network(file, study)
         self._database, self._study, self._n_trials = database, study, n_trials
-        self._deadline, self._watch, self._stop = deadline, watch, stop
-        self._stale = kept.StaleTrials(database, study)
+        self._watch = StudyWatch(study, file, n_trials) if watch is None else watch
+        self._deadline, self._stop = deadline, stop
+        self.warm_ups = WarmUps(file, directory, experimenter, self._watch.step)
+        self._stale = StaleTrials(database, study)
         self._lost: threading.Event | None = None  # set once another process has the trial that runs here
         self.finished_here = 0
         trial = SetUpObjective if file.study.objective == "time_to_quality" else Objective
-        self._objective = trial(file, database, study, experimenter, allowed, warm_ups, deadline, on_step=self._step)
+        self._objective = trial(
+            file, database, study, experimenter, allowed, self.warm_ups, deadline, on_step=self._step
+        )
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
         study.sampler = make_sampler(
             file.sampler.name,
@@ -126,11 +119,7 @@ class Search:
         self._end = SearchEnd(study, file, n_trials)
 
     def run_baseline(self, deadline: float | None = None) -> None:
-        """Run O0 if it has not been run, or wait for the process that runs it: until a deadline, or the search's.
-
-        Raises:
-            OutOfTimeError: When O0 has not finished by then.
-        """
+        """Run O0 if it has not been run, or wait for the process that runs it: until a deadline, or the search's."""
         self._watch.phase("search")
         while True:
             trials = self._trials()  # read once: another process may finish it at any moment
@@ -190,14 +179,10 @@ class Search:
         self._watch.trial_finished()
 
     def run_given(self, values: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
-        """Run a trial whose parameters are given instead of drawn, and return its number.
+        """Run a trial whose parameters are given instead of drawn, with further user attributes; return its number.
 
-        Args:
-            values: Config path -> value, on top of the ground that every trial starts from.
-            attributes: Further user attributes of the trial.
-
-        Raises:
-            OutOfTimeError: When the time is over; the trial waits for the next command.
+        ``values``, config path -> value, come on top of the ground that every trial starts from. When the time is over
+        (OutOfTimeError) the trial waits for the next command.
         """
         end_if_asked(self._stop)
         asked = {GIVEN: dict(values), **attributes}
@@ -230,10 +215,10 @@ class Search:
         database, trial_id = self._database, trial._trial_id
         try:
             trials = self._trials()  # again: others may have begun the last ones with this one
-            with kept.heartbeat(database, trial_id) as self._lost, database.buffering(trial_id, trials):
+            with heartbeat(database, trial_id) as self._lost, database.buffering(trial_id, trials):
                 state, values = self._outcome(trial, trials)
                 self._study.tell(trial, values, state=state)
-        except kept.TAKEN_ERRORS:
+        except TAKEN_ERRORS:
             _log.warning("trial %d: this process was silent for so long that another runs it now", trial.number)
             return True
         except (Exception, KeyboardInterrupt, SystemExit):
@@ -257,7 +242,7 @@ class Search:
             return TrialState.COMPLETE, self._objective(trial)
         except optuna.TrialPruned:
             return TrialState.PRUNED, None
-        except (StudyFailedError, StudyStoppedError, OSError, *kept.TAKEN_ERRORS, *kept.STORAGE_ERRORS):
+        except (StudyFailedError, StudyStoppedError, OSError, *TAKEN_ERRORS, *STORAGE_ERRORS):
             raise
         except Exception as error:
             if trial.user_attrs.get("baseline"):
@@ -267,7 +252,7 @@ class Search:
 
     def _step(self, step: RunStep) -> None:
         if self._lost is not None and self._lost.is_set():
-            raise kept.TrialTakenError("another process runs this trial now")
+            raise TrialTakenError("another process runs this trial now")
         self._watch.step(step)
 
     def _is_surplus(self, number: int, trials: Sequence[FrozenTrial]) -> bool:
@@ -283,12 +268,12 @@ def _end_if_workers_keep_dying(trials: Sequence[FrozenTrial]) -> None:
     ended = [trial for trial in trials if trial.state in (*FINISHED, TrialState.FAIL)]
     ended.sort(key=lambda trial: trial.datetime_complete or datetime.datetime.min)
     last = ended[-_FAILURES_IN_A_ROW:]
-    if len(last) == _FAILURES_IN_A_ROW and all(kept.was_given_up(trial) for trial in last):
+    if len(last) == _FAILURES_IN_A_ROW and all(was_given_up(trial) for trial in last):
         raise StudyFailedError(f"{len(last)} trials in a row ended their workers; the last: {_message(last[-1])}")
 
 
 def _why_no_baseline(trials: Sequence[FrozenTrial]) -> str:
-    given_up = [trial for trial in trials if trial.user_attrs.get("baseline") and kept.was_given_up(trial)]
+    given_up = [trial for trial in trials if trial.user_attrs.get("baseline") and was_given_up(trial)]
     if given_up:
         return f"O0 itself cannot be run: {_message(given_up[-1])}"
     return "the study has no O0 trial any more; start over with --fresh"

@@ -1,8 +1,7 @@
 """End a study before it is done: because somebody asks for it, or because its time is over.
 
-Ctrl-C reaches the main thread only, and a time limit none. So a study asks before each thing it does and, inside a
-run, at every step; what it was doing then is put back as Ctrl-C would, and the same command continues from there. A
-step or an evaluation that has begun is finished, and a run that got to its end meanwhile is kept.
+Ctrl-C reaches the main thread only, and a time limit none. So a study asks before each thing it does and, inside a run,
+at every step; what it was doing then is put back, and a run that got to its end meanwhile is kept.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ def end_if_asked(stop: Callable[[], bool] | None) -> None:
 
 
 def end_if_over(deadline: float | None, needed_seconds: float = math.nan) -> None:
-    """Raise `OutOfTimeError` if the time of the study, by ``time.monotonic()``, is over or will be before this is done.
-
-    How long it takes is NaN where that is not known.
-    """
+    """Raise `OutOfTimeError` if a deadline, by ``time.monotonic()``, is over or will be before this is done."""
     left = math.inf if deadline is None else deadline - time.monotonic()
     if left <= 0.0 or left < needed_seconds:
         raise OutOfTimeError("the time limit ended it; everything finished is saved", needed_seconds)
@@ -38,8 +34,8 @@ def end_if_over(deadline: float | None, needed_seconds: float = math.nan) -> Non
 class StoppableExperimenter(ExperimenterWrapper):
     """An experimenter that ends the study when asked or when its time is over: between two jobs and within one step.
 
-    ``stop`` is asked at every step, from the thread that trains. The deadline, by ``time.monotonic()``, may be changed
-    between two jobs, since the parts of a study end at different times.
+    ``stop`` is asked from the thread that trains. The deadline, by ``time.monotonic()``, may be changed between two
+    jobs.
     """
 
     def __init__(
@@ -51,11 +47,9 @@ class StoppableExperimenter(ExperimenterWrapper):
         self.deadline = deadline
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job, unless the study is to end; what was cut short is no result.
+        """Run a job, unless the study is to end (StudyStoppedError); what was cut short is no result.
 
-        Raises:
-            StudyStoppedError: When the study is to end.
-            OutOfTimeError: When its time is over; says of a training run how long it would have taken.
+        An OutOfTimeError, when its time is over, says of a training run how long it would have taken.
         """
         self._end_if_over()
         began, cut = time.monotonic(), False

@@ -1,11 +1,8 @@
 """Weight snapshots for DimReduce, recorded by the study itself: O0 trained a little, once per seed.
 
-A subspace belongs to the initial weights it was recorded from, so every seed has its own: the search's, and each seed
-of the confirmation when the first candidate needs it. All trials of a seed share one recording. What it cost is
-counted where a trial's time is: its micro-batches, each at O0's step time.
-
-A recording counts once its note lies beside the runs, which is written last and as a whole. One that was killed leaves
-a run without a note, which is never looked at again.
+A subspace belongs to the initial weights it was recorded from, so every seed has its own, shared by all trials of the
+seed. What it cost is counted where a trial's time is: its micro-batches, each at O0's step time. A recording counts
+once its note lies beside the runs, which is written last and as a whole.
 """
 
 from __future__ import annotations
@@ -46,8 +43,7 @@ NO_WARM_UP = WarmUp()
 def find_warm_up(file: StudyFile, directory: Path, seed: int) -> WarmUp | None:
     """Return a seed's warm-up if it was recorded to its end, as the study file asks for it, and its files are there.
 
-    Raises:
-        WarmUpError: When it was recorded and O0 did not get to its end.
+    A WarmUpError when it was recorded and O0 did not get to its end.
     """
     try:
         note = json.loads(_note(directory, seed).read_text(encoding="utf-8"))
@@ -76,11 +72,7 @@ class WarmUps:
         self._file, self._directory, self._experimenter, self._on_step = file, directory, experimenter, on_step
 
     def before(self, plan: Plan, seed: int) -> WarmUp:
-        """Return what a plan needs before it can be trained on a seed, recorded now if it is missing.
-
-        Raises:
-            WarmUpError: When O0 does not train as far as its snapshots.
-        """
+        """Return what a plan needs before it can be trained on a seed, recorded now if it is missing."""
         if not needs_warm_up(plan):
             return NO_WARM_UP
         with _one_at_a_time(_note(self._directory, seed)):

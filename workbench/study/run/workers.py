@@ -1,16 +1,12 @@
 """Search with several processes that share the study's database.
 
 Processes, not threads: training in threads shares one interpreter lock and one set of random states. They are spawned
-fresh (a forked process may not use an accelerator) and end by themselves when the process that started them is gone,
-so that ``kill -9`` leaves no process training on.
+fresh (a forked process may not use an accelerator) and end by themselves when the process that started them is gone.
+Each has an accelerator of its own where there are several, and on a CPU a share of the cores: two workers that both let
+torch take all cores slow each other down by more than half, and the speed they measure is then mostly noise.
 
-Each has an accelerator of its own where there are several, and on a CPU a share of the cores: two workers that both
-let torch take all cores slow each other down by more than half, and the speed they measure is then mostly the other's
-noise.
-
-A worker that dies (killed, out of memory, crashed in a library) is replaced, and its trial is run again; a trial that
-ends one worker after another is given up (``study_storage.py``). A worker that ends with an error of its own says why,
-and that ends the study.
+A worker that dies is replaced, and its trial is run again; a trial that ends one worker after another is given up
+(``study_storage.py``). A worker that ends with an error of its own says why, and that ends the study.
 """
 
 from __future__ import annotations
@@ -23,12 +19,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.core.credentials import hide_passwords
 from workbench.study.ask.study_file import read_study
@@ -49,21 +44,6 @@ _HAS_SAID_WHY = 3
 """Exit code of a worker that has sent its error to the process that started it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """What a worker process has to know; it goes through a pipe, so that no password stands in a list of processes."""
-
-    directory: Path
-    url: str
-    n_trials: int
-    deadline: float | None  # seconds since 1970, since the monotonic clock may be another in another process
-    seconds: float | None  # from when it was sent to the deadline: no more than that, whoever sets the clock meanwhile
-    make_experimenter: MakeExperimenter | None
-    index: int
-    n_workers: int
-    parent: int
-
-
 def run_workers(
     directory: Path,
     url: str,
@@ -75,11 +55,8 @@ def run_workers(
 ) -> None:
     """Let ``jobs`` processes run the trials of a study whose O0 is done, until the study has enough.
 
-    At the deadline, by ``time.monotonic()``, running trials are put back. ``on_poll`` is called now and then; it may
-    raise to end the search.
-
-    Raises:
-        StudyFailedError: When a worker ended with an error, or one died after the other.
+    At the deadline, by ``time.monotonic()``, running trials are put back. ``on_poll``, called now and then, may raise
+    to end the search.
     """
     context = multiprocessing.get_context("spawn")
 
@@ -87,9 +64,9 @@ def run_workers(
         """Start a worker; return it with the end of the pipe on which it says what its error was."""
         left = None if deadline is None else deadline - time.monotonic()
         ends = None if left is None else time.time() + left
-        order = _Order(directory, url, n_trials, ends, left, make_experimenter, index, jobs, os.getpid())
         errors, own_end = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(order, own_end))
+        asked = (directory, url, n_trials, ends, left, make_experimenter, index, jobs, os.getpid())
+        process = context.Process(target=_work, args=(own_end, *asked))  # through a pipe: nobody sees a password in it
         process.start()
         own_end.close()
         return process, errors
@@ -154,25 +131,30 @@ def _how(code: int) -> str:
 # -- in the worker -----------------------------------------------------------------------------------------------------
 
 
-def _work(order: _Order, errors: Connection) -> None:
+def _work(
+    errors: Connection,
+    directory: Path,
+    url: str,
+    n_trials: int,
+    ends: float | None,  # seconds since 1970, since the monotonic clock may be another in another process
+    left: float | None,  # seconds from when it was sent: no more than that, whoever sets the clock meanwhile
+    make: MakeExperimenter | None,
+    index: int,
+    n_workers: int,
+    parent: int,
+) -> None:
     signal.signal(signal.SIGTERM, _end_now)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to all; who started us ends us
-    threading.Thread(target=_end_with, args=(order.parent,), name="parent watch", daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), name="parent watch", daemon=True).start()
     deadline, begun = None, threading.Event()
-    if order.deadline is not None and order.seconds is not None:
-        deadline = time.monotonic() + min(order.deadline - time.time(), order.seconds)
+    if ends is not None and left is not None:
+        deadline = time.monotonic() + min(ends - time.time(), left)
         threading.Thread(target=_end_at, args=(deadline, begun), name="deadline watch", daemon=True).start()
-    make, device = order.make_experimenter, read_study(order.directory).study.device
+    device = read_study(directory).study.device
     try:
-        search(
-            order.directory,
-            order.url,
-            n_trials=order.n_trials,
-            deadline=deadline,
-            make_experimenter=make,
-            device=take_device(order.index, order.n_workers, device, trains=make is None),
-            on_begin=begun.set,
-        )
+        taken = take_device(index, n_workers, device, trains=make is None)
+        how: dict[str, Any] = {"make_experimenter": make, "device": taken, "on_begin": begun.set}
+        search(directory, url, n_trials=n_trials, deadline=deadline, **how)
     except Exception as error:
         said = str(error) if type(error).__module__.startswith("workbench.") else f"{type(error).__name__}: {error}"
         errors.send(hide_passwords(said))
@@ -214,8 +196,7 @@ def core_share(cores: Sequence[int], index: int, n_workers: int) -> list[int]:
 def take_device(index: int, n_workers: int, device: str, *, trains: bool = True) -> torch.device | None:
     """Take a worker's accelerator, or pin it to its share of the cores; call it before torch is imported.
 
-    Returns the device to train on; None leaves it to the study, which names ``device``. A stand-in for training does
-    not train, and needs no torch.
+    Returns the device to train on; None leaves it to the study. A stand-in that does not train needs no torch.
     """
     everything = os.sched_getaffinity(0) if device in {"auto", "cpu"} and hasattr(os, "sched_setaffinity") else set()
     share = core_share(list(everything), index, n_workers) if everything else []

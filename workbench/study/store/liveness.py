@@ -1,13 +1,10 @@
 """Which process runs a trial, and whether it is still there: marks, heartbeats, and trials whose process is gone.
 
-A mark is a small JSON object stored with the trial. On one machine a look at the process table tells at once whether
-its process lives; the start time tells that from a later one of the same number. Two processes are on one machine when
-boot and process-number namespace are the same: host names repeat among clones, and process numbers among containers.
-
-Of a process elsewhere the heartbeat tells: it is gone when that has not changed for as long as the mark allows, watched
-by our own clock. No two clocks are compared, so neither time zones nor a clock that jumps make a living process look
-dead; the price is that a new process must watch for a while before it takes over. While the database is away no
-heartbeat can be sent: after such trouble everyone gets two intervals to be heard again.
+A mark is a small JSON object stored with the trial. On one machine, the same boot and process-number namespace, a look
+at the process table tells at once whether its process lives; the start time tells that from a later one of the same
+number. A process elsewhere is gone when its heartbeat has not changed for as long as its mark allows, watched by our
+own clock: no two clocks are compared, and the price is that a new process must watch for a while before it takes over.
+After trouble with the database, when no heartbeat can be sent, everyone gets two intervals to be heard again.
 """
 
 from __future__ import annotations
@@ -62,10 +59,7 @@ def _is_this_process(mark: Mapping[str, Any] | None) -> bool:
 
 @contextlib.contextmanager
 def heartbeat(storage: StudyStorage, trial_id: int) -> Iterator[threading.Event]:
-    """Send heartbeats for a trial while it runs; the event is set once another process has it.
-
-    The first one comes after an interval: until then its new mark says that it is held.
-    """
+    """Send heartbeats for a trial, the first after an interval; the event is set once another process has the trial."""
     lost, stop = threading.Event(), threading.Event()
 
     def beat() -> None:
@@ -101,14 +95,10 @@ class StaleTrials:
         self._looked_at = -float("inf")
 
     def put_back(self, *, alone: bool = False) -> list[int]:
-        """Look for such trials, once a second at most.
+        """Look for such trials, once a second at most; return their numbers, also of those failed for ending workers.
 
-        Args:
-            alone: No other machine works on this database: a trial that was begun before this machine was started
-                again, or carries no mark, has no process.
-
-        Returns:
-            Their numbers. A trial that has ended several workers is failed instead, and is among them.
+        ``alone``: no other machine works on this database, so a trial that was begun before this machine was started
+        again, or carries no mark, has no process.
         """
         now = self._clock()
         if not alone and now - self._looked_at < min(_LOOK_SECONDS, self._database.grace_seconds / 12.0):

@@ -1,10 +1,9 @@
 """Where a study is kept, and how it survives whatever happens to the process.
 
 By default a SQLite file beside the study, or any database that Optuna takes, for several machines. While ``tune`` runs
-it holds an exclusive lock on ``study.db.lock``, which the system releases however the process ends. Every running
-trial carries the mark of its process and heartbeats; a trial whose process is gone goes back into the queue under its
-own number, with what it had already drawn and measured (``liveness.py``). So after ``kill -9`` no trial stays RUNNING
-and no number is lost. A database that is away for a moment is waited for (``patience.py``).
+it holds an exclusive lock on ``study.db.lock``, which the system releases however the process ends. A running trial
+whose process is gone goes back into the queue under its own number, with what it had drawn and measured
+(``liveness.py``): after ``kill -9`` no trial stays RUNNING. A database that is away is waited for (``patience.py``).
 """
 
 from __future__ import annotations
@@ -28,36 +27,16 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from workbench.config import NetworkFacts
+from workbench.core.arguments import seconds_from
 from workbench.core.credentials import hide_passwords
-from workbench.core.files import DiskFullError
+from workbench.core.files import DiskFullError, free_path
 from workbench.study.ask.study_file import StudyFile, asked
 from workbench.study.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError
 from workbench.study.run.job import plain
 from workbench.study.run.patience import STORAGE_ERRORS, Patience, reason_of
 from workbench.study.run.runner import Experimenter
-from workbench.study.store.liveness import StaleTrials, heartbeat
-from workbench.study.store.study_storage import TAKEN_ERRORS, StudyStorage, TrialTakenError, was_given_up
-
-__all__ = [
-    "STORAGE_ERRORS",
-    "TAKEN_ERRORS",
-    "StaleTrials",
-    "StudyStorage",
-    "TrialTakenError",
-    "archive_study",
-    "default_storage",
-    "find_study",
-    "heartbeat",
-    "holding_study",
-    "on_its_network",
-    "open_storage",
-    "open_study",
-    "plain_storage_errors",
-    "put_back",
-    "requeue_interrupted",
-    "shown_url",
-    "was_given_up",
-]
+from workbench.study.store.liveness import StaleTrials
+from workbench.study.store.study_storage import StudyStorage
 
 _BESIDE_STUDY = "study.db"
 _NETWORK = "network_facts"
@@ -74,21 +53,17 @@ def default_storage(directory: Path) -> str:
 def open_storage(
     url: str, *, role: str = "driver", grace_seconds: float | None = None, wait: bool = False
 ) -> StudyStorage:
-    """Open a database.
+    """Open a database, by its SQLAlchemy URL as Optuna takes it; a StudyError when that cannot be done.
 
-    Args:
-        url: SQLAlchemy URL as Optuna takes it.
-        role: ``"worker"`` for a process that does nothing but trials, else ``"driver"``.
-        grace_seconds: How long this process may be silent before others take its trial for abandoned; None takes
-            ``WORKBENCH_GRACE_SECONDS``, by default 180.
-        wait: Whether to wait for a database that does not answer yet, as for one that goes away later: for
-            ``WORKBENCH_PATIENCE_SECONDS``, by default 300.
-
-    Raises:
-        StudyError: When it cannot be opened.
+    ``role`` is ``"worker"`` for a process that does nothing but trials. ``grace_seconds``, how long this process may be
+    silent before others take its trial for abandoned, is by default ``WORKBENCH_GRACE_SECONDS``, or 180. ``wait``:
+    whether to wait for a database that does not answer yet, for ``WORKBENCH_PATIENCE_SECONDS``, or 300.
     """
-    grace = _seconds_from("WORKBENCH_GRACE_SECONDS", _GRACE_SECONDS) if grace_seconds is None else grace_seconds
-    patience = Patience(_seconds_from("WORKBENCH_PATIENCE_SECONDS", _PATIENCE_SECONDS))
+    try:
+        grace = seconds_from("WORKBENCH_GRACE_SECONDS", _GRACE_SECONDS) if grace_seconds is None else grace_seconds
+        patience = Patience(seconds_from("WORKBENCH_PATIENCE_SECONDS", _PATIENCE_SECONDS))
+    except ValueError as error:
+        raise StudyError(str(error)) from None
     try:
         options = _engine_options(url)
 
@@ -134,17 +109,6 @@ def _engine_options(url: str) -> dict[str, Any]:
     return options
 
 
-def _seconds_from(variable: str, default: float) -> float:
-    text = os.environ.get(variable, "")
-    try:
-        seconds = float(text) if text else default
-    except ValueError:
-        seconds = -1.0
-    if not 0.0 < seconds < 1e9:
-        raise StudyError(f"the environment variable {variable} must be a number of seconds above 0, got {text!r}")
-    return seconds
-
-
 def shown_url(url: str) -> str:
     """Return a storage URL without its passwords, for messages; "given" for what is no URL but may hold one."""
     try:
@@ -157,11 +121,7 @@ def shown_url(url: str) -> str:
 
 
 def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimenter) -> optuna.Study:
-    """Open or create the Optuna study, with O0 enqueued as its first trial, and see that it asks the same question.
-
-    Raises:
-        StudyChangedError: When ``study.toml`` or the data changed since the study began.
-    """
+    """Open or create the Optuna study, with O0 enqueued as its first trial, and see that it asks the same question."""
     directions = [StudyDirection.MINIMIZE]
     if file.study.objective == "pareto":
         metric = StudyDirection.MAXIMIZE if experimenter.higher_is_better else StudyDirection.MINIMIZE
@@ -178,7 +138,12 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
     stored = study.user_attrs
     if name is not None and stored.get("study_file") is not None:
         _refuse_changes(stored["study_file"], file.canonical())
-        _refuse_other_data(stored.get("data_hash", ""), experimenter.data_hash)
+        before, now = stored.get("data_hash", ""), experimenter.data_hash
+        if before and now and before != now:
+            raise StudyChangedError(
+                f"the task's data changed since the study began (hash {before[:12]}, now {now[:12]}); start over with "
+                "--fresh, which archives the old one"
+            )
     alive = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING))
     if not any(trial.user_attrs.get("baseline") for trial in alive):
         levels = next((one.choices for one in file.dimensions if one.path == "level"), ())
@@ -199,11 +164,7 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
 
 
 def find_study(storage: StudyStorage, name: str) -> optuna.Study:
-    """Load a study that exists.
-
-    Raises:
-        StudyError: When the database has no study of that name.
-    """
+    """Load a study that exists."""
     stored = _stored_name(storage, name)
     if stored is None:
         raise StudyError(f"the study {name!r} has not been started; run `workbench tune` first")
@@ -211,10 +172,7 @@ def find_study(storage: StudyStorage, name: str) -> optuna.Study:
 
 
 def _stored_name(storage: StudyStorage, name: str) -> str | None:
-    """Return the name under which a study is stored; None when it has not been started.
-
-    That is another one where the study was renamed since: the file beside a study holds that study and no other.
-    """
+    """Return a study's stored name, None when it was not started; beside its file it may be an earlier one."""
     studies = storage.get_all_studies()
     if any(study.study_name == name for study in studies):
         return name
@@ -249,25 +207,13 @@ def _refuse_changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_other_data(stored: str, now: str) -> None:
-    if stored and now and stored != now:
-        raise StudyChangedError(
-            f"the task's data changed since the study began (hash {stored[:12]}, now {now[:12]}); start over with "
-            "--fresh, which archives the old one"
-        )
-
-
 def _shown(value: Any) -> str:
     return "not there" if value is None else json.dumps(value)
 
 
 @contextlib.contextmanager
 def holding_study(directory: Path) -> Iterator[None]:
-    """Hold the study against other ``tune`` commands on this machine.
-
-    Raises:
-        StudyBusyError: When another process holds it.
-    """
+    """Hold the study against other ``tune`` commands on this machine; a StudyBusyError when another one holds it."""
     with (directory / "study.db.lock").open("a+", encoding="utf-8") as handle:
         try:
             import fcntl
@@ -289,19 +235,15 @@ def holding_study(directory: Path) -> Iterator[None]:
 
 
 def requeue_interrupted(storage: StudyStorage, study: optuna.Study) -> list[int]:
-    """Put trials whose process is gone back into the queue, before this one begins any; return their numbers.
+    """Put trials whose process is gone back into the queue, and return their numbers; call it holding the study.
 
-    Call it holding the study. A worker whose ``tune`` was killed ends within a second or two; its trial is put back
-    while the search goes on.
+    A worker whose ``tune`` was killed ends within a second or two; its trial is put back while the search goes on.
     """
     return StaleTrials(storage, study).put_back(alone=storage.engine.name == "sqlite")
 
 
 def put_back(storage: StudyStorage, study: optuna.Study, number: int) -> None:
-    """Put this process's running trial back into the queue: the process is about to end.
-
-    Where the database is away nothing happens; the trial is found abandoned later.
-    """
+    """Put this process's running trial back, as it is about to end; if the database is away, others find it later."""
     with storage.patience.suspended(), contextlib.suppress(*STORAGE_ERRORS):
         for trial in storage.running(storage.get_study_id_from_name(study.study_name)):
             if trial.number == number and storage.is_held_here(trial):
@@ -310,12 +252,7 @@ def put_back(storage: StudyStorage, study: optuna.Study, number: int) -> None:
 
 @contextlib.contextmanager
 def plain_storage_errors() -> Iterator[None]:
-    """Turn what a database driver raises while the study runs into one sentence.
-
-    Raises:
-        DiskFullError: When the disk is full; everything finished before is kept.
-        StudyFailedError: When the database cannot be used for another reason.
-    """
+    """Turn what a database driver raises while the study runs into one sentence; a full disk is a DiskFullError."""
     try:
         yield
     except STORAGE_ERRORS as error:
@@ -333,9 +270,7 @@ def archive_study(directory: Path) -> Path | None:
     present = [directory / name for name in names if (directory / name).exists()]
     if not present:
         return None
-    stamp = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    folders = (directory / "archive" / name for name in (stamp, *(f"{stamp}.{n}" for n in range(2, 1000))))
-    target = next(folder for folder in folders if not folder.exists())
+    target = free_path(directory / "archive" / datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S"))
     target.mkdir(parents=True)
     for path in present:
         shutil.move(path, target / path.name)

@@ -1,7 +1,7 @@
 """Records of trials and candidates, rebuilt from what a study's storage keeps; nothing is trained for them.
 
-Trials are scored again from their measurements, at the drop that the study's target allows: records of one study always
-compare, whatever a trial was scored at when it ran. The repeat of an equal plan is no trial and has no record.
+Trials are scored again from their measurements, at the drop that the study's target allows, so that records of one
+study always compare. The repeat of an equal plan is no trial and has no record.
 """
 
 from __future__ import annotations
@@ -25,14 +25,6 @@ FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 _UNCOUNTED = frozenset({"repeats", "skipped"})
 """User attributes of trials that are no trials of their own: an equal plan again, or one too slow to be trained."""
 
-_STATES = {
-    TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-    TrialState.RUNNING: "running",
-    TrialState.WAITING: "waiting",
-}
-
 
 def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
     """Return the trials that count towards ``n_trials``: begun or finished, and not the repeat of an equal plan."""
@@ -55,9 +47,6 @@ def refuse_other_targets(study: optuna.Study, target: float) -> None:
     """Refuse to go on where finished trials were scored at another drop than the target's.
 
     Version 0.6 scored O2's trials at a drop of their own; a sampler that compares the two would be misled.
-
-    Raises:
-        StudyChangedError: When there is such a trial.
     """
     finished = study.get_trials(deepcopy=False, states=FINISHED)
     other = [trial.number for trial in finished if trial.user_attrs.get("allowed_drop", target) != target]
@@ -72,26 +61,16 @@ def refuse_other_targets(study: optuna.Study, target: float) -> None:
 
 
 def trials_of(study: optuna.Study) -> list[TrialRecord]:
-    """Rebuild the record of every trial from storage alone.
-
-    Args:
-        study: The study.
-
-    Returns:
-        Records in the order of trial numbers.
-    """
+    """Rebuild the record of every trial from storage alone, in the order of trial numbers."""
     return records_of(study.get_trials(deepcopy=False), study.user_attrs)
 
 
 def records_of(
     trials: Sequence[FrozenTrial], attributes: Mapping[str, Any], *, known: Mapping[int, TrialRecord] | None = None
 ) -> list[TrialRecord]:
-    """Rebuild the records of a study's trials, in their order, from what has been read.
+    """Rebuild the records of a study's trials, all in the order of their numbers, from what has been read.
 
-    Args:
-        trials: All trials of the study, in the order of their numbers.
-        attributes: The study's user attributes.
-        known: Records by number that are taken as they are; of trials that have ended since O0 had.
+    ``known`` records are taken as they are; of trials that have ended since O0 had.
     """
     section = attributes.get("study_file", {}).get("study", {})
     reference = next((one for one in trials if _is_complete(one) and one.user_attrs.get("baseline")), None)
@@ -110,11 +89,7 @@ def records_of(
 
 
 def baseline_record(study: optuna.Study, trials: Sequence[TrialRecord]) -> TrialRecord:
-    """Return the record of the finished O0 trial.
-
-    Raises:
-        StudyFailedError: When O0 has not finished.
-    """
+    """Return the record of the finished O0 trial."""
     baseline = baseline_trial(study)
     if baseline is None:
         raise StudyFailedError("the study has no finished O0 trial to compare with")
@@ -177,7 +152,7 @@ def _record(trial: FrozenTrial, baseline: Baseline | None, allowed_drop: float, 
     duration = trial.duration if trial.state in FINISHED else None
     return TrialRecord(
         number=trial.number,
-        state=_STATES[trial.state],
+        state="failed" if trial.state == TrialState.FAIL else trial.state.name.lower(),
         level=str(attributes.get("level", "O0")),
         parameters=dict(attributes.get("parameters", trial.params)),
         config=dict(attributes.get("config", {})),

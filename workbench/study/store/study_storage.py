@@ -48,7 +48,8 @@ from workbench.study.store.write_ahead import follow_journal_mode
 _MARK, _DEATHS, _BASELINE = "process", "worker_deaths", "baseline"  # user attributes
 _MOST_DEATHS = 3
 _UNFINISHED = (TrialState.RUNNING, TrialState.WAITING)
-_FRESH_SECONDS = 1.0
+FRESH_SECONDS = 1.0
+"""How old what a thread buffers or has read may become while it runs a trial."""
 _MARKED = (USER_ATTRIBUTES.c.trial_id == TRIALS.c.trial_id) & (USER_ATTRIBUTES.c.key == _MARK)
 
 _P = ParamSpec("_P")
@@ -107,14 +108,9 @@ def _of_optuna(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatena
 
 
 class StudyStorage(BaseStorage):
-    """The database of a study.
+    """The database of a study; ``role`` is ``"worker"`` or ``"driver"``: a trial that ends its workers is given up.
 
-    Args:
-        url: SQLAlchemy URL.
-        patience: How long the database may be away.
-        role: ``"worker"`` or ``"driver"``: a trial that ends its workers is given up in the end.
-        grace_seconds: How long this process may be silent before others take its trial for abandoned.
-        engine_kwargs: As Optuna takes them.
+    ``grace_seconds`` is how long this process may be silent before others take its trial for abandoned.
     """
 
     def __init__(
@@ -171,7 +167,7 @@ class StudyStorage(BaseStorage):
         if buffer is None:
             trials: Sequence[FrozenTrial] = self._read_news(study_id)
         else:
-            if time.monotonic() - buffer.read_at > _FRESH_SECONDS:
+            if time.monotonic() - buffer.read_at > FRESH_SECONDS:
                 buffer.trials, buffer.read_at = self._read_news(study_id), time.monotonic()
             trials = [buffer.own if one.number == buffer.own.number else one for one in buffer.trials]
         wanted = [one for one in trials if states is None or one.state in states]
@@ -232,12 +228,7 @@ class StudyStorage(BaseStorage):
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """Take a waiting trial, or finish one that this process holds, with what is buffered of it.
 
-        Returns:
-            False when another process was faster in taking it.
-
-        Raises:
-            TrialTakenError: When another process runs the trial to be finished.
-            UpdateFinishedTrialError: When another process has finished it.
+        False when another process was faster in taking it; one of `TAKEN_ERRORS` is raised when another one has it.
         """
         if state == TrialState.RUNNING:
             return self._claim(trial_id)
@@ -291,15 +282,10 @@ class StudyStorage(BaseStorage):
         return True
 
     def put_back(self, seen: RunningTrial, *, died: bool) -> bool:
-        """Let a running trial wait again; it keeps its number and what it has drawn and measured.
+        """Let a running trial wait again, with its number and what it drew and measured; return whether it was done.
 
-        Args:
-            seen: The trial as it was seen; when its mark or heartbeat has changed since, nothing happens.
-            died: Whether its process died with it. The third time the trial is failed instead, where its process was
-                a worker: it probably was the cause.
-
-        Returns:
-            Whether it was put back or failed.
+        Nothing happens when mark or heartbeat have changed since it was seen. ``died``: its process died with it. The
+        third time the trial is failed instead, where its process was a worker: it probably was the cause.
         """
         deaths = 0
         if died and seen.mark is not None and seen.mark.get("role") == "worker":
@@ -331,15 +317,10 @@ class StudyStorage(BaseStorage):
 
     @contextlib.contextmanager
     def buffering(self, trial_id: int, trials: Sequence[FrozenTrial] | None = None) -> Iterator[None]:
-        """Buffer what this thread does to a trial in the block; what is left when it ends is written.
+        """Buffer what this thread does to a trial it runs in the block; what is left when it ends is written.
 
-        Args:
-            trial_id: The trial, which this process runs.
-            trials: All trials of the study as they have just been read; None reads them when they are asked for.
-
-        Raises:
-            TrialTakenError: When another process runs the trial by now.
-            UpdateFinishedTrialError: When another process has finished it.
+        ``trials`` are all of the study as just read; None reads them when they are asked for. One of `TAKEN_ERRORS` is
+        raised when another process has the trial by now.
         """
         self._thread.buffer = _Buffer(self.get_trial(trial_id))
         if trials is not None:
@@ -354,45 +335,38 @@ class StudyStorage(BaseStorage):
         finally:
             self._thread.buffer = None
 
-    def write(self) -> None:
-        """Write what this thread has buffered."""
+    def write(self, every: float = 0.0) -> None:
+        """Write what this thread has buffered, unless that was done within so many seconds."""
         buffer = self._buffer
-        if buffer is not None:
+        if buffer is not None and time.monotonic() - buffer.written_at >= every:
             if buffer.rows:
                 self._write(buffer.own._trial_id, _rows(buffer))
                 buffer.rows = {}
             buffer.written_at = time.monotonic()
 
-    def write_now_and_then(self) -> None:
-        """Write what this thread has buffered, if that was last done a while ago."""
-        if self._buffer is not None and time.monotonic() - self._buffer.written_at > _FRESH_SECONDS:
-            self.write()
-
     def set_trial_param(
         self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
     ) -> None:
         """Keep a drawn parameter."""
-        own = self._put(trial_id, "params", tables.param_row(param_name, param_value_internal, distribution))
-        if own is not None:
+        if (
+            own := self._put(trial_id, "params", tables.param_row(param_name, param_value_internal, distribution))
+        ) is not None:
             own.params[param_name] = distribution.to_external_repr(param_value_internal)
             own.distributions[param_name] = distribution
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Keep an attribute of ours."""
-        own = self._put(trial_id, "user_attrs", tables.attribute_row(key, value))
-        if own is not None:
+        if (own := self._put(trial_id, "user_attrs", tables.attribute_row(key, value))) is not None:
             own.user_attrs[key] = value
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Keep an attribute of Optuna's own."""
-        own = self._put(trial_id, "system_attrs", tables.attribute_row(key, value))
-        if own is not None:
+        if (own := self._put(trial_id, "system_attrs", tables.attribute_row(key, value))) is not None:
             own.system_attrs[key] = value
 
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
         """Keep a report."""
-        own = self._put(trial_id, "reports", tables.report_row(step, intermediate_value))
-        if own is not None:
+        if (own := self._put(trial_id, "reports", tables.report_row(step, intermediate_value))) is not None:
             own.intermediate_values[step] = intermediate_value
 
     def _put(self, trial_id: int, part: str, row: Sequence[Any]) -> FrozenTrial | None:
@@ -436,11 +410,7 @@ class StudyStorage(BaseStorage):
             yield connection
 
     def _lock(self, connection: Connection, trial_id: int) -> tuple[TrialState, datetime.datetime | None, bool]:
-        """Lock a trial if it is unfinished; return its state, its start, and whether it is ours or has no mark.
-
-        Raises:
-            TrialTakenError: When another process runs it.
-        """
+        """Lock a trial if it is unfinished; return its state, its start, and whether it is ours or has no mark."""
         this = TRIALS.c.trial_id == trial_id
         unfinished = update(TRIALS).where(this, TRIALS.c.state.in_(_UNFINISHED))
         connection.execute(unfinished.values(state=TRIALS.c.state))

@@ -1,9 +1,9 @@
 """Trials as rows of Optuna's tables: all of them read in a query per table, several rows written in one transaction.
 
-The one module that uses private names of Optuna: the tables of ``RDBStorage``. Their layout has a version, which is
-checked when a database is opened. The public interface has no word for what a study needs of them: it writes every
-parameter, attribute and report in a transaction of its own, reads a thousand trials in five seconds instead of half a
-second, and cannot take a trial or refuse a late result within one transaction (``study_storage.py``).
+The one module that uses private names of Optuna: the tables of ``RDBStorage``, whose layout has a version that is
+checked when a database is opened. The public interface writes every parameter, attribute and report in a transaction of
+its own, reads a thousand trials in five seconds instead of half a second, and cannot take a trial or refuse a late
+result within one transaction (``study_storage.py``).
 """
 
 from __future__ import annotations

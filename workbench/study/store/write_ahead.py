@@ -1,10 +1,9 @@
 """How a study's SQLite file takes many small commits without waiting for the disk at each.
 
-In SQLite's usual mode a commit waits several times for the disk, half a second per trial on a slow one. While ``tune``
-runs the file is in write-ahead mode: a commit appends to ``study.db-wal``, readers and the writer keep out of each
-other's way, and a process that is killed loses nothing that was committed. A machine that loses its power may lose the
+In SQLite's usual mode a commit waits several times for the disk. While ``tune`` runs the file is in write-ahead mode: a
+commit appends to ``study.db-wal``, and a killed process loses nothing that was committed; a loss of power may take the
 last commits, never the file (SQLite, "Write-Ahead Logging" and "PRAGMA synchronous"). Afterwards it is one plain file
-again, which can be copied, and read from a folder that cannot be written. Other databases are left alone.
+again, which can be copied, and read from a folder that cannot be written.
 """
 
 from __future__ import annotations
