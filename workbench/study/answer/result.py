@@ -129,7 +129,7 @@ def write_answer(
 
     Raises:
         StudyFailedError: When O0 has not finished.
-        StudyError: When the components of a DimReduce candidate are not on this machine.
+        StudyError: When what a method needs beside an exported file is not on this machine.
         OSError: When a file cannot be written; the old one is untouched then.
     """
     attributes, trials = study.user_attrs, trials_of(study)
