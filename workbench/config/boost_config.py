@@ -208,7 +208,8 @@ class BoostConfig(Section):
                 members.setdefault(section, {})[key] = value
         # Only what changes is validated anew: a search makes thousands of configurations.
         changed: dict[str, Section | None] = {
-            name: _MODELS[name](**{**dict(getattr(start, name) or ()), **new}) for name, new in members.items()
+            name: _MODELS[name](**(vars(getattr(start, name) or _MODELS[name]()) | new))
+            for name, new in members.items()
         }
         if changed.get("optimizer") == OptimizerConfig():
             changed["optimizer"] = None

@@ -18,7 +18,7 @@ from workbench.config.boost import SWITCHES, SwitchesInEffect, requested_switche
 from workbench.config.conditions import loss_scale_kind
 from workbench.config.errors import ConfigError, shown
 from workbench.config.facts import Facts
-from workbench.config.parameters import ParameterInfo, describe_parameters
+from workbench.config.parameters import describe_parameters
 from workbench.config.section import MethodSection
 from workbench.methods.registry import METHODS
 from workbench.methods.registry import method as method_named
@@ -202,8 +202,9 @@ def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1, network
         raise ConfigError(f"`world_size` must be a whole number at least 1, got {shown(world_size)}")
     facts = Facts(level, world_size, network)
     refused = {name: reason for name in SWITCHES if requested[name] and (reason := why_no_method(name, config, facts))}
-    if fatal := [reason for name, reason in refused.items() if _switch(name).must_act]:
-        raise ConfigError(fatal[0])
+    for name, reason in refused.items():
+        if describe_parameters()[f"boost.{name}"].must_act:
+            raise ConfigError(reason)
     dropped = (Dropped(name, reason) for name, reason in refused.items())
     return Plan(
         level=level,
@@ -219,14 +220,11 @@ def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1, network
 
 def why_no_method(name: str, config: BoostConfig, facts: Facts) -> str:
     """Return a sentence that says why a method would not be in effect if it were asked for; empty where it would."""
-    reason = _switch(name).needs.why_not(config, facts)
-    if not reason or _switch(name).must_act:  # which is refused, rather than left out
+    switch = describe_parameters()[f"boost.{name}"]
+    reason = switch.needs.why_not(config, facts)
+    if not reason or switch.must_act:  # which is refused, rather than left out
         return reason
     return f"{name} is not in effect because {reason}"
-
-
-def _switch(name: str) -> ParameterInfo:
-    return describe_parameters()[f"boost.{name}"]
 
 
 def section_acts(part: Any, config: BoostConfig, facts: Facts) -> bool:
