@@ -2,13 +2,15 @@
 
 One description serves the JSON lines of a running run, the Parquet files of a finished one, the DataFrames that
 readers get, and the documentation. Besides the fixed columns, every method in use may add float columns of its
-own under a name with a dot, ``dim_reduce.rho`` for example; such a column may appear late in a run, and is NaN
-on the steps without it.
+own under a name with a dot, ``time.forward`` for example; such a column may appear late in a run, and is NaN
+on the steps without it. What a method of the registry records it describes itself (`Description.columns`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from workbench.methods.registry import METHODS
 
 __all__ = [
     "COLUMNS",
@@ -108,6 +110,8 @@ EVENT_COLUMNS: dict[str, ColumnInfo] = {
 """Columns of ``Run.events``, in their order; the fields of ``records.Event``."""
 
 
+_DESCRIBED = {f"{one.name}.{name}": _number(*about) for one in METHODS for name, about in one.columns.items()}
+
 METHOD_COLUMNS: dict[str, ColumnInfo] = {
     "time.": _number("ms", "Time of one part of the step, as the name says."),
     "amp.float16_grad_amax": _number(
@@ -115,20 +119,7 @@ METHOD_COLUMNS: dict[str, ColumnInfo] = {
         "Largest finite absolute unscaled gradient of the parameters whose gradients are computed in float16; NaN on "
         "steps that overflow and wherever no gradient is computed in float16.",
     ),
-    "dim_reduce.rho": _number("1", "Share of the quasi-Newton step that was taken, 0 when DimReduce's search failed."),
-    "dim_reduce.trials": _number(
-        "forward passes", "Step lengths that DimReduce tried, each one forward pass on the batch."
-    ),
-    "dim_reduce.condition": _number(
-        "1",
-        "Condition number of DimReduce's inverse Hessian in the subspace after the step; inf when rounding has made it "
-        "indefinite.",
-    ),
-    "dim_reduce.explained_variance": _number(
-        "1",
-        "Share of the weight snapshots' variance that DimReduce's components explain together, 0 to 1; on the first "
-        "step only, NaN where it is unknown.",
-    ),
+    **_DESCRIBED,
     "thor.refreshed": _number("1", "1 on steps at which the Kronecker factors were computed anew."),
     "thor.damping": _number("1", "Damping in force, before its root is added to the factors' diagonals."),
     "offload.host_ms": _number("ms", "Time that Adam took on the host; NaN where no update was due."),
@@ -162,6 +153,9 @@ METHOD_COLUMNS: dict[str, ColumnInfo] = {
     ),
 }
 """Method columns by name; a key that ends with a dot stands for every column that starts with it."""
+
+NAMED_LIKE = f"named like `{next(iter(_DESCRIBED), 'time.forward')}`"
+"""How a method's column is named, for a sentence about one that is not."""
 
 
 def column_info(name: str) -> ColumnInfo:
