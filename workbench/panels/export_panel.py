@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
 from workbench.config.errors import shown
+from workbench.methods.registry import METHODS
 from workbench.panels import kit
 from workbench.panels.controls import number_text
 from workbench.panels.kit import row, section, text_of
@@ -44,8 +45,7 @@ _PROVENANCE: Final = (
     ("data_hash", "Data"),
     ("written", "Written"),
     ("loss_scale", "Loss scale"),
-    ("dim_reduce", "DimReduce"),
-    ("adasum", "AdaSum"),
+    *((method.name, method.title) for method in METHODS if method.export_note or method.n_ranks > 1),
 )
 
 

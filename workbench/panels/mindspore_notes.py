@@ -6,13 +6,9 @@ also given to the real one.
 
 from __future__ import annotations
 
-from typing import Final
-
-from workbench.config import BOOST_SECTIONS, BoostConfig, Plan
+from workbench.config import BOOST_SECTIONS, SWITCHES, BoostConfig, Plan, describe_parameters
 
 __all__ = ["mindspore_notes"]
-
-_OWN_KEYS: Final = ("dim_reduce.line_search_trials",)
 
 
 def mindspore_notes(config: BoostConfig, plan: Plan) -> list[str]:
@@ -22,19 +18,16 @@ def mindspore_notes(config: BoostConfig, plan: Plan) -> list[str]:
         Sentences: how to pass it first, then what cannot work there, then what is passed over.
     """
     notes = [_how_to_pass(config, plan)]
-    if plan.grad_freeze and plan.grad_accumulation:
-        notes.append(
-            "MindSpore 2.7 cannot train gradient freezing together with gradient accumulation: it fails with an "
-            "AttributeError when the network is built. Switch one of them off."
-        )
-    if plan.dim_reduce and config.dim_reduce.pca_mat_path is None:
-        notes.append(
-            "MindSpore computes the subspace of DimReduce from `dim_reduce.weight_load_dir` itself, from checkpoints "
-            "in its own format; snapshots of this package are not."
-        )
+    infos = describe_parameters()
+    there = (infos[f"boost.{name}"].in_mindspore for name in SWITCHES if getattr(plan, name))
+    notes += [sentence for one in there if (sentence := one.why_not(config, plan.facts))]
     own = (name for name in config.to_dict() if name not in BOOST_SECTIONS)
     passed_over = [f"`{name}`" for name in own if getattr(getattr(config, name), "enabled", True)]
-    passed_over += [f"`{path}`" for path in _OWN_KEYS if config.leaves().get(path) is not None]
+    passed_over += [
+        f"`{path}`"
+        for path, value in config.leaves().items()
+        if path in infos and infos[path].ours and value is not None
+    ]
     if passed_over:
         notes.append(f"It passes over {', '.join(passed_over)}, which only this package reads.")
     if config.effective_amp_level("npu") != "O0" or plan.parameters_in_effect().get("loss_scale.kind") != "none":

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from workbench.config import LEVELS, SWITCHES, BoostConfig
+from workbench.methods.registry import method
 from workbench.panels.kit import ToggleButtons, row, text_of
 from workbench.panels.panel import Panel
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.style import faint
 
 __all__ = ["PresetChoice"]
-
-_HELP: Final = {
-    "O0": "O0: no boost algorithm; the baseline.",
-    "O1": "O1: LessBN and gradient freezing.",
-    "O2": "O2: those of O1 and AdaSum, which needs several servers.",
-}
 
 
 class PresetChoice:
@@ -27,7 +22,7 @@ class PresetChoice:
         self.buttons = ToggleButtons(
             options=list(LEVELS),
             value=None,
-            tooltips=[_HELP[level] for level in LEVELS],
+            tooltips=[_help(level) for level in LEVELS],
             style={"button_width": "52px"},
             css="wb-auto",
         )
@@ -46,3 +41,9 @@ class PresetChoice:
         if level is not None:
             switches: dict[str, Any] = {f"boost.{name}": None for name in SWITCHES}
             self._shared.change({"boost.mode": "auto", **switches}, level)
+
+
+def _help(level: str) -> str:
+    asked = map(method, LEVELS[level])
+    titles = [one.title + (" (over several servers)" if one.n_ranks > 1 else "") for one in asked]
+    return f"{level}: {', '.join(titles) or 'no boost algorithm; the baseline'}."
