@@ -82,7 +82,7 @@ def configured(row: Description, optimizer: str = "sgd", frozen: tuple[str, ...]
     with tempfile.TemporaryDirectory() as folder:
         if row.name == "dim_reduce":
             values |= {"dim_reduce.n_components": 3, "dim_reduce.pca_mat_path": str(pca_matrix(net, Path(folder)))}
-        boosted = apply(BoostConfig().with_values(values), net, made, 2 * N_STEPS)
+        boosted = apply(BoostConfig().with_values(values), net, made, 2 * N_STEPS, level="O0")
     if ranks.world_size() > 1:
         boosted.distribute()
     return boosted

@@ -30,9 +30,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loss_scale": set(),
     "optim": set(),
     "methods": {"loss_scale"},
-    # What is trained; what is kept of a run, and shown in other people's tools.
+    # What is trained; what is kept of a run, columns that methods describe among it, and shown in other people's tools.
     "tasks": {"optim"},
-    "runs": {"loss_scale"},
+    "runs": {"loss_scale", "methods"},
     # One step, one loop, one run.
     "training": METHODS | {"runs", "tasks"},
     # The reference's names; streams without end.

@@ -1,4 +1,4 @@
-"""The examples of the reference's page on ``mindspore.boost``, translated by docs/mindspore.md's table and nothing else.
+"""The examples of the reference's page on ``mindspore.boost``, translated by the table of docs/mindspore.md only.
 
 Each test is one example, statement by statement and in its order; what comes after it looks at what it did.
 """

@@ -1,4 +1,4 @@
-"""The example of the reference's page on dynamic loss scale with the low-level interface, translated by docs/mindspore.md.
+"""The reference's example of dynamic loss scale with the low-level interface, translated by docs/mindspore.md.
 
 ``BuildTrainNetwork`` and ``train_net`` are functions of that page's author; here they are what their names say.
 """

@@ -7,23 +7,27 @@ from __future__ import annotations
 
 from workbench.config.amp import AmpConfig
 from workbench.config.boost import (
+    LEVELS,
+    SWITCHES,
     BoostSwitches,
     CommonConfig,
     DimReduceConfig,
     GradAccumulationConfig,
     GradFreezeConfig,
     LessBNConfig,
+    line_search_trials,
+    requested_switches,
+    with_switch,
 )
 from workbench.config.boost_config import BOOST_SECTIONS, BoostConfig
 from workbench.config.compatibility import CompatibilityConfig
 from workbench.config.conditions import Condition, acts
 from workbench.config.errors import ConfigError
 from workbench.config.facts import Facts, NetworkFacts
-from workbench.config.levels import LEVELS, SWITCHES, asked_for, requested_switches, with_switch
 from workbench.config.loss_scale import LossScaleConfig
 from workbench.config.optimizer import HYPER_PARAMETERS, OptimizerConfig
 from workbench.config.parameters import ParameterInfo, describe_parameters, parameter_at, parents_of
-from workbench.config.resolve import Dropped, Plan, line_search_trials, resolve, why_no_method
+from workbench.config.resolve import Dropped, Plan, resolve, why_no_method
 from workbench.config.section import Section
 from workbench.config.snapshots import SnapshotConfig
 
@@ -53,7 +57,6 @@ __all__ = [
     "Section",
     "SnapshotConfig",
     "acts",
-    "asked_for",
     "describe_parameters",
     "line_search_trials",
     "parameter_at",

@@ -26,5 +26,10 @@ class AmpConfig(Section, use_attribute_docstrings=True):
     dtype: Literal["float16", "bfloat16"] = described("float16", "Low precision type", when=_MIXED)
     """What O2 and O3 compute in."""
 
-    keep_batchnorm_fp32: bool | None = described(None, "BatchNorm in float32", when=_MIXED)
+    keep_batchnorm_fp32: bool | None = described(
+        None,
+        "BatchNorm in float32",
+        when=_MIXED,
+        unset=lambda config: None if config.amp.level == "auto" else config.effective_keep_batchnorm_fp32(""),
+    )
     """Keep BatchNorm in float32; unset means yes under O2 and no under O3."""

@@ -6,13 +6,11 @@ and by this package, which refuses what it does not know.
 
 from __future__ import annotations
 
-import copy
-import functools
 import html
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -145,19 +143,7 @@ class BoostConfig(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """Return sections of plain values, in the reference's order; values that are None are left out."""
-        sections: dict[str, Any] = {}
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            if isinstance(value, Section):
-                members = {key: getattr(value, key) for key in type(value).model_fields}
-                sections[name] = {
-                    key: list(member) if isinstance(member, (list, tuple)) else member
-                    for key, member in members.items()
-                    if member is not None  # the real AutoBoost refuses null
-                }
-            elif value is not None:
-                sections[name] = copy.deepcopy(value)
-        return sections
+        return self.model_dump(mode="json", exclude_none=True)  # the real AutoBoost refuses null
 
     def to_boost_dict(self) -> dict[str, Any]:
         """Return only the sections MindSpore's AutoBoost reads, ready to be its ``boost_config_dict``."""
@@ -189,7 +175,14 @@ class BoostConfig(Section):
 
     def leaves(self) -> dict[str, Any]:
         """Return every parameter by its path, in file order; unset ones are None, ``provenance`` is one leaf."""
-        return dict(self._leaves())
+        leaves: dict[str, Any] = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if name in _MODELS:
+                leaves |= {f"{name}.{key}": value and getattr(value, key) for key in _MODELS[name].model_fields}
+            else:
+                leaves[name] = value
+        return leaves
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """Return a changed copy, validated like a new configuration.
@@ -214,9 +207,9 @@ class BoostConfig(Section):
                 section, _, key = path.partition(".")
                 members.setdefault(section, {})[key] = value
         # Only what changes is validated anew: a search makes thousands of configurations.
-        models = _section_models()
         changed: dict[str, Section | None] = {
-            name: models[name](**{**_members(getattr(start, name)), **new}) for name, new in members.items()
+            name: _MODELS[name](**(vars(getattr(start, name) or _MODELS[name]()) | new))
+            for name, new in members.items()
         }
         if changed.get("optimizer") == OptimizerConfig():
             changed["optimizer"] = None
@@ -225,7 +218,7 @@ class BoostConfig(Section):
     def diff(self, other: BoostConfig) -> dict[str, tuple[Any, Any]]:
         """Return path -> (value here, value there) of the parameters in which two configurations differ."""
         there = other.leaves()
-        return {path: (value, there[path]) for path, value in self._leaves() if value != there[path]}
+        return {path: (value, there[path]) for path, value in self.leaves().items() if value != there[path]}
 
     def resolve(self, level: str = "O0", world_size: int = 1, network: NetworkFacts | None = None) -> Plan:
         """Say what is in effect at a level on so many ranks, and why the rest is not; see ``workbench.config.resolve``.
@@ -267,7 +260,7 @@ class BoostConfig(Section):
         return self.amp.keep_batchnorm_fp32
 
     def __repr__(self) -> str:
-        changes = (f"{path}={shown(value)}" for path, value in self._leaves() if value != _DEFAULTS[path])
+        changes = (f"{path}={shown(value)}" for path, value in self.leaves().items() if value != _DEFAULTS[path])
         return f"BoostConfig({', '.join(changes)})"
 
     __str__ = __repr__
@@ -277,12 +270,12 @@ class BoostConfig(Section):
         colour = "color:var(--jp-content-font-color1,inherit)"
         faint = "color:var(--jp-content-font-color2,#666)"
         line = "border-top:1px solid var(--jp-border-color2,#ddd)"
-        models, rows = _section_models(), []
-        for section, entries in groupby(self._leaves(), key=lambda entry: entry[0].partition(".")[0]):
+        rows = []
+        for section, entries in groupby(self.leaves().items(), key=lambda entry: entry[0].partition(".")[0]):
             if getattr(self, section) is None:
                 continue
             rows.append(f'<tr style="{line}"><th colspan="3" style="text-align:left">{html.escape(section)}</th></tr>')
-            fields = models[section].model_fields if section in models else type(self).model_fields
+            fields = _MODELS[section].model_fields if section in _MODELS else type(self).model_fields
             for path, value in entries:
                 name = path.rpartition(".")[2]
                 title, default = fields[name].title or name, _DEFAULTS[path]
@@ -297,26 +290,6 @@ class BoostConfig(Section):
                 )
         return f'<table style="{colour};border-collapse:collapse">{"".join(rows)}</table>'
 
-    def _leaves(self) -> Iterator[tuple[str, Any]]:
-        models = _section_models()
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            if name in models:
-                for key in models[name].model_fields:
-                    yield f"{name}.{key}", None if value is None else getattr(value, key)
-            else:
-                yield name, value
-
-
-@functools.cache
-def _section_models() -> dict[str, type[Section]]:
-    """Return the model of each section by its name; ``provenance`` has none."""
-    return cast("dict[str, type[Section]]", sections_of(BoostConfig))
-
-
-def _members(section: Section | None) -> dict[str, Any]:
-    return {} if section is None else {key: getattr(section, key) for key in type(section).model_fields}
-
 
 # Sections that methods bring along. The registry and the descriptions in it are plain data, below the configuration;
 # what acts imports the configuration.
@@ -325,6 +298,7 @@ for _method in METHODS:
         BoostConfig.model_fields[_method.section] = FieldInfo.from_annotated_attribute(_model, _model())
         BoostConfig.model_rebuild(force=True)
 
+_MODELS = cast("dict[str, type[Section]]", sections_of(BoostConfig))  # by section; ``provenance`` has none
 _DEFAULTS = BoostConfig().leaves()
 
 

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import model_validator
 
-from workbench.config.conditions import is_not, loss_scale_is, method_on, optimizer_is
+from workbench.config.conditions import is_not, loss_scale_is, method_on
 from workbench.config.errors import did_you_mean, shown
+from workbench.config.optimizer import optimizer_is
 from workbench.config.section import Section, described
 
 __all__ = ["PRESETS", "CompatibilityConfig"]

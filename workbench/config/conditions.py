@@ -1,13 +1,13 @@
 """When a parameter is in effect: small conditions, declared beside the parameter and combined with ``&`` and ``|``.
 
-    thor_factors = described(..., when=optimizer_is("thor"))
-    freeze_p = described(..., when=method_on("grad_freeze"))
-    adasum = described(..., when=in_mode_manual, needs=without("dim_reduce", ...) & full_servers)
+    init = described(..., when=loss_scale_is("fixed", "dynamic"))
+    device_number = described(..., when=method_on("name"))
+    name = described(..., when=in_mode_manual, needs=without("other", ...) & several_ranks)
 
 A condition is asked about a configuration and the `Facts` it meets, and answers with the reason why the parameter is
 not in effect: the words that follow "because". It also says which parameters it reads, so that a search can draw those
-first. A *method* is an algorithm with a switch in section ``boost``: it acts when it is asked for (`asked_for`) and
-what it ``needs`` holds.
+first. A *method* is an algorithm with a switch in section ``boost``: it acts when it is asked for
+(`BoostSwitches.asks_for`) and what it ``needs`` holds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic.fields import FieldInfo
-
-from workbench.config.levels import asked_for
 
 if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
@@ -49,47 +47,60 @@ class Condition:
         return Condition(lambda *met: self.why_not(*met) and other.why_not(*met), words, reads)
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """When a parameter is in effect, what its method needs (of a switch), and whether it may change a step's time."""
-
-    when: Condition
-    needs: Condition
-    step_time: bool = True
-
-
 ALWAYS = Condition(lambda _config, _facts: "", "always")
 
-_UNCONDITIONAL = Declared(ALWAYS, ALWAYS)
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What is declared beside a parameter, besides what pydantic checks."""
+
+    when: Condition = ALWAYS  # it is in effect
+    needs: Condition = ALWAYS  # of a switch: for its method to be in effect, once it is asked for
+    must_act: bool = False  # of a switch: asking for it without what it needs is an error
+    step_time: bool = True  # whether it may change how long a step takes
+    unset: Callable[[BoostConfig], Any] | None = None  # the value that None stands for, where a rule gives one
+    #: The number in [0, 1] that the parameter comes to, where it is rounded: plans that share it train alike.
+    share: Callable[[BoostConfig], float] | None = None
+    share_name: str = ""  # what that is a share of, for a person
+    ours: bool = False  # whether MindSpore passes over it, in a section that it reads
+    in_mindspore: Condition = ALWAYS  # of a switch: for MindSpore to do the same; the reason is a whole sentence
+
+    def share_text(self, config: BoostConfig) -> str:
+        """Say what the parameter comes to, such as "frozen steps: 30 %"; empty where it is what it says."""
+        return f"{self.share_name}: {100 * self.share(config):.3g} %" if self.share else ""
+
+
+_UNCONDITIONAL = Declared()
 
 
 def declared(field: FieldInfo) -> Declared:
-    """Return the conditions of a section's field."""
+    """Return what is declared beside a section's field."""
     return next((one for one in field.metadata if isinstance(one, Declared)), _UNCONDITIONAL)
 
 
 def acts(name: str, config: BoostConfig, facts: Facts) -> bool:
     """Return whether a method is asked for and finds what it needs."""
-    if not asked_for(name, config, facts.level):
-        return False
-    return not declared(_switch(name, config)).needs.why_not(config, facts)
+    return config.boost.asks_for(name, facts.level) and not declared(_switch(name, config)).needs.why_not(config, facts)
 
 
 def method_on(name: str) -> Condition:
     """Hold where a method is in effect."""
-    return Condition(
+    return _of_method(
+        name,
+        "in effect",
         lambda config, facts: "" if acts(name, config, facts) else f"{_switch(name, config).title} is off",
-        f"{name} is in effect",
-        frozenset({f"boost.{name}"}),
     )
+
+
+def method_off(name: str, why_not: str) -> Condition:
+    """Hold where a method is not in effect."""
+    return _of_method(name, "not in effect", lambda config, facts: why_not if acts(name, config, facts) else "")
 
 
 def without(name: str, why_not: str) -> Condition:
     """Hold where a method is not even asked for."""
-    return Condition(
-        lambda config, facts: why_not if asked_for(name, config, facts.level) else "",
-        f"{name} is not asked for",
-        frozenset({f"boost.{name}"}),
+    return _of_method(
+        name, "not asked for", lambda config, facts: why_not if config.boost.asks_for(name, facts.level) else ""
     )
 
 
@@ -122,44 +133,29 @@ def loss_scale_kind(config: BoostConfig) -> str | None:
     return config.effective_loss_scale_kind("")
 
 
-def optimizer_is(*names: str, why_not: str = "the optimizer is {name}") -> Condition:
-    """Hold where an optimizer steps that is one of the named ones, or the task's own, which may be any."""
-
-    def reason(config: BoostConfig, _facts: Facts) -> str:
-        name = None if config.optimizer is None else config.optimizer.name
-        return "" if name is None or name in names else why_not.format(name=name)
-
-    words = f"the optimizer is {', '.join(names)} or the task's own"
-    return OPTIMIZER_STEPS & Condition(reason, words, frozenset({"optimizer.name"}))
-
-
 _NO_SCALE = "there is no loss scale (loss_scale.kind)"
 _LOSS_SCALE_KIND = frozenset({"loss_scale.kind", "amp.level", "amp.dtype"})
-OPTIMIZER_STEPS = without("dim_reduce", "DimReduce makes its own steps")
 
 
-def _condition(words: str, *reads: str) -> Callable[[Callable[[BoostConfig, Facts], str]], Condition]:
+def condition(words: str, *reads: str) -> Callable[[Callable[[BoostConfig, Facts], str]], Condition]:
     """Turn the function below into a condition."""
     return lambda why_not: Condition(why_not, words, frozenset(reads))
 
 
-@_condition("boost.mode is manual", "boost.mode")
+@condition("boost.mode is manual", "boost.mode")
 def in_mode_manual(config: BoostConfig, _facts: Facts) -> str:
     """Hold in mode manual."""
     mode = config.boost.mode
     return "" if mode == "manual" else f"switches count in mode manual, and the mode is {mode}"
 
 
-@_condition("several ranks train")
+@condition("several ranks train")
 def several_ranks(_config: BoostConfig, facts: Facts) -> str:
     """Hold over several ranks."""
     return "" if facts.world_size > 1 else "a single rank reduces nothing"
 
 
-# What methods need
-
-
-@_condition("the loss scale is dynamic", *_LOSS_SCALE_KIND)
+@condition("the loss scale is dynamic", *_LOSS_SCALE_KIND)
 def dynamic_scale(config: BoostConfig, _facts: Facts) -> str:
     """Hold for a dynamic loss scale."""
     kind, way = (
@@ -169,49 +165,8 @@ def dynamic_scale(config: BoostConfig, _facts: Facts) -> str:
     return "" if kind in {"dynamic", None} else f"the loss scale is {kind}; {way}"
 
 
-@_condition(
-    "the network has BatchNorms to spare", "less_bn.fn_flag", "compatibility.fn_scope", "compatibility.less_bn_match"
-)
-def spare_batch_norms(config: BoostConfig, facts: Facts) -> str:
-    """Hold where LessBN acts."""
-    return "" if facts.network is None else facts.network.why_no_less_bn(config)
-
-
-@_condition(
-    "the network has a layer for each group", "grad_freeze.param_groups", "boost.less_bn", "compatibility.less_bn_match"
-)
-def enough_layers(config: BoostConfig, facts: Facts) -> str:
-    """Hold where freezing can cut the network into its groups."""
-    network = facts.network
-    return "" if network is None else network.why_no_freezing(config, less_bn=acts("less_bn", config, facts))
-
-
-@_condition("there are 2, 4, 8, ... full servers of ranks", "common.device_number", "compatibility.adasum_servers")
-def full_servers(config: BoostConfig, facts: Facts) -> str:
-    """Hold where AdaSum has servers to combine."""
-    eight = config.compatibility.adasum_servers == "eight"
-    ranks = 8 if eight else config.common.device_number
-    servers, left_over = divmod(facts.world_size, ranks)
-    power_of_two = servers > 1 and servers & (servers - 1) == 0
-    if power_of_two and (eight or not left_over):  # As upstream: with eight, left-over ranks go unnoticed
-        return ""
-    have = f"{facts.world_size} {'rank' if facts.world_size == 1 else 'ranks'}"
-    return (
-        f"it needs 2, 4, 8, ... full servers of {ranks} ranks "
-        f"({'fixed by `compatibility.adasum_servers`' if eight else '`common.device_number`'}), and there are {have}"
-    )
-
-
-@_condition("the subspace has a source", "dim_reduce.pca_mat_path", "dim_reduce.weight_load_dir")
-def subspace_source(config: BoostConfig, _facts: Facts) -> str:
-    """Hold where DimReduce has a subspace."""
-    if config.dim_reduce.pca_mat_path is not None or config.dim_reduce.weight_load_dir is not None:
-        return ""
-    return (
-        "dim_reduce needs a source of its subspace: set `dim_reduce.pca_mat_path` to a .npy matrix [n_components, "
-        "parameters] or `dim_reduce.weight_load_dir` to a folder of weight snapshots (a run with `snapshots.count` "
-        "above 0 records them), or switch `boost.dim_reduce` off"
-    )
+def _of_method(name: str, words: str, why_not: Callable[[BoostConfig, Facts], str]) -> Condition:
+    return Condition(why_not, f"{name} is {words}", frozenset({f"boost.{name}"}))
 
 
 def _switch(name: str, config: BoostConfig) -> FieldInfo:

@@ -6,31 +6,22 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from workbench.config.conditions import OPTIMIZER_STEPS, Condition, optimizer_is
+from workbench.config.boost import OPTIMIZER_STEPS
+from workbench.config.conditions import Condition
 from workbench.config.section import Section, described
 
-__all__ = ["HYPER_PARAMETERS", "OptimizerConfig", "have_it"]
+__all__ = ["HYPER_PARAMETERS", "OptimizerConfig", "have_it", "optimizer_is"]
 
+_SGD, _ADAM = ("lr", "momentum", "weight_decay", "nesterov"), ("lr", "weight_decay", "betas", "eps")
 HYPER_PARAMETERS: dict[str, tuple[str, ...]] = {
-    "SGD": ("lr", "momentum", "weight_decay", "nesterov"),
-    "Adam": ("lr", "weight_decay", "betas", "eps"),
-    "AdamW": ("lr", "weight_decay", "betas", "eps"),
+    "SGD": _SGD,
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
     "RMSprop": ("lr", "momentum", "weight_decay", "eps"),
     "Adagrad": ("lr", "weight_decay", "eps"),
     "Muon": ("lr", "aux_lr", "momentum", "weight_decay", "nesterov", "ns_steps", "betas", "eps"),
-    "ScheduleFreeAdamW": ("lr", "weight_decay", "betas", "eps", "warmup_steps"),
-    "thor": (
-        "lr",
-        "momentum",
-        "weight_decay",
-        "nesterov",
-        "damping",
-        "damping_decay",
-        "frequency",
-        "factor_decay",
-        "trace_threshold",
-        "kl_clip",
-    ),
+    "ScheduleFreeAdamW": (*_ADAM, "warmup_steps"),
+    "thor": (*_SGD, "damping", "damping_decay", "frequency", "factor_decay", "trace_threshold", "kl_clip"),
     "adam_offload": ("lr", "weight_decay", "nesterov", "betas", "eps"),
 }
 """Which hyper-parameters each optimizer takes from this section: classes of ``torch.optim``, and four of our own."""
@@ -44,6 +35,17 @@ def have_it(hyper_parameter: str) -> str:
 
 def _owners(hyper_parameter: str) -> list[str]:
     return [name for name, own in HYPER_PARAMETERS.items() if hyper_parameter in own]
+
+
+def optimizer_is(*names: str, why_not: str = "the optimizer is {name}") -> Condition:
+    """Hold where an optimizer steps that is one of the named ones, or the task's own, which may be any."""
+
+    def reason(optimizer: OptimizerConfig | None) -> str:
+        name = optimizer and optimizer.name
+        return "" if name is None or name in names else why_not.format(name=name)
+
+    words = f"the optimizer is {', '.join(names)} or the task's own"
+    return OPTIMIZER_STEPS & Condition(lambda config, _: reason(config.optimizer), words, frozenset({"optimizer.name"}))
 
 
 def _taken(hyper_parameter: str) -> Condition:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from workbench.config.boost_config import BoostConfig
-from workbench.config.conditions import ALWAYS, Condition, declared
+from workbench.config.conditions import Declared, declared
 from workbench.config.errors import ConfigError, did_you_mean, inner_type, rule_of, sections_of
 from workbench.config.optimizer import HYPER_PARAMETERS, have_it
 
@@ -23,8 +23,8 @@ __all__ = ["ParameterInfo", "describe_parameters", "parameter_at", "parents_of"]
 Kind = Literal["float", "int", "bool", "choice", "str", "list"]
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterInfo:
+@dataclass(frozen=True, kw_only=True)
+class ParameterInfo(Declared):
     """One parameter of a configuration, as its field describes it."""
 
     path: str  # for example "loss_scale.window"
@@ -40,10 +40,7 @@ class ParameterInfo:
     description: str  # meaning, and what unset means
     optional: bool  # whether None (unset) is allowed
     rule: str  # legal values as the end of "... must ...", for example "be a finite number in [0, 1)"
-    when: Condition = ALWAYS  # it is in effect
-    needs: Condition = ALWAYS  # of a switch: for its method to be in effect, once it is asked for
     by_name: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # search ranges of named optimizers
-    step_time: bool = True  # whether it may change how long a step takes
 
 
 def parameter_at(path: str) -> ParameterInfo:
@@ -106,9 +103,9 @@ def _describe(path: str, member: FieldInfo) -> ParameterInfo:
     kinds: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
     kind: Kind = "choice" if get_origin(plain) is Literal else kinds.get(plain, "list")
     choices = get_args(plain) if kind == "choice" else (False, True) if kind == "bool" else ()
-    conditions = declared(member)
     whole = int if kind == "int" else float
     return ParameterInfo(
+        **vars(declared(member)),
         path=path,
         kind=kind,
         default=member.get_default(),
@@ -122,8 +119,5 @@ def _describe(path: str, member: FieldInfo) -> ParameterInfo:
         description=" ".join((member.description or "").split()),
         optional=NoneType in get_args(member.annotation),
         rule=rule_of(member),
-        when=conditions.when,
-        needs=conditions.needs,
         by_name={name: (whole(low), whole(high)) for name, (low, high) in search.get("by_name", {}).items()},
-        step_time=conditions.step_time,
     )

@@ -1,16 +1,7 @@
 """What a configuration means at a level: which algorithms are in effect, and why the others are not.
 
-The mode and the level give the six switches asked for (``workbench.config.levels``). What each of them, and each
-parameter, needs to be in effect is declared beside it and answered by ``workbench.config.conditions``. The rules are
-those of MindSpore 2.7 (``mindspore/boost/boost.py``) but for these:
-
-* dim_reduce needs a source of its subspace; the original finds that out in the middle of training.
-* adasum needs at least 2 servers, a power of two. The original divides by 8 whatever device_number says; that rule is
-  ``compatibility.adasum_servers = "eight"``.
-* What changes nothing is not in effect: accumulation over 1 micro-batch, freezing with 1 group or over 0 steps and,
-  where the network is known (``NetworkFacts``), less_bn without a BatchNorm to spare and freezing with more groups than
-  layers.
-* loss_scale_group needs a dynamic loss scale.
+The mode and the level give the switches asked for. What each of them, and each parameter, needs to be in effect is
+declared beside it (``workbench.config.boost``) and answered by ``workbench.config.conditions``.
 """
 
 from __future__ import annotations
@@ -23,10 +14,10 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from workbench.config.boost import SWITCHES, SwitchesInEffect, requested_switches
 from workbench.config.conditions import loss_scale_kind
 from workbench.config.errors import ConfigError, shown
 from workbench.config.facts import Facts
-from workbench.config.levels import SWITCHES, requested_switches
 from workbench.config.parameters import describe_parameters
 from workbench.config.section import MethodSection
 from workbench.methods.registry import METHODS
@@ -34,9 +25,8 @@ from workbench.methods.registry import METHODS
 if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.facts import NetworkFacts
-    from workbench.methods.protocol import Description
 
-__all__ = ["Dropped", "Plan", "line_search_trials", "resolve", "why_no_method"]
+__all__ = ["Dropped", "Plan", "resolve", "why_no_method"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +38,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(SwitchesInEffect):
     """What is in effect at a level, in a mode, on so many ranks.
 
     Two plans are equal when the same things are in effect with the same parameters, whatever level or mode asked for
@@ -61,34 +51,23 @@ class Plan:
     world_size: int
     config: BoostConfig
     requested: Mapping[str, bool]
-    less_bn: bool = False
-    grad_freeze: bool = False
-    adasum: bool = False
-    grad_accumulation: bool = False
-    dim_reduce: bool = False
-    loss_scale_group: bool = False
     dropped: tuple[Dropped, ...] = ()
     network: NetworkFacts | None = None
 
     def in_effect(self) -> tuple[str, ...]:
         """Return the methods in effect: the reference's switches in its order, then those with their own section."""
         switches = (name for name in SWITCHES if getattr(self, name))
-        return (*switches, *(method.name for method in METHODS if self._enables(method)))
+        with_sections = ((one.name, getattr(self.config, one.section)) for one in METHODS if one.section_class)
+        return (*switches, *(name for name, part in with_sections if section_acts(part, self.config, self.facts)))
 
     def is_in_effect(self, name: str) -> bool:
         """Return whether a method is in effect."""
         return name in self.in_effect()
 
-    def _enables(self, method: Description) -> bool:
-        """Return whether a method with a section of its own is in effect."""
-        if not method.section_class:
-            return False
-        return section_acts(getattr(self.config, method.section), self.config, self.facts)
-
     def level_defaults(self) -> dict[str, bool]:
         """Return the switches that the configuration leaves to the level although its mode is manual, and how they are.
 
-        As in the original a switch that is not named follows the level: less_bn alone, at O1, freezes too.
+        As in the original a switch that is not named follows the level, whatever was switched on beside it.
         """
         if self.mode != "manual":
             return {}
@@ -130,15 +109,11 @@ class Plan:
                 continue  # a method that is off is as one that does not exist: keys of plans outlive new methods
             for path, about in parameters:
                 value = getattr(part, path.partition(".")[2])
+                if value is None and about.unset is not None:
+                    value = about.unset(config)
                 if value is not None and not about.when.why_not(config, facts):
                     effective[path] = value
-        # What follows from other parameters.
-        effective["loss_scale.kind"] = loss_scale_kind(config)
-        if self.dim_reduce:
-            effective["dim_reduce.line_search_trials"] = line_search_trials(config)
-        if config.amp.level in {"O2", "O3"}:
-            effective["amp.keep_batchnorm_fp32"] = config.effective_keep_batchnorm_fp32("")
-        return effective
+        return {**effective, "loss_scale.kind": loss_scale_kind(config)}
 
     @property
     def facts(self) -> Facts:
@@ -163,50 +138,41 @@ class Plan:
 
     def key(self) -> str:
         """Return a short text that equal plans, and only equal plans, share."""
-        return _digest(self.parameters_in_effect())
+        return _digest(self._effective)
 
     def training_key(self) -> str:
         """Return a short text that plans share which train alike, though a parameter that is rounded differs.
 
-        A continuous freezing schedule has whole steps only, so many values of ``grad_freeze.freeze_p`` make the same
-        one. `key` tells these apart and has to: studies keep their runs by it, and go on from those begun earlier.
+        A schedule that has whole steps only makes the same of many values. `key` tells these apart and has to: studies
+        keep their runs by it, and go on from those begun earlier.
         """
-        effective = self.parameters_in_effect()
-        if self.grad_freeze:
-            effective["grad_freeze.freeze_p"] = self.config.grad_freeze.frozen_share()
-        return _digest(effective)
+        infos, effective = describe_parameters(), self._effective
+        shares = {path: share(self.config) for path in effective if (share := infos[path].share)}
+        return _digest(effective | shares)
 
     def step_key(self) -> str:
         """Return a short text that plans share whose steps take equally long; rates and lengths do not count."""
-        told = describe_parameters()
-        timed = {
-            path: value
-            for path, value in self.parameters_in_effect().items()
-            if path not in told or told[path].step_time
-        }
-        return _digest(timed)
+        infos = describe_parameters()
+        return _digest({path: value for path, value in self._effective.items() if infos[path].step_time})
 
     def summary(self) -> str:
-        """Return what is in effect in a few words, for example ``"LessBN + freezing (frozen steps: 30 %)"``."""
+        """Return what is in effect in a few words, for example ``"amp O2 float16 + dynamic loss scale"``."""
         config = self.config
-        said = {
-            "dim_reduce": f"DimReduce ({config.dim_reduce.n_components} components)",
-            "less_bn": "LessBN",
-            "grad_freeze": f"freezing (frozen steps: {100 * config.grad_freeze.frozen_share():.3g} %)",
-            "adasum": "AdaSum",
-            "grad_accumulation": f"accumulation over {config.grad_accumulation.grad_accumulation_step}",
-        }
-        parts = [words for name, words in said.items() if getattr(self, name)]
-        parts += [_said(method, config) for method in METHODS if self._enables(method)]
+        methods = {one.name: one for one in METHODS}
+        parts = [
+            getattr(config, one.section).summary() or one.title
+            for one in map(methods.__getitem__, self.in_effect())
+            if one.section != "loss_scale"  # which stands further down
+        ]
         if config.amp.level != "O0":
             parts.append(f"amp {config.amp.level} {config.amp.dtype}")
         kind = loss_scale_kind(config)
         if kind in {"fixed", "dynamic"}:
-            groups = f", {config.loss_scale.groups} groups" if self.loss_scale_group else ""
+            groups = f", {config.loss_scale.groups} groups" if self.matters("loss_scale.groups") else ""
             parts.append(f"{kind} loss scale{groups}")
-        elif self.loss_scale_group:
+        elif self.matters("loss_scale.groups"):
             parts.append(f"{config.loss_scale.groups} loss scale groups")
-        if config.optimizer is not None and not self.dim_reduce:
+        if config.optimizer is not None and self.matters("optimizer.name"):
             named = config.optimizer.name or "task's optimizer"
             rates = ", ".join(f"{name} {_brief(value)}" for name, value in config.optimizer.hyper_parameters().items())
             parts.append(f"{named} ({rates})" if rates else named)
@@ -214,8 +180,9 @@ class Plan:
 
     def explicit_config(self) -> BoostConfig:
         """Return the configuration in mode manual, each switch set to what is in effect: any level means this plan."""
-        switches: dict[str, Any] = {f"boost.{name}": getattr(self, name) for name in SWITCHES}
-        return self.config.with_values({"boost.mode": "manual", **switches})
+        return self.config.with_values(
+            {"boost.mode": "manual"} | {f"boost.{name}": getattr(self, name) for name in SWITCHES}
+        )
 
     def __eq__(self, other: object) -> bool:
         return self.key() == other.key() if isinstance(other, Plan) else NotImplemented
@@ -227,26 +194,16 @@ class Plan:
         return f"Plan({self.level}, {self.summary()})"
 
 
-def line_search_trials(config: BoostConfig) -> int:
-    """Return how many step lengths DimReduce tries: what is set, else 8, or 2 as the original where it is followed."""
-    given = config.dim_reduce.line_search_trials
-    return given or (2 if config.compatibility.dim_reduce == "reference" else 8)
-
-
 def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1, network: NetworkFacts | None = None) -> Plan:
-    """Decide what is in effect; without a network every method is taken to find work.
-
-    Raises:
-        ConfigError: When the level is unknown, the number of ranks is no positive whole number, or dim_reduce is asked
-            for without a source of its subspace.
-    """
+    """Decide what is in effect, see `BoostConfig.resolve`; a number of ranks that is none is a ConfigError, too."""
     requested = requested_switches(config, level)
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise ConfigError(f"`world_size` must be a whole number at least 1, got {shown(world_size)}")
     facts = Facts(level, world_size, network)
     refused = {name: reason for name in SWITCHES if requested[name] and (reason := why_no_method(name, config, facts))}
-    if "dim_reduce" in refused:
-        raise ConfigError(refused["dim_reduce"])
+    for name, reason in refused.items():
+        if describe_parameters()[f"boost.{name}"].must_act:
+            raise ConfigError(reason)
     dropped = (Dropped(name, reason) for name, reason in refused.items())
     return Plan(
         level=level,
@@ -262,8 +219,9 @@ def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1, network
 
 def why_no_method(name: str, config: BoostConfig, facts: Facts) -> str:
     """Return a sentence that says why a method would not be in effect if it were asked for; empty where it would."""
-    reason = describe_parameters()[f"boost.{name}"].needs.why_not(config, facts)
-    if not reason or name == "dim_reduce":  # which is refused, rather than left out, without a source of its subspace
+    switch = describe_parameters()[f"boost.{name}"]
+    reason = switch.needs.why_not(config, facts)
+    if not reason or switch.must_act:  # which is refused, rather than left out
         return reason
     return f"{name} is not in effect because {reason}"
 
@@ -272,11 +230,6 @@ def section_acts(part: Any, config: BoostConfig, facts: Facts) -> bool:
     """Return whether a section is in effect; one that no method brought along is."""
     is_asked_for = bool(getattr(part, "enabled", True))
     return is_asked_for and not (isinstance(part, MethodSection) and part.why_not(config, facts))
-
-
-def _said(method: Description, config: BoostConfig) -> str:
-    part = getattr(config, method.section)
-    return (part.summary() if isinstance(part, MethodSection) else "") or method.title
 
 
 def _idle_sections(config: BoostConfig, facts: Facts) -> Iterator[Dropped]:

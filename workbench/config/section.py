@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from workbench.config.conditions import ALWAYS, Condition, Declared
+from workbench.config.conditions import ALWAYS, Declared
 from workbench.config.errors import ConfigError, sentence_of, shown
 
 if TYPE_CHECKING:
@@ -43,37 +43,23 @@ def described(
     high: float | None = None,
     log: bool = False,
     step: float | None = None,
-    when: Condition = ALWAYS,
-    needs: Condition = ALWAYS,
     by_name: Mapping[str, tuple[float, float]] | None = None,
-    step_time: bool = True,
-    **rules: Any,
+    **more: Any,
 ) -> Any:
-    """Declare one parameter; the text below it says what it means, and what None means.
+    """Declare one parameter, in the words of `ParameterInfo`; the text below it says what it and None mean.
 
-    Args:
-        default: Value when nothing is said; None means that a rule decides, and the text names the rule.
-        title: A few words for a label.
-        description: The text, where it is not the string below the field.
-        unit: Unit for a person ("steps", "ranks", "seconds"), empty when dimensionless.
-        low: Lower end of the range a search uses when none is given; None means not searched by default.
-        high: Upper end of that range.
-        log: Whether the search range is walked in logarithmic steps.
-        step: Grid of the search range, None for none.
-        when: When the parameter is in effect.
-        needs: Of a switch: what its method needs, once it is asked for, to be in effect.
-        by_name: Of a parameter of optimizers: name of one -> low and high of the range that a search uses for that one.
-        step_time: Whether it may change how long a step takes; plans that differ only where it cannot are timed once.
-        **rules: Rules pydantic checks (``ge``, ``gt``, ``le``, ``lt``); the legal range may exceed the search range.
+    ``more`` is what `Declared` holds (``when``, ``needs``, ``step_time``, ...), and rules that pydantic checks (``ge``,
+    ``gt``, ``le``, ``lt``); the legal range may exceed the search range.
     """
     ranges = {name: list(ends) for name, ends in (by_name or {}).items()}
     given = {"low": low, "high": high, "step": step, "log": log or None, "by_name": ranges or None}
     search = {name: value for name, value in given.items() if value is not None}
-    conditions = {"when": when, "needs": needs}
+    declared = Declared(**{name: more.pop(name) for name in Declared.__dataclass_fields__ if name in more})
+    conditions = {"when": declared.when, "needs": declared.needs}
     words = {name: condition.words for name, condition in conditions.items() if condition is not ALWAYS}
     extra: dict[str, Any] = {name: value for name, value in {"search": search, "unit": unit, **words}.items() if value}
-    field: FieldInfo = Field(default, title=title, description=description, json_schema_extra=extra or None, **rules)
-    field.metadata.append(Declared(when, needs, step_time))
+    field: FieldInfo = Field(default, title=title, description=description, json_schema_extra=extra or None, **more)
+    field.metadata.append(declared)
     return field
 
 
@@ -106,6 +92,10 @@ class Section(BaseModel, metaclass=_SentenceMeta):
 
     section: ClassVar[str] = ""
 
+    def summary(self) -> str:
+        """Return what its method does in a few words, for lists of what is in effect; empty for the method's title."""
+        return ""
+
     @model_validator(mode="before")
     @classmethod
     def _fits_into_64_bits(cls, values: Any) -> Any:
@@ -120,7 +110,7 @@ class Section(BaseModel, metaclass=_SentenceMeta):
         copy = super().model_copy(deep=deep)
         if not update:
             return copy
-        return type(self)(**{**{name: getattr(copy, name) for name in type(self).model_fields}, **update})
+        return type(self)(**{**dict(copy), **update})
 
 
 class MethodSection(Section):
@@ -138,7 +128,3 @@ class MethodSection(Section):
     def left_out(self, config: BoostConfig, facts: Facts) -> Mapping[str, str]:
         """Return which of its parameters are asked for in vain while the method acts, and why: name -> reason."""
         return {}
-
-    def summary(self) -> str:
-        """Return what is asked for in a few words, for lists of what is in effect; empty for the method's title."""
-        return ""

@@ -18,21 +18,22 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from torch import Tensor, nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from workbench.config import BoostConfig, Plan
+    from workbench.config import BoostConfig, NetworkFacts, Plan
     from workbench.config.section import Section
     from workbench.loss_scale.scaler import LossScaling
     from workbench.methods.weight_update import CompleteWindow, WeightUpdate
 
 
 def alone(**values: Any) -> Mapping[str, Any]:
-    """Return config values with the mode in which only what is switched on acts; ``__`` stands for the dot."""
-    off = {"boost.mode": "manual", "boost.less_bn": False, "boost.grad_freeze": False, "boost.adasum": False}
-    return MappingProxyType(off | {key.replace("__", "."): value for key, value in values.items()})
+    """Return config values under which, at O0, only what is switched on acts; ``__`` stands for the dot."""
+    return MappingProxyType({"boost.mode": "manual", **{key.replace("__", "."): one for key, one in values.items()}})
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Description:
     summary: str  # one sentence: what it does
     section: str  # config section with its parameters
     switch: str  # path that switches it on and off
-    enabled_by: Mapping[str, Any]  # config values (path -> value) under which this method alone is in effect
+    enabled_by: Mapping[str, Any]  # config values (path -> value) under which this method alone is in effect at O0
     acts: str  # "module:attribute" of the class, derived from `Method`, that acts
     paper: str  # authors, title, venue, year and identifier of its source
     n_ranks: int = 1  # fewest ranks on which it can be in effect
@@ -54,7 +55,16 @@ class Description:
     section_class: str = ""
     comes_with: str = ""  # method without which it is never in effect, where `switch` is only a parameter of that one
     snapshot_folder: str = ""  # path of the parameter that names a folder of snapshots to train in the span of
-    schedules_groups: bool = False  # whether it makes the optimizer a `GroupSchedule`
+    snapshots_above: str = ""  # path of the parameter that their number must exceed
+    #: Whether it makes the optimizer a `GroupSchedule`; its section then has a method ``frozen_share()``.
+    schedules_groups: bool = False
+    updates: str = ""  # path of the parameter that says how many updates a run has
+    columns: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # of the trace: name -> unit and meaning
+    exported_files: tuple[str, ...] = ()  # what it needs beside an exported configuration; {export} is "o1" or "o2"
+    export_note: str = ""  # what to know of an export that has it in effect; {export}, and the {seed} of the search
+    first_space: Mapping[str, Any] = field(default_factory=dict)  # what a new study begins to search: path -> choice
+    #: What the search for the fastest set-up tries on a network: path -> choice; None where that does not try it.
+    tried_on: Callable[[NetworkFacts], Mapping[str, Any]] | None = None
 
     def card(self) -> str:
         """Return the method's card: Markdown with what it does, when it helps, usual values, limits and source."""
@@ -105,6 +115,7 @@ class Preparation:
     #: Resolves the plan by what the network offers as it stands now.
     look_again: Callable[[Preparation], Plan] = lambda preparation: preparation.plan
     notes: list[str] = field(default_factory=list)  # what became of the model, one line each, for display
+    warned: set[str] = field(default_factory=set)  # methods that have warned by themselves where they find no work
 
 
 @runtime_checkable
@@ -234,6 +245,20 @@ class Method:
     def fitted(config: BoostConfig, updates: int) -> BoostConfig:
         """Return the configuration as a run of so many updates takes it."""
         return config
+
+    @staticmethod
+    def groups_at_rest(config: BoostConfig) -> tuple[Sequence[int], int]:
+        """Return how many leading groups rest in each update of a `GroupSchedule`, and how many groups there are."""
+        return (), 1
+
+    @staticmethod
+    def export(plan: Plan, folder: Path, export: str, snapshots: Path | None) -> Mapping[str, Any]:
+        """Write `Description.exported_files` into a folder; return the config values that make the plan read them.
+
+        ``snapshots`` is the folder of those it was trained from, None where that is unknown. A LookupError says in one
+        sentence what is missing.
+        """
+        return {}
 
     def reading(self) -> Literal["as_given", "resident", "prefetch"]:
         """Return how the loader's batches are read: by its own means, from the device, or ahead of the training."""

@@ -319,7 +319,7 @@ class _SideChoice:
         )
         self.path = kit.text_box(tooltip="Path of a boost_config.json", placeholder="boost_config.json")
         self.json = kit.Textarea(
-            placeholder='{"boost": {"mode": "manual", "grad_freeze": true}}',
+            placeholder='{"amp": {"level": "O2"}, "loss_scale": {"window": 500}}',
             continuous_update=False,
             rows=5,
             css="wb-wide",
@@ -352,7 +352,7 @@ class _SideChoice:
 
     def _usable(self) -> LabelledConfig:
         label, config, level = self._chosen()
-        config.resolve(level)  # DimReduce without a source would only be found out in the middle
+        config.resolve(level)  # what must act and cannot would only be found out in the middle
         return label, config, level
 
     def _chosen(self) -> LabelledConfig:

@@ -37,7 +37,10 @@ from workbench.panels.run_controls import PresetChoice
 from workbench.panels.shared_config import SharedConfig, config_of_text
 from workbench.panels.style import copy_button_html, difference_html, error_html, faint, label_html, note_html, words
 
-_RANKS_HELP: Final = "Number of ranks this configuration is planned for; it decides whether AdaSum can be in effect."
+_OVER_RANKS: Final = " and ".join(method.title for method in METHODS if method.n_ranks > 1)
+_RANKS_HELP: Final = (
+    f"Number of ranks this configuration is planned for; it decides whether {_OVER_RANKS} can be in effect."
+)
 _SECTION_TITLES: Final = {
     "boost": "Mode",
     "common": "Several ranks (common)",
@@ -264,9 +267,8 @@ class ConfigPanel(Panel):
 
     def _note_of(self, plan: Plan | None, path: str) -> str:
         """Return the line beneath a control; mostly none."""
-        if path == "grad_freeze.freeze_p":
-            return f"frozen steps: {100 * self.shared.config.grad_freeze.frozen_share():.3g} %"
-        return owner_note(plan, path) if plan is not None else ""
+        share = self._infos[path].share_text(self.shared.config)
+        return share or (owner_note(plan, path) if plan is not None else "")
 
 
 def owner_note(plan: Plan, path: str) -> str:
@@ -276,7 +278,7 @@ def owner_note(plan: Plan, path: str) -> str:
     """
     section, _, name = path.partition(".")
     optimizer, owners = plan.config.optimizer, [one for one, own in HYPER_PARAMETERS.items() if name in own]
-    if section != "optimizer" or len(owners) != 1 or plan.dim_reduce or (optimizer and optimizer.name):
+    if section != "optimizer" or len(owners) != 1 or plan.why_not("optimizer.name") or (optimizer and optimizer.name):
         return ""
     return f"only {owners[0]} has it: choose it as optimizer, unless the task has it by itself"
 

@@ -11,8 +11,9 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from workbench.config import BOOST_SECTIONS, LEVELS, BoostConfig, ConfigError, Plan
+from workbench.config import BOOST_SECTIONS, LEVELS, SWITCHES, BoostConfig, ConfigError, Plan, describe_parameters
 from workbench.config.errors import shown
+from workbench.methods.registry import METHODS
 from workbench.panels import kit
 from workbench.panels.controls import number_text
 from workbench.panels.kit import row, section, text_of
@@ -23,7 +24,6 @@ from workbench.panels.worker import Outcome, RunControl
 
 _SHARED: Final = "this configuration"
 _TARGETS: Final = tuple(level.lower() for level in LEVELS if level != "O0")
-_OWN_KEYS: Final = ("dim_reduce.line_search_trials",)
 _PROVENANCE: Final = (
     ("verdict", "Verdict"),
     ("candidate", "Candidate"),
@@ -41,8 +41,7 @@ _PROVENANCE: Final = (
     ("data_hash", "Data"),
     ("written", "Written"),
     ("loss_scale", "Loss scale"),
-    ("dim_reduce", "DimReduce"),
-    ("adasum", "AdaSum"),
+    *((method.name, method.title) for method in METHODS if method.export_note or method.n_ranks > 1),
 )
 
 
@@ -326,19 +325,16 @@ def mindspore_notes(config: BoostConfig, plan: Plan) -> list[str]:
     was also given to the real one.
     """
     notes = [_how_to_pass(config, plan)]
-    if plan.grad_freeze and plan.grad_accumulation:
-        notes.append(
-            "MindSpore 2.7 cannot train gradient freezing together with gradient accumulation: it fails with an "
-            "AttributeError when the network is built. Switch one of them off."
-        )
-    if plan.dim_reduce and config.dim_reduce.pca_mat_path is None:
-        notes.append(
-            "MindSpore computes the subspace of DimReduce from `dim_reduce.weight_load_dir` itself, from checkpoints "
-            "in its own format; snapshots of this package are not."
-        )
+    infos = describe_parameters()
+    there = (infos[f"boost.{name}"].in_mindspore for name in SWITCHES if getattr(plan, name))
+    notes += [sentence for one in there if (sentence := one.why_not(config, plan.facts))]
     own = (name for name in config.to_dict() if name not in BOOST_SECTIONS)
     passed_over = [f"`{name}`" for name in own if getattr(getattr(config, name), "enabled", True)]
-    passed_over += [f"`{path}`" for path in _OWN_KEYS if config.leaves().get(path) is not None]
+    passed_over += [
+        f"`{path}`"
+        for path, value in config.leaves().items()
+        if path in infos and infos[path].ours and value is not None
+    ]
     if passed_over:
         notes.append(f"It passes over {', '.join(passed_over)}, which only this package reads.")
     if config.effective_amp_level("npu") != "O0" or plan.parameters_in_effect().get("loss_scale.kind") != "none":

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from workbench.config import LEVELS, SWITCHES, BoostConfig
+from workbench.methods.registry import METHODS
 from workbench.panels.kit import Dropdown, ToggleButtons, row, text_box, text_of
 from workbench.panels.panel import Panel
 from workbench.panels.shared_config import SharedConfig
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
     from workbench.tasks import Task
 
 _DEVICES: Final = ("auto", "cpu", "cuda", "npu")
-_HELP: Final = {
-    "O0": "O0: no boost algorithm; the baseline.",
-    "O1": "O1: LessBN and gradient freezing.",
-    "O2": "O2: those of O1 and AdaSum, which needs several servers.",
-}
 
 
 class TaskControls:
@@ -64,7 +60,7 @@ class PresetChoice:
         self.buttons = ToggleButtons(
             options=list(LEVELS),
             value=None,
-            tooltips=[_HELP[level] for level in LEVELS],
+            tooltips=[_help(level) for level in LEVELS],
             style={"button_width": "52px"},
             css="wb-auto",
         )
@@ -83,3 +79,9 @@ class PresetChoice:
         if level is not None:
             switches: dict[str, Any] = {f"boost.{name}": None for name in SWITCHES}
             self._shared.change({"boost.mode": "auto", **switches}, level)
+
+
+def _help(level: str) -> str:
+    asked = [one for one in METHODS if one.name in LEVELS[level]]
+    titles = [one.title + (" (over several servers)" if one.n_ranks > 1 else "") for one in asked]
+    return f"{level}: {', '.join(titles) or 'no boost algorithm; the baseline'}."

@@ -19,6 +19,7 @@ import tomlkit
 
 from workbench.config import BoostConfig, ParameterInfo
 from workbench.config.errors import inner_type, rule_of
+from workbench.methods.registry import METHODS
 from workbench.panels import kit
 from workbench.panels.controls import ParameterControl, count_control, field, number_text
 from workbench.panels.kit import column, parts, text_box, text_of
@@ -77,10 +78,7 @@ _ALWAYS_WRITTEN: Final = ("study.task", "study.n_trials", "study.budget_steps", 
 _BASELINE_SECTIONS: Final = ("common.", "loss_scale.", "amp.", "optimizer.")
 _FIRST_SPACE: Final[Mapping[str, Any]] = {
     "level": ["O1", "O2"],
-    "boost.less_bn": True,
-    "boost.grad_freeze": True,
-    "grad_freeze.freeze_type": True,
-    "grad_freeze.freeze_p": {"low": 0.3, "high": 0.9},
+    **{path: value for method in METHODS for path, value in method.first_space.items()},
 }
 
 
@@ -215,8 +213,9 @@ class StudyForm:
             if path.startswith(_BASELINE_SECTIONS) and value != default[path] and value is not None
         }
         steps = self.entries["study.budget_steps"].value
-        if isinstance(steps, int) and steps >= 1 and "grad_freeze.total_steps" not in self.space.rows:
-            chosen["grad_freeze.total_steps"] = steps  # the schedule of a trial ends with the trial
+        if isinstance(steps, int) and steps >= 1:  # the schedule of a trial ends with the trial
+            lengths = [method.updates for method in METHODS if method.updates and method.updates not in self.space.rows]
+            chosen |= dict.fromkeys(lengths, steps)
         return chosen
 
     def _unfold(self, index: int | None) -> None:

@@ -47,9 +47,9 @@ class Workbench(Panel):
     Example:
         >>> from workbench import Workbench
         >>> with Workbench("digits-lenet") as bench:
-        ...     bench.shared.change({"grad_freeze.freeze_p": 0.5})
-        ...     bench.panel("Configure").config.grad_freeze.freeze_p
-        0.5
+        ...     bench.shared.change({"loss_scale.window": 500})
+        ...     bench.panel("Configure").config.loss_scale.window
+        500
     """
 
     def __init__(

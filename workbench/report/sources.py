@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from workbench.config import BoostConfig
 from workbench.core.records import StudyResult
 from workbench.figures import policy_names
+from workbench.methods.registry import METHODS
 from workbench.runs import read_run
 
 __all__ = ["FreezingSchedule", "Recording", "Sources", "hardware_of", "read_sources"]
@@ -89,12 +89,10 @@ def _recording(answer: StudyResult) -> Recording | None:
 
 def _freezing(answer: StudyResult, exported: Mapping[str, BoostConfig]) -> FreezingSchedule | None:
     for target, config in exported.items():
-        if config.resolve("O1").grad_freeze:
-            from workbench.methods.grad_freeze.method import freeze_index_sequence
-
-            freeze = config.grad_freeze
-            made_for = (freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps)
-            # The sequence reaches a little beyond the steps it is made for; then it starts over.
-            steps = freeze_index_sequence(*made_for, np.random.RandomState(0))[: freeze.total_steps]
-            return FreezingSchedule(answer.exported[target].name, steps, freeze.param_groups, freeze.frozen_share())
+        plan = config.resolve("O1")
+        for method in METHODS:
+            if method.schedules_groups and method.is_in_effect(plan):
+                frozen, n_groups = method.load().groups_at_rest(config)
+                share = getattr(config, method.section).frozen_share()
+                return FreezingSchedule(answer.exported[target].name, frozen, n_groups, share)
     return None

@@ -17,7 +17,7 @@ from typing import Any
 import plotly.graph_objects as go
 from markupsafe import Markup
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, describe_parameters
 from workbench.core.files import write_text_atomically
 from workbench.core.records import CandidateRecord, StudyResult, objective_title
 from workbench.core.text import format_duration
@@ -37,6 +37,7 @@ from workbench.figures import (
     study_history_figure,
 )
 from workbench.figures.labels import compact, percent
+from workbench.methods.registry import METHODS
 from workbench.report.page import embed, render
 from workbench.report.result_files import write_result_files
 from workbench.report.sources import Sources, hardware_of, read_sources
@@ -88,6 +89,7 @@ def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "
         key_figures=_key_figures(answer, sources, metric),
         speed_reach=_speed_reach(answer.candidates),
         parameter_text=parameter_text,
+        shares_of=shares_of,
         shown_trials=[trial for trial in answer.trials if trial.state not in {"waiting", "running"}],
         outcome_of=outcome_of,
         notes=[one for one in answer.messages if one not in answer.choice_sentences],
@@ -98,13 +100,22 @@ def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "
 
 def parameter_text(path: str, value: Any, config: Mapping[str, Any] | None = None) -> str:
     """Write one searched parameter as a person would say it; what it comes to may depend on the whole configuration."""
-    if path == "grad_freeze.freeze_p" and isinstance(value, int | float):
-        others = (config or {}).get("grad_freeze", {})
-        freezing = BoostConfig.from_dict({"grad_freeze": {**others, "freeze_p": value}}).grad_freeze
-        return f"frozen steps: {percent(freezing.frozen_share())}"
+    about = describe_parameters().get(path)
+    if about is not None and about.share is not None and isinstance(value, int | float):
+        section, _, name = path.partition(".")
+        others = (config or {}).get(section, {})
+        share = about.share(BoostConfig.from_dict({section: {**others, name: value}}))
+        return f"{about.share_name}: {percent(share)}"
     if isinstance(value, bool):
         return f"{path.removeprefix('boost.')}: {'on' if value else 'off'}"
     return f"{path}: {compact(value) if isinstance(value, float) else value}"
+
+
+def shares_of(config: BoostConfig) -> dict[str, float]:
+    """Return what the rounded parameters of methods that a configuration switches on come to, by name."""
+    sections = {method.section for method in METHODS if getattr(config.boost, method.name, None)}
+    infos = (about for path, about in describe_parameters().items() if path.partition(".")[0] in sections)
+    return {about.share_name: about.share(config) for about in infos if about.share is not None}
 
 
 def _figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> dict[str, go.Figure]:

@@ -30,7 +30,7 @@ from workbench.core.records import Event, StepRecord
 from workbench.runs import tables, writer_lock
 from workbench.runs.errors import RunError, TelemetryError
 from workbench.runs.json_lines import encode_events, encode_steps, intact_size, read_rows
-from workbench.runs.schema import COLUMNS, SCHEMA_VERSION, is_method_column
+from workbench.runs.schema import COLUMNS, NAMED_LIKE, SCHEMA_VERSION, is_method_column
 
 _TABLES = (tables.STEPS, tables.EVENTS)
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
@@ -151,7 +151,7 @@ class RunRecorder:
         """Append one block of steps, in order, after the events emitted since the last one those given.
 
         Raises:
-            ValueError: When a method's column has no namespace, as in ``dim_reduce.rho``.
+            ValueError: When a method's column has no namespace, as in ``time.forward``.
             TelemetryError: When the block cannot be written, for example because the disk is full. Nothing of it is on
                 the disk then, and the same call may be made again; emitted events are kept for it.
         """
@@ -159,7 +159,7 @@ class RunRecorder:
         columns = set().union(*(record.columns for record in records if record.columns))
         for name in columns - self._columns:
             if not is_method_column(name):
-                raise ValueError(f"a method's column must be named like `dim_reduce.rho`, got {name!r}")
+                raise ValueError(f"a method's column must be {NAMED_LIKE}, got {name!r}")
         with self._write_lock:
             self._require_open()
             with self._pending_lock:

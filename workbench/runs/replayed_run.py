@@ -78,7 +78,7 @@ def recorded_policy(run: Run) -> ScalePolicy | None:
         plan = BoostConfig.from_dict(run.config).resolve(str(run.environment.get("level") or "O1"))
     except ConfigError:
         return None
-    if plan.loss_scale_group:
+    if plan.matters("loss_scale.groups"):
         return None
     rule, kind = plan.config.loss_scale, plan.parameters_in_effect().get("loss_scale.kind", "dynamic")
     if kind == "none":

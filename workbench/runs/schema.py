@@ -1,13 +1,15 @@
 """What the columns of a run mean, and in which unit they are.
 
 One description serves JSON lines, Parquet files, DataFrames and documentation. Besides the fixed columns, methods add
-float columns under a name with a dot, such as ``dim_reduce.rho``; they may appear late in a run, and are NaN on steps
-without a value.
+float columns under a name with a dot, such as ``time.forward``; they may appear late in a run, and are NaN on steps
+without a value. What a method of the registry records it describes itself (`Description.columns`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from workbench.methods.registry import METHODS
 
 SCHEMA_VERSION = 1
 """Grows when an older reader would misread a run; stands in ``environment.json``."""
@@ -74,19 +76,14 @@ EVENT_COLUMNS: dict[str, ColumnInfo] = {
 """Columns of ``Run.events``, in their order; the fields of ``records.Event``."""
 
 
+_DESCRIBED = {f"{one.name}.{name}": _number(*about) for one in METHODS for name, about in one.columns.items()}
+
 METHOD_COLUMNS: dict[str, ColumnInfo] = {
     "time.": _number("ms", "Time of one part of the step, as the name says."),
     "amp.float16_grad_amax": _number(
         "1", "Largest |unscaled gradient| among those computed in float16; NaN without any and on steps that overflow."
     ),
-    "dim_reduce.rho": _number("1", "Share of the quasi-Newton step that was taken, 0 when DimReduce's search failed."),
-    "dim_reduce.trials": _number("forward passes", "Step lengths that DimReduce tried, each one pass on the batch."),
-    "dim_reduce.condition": _number(
-        "1", "Condition number of DimReduce's inverse Hessian after the step; inf when rounding made it indefinite."
-    ),
-    "dim_reduce.explained_variance": _number(
-        "1", "Share of the snapshots' variance that DimReduce's components explain, 0 to 1; on the first step only."
-    ),
+    **_DESCRIBED,
     "thor.refreshed": _number("1", "1 on steps at which the Kronecker factors were computed anew."),
     "thor.damping": _number("1", "Damping in force, before its root is added to the factors' diagonals."),
     "offload.host_ms": _number("ms", "Time that Adam took on the host; NaN where no update was due."),
@@ -111,6 +108,9 @@ METHOD_COLUMNS: dict[str, ColumnInfo] = {
 
 Area, log loss, records per second and the figures of tables are NaN except on every k-th step.
 """
+
+NAMED_LIKE = f"named like `{next(iter(_DESCRIBED), 'time.forward')}`"
+"""How a method's column is named, for a sentence about one that is not."""
 
 
 def column_info(name: str) -> ColumnInfo:

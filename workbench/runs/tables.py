@@ -1,7 +1,7 @@
 """Rows to Arrow tables, Parquet files and DataFrames, with one explicit schema.
 
 Types are never guessed from the data: an empty run, a run whose loss was inf from the first step and a run whose
-``dim_reduce.rho`` appeared on its last step all read back with the same column types.
+``time.forward`` appeared on its last step all read back with the same column types.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from workbench.core.files import replacing
 from workbench.core.records import Event, StepRecord
 from workbench.runs.errors import RunError
 from workbench.runs.json_lines import field_defaults, read_rows
-from workbench.runs.schema import COLUMNS, EVENT_COLUMNS, SCHEMA_VERSION, ColumnInfo, column_info, is_method_column
+from workbench.runs.schema import (
+    COLUMNS,
+    EVENT_COLUMNS,
+    NAMED_LIKE,
+    SCHEMA_VERSION,
+    ColumnInfo,
+    column_info,
+    is_method_column,
+)
 
 _HISTOGRAM = pa.struct(
     [
@@ -109,7 +117,7 @@ def _read_json_table(path: Path, kind: RunTable) -> pa.Table:
     for rows in read_rows(path):
         names = set[str]().union(*rows) - kind.columns.keys()
         if wrong := sorted(name for name in names if not kind.may_hold(name)):
-            raise RunError(f"{path}: unknown column `{wrong[0]}`; a method's column is named like `dim_reduce.rho`")
+            raise RunError(f"{path}: unknown column `{wrong[0]}`; a method's column is {NAMED_LIKE}")
         tables.append(_table(path, rows, kind, kind.schema(names)))
         extra |= names
     table = pa.concat_tables([kind.schema(extra).empty_table(), *tables], promote_options="default")

@@ -182,11 +182,10 @@ class AutoBoost:
         >>> from torch import nn
         >>> from torch.optim import SGD
         >>> network = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
-        >>> only_freezing = {"boost": {"mode": "manual", "less_bn": False}, "grad_freeze": {"param_groups": 2}}
-        >>> boost = AutoBoost("O1", only_freezing, seed=0)
+        >>> boost = AutoBoost("O0", {"loss_scale": {"kind": "dynamic"}})
         >>> network, optimizer = boost.network_auto_process_train(network, SGD(network.parameters(), lr=0.1))
-        >>> type(optimizer).__name__
-        'FreezeOpt'
+        >>> boost
+        AutoBoost('O0': dynamic loss scale)
     """
 
     def __init__(
@@ -253,7 +252,7 @@ class AutoBoost:
             reasons: dict[str, Any] = learning_reasons(
                 model, preparation.criterion, preparation.example_inputs, self.config
             )
-            known = {dropped.name for dropped in self.plan.dropped} | {"less_bn"}  # which has warned by itself
+            known = {dropped.name for dropped in self.plan.dropped} | preparation.warned
             self.plan = self.config.resolve(self.level, self.plan.world_size, replace(facts, **reasons))
             for dropped in self.plan.dropped:
                 if dropped.name not in known:

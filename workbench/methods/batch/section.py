@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from workbench.config.conditions import OPTIMIZER_STEPS, is_not
+from workbench.config.boost import OPTIMIZER_STEPS
+from workbench.config.conditions import is_not
 from workbench.config.section import MethodSection, described, one_of_numbers
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from workbench.config.conditions import OPTIMIZER_STEPS, Condition, is_not
+from workbench.config.boost import OPTIMIZER_STEPS
+from workbench.config.conditions import Condition, is_not
 from workbench.config.section import MethodSection, described
 
 if TYPE_CHECKING:

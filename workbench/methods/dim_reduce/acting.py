@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,17 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from workbench.config import ConfigError, line_search_trials
+from workbench.config import ConfigError, Plan, line_search_trials
 from workbench.core import distributed as ranks
 from workbench.core.records import Event, EventKind
 from workbench.methods.dim_reduce.method import DimReduce, component_rows
 from workbench.methods.dim_reduce.pca import principal_components
-from workbench.methods.dim_reduce.pca_files import load_explained_variance, load_pca_matrix, prepare_pca_matrix
+from workbench.methods.dim_reduce.pca_files import (
+    load_explained_variance,
+    load_pca_matrix,
+    prepare_pca_matrix,
+    save_pca_matrix,
+)
 from workbench.methods.plan_mark import prepared_module, trained_parameters
 from workbench.methods.protocol import Method, Preparation
 from workbench.methods.weight_update import CompleteWindow, WeightUpdate
@@ -28,6 +34,17 @@ class DimReduceMethod(Method):
         """Replace the optimizer by SGD with a rate of 1."""
         held = [parameter for group in preparation.optimizer.param_groups for parameter in group["params"]]
         preparation.optimizer = SGD([parameter for parameter in held if parameter.requires_grad], lr=1.0)
+
+    @staticmethod
+    def export(plan: Plan, folder: Path, export: str, snapshots: Path | None) -> Mapping[str, Any]:
+        """Write the components that a plan was trained with; return the values that read them."""
+        settings, matrix = plan.config.dim_reduce, folder / f"pca_mat.{export}.npy"
+        k, given = settings.n_components, Path(settings.pca_mat_path or ".")
+        source = given if given.is_file() else _computed_from(snapshots, k)
+        shares = load_explained_variance(source)
+        save_pca_matrix(matrix, load_pca_matrix(source, n_components=k), None if shares is None else shares[:k])
+        # MindSpore asks for an absolute path.
+        return {"dim_reduce.pca_mat_path": str(matrix.absolute()), "dim_reduce.weight_load_dir": None}
 
     def update(self, model: nn.Module, optimizer: Optimizer) -> WeightUpdate:
         """Return the quasi-Newton update; its components are read, or computed from snapshots.
@@ -126,3 +143,21 @@ class DimReduceUpdate(WeightUpdate):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken, with the same components."""
         self.dim_reduce.load_state_dict(state)
+
+
+def _computed_from(snapshots: Path | None, k: int) -> Path:
+    """Return the file of the components that were computed from a folder of snapshots, the newest of this size."""
+    files = [] if snapshots is None else sorted(snapshots.glob("pca_mat_*.npy"))
+    shapes = {path: np.load(path, mmap_mode="r").shape for path in files}
+    fitting = {path: shape for path, shape in shapes.items() if shape[0] == k}
+    if not fitting:
+        raise LookupError(
+            f"the {k} components of a DimReduce candidate are not in {snapshots or 'the warm-up of this study'}; "
+            "export on the machine that trained it, or copy its folder `runs` here"
+        )
+    if len(set(fitting.values())) > 1:
+        raise LookupError(
+            f"{snapshots} holds subspaces of several networks, so the one to export cannot be told; give the study a "
+            "folder of its own in `dim_reduce.weight_load_dir`"
+        )
+    return max(fitting, key=lambda path: path.stat().st_mtime_ns)

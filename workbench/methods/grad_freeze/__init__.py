@@ -13,4 +13,16 @@ DESCRIPTION = Description(
     paper='Brock, Lim, Ritchie, Weston, "FreezeOut: Accelerate Training by Progressively Freezing Layers", '
     "NIPS 2017 workshop on optimization, arXiv:1706.04983",
     schedules_groups=True,
+    updates="grad_freeze.total_steps",
+    first_space={
+        "boost.grad_freeze": True,
+        "grad_freeze.freeze_type": True,
+        "grad_freeze.freeze_p": {"low": 0.3, "high": 0.9},
+    },
+    tried_on=lambda network: {
+        "boost.grad_freeze": [False, True],
+        "grad_freeze.freeze_p": {"low": 0.4, "high": 0.9},
+        "grad_freeze.param_groups": [max(min(network.layers_left, 8), 2)],
+        "grad_freeze.total_steps": [65536],  # fitted to each run's updates where its length differs
+    },
 )

@@ -241,6 +241,16 @@ class FreezingMethod(Method):
         """Let the freezing schedule span the run's updates."""
         return config.with_values({"grad_freeze.total_steps": updates})
 
+    @staticmethod
+    def groups_at_rest(config: BoostConfig) -> tuple[Sequence[int], int]:
+        """Return the schedule that the configuration's section means, drawn with seed 0 where it is random."""
+        freeze, rng = config.grad_freeze, np.random.RandomState(0)
+        frozen = freeze_index_sequence(
+            freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps, rng
+        )
+        # The sequence reaches a little beyond the steps it is made for; then it starts over.
+        return frozen[: freeze.total_steps], freeze.param_groups
+
     def prepare(self, preparation: Preparation) -> None:
         """Form the groups, draw the schedule and wrap the optimizer."""
         freeze, seed = self.config.grad_freeze, preparation.draw_seed()

@@ -13,4 +13,6 @@ DESCRIPTION = Description(
     paper="Brock, De, Smith, "
     '"Characterizing Signal Propagation to Close the Performance Gap in Unnormalized ResNets", '
     "ICLR 2021, arXiv:2101.08692",
+    first_space={"boost.less_bn": True},
+    tried_on=lambda network: {"boost.less_bn": [False, True]},
 )

@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from workbench.methods.facts import facts_of
 from workbench.methods.less_bn.full_normalization import NEEDS_CRITERION, HeadRule
 from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, LessBNReport, reduce_batch_norms_
 from workbench.methods.parameter_groups import named_trainable_parameters, rebuild_optimizer, split_into_chunks
@@ -83,8 +82,8 @@ class LessBNMethod(Method):
             warnings.warn(report.head_note, UserWarning, stacklevel=2)
         elif report.head_note:
             _log.log(logging.WARNING if report.head_reason == NEEDS_CRITERION else logging.INFO, report.head_note)
-        if facts_of(model, preparation.optimizer).less_bn_acts(config):
-            preparation.optimizer = _following(preparation.optimizer, before, dict(model.named_parameters()))
+        preparation.optimizer = _following(preparation.optimizer, before, dict(model.named_parameters()))
+        preparation.warned.add("less_bn")
         preparation.plan = preparation.look_again(preparation)
 
     def prepare_evaluation(self, model: nn.Module, example_inputs: Any) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from workbench.config.conditions import Condition, acts, declared, is_not
+from workbench.config.boost import GRADIENTS_MAY_HIDE
+from workbench.config.conditions import declared, is_not
 from workbench.config.section import MethodSection, described
 
 if TYPE_CHECKING:
@@ -15,12 +16,6 @@ if TYPE_CHECKING:
 CompileMode = Literal["off", "default", "max-autotune", "reduce-overhead"]
 Reading = Literal["as_given", "resident", "prefetch"]
 
-_HIDDEN = "group loss scales must see gradients pass, which torch.compile hides"
-_VISIBLE = Condition(
-    lambda config, facts: _HIDDEN if acts("loss_scale_group", config, facts) else "",
-    "loss_scale_group is not in effect",
-    frozenset({"boost.loss_scale_group"}),
-)
 _NO_GRAPHS_YET = is_not(
     "runtime.compile", "reduce-overhead", "compile mode reduce-overhead replays CUDA graphs already"
 ) & is_not("runtime.compile", "max-autotune", "compile mode max-autotune replays CUDA graphs already")
@@ -35,7 +30,7 @@ class RuntimeSection(MethodSection):
         "off",
         "Compile",
         "Whether torch.compile makes one graph of the model, and how hard it tries; evaluation stays eager.",
-        when=_VISIBLE,
+        when=GRADIENTS_MAY_HIDE,
     )
     memory_format: Literal["contiguous", "channels_last"] = described(
         "contiguous",
@@ -51,7 +46,7 @@ class RuntimeSection(MethodSection):
         False,
         "CUDA graph",
         "Whether the model's kernels are replayed as CUDA graphs, compiled or not; for accelerators that have them.",
-        when=_VISIBLE & _NO_GRAPHS_YET,
+        when=GRADIENTS_MAY_HIDE & _NO_GRAPHS_YET,
     )
     cudnn_benchmark: bool = described(
         False, "cuDNN benchmark", "Whether cuDNN tries its convolutions for each shape and takes the fastest."

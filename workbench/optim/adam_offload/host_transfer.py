@@ -271,7 +271,7 @@ class HostTransfer:
             if other is not None and other is not self and parameter in other._handles:
                 raise RuntimeError(
                     "two optimizers with `offload_gradients` update the same parameter, and the first would take the "
-                    'gradient away from the second (FreezeOpt with state="per_group" makes such); use one optimizer'
+                    "gradient away from the second; use one optimizer for all groups, with one state per parameter"
                 )
             listen: Any = parameter.register_post_accumulate_grad_hook  # torch has no types there
             self._handles[parameter] = listen(on_gradient)

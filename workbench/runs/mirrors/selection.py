@@ -1,7 +1,7 @@
 """What of a run is mirrored: which numbers under which names, and how many points.
 
 Names have two parts, as TensorBoard and MLflow group by the first. A method's own columns keep theirs, with a slash
-for the dot (``dim_reduce/rho``). A viewer draws about a thousand points of a curve, so of a long run only every k-th
+for the dot (``time/forward``). A viewer draws about a thousand points of a curve, so of a long run only every k-th
 step is mirrored; steps that overflowed always are.
 """
 

@@ -1,8 +1,8 @@
 """Write what a study found: ``boost_config.o1.json``, ``boost_config.o2.json``, the table and the environment.
 
 Each file appears as a whole or not at all. An exported configuration is read back and resolved before it is trusted:
-it must mean the plan that was confirmed. A DimReduce plan is nothing without its subspace, so the matrix goes with the
-file.
+it must mean the plan that was confirmed. What a method in effect needs besides (`Description.exported_files`) goes with
+the file.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import datetime
 import json
 import math
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from workbench.config import BoostConfig, Plan
 from workbench.core.files import write_text_atomically
 from workbench.core.records import CandidateRecord, Choice
-from workbench.methods.dim_reduce.pca_files import load_explained_variance, load_pca_matrix, save_pca_matrix
+from workbench.methods.protocol import Description
 from workbench.methods.registry import METHODS
 from workbench.study.answer.selection import TARGETS
 from workbench.study.ask.plans import StudyPlans, explicit_config, needs_warm_up
@@ -42,8 +42,8 @@ def export_configs(
 ) -> dict[str, Path]:
     """Write one configuration per export, what it takes or else O0's, and return the files.
 
-    ``origin`` (study, task, seed, ...) goes to their section ``provenance``. A DimReduce export has its matrix
-    ``pca_mat.<export>.npy`` beside it, from ``snapshots``: the search's own, if they are here.
+    ``origin`` (study, task, seed, ...) goes to their section ``provenance``. What methods need besides lies beside
+    the file, from ``snapshots``: the search's own, if they are here. A StudyError says what is missing.
     """
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, Path] = {}
@@ -51,14 +51,14 @@ def export_configs(
         candidate, level = choice.candidate, TARGETS[target]
         config = baseline if candidate is None else BoostConfig.from_dict(candidate.config)
         plan = plans.resolve(config, "O0" if candidate is None else level)
-        matrix = directory / f"pca_mat.{target}.npy"
-        if plan.dim_reduce:  # before the file that names it
-            plan = _with_matrix(plan, plans, snapshots, matrix)
+        exporting = [method for method in METHODS if method.exported_files and method.is_in_effect(plan)]
+        for method in exporting:  # before the file that names theirs
+            plan = _with_files(method, plan, plans, snapshots, directory, target)
         path = directory / f"boost_config.{target}.json"
         explicit_config(plan).with_values({"provenance": _provenance(choice, plan, origin)}).save(path)
-        if not plan.dim_reduce:  # what an earlier choice left
-            for left in (matrix, matrix.with_suffix(".json")):
-                left.unlink(missing_ok=True)
+        left = (name for method in METHODS if method not in exporting for name in method.exported_files)
+        for name in left:  # by an earlier choice
+            (directory / name.format(export=target)).unlink(missing_ok=True)
         if plans.resolve(BoostConfig.from_json(path), level).key() != plan.key():
             raise RuntimeError(
                 f"{path}: the exported file does not mean the plan {plan.summary()!r} it was written for"
@@ -89,37 +89,16 @@ def write_tables(
     write_text_atomically(directory / "environment.json", hardware)
 
 
-def _with_matrix(plan: Plan, plans: StudyPlans, snapshots: Path | None, matrix: Path) -> Plan:
-    """Write the components of a plan and return the plan that reads them."""
-    k, source = plan.config.dim_reduce.n_components, _subspace(plan, snapshots)
-    shares = load_explained_variance(source)
-    save_pca_matrix(matrix, load_pca_matrix(source, n_components=k), None if shares is None else shares[:k])
-    # MindSpore asks for an absolute path.
-    read = {"dim_reduce.pca_mat_path": str(matrix.absolute()), "dim_reduce.weight_load_dir": None}
+def _with_files(
+    method: Description, plan: Plan, plans: StudyPlans, snapshots: Path | None, directory: Path, target: str
+) -> Plan:
+    """Write what a method needs beside the export and return the plan that reads it."""
+    folder = snapshots if needs_warm_up(plan) else Path(attrgetter(method.snapshot_folder)(plan.config) or ".")
+    try:
+        read = method.load().export(plan, directory, target, folder)
+    except LookupError as error:
+        raise StudyError(str(error)) from None
     return plans.resolve(explicit_config(plan).with_values(read), plan.level)
-
-
-def _subspace(plan: Plan, snapshots: Path | None) -> Path:
-    """Return the file of the components that a plan was trained with."""
-    section = plan.config.dim_reduce
-    if section.pca_mat_path is not None and Path(section.pca_mat_path).is_file():
-        return Path(section.pca_mat_path)
-    folder = snapshots if needs_warm_up(plan) else Path(section.weight_load_dir or ".")
-    files = [] if folder is None else sorted(folder.glob("pca_mat_*.npy"))
-    fitting = {path: np.load(path, mmap_mode="r").shape for path in files}
-    fitting = {path: shape for path, shape in fitting.items() if shape[0] == section.n_components}
-    if not fitting:
-        where = "the warm-up of this study" if folder is None else str(folder)
-        raise StudyError(
-            f"the {section.n_components} components of a DimReduce candidate are not in {where}; export on the machine "
-            "that trained it, or copy its folder `runs` here"
-        )
-    if len(set(fitting.values())) > 1:
-        raise StudyError(
-            f"{folder} holds subspaces of several networks, so the one to export cannot be told; give the study a "
-            "folder of its own in `dim_reduce.weight_load_dir`"
-        )
-    return max(fitting, key=lambda path: path.stat().st_mtime_ns)
 
 
 def _provenance(choice: Choice, plan: Plan, origin: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,14 +129,8 @@ def _provenance(choice: Choice, plan: Plan, origin: Mapping[str, Any]) -> dict[s
                 f"{method.title} was in effect on {plan.world_size} ranks; `workbench validate --world-size N` says "
                 "whether it is on N."
             )
-    if plan.dim_reduce:
-        told["dim_reduce"] = (
-            f"The subspace lies in pca_mat.{target}.npy beside this file. When you move the two, set "
-            "dim_reduce.pca_mat_path to its new absolute path. Its columns follow the order of the optimizer's "
-            "parameters, each flattened row by row. It belongs to the initial weights of this task with seed "
-            f"{origin['seed']}; other initial weights need snapshots of their own (snapshots.count, then "
-            "dim_reduce.weight_load_dir in place of pca_mat_path)."
-        )
+        if method.export_note and plan.is_in_effect(method.name):
+            told[method.name] = method.export_note.format(export=target, seed=origin["seed"])
     return dict(_without_none(plain({**told, **origin})))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import optuna
 
 from workbench.config import BoostConfig
+from workbench.methods.registry import METHODS
 from workbench.study.ask.plans import explicit_config
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import FreezingLimitJob
@@ -30,14 +31,14 @@ def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: 
         if trial.state != "complete" or trial.seconds == 0.0 or f"{_PREFIX}{trial.number}" in study.user_attrs:
             continue
         plan = file.plans.resolve(BoostConfig.from_dict(trial.config), trial.level)
-        if not plan.grad_freeze:
+        method = next((one for one in METHODS if one.schedules_groups and one.is_in_effect(plan)), None)
+        if method is None:
             continue
         side, seed = (explicit_config(plan), plan.level), file.study.seed
         job = FreezingLimitJob(side, seed=seed, rounds=section.rounds, steps_per_block=section.steps_per_block)
-        freezing = plan.config.grad_freeze
-        schedule = {name: getattr(freezing, name) for name in ("freeze_type", "freeze_p", "param_groups")}
-        schedule["frozen_share"] = freezing.frozen_share()
-        row = {"trial": trial.number, **schedule, **experimenter.run(job).to_json()}
+        measured = experimenter.run(job)
+        schedule = getattr(plan.config, method.section)
+        row = {"trial": trial.number, **dict(schedule), "frozen_share": schedule.frozen_share(), **measured.to_json()}
         study.set_user_attr(f"{_PREFIX}{trial.number}", row)
     return freezing_limits_of(study)
 

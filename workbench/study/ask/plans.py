@@ -1,20 +1,23 @@
-"""What a configuration means in a study: on its ranks and network, and with the study as the source of a subspace.
+"""What a configuration means in a study: on its ranks and network, and with the study as the source of snapshots.
 
-DimReduce needs weights that were recorded earlier. A candidate that names none is trained from those the study records
-itself (``warm_up.py``), so here it is resolved as if it named a folder, always the same one: plans that are equal stay
-equal over seeds and machines. The real folder is put in when the plan is trained.
+A method may need weights that were recorded earlier. A candidate that names none is trained from those the study
+records itself (``warm_up.py``), so here it is resolved as if it named a folder, always the same one: plans that are
+equal stay equal over seeds and machines. The real folder is put in when the plan is trained.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
-from workbench.config import BoostConfig, Facts, NetworkFacts, Plan, requested_switches
+from workbench.config import BoostConfig, Facts, NetworkFacts, Plan, describe_parameters, requested_switches
+from workbench.methods.registry import METHODS
 
-__all__ = ["RECORDED_BY_STUDY", "StudyPlans", "explicit_config", "needs_warm_up"]
+__all__ = ["FROM_SNAPSHOTS", "RECORDED_BY_STUDY", "StudyPlans", "explicit_config", "needs_warm_up"]
 
 RECORDED_BY_STUDY = "(recorded by the study)"  # stands for the folder of weight snapshots
+FROM_SNAPSHOTS = tuple(method for method in METHODS if method.snapshot_folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,8 @@ class StudyPlans:
 
     def resolve(self, config: BoostConfig, level: str) -> Plan:
         """Return what is in effect."""
-        if requested_switches(config, level)["dim_reduce"]:
+        requested = requested_switches(config, level)
+        if any(requested[method.name] for method in FROM_SNAPSHOTS):
             config = self.with_subspace(config)
         return config.resolve(level, self.ranks, self.network)
 
@@ -36,26 +40,31 @@ class StudyPlans:
 
     @staticmethod
     def with_subspace(config: BoostConfig) -> BoostConfig:
-        """Return a configuration that names a source of DimReduce's subspace: the study, where it names none itself."""
-        if config.dim_reduce.pca_mat_path is not None or config.dim_reduce.weight_load_dir is not None:
-            return config
-        return config.with_values({"dim_reduce.weight_load_dir": RECORDED_BY_STUDY})
+        """Return a configuration that names a source of snapshots: the study, where it names none itself."""
+        infos, facts = describe_parameters(), Facts()
+        lacking = [method for method in FROM_SNAPSHOTS if infos[method.switch].needs.why_not(config, facts)]
+        return config.with_values({one.snapshot_folder: RECORDED_BY_STUDY for one in lacking}) if lacking else config
 
 
 def needs_warm_up(plan: Plan) -> bool:
     """Return whether a plan is trained from weight snapshots that the study records."""
-    return plan.dim_reduce and plan.config.dim_reduce.weight_load_dir == RECORDED_BY_STUDY
+    return bool(_recorded_here(plan))
 
 
 def explicit_config(plan: Plan, snapshots: Path | None = None) -> BoostConfig:
     """Return the same plan without what it drops, so that a study does not warn of the same thing at every trial.
 
-    With DimReduce that is the section optimizer, too: the columns of the subspace follow the order in which the
-    optimizer holds the parameters. A plan in need of a warm-up gets the folder of snapshots.
+    With a method that makes its own steps that is the section optimizer, too: the columns of a subspace follow the
+    order in which the optimizer holds the parameters. A plan in need of a warm-up gets the folder of snapshots.
     """
     config = plan.explicit_config()
-    if plan.dim_reduce:
+    if config.optimizer is not None and plan.why_not("optimizer.name"):
         config = config.model_copy(update={"optimizer": None})
-    if snapshots is None or not needs_warm_up(plan):
+    if snapshots is None:
         return config
-    return config.with_values({"dim_reduce.weight_load_dir": str(snapshots.absolute())})
+    return config.with_values(dict.fromkeys(_recorded_here(plan), str(snapshots.absolute())))
+
+
+def _recorded_here(plan: Plan) -> list[str]:
+    placed = [one for one in FROM_SNAPSHOTS if attrgetter(one.snapshot_folder)(plan.config) == RECORDED_BY_STUDY]
+    return [method.snapshot_folder for method in placed if method.is_in_effect(plan)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from workbench.config import BoostConfig, ConfigError, NetworkFacts, SnapshotConfig
 from workbench.config.errors import did_you_mean, sentence_of, shown
 from workbench.study.ask.network_limits import may_ask_for, why_off, within_network, without_equal_levels
-from workbench.study.ask.plans import StudyPlans
+from workbench.study.ask.plans import FROM_SNAPSHOTS, StudyPlans
 from workbench.study.ask.search_space import Dimension, SearchedSpace, all_off, plans_by_level, read_space
 from workbench.study.errors import StudyError
 from workbench.study.sample.sampling import check_sampler, make_pruner
@@ -272,12 +273,12 @@ class StudyFile(_Part):
     def warm_up(self) -> SnapshotConfig:
         """When a warm-up keeps weights: section ``snapshots`` of the baseline.
 
-        Where that keeps none: one snapshot more than the components searched, over a quarter of the budget.
+        Where that keeps none: as few as a method can do with, over a quarter of the budget.
         """
         stated = self._stated().snapshots
         if stated.count > 0:
             return stated
-        count = _most_components(self) + 1
+        count = max(_largest(method.snapshots_above, self) for method in FROM_SNAPSHOTS) + 1
         every_steps = max(self.study.budget_steps // _WARM_UP_SHARE // (count - 1), 1)
         return SnapshotConfig(every_steps=every_steps, count=count)
 
@@ -436,17 +437,18 @@ def _check_warm_up(file: StudyFile) -> None:
             raise StudyError(
                 f"[space] `{dimension.path}` cannot be searched: all trials share one warm-up; set it in [baseline]"
             )
-    count, components = file.warm_up.count, _most_components(file)
-    if count <= components and may_ask_for(file.searched, "dim_reduce"):
-        raise StudyError(
-            f"[baseline] `snapshots.count` must exceed the largest `dim_reduce.n_components` of the study "
-            f"({components}), got {count}; record more snapshots, or leave it out for as many as needed"
-        )
+    for method in FROM_SNAPSHOTS:
+        count, most = file.warm_up.count, _largest(method.snapshots_above, file)
+        if count <= most and may_ask_for(file.searched, method.name):
+            raise StudyError(
+                f"[baseline] `snapshots.count` must exceed the largest `{method.snapshots_above}` of the study "
+                f"({most}), got {count}; record more snapshots, or leave it out for as many as needed"
+            )
 
 
-def _most_components(file: StudyFile) -> int:
-    searched = [number for one in file.dimensions if one.path == "dim_reduce.n_components" for number in one.extremes]
-    return int(max(searched or [file.base_config().dim_reduce.n_components]))
+def _largest(path: str, file: StudyFile) -> int:
+    searched = [number for one in file.dimensions if one.path == path for number in one.extremes]
+    return int(max(searched or [attrgetter(path)(file.base_config())]))
 
 
 def _sentence(error: ValidationError) -> str:

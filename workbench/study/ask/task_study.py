@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, Facts, describe_parameters
 from workbench.core.files import write_text_atomically
 from workbench.core.text import format_duration
+from workbench.methods.registry import METHODS
 from workbench.study.ask.study_file import AllowedDrop, read_study
 from workbench.study.errors import StudyError
 
@@ -264,15 +265,12 @@ def _space(look: TaskLook, left_out: list[str]) -> dict[str, Any]:
         neither = "the batches hold neither images nor token sequences"
     curriculum = {"kind": ["none", *sizes], "start": [0.5], "until": {"low": 0.2, "high": 0.7}, "stages": [1]}
     add("Smaller inputs at first are", neither, {f"curriculum.{key}": value for key, value in curriculum.items()})
-    add("less_bn is", network.why_no_less_bn(config), {"boost.less_bn": [False, True]})
-    freezing = {
-        "boost.grad_freeze": [False, True],
-        "grad_freeze.freeze_p": {"low": 0.4, "high": 0.9},
-        "grad_freeze.param_groups": [max(min(network.layers_left, 8), 2)],
-        "grad_freeze.total_steps": [65536],  # fitted to each run's updates where its length differs
-    }
-    two_groups = config.with_values({"grad_freeze.param_groups": 2})
-    add("grad_freeze is", network.why_no_freezing(two_groups, less_bn=False), freezing)
+    for method in METHODS:
+        if method.tried_on is not None:
+            values = method.tried_on(network)
+            settled = config.with_values({path: one[0] for path, one in values.items() if len(one) == 1})
+            needs = describe_parameters()[method.switch].needs
+            add(f"{method.name} is", needs.why_not(settled, Facts(network=network)), values)
     return space
 
 

@@ -19,11 +19,13 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from workbench.config import NetworkFacts
 from workbench.core.files import free_path, write_text_atomically
+from workbench.study.ask.plans import FROM_SNAPSHOTS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, Trained
@@ -175,11 +177,11 @@ class RayWorker:
     def _check_snapshots(self, job: Job[Any]) -> None:
         """Refuse a configuration whose weight snapshots lie in a folder that this machine does not have."""
         for config in job.configs if not self._shared else ():
-            folder = config.dim_reduce.weight_load_dir
-            if config.snapshots.count or (folder and not Path(folder).exists()):
+            folders = [attrgetter(method.snapshot_folder)(config) for method in FROM_SNAPSHOTS]
+            if config.snapshots.count or any(folder and not Path(folder).exists() for folder in folders):
                 raise ValueError(
-                    "dim_reduce reads weight snapshots from the study's folder, which this node does not see; put the "
-                    "study into a folder that all nodes share"
+                    f"{', '.join(one.name for one in FROM_SNAPSHOTS)} reads weight snapshots from the study's folder, "
+                    "which this node does not see; put the study into a folder that all nodes share"
                 )
 
 

@@ -1,6 +1,6 @@
-"""Weight snapshots for DimReduce, recorded by the study itself: O0 trained a little, once per seed.
+"""Weight snapshots that plans are trained from, recorded by the study itself: O0 trained a little, once per seed.
 
-A subspace belongs to the initial weights it was recorded from, so every seed has its own, shared by all trials of the
+Snapshots belong to the initial weights they were recorded from, so every seed has its own, shared by all trials of the
 seed. What it cost is counted where a trial's time is: its micro-batches, each at O0's step time. A recording counts
 once its note lies beside the runs, which is written last and as a whole.
 """
@@ -100,7 +100,7 @@ class WarmUps:
         failed = ""
         if trained.diverged or math.isnan(trained.metric) or n_kept != snapshots_asked.count:
             why = trained.message or f"{n_kept} of {snapshots_asked.count} snapshots were kept"
-            failed = f"no subspace for dim_reduce: O0 with seed {seed} did not get through its warm-up ({why})"
+            failed = f"no weight snapshots: O0 with seed {seed} did not get through its warm-up ({why})"
         note = {"asked": _asked(file), "failed": failed, "seconds": trained.seconds}
         note["snapshots"] = f"{trained.path}/snapshots"
         write_text_atomically(_note(self._directory, seed), json.dumps(note, indent=2) + "\n")
