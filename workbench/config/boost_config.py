@@ -6,6 +6,7 @@ and by this package, which refuses what it does not know.
 
 from __future__ import annotations
 
+import copy
 import html
 import json
 import math
@@ -143,7 +144,8 @@ class BoostConfig(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """Return sections of plain values, in the reference's order; values that are None are left out."""
-        return self.model_dump(mode="json", exclude_none=True)  # the real AutoBoost refuses null
+        sections = self.model_dump(mode="json", exclude_none=True, exclude={"provenance"})  # AutoBoost refuses null
+        return sections if self.provenance is None else {**sections, "provenance": copy.deepcopy(self.provenance)}
 
     def to_boost_dict(self) -> dict[str, Any]:
         """Return only the sections MindSpore's AutoBoost reads, ready to be its ``boost_config_dict``."""

@@ -148,7 +148,7 @@ class DimReduceUpdate(WeightUpdate):
 def _computed_from(snapshots: Path | None, k: int) -> Path:
     """Return the file of the components that were computed from a folder of snapshots, the newest of this size."""
     files = [] if snapshots is None else sorted(snapshots.glob("pca_mat_*.npy"))
-    shapes = {path: np.load(path, mmap_mode="r").shape for path in files}
+    shapes = {path: load_pca_matrix(path).shape for path in files}
     fitting = {path: shape for path, shape in shapes.items() if shape[0] == k}
     if not fitting:
         raise LookupError(
