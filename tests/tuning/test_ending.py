@@ -108,6 +108,16 @@ def test_whichever_limit_comes_first_ends_the_search_and_is_named(keys: str, sen
     assert bool(sentence) == bool(reason)
 
 
+def test_given_set_ups_are_counted_beside_the_trials() -> None:
+    given = ended(1.0)
+    given.set_user_attr("given", {"batch.factor": 2.0})
+    file = parse_study(STUDY)
+    assert (
+        "; 1 of 10 trials had finished, beside 1 given ones."
+        in SearchEnd(study_of(ended(1.0), given), file, 10).out_of_time()
+    )
+
+
 @pytest.mark.slow
 def test_a_study_that_finds_nothing_better_ends_early_and_goes_on_with_more_patience(tmp_path: Path) -> None:
     text = NO_CONFIRMATION.replace("n_trials = 10", "n_trials = 30\npatience = 2")

@@ -20,6 +20,7 @@ from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRe
 from workbench.core.trial_counts import count_trials, outcome_of, suited_exports
 from workbench.panels.study_answer import answer_html
 from workbench.study import TuneProgress, read_result, tune
+from workbench.study.answer.selection import faster_but_unsure
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured
 from workbench.study.store.storage import default_storage, open_storage
@@ -47,6 +48,35 @@ def test_a_trial_comes_to_one_thing_and_the_counts_add_up() -> None:
     )
     assert suited_exports(TRIALS[5], DROPS) == ()  # it was given up
     assert outcome_of(replace(TRIALS[2], feasible=True)) == "within the allowed drop"  # by the study's target
+
+
+def searched(number: int, time: float, deficit: float, chance: float) -> TrialRecord:
+    return trial(number, deficit=deficit, relative_step_time=time, chance=chance, allowed_drop=0.01,
+                 feasible=chance >= 0.9)  # fmt: skip
+
+
+SEARCHED = [searched(1, 0.3, 0.004, 0.95), searched(2, 0.2, 0.004, 0.4), searched(3, 0.25, 0.009, 0.07),
+            searched(4, 0.1, 0.02, 0.0), searched(5, 0.5, 0.004, 0.5)]  # fmt: skip
+
+
+def test_a_trial_of_a_search_for_set_ups_is_within_the_drop_only_where_that_is_sure() -> None:
+    unsure = "within the drop, but not surely"
+    told = ["within the allowed drop", unsure, unsure, "beyond the allowed drop", unsure]
+    assert [outcome_of(one, {"o1": 0.01}) for one in SEARCHED] == told
+    assert count_trials(SEARCHED).text() == f"1 within the allowed drop, 3 {unsure}, 1 beyond the allowed drop"
+
+
+def test_what_looks_faster_than_the_export_is_said_not_to_be_sure() -> None:
+    taken = candidate(trial_number=1)
+    [sentence] = faster_but_unsure(Choice("o1", taken, ""), SEARCHED)
+    assert sentence == (
+        "not trial 2 or 1 more, though they look faster in their few runs (up to 5.00 x): that they would keep the "
+        "quality in a confirmation is 7 to 40 % likely, and 90 % is asked."
+    )
+    [alone] = faster_but_unsure(Choice("o1", None, ""), [SEARCHED[4]])
+    assert "not trial 5, though it looks faster in its few runs (up to 2.00 x)" in alone
+    assert "is 50 % likely" in alone
+    assert faster_but_unsure(Choice("o1", taken, ""), [SEARCHED[0], SEARCHED[3], *TRIALS]) == []
 
 
 def test_schedules_that_round_to_the_same_one_are_one_plan_with_keys_of_their_own() -> None:

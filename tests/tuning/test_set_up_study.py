@@ -16,6 +16,7 @@ import pytest
 from tests.kit.surface_runner import SurfaceRunner, optimizer_of, step_ratio, true_metric
 from workbench.config import BoostConfig
 from workbench.core.records import StudyResult, Verdict
+from workbench.core.trial_counts import outcome_of
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
 from workbench.study import read_result, tune
@@ -147,6 +148,28 @@ def test_what_is_read_later_is_what_tune_has_told(searched: Searched) -> None:
     assert later.allowed_drops == result.allowed_drops == {"o1": ALLOWED}
     assert later.counts == result.counts
     assert set(later.messages) >= set(result.choice_sentences)
+
+
+def test_a_trial_keeps_the_quality_where_all_runs_of_the_search_say_so(searched: Searched) -> None:
+    folder, result, _ = searched
+    file = read_study(folder)
+    standing = standing_now(optuna.load_study(study_name=folder.name, storage=f"sqlite:///{folder / 'study.db'}"), file)
+    leaders = set(standing.ranking)
+    assert leaders
+    assert all(result.trials[number].feasible for number in leaders)
+    for trial in result.trials[1:]:
+        if trial.state == "complete":
+            assert trial.feasible == (trial.chance >= 0.9)
+            assert outcome_of(trial, result.allowed_drops) != "within the allowed drop" or trial.feasible
+    taken = result.choices["o1"].candidate
+    assert taken is not None
+    faster = [
+        trial.number
+        for trial in result.trials[1:]
+        if outcome_of(trial, result.allowed_drops) == "within the allowed drop"
+        and trial.relative_step_time < 0.98 * result.trials[taken.trial_number].relative_step_time
+    ]
+    assert set(faster) <= {one.trial_number for one in result.candidates}, "each winner is the winner, or was tested"
 
 
 def test_the_parts_of_the_gain_multiply_to_the_total(searched: Searched) -> None:

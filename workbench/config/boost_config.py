@@ -144,8 +144,10 @@ class BoostConfig(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """Return sections of plain values, in the reference's order; values that are None are left out."""
-        sections = self.model_dump(mode="json", exclude_none=True, exclude={"provenance"})  # AutoBoost refuses null
-        return sections if self.provenance is None else {**sections, "provenance": copy.deepcopy(self.provenance)}
+        sections = self.model_dump(mode="json", exclude_none=True)  # the real AutoBoost refuses null
+        if self.provenance is not None:  # in which JSON's nulls stay, and texts that are no Unicode
+            sections["provenance"] = copy.deepcopy(self.provenance)
+        return sections
 
     def to_boost_dict(self) -> dict[str, Any]:
         """Return only the sections MindSpore's AutoBoost reads, ready to be its ``boost_config_dict``."""

@@ -119,7 +119,8 @@ class TrialRecord:
     relative_high: float = math.nan
     steps_to_target: float = math.nan  # micro-batches until the target metric; inf when it was not reached
     seconds: float = math.nan  # of the clock
-    feasible: bool = False  # whether the deficit stays within the allowed drop
+    feasible: bool = False  # whether the deficit stays within the allowed drop, and surely where a chance is known
+    chance: float = math.nan  # that it keeps the quality, by all runs of a search for set-ups; NaN where none is known
     curve: tuple[tuple[int, float], ...] = ()  # (step, metric) of every evaluation
     run_path: str = ""  # run directory, relative to the study; empty when there is none
     message: str = ""  # one sentence when something went wrong

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 WITHIN = "within the allowed drop"
 BEYOND = "beyond the allowed drop"
+UNSURE = "within the drop, but not surely"
 
 WITHIN_SOME = "within the drop of "  # how the outcome begins that some exports allow and others do not
 
-_FINISHED_WORDS = ("O0", WITHIN, WITHIN_SOME, BEYOND, "pruned")  # in the order of display
+_FINISHED_WORDS = ("O0", WITHIN, WITHIN_SOME, UNSURE, BEYOND, "pruned")  # in the order of display
 _OTHER_STATES = ("failed", "running", "waiting")
 
 
@@ -30,13 +31,16 @@ def suited_exports(trial: TrialRecord, allowed_drops: Mapping[str, float]) -> tu
 def outcome_of(trial: TrialRecord, allowed_drops: Mapping[str, float] | None = None) -> str:
     """Say what a trial came to: ``"O0"``, within or beyond the allowed drop, or the state of one that has not finished.
 
-    With drops per export it may be ``"within the drop of o2 only"``; without any the study's target decides.
+    With drops per export it may be ``"within the drop of o2 only"``; without any the study's target decides, as it does
+    where the chance to keep the quality is known: there the runs may be within the drop, and that be not sure.
     """
     if trial.state != "complete":
         return trial.state
     if trial.number == 0:
         return "O0"
-    if not allowed_drops or math.isnan(trial.metric_deficit):
+    if not math.isnan(trial.chance) and not trial.feasible:
+        return UNSURE if trial.metric_deficit <= trial.allowed_drop else BEYOND
+    if not allowed_drops or math.isnan(trial.metric_deficit) or not math.isnan(trial.chance):
         return WITHIN if trial.feasible else BEYOND
     suited = suited_exports(trial, allowed_drops)
     if len(suited) == len(allowed_drops):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from workbench.core.records import CandidateRecord, Choice, TrialRecord, TunedPlain, Verdict
-from workbench.core.trial_counts import BEYOND, WITHIN, WITHIN_SOME, count_trials, outcome_of
+from workbench.core.trial_counts import BEYOND, UNSURE, WITHIN, WITHIN_SOME, count_trials, outcome_of
 from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure, interval
 from workbench.figures.labels import MetricScale, plain
 from workbench.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Theme, translucent
@@ -22,6 +22,7 @@ _LEGEND_WIDTH = 190  # pixels of a column, for the longest name: by default all 
 _TRIAL_MARKS = {
     WITHIN: Mark("circle", 9, translucent(BLUE, 0.8)),
     WITHIN_SOME: Mark("circle-dot", 9, SKY, edge=1.4),
+    UNSURE: Mark("circle-dot", 9, GREY, edge=1.6),
     BEYOND: Mark("circle-open", 9, GREY, edge=1.8),
     _GIVEN_UP: Mark("x-thin-open", 8, GREY, edge=1.6),
 }

@@ -10,18 +10,19 @@ import numpy as np
 import plotly.graph_objects as go
 
 from workbench.core.records import TrialRecord
-from workbench.core.trial_counts import BEYOND, WITHIN, TrialCounts, count_trials, outcome_of
+from workbench.core.trial_counts import BEYOND, UNSURE, WITHIN, TrialCounts, count_trials, outcome_of
 from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
 from workbench.figures.labels import plain
 from workbench.figures.theme import BLUE, GREEN, GREY, ORANGE, Theme
 
 _QUESTION = "Did the search still find something better?"
 _FEWEST_NUMBERS = 8  # from here on plotly chooses whole numbers by itself
-_KINDS = {"pruned": "pruned", "O0": "baseline", WITHIN: "feasible", BEYOND: "infeasible"}
+_KINDS = {"pruned": "pruned", "O0": "baseline", WITHIN: "feasible", UNSURE: "unsure", BEYOND: "infeasible"}
 _STYLES: dict[str, tuple[Mark, str]] = {
     "baseline": (Mark("star", 14, ORANGE), "O0, the baseline"),
     "feasible": (Mark("circle", 9, BLUE), WITHIN),
     "partly": (Mark("circle-open", 9, BLUE), "within the drop of one export only"),
+    "unsure": (Mark("circle-dot", 9, GREY), UNSURE),
     "infeasible": (Mark("circle-open", 9, GREY), BEYOND),
     "pruned": (Mark("x-thin-open", 9, GREY), "pruned"),
 }

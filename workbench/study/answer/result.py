@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.trial import TrialState
 
@@ -18,14 +19,15 @@ from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRe
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
 from workbench.study.answer.notes import Notes
-from workbench.study.answer.selection import TARGETS, nothing_found, select, with_policy
+from workbench.study.answer.selection import TARGETS, faster_but_unsure, nothing_found, select, with_policy
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.errors import StudyError
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.warm_up import WarmUpError, find_warm_up
 from workbench.study.set_up.attribution import attribution_of
-from workbench.study.set_up.tuned_plain import tuned_plain_of
+from workbench.study.set_up.standing import SURE, standing_now
+from workbench.study.set_up.tuned_plain import plain_standing, tuned_plain_of
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import candidates_of, trials_of
@@ -60,7 +62,7 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
         # Sentences were stored with a command; the study's folder may be called otherwise by now.
         here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
         candidates = [replace(one, sentence=_COMMAND.sub(lambda _: here, one.sentence)) for one in candidates_of(study)]
-        trials, choices = trials_of(study), dict[str, Choice]()
+        trials, choices = _judged(study, file), dict[str, Choice]()
         if "candidates" in study.user_attrs:
             confirmed_only = bool(study.user_attrs.get("require_confirmed", False))  # as when the files were written
             choices = _choices(study, file, trials, candidates, require_confirmed=confirmed_only)
@@ -114,7 +116,7 @@ def write_answer(
 
     The loss-scale policy is O0's, too. The study keeps the choice when the files go to its own ``result``.
     """
-    attributes, trials = study.user_attrs, trials_of(study)
+    attributes, trials = study.user_attrs, _judged(study, file)
     choices = _choices(study, file, trials, candidates, require_confirmed=require_confirmed)
     policy_told = "" if policy is None else str(policy.get("sentence", policy.get("failed", "")))
     environment = attributes.get("environment", {})
@@ -146,6 +148,25 @@ def write_answer(
     return result
 
 
+def _judged(study: optuna.Study, file: StudyFile) -> list[TrialRecord]:
+    """Return the trials; those of a search for set-ups with what all its runs say of their quality."""
+    trials = trials_of(study)
+    if file.study.objective != "time_to_quality" or baseline_trial(study) is None:
+        return trials
+    standing = standing_now(study, file)
+    sure = dict(standing.sure)
+    for number, one in plain_standing(study, file).sure.items():  # judged among themselves
+        sure[number] = max(one, sure.get(number, 0.0))
+
+    def judged(trial: TrialRecord) -> TrialRecord:
+        if trial.number not in sure:
+            return trial
+        deficit, chance = float(np.mean(standing.tried[trial.number].deficits)), sure[trial.number]
+        return replace(trial, metric_deficit=deficit, chance=chance, feasible=chance >= SURE)
+
+    return [judged(trial) for trial in trials]
+
+
 def _metric_of(attributes: Mapping[str, Any]) -> str:
     return str(attributes.get("metric_name", "metric"))
 
@@ -164,7 +185,8 @@ def _choices(
     choices = {}
     for target, drop in attributes.get("allowed_drops", {}).items():
         nothing = nothing_found(trials, float(drop), _metric_of(attributes), **options)
-        choices[target] = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed)
+        choice = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed)
+        choices[target] = replace(choice, others=(*choice.others, *faster_but_unsure(choice, trials)))
     return choices
 
 

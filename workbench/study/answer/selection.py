@@ -33,6 +33,7 @@ __all__ = [
     "Contender",
     "competing_trials",
     "contenders",
+    "faster_but_unsure",
     "first_contender",
     "is_taken_apart",
     "keep_remaining",
@@ -253,6 +254,26 @@ def _why_not(candidate: CandidateRecord, taken: CandidateRecord | None) -> str:
     return f"{name}. {candidate.sentence}"
 
 
+def faster_but_unsure(choice: Choice, trials: Sequence[TrialRecord]) -> list[str]:
+    """Say why trials that look faster than what is exported in their own runs are not exported: a sentence or none."""
+    own = None if choice.candidate is None else choice.candidate.trial_number
+    limit = next((one.relative_step_time for one in trials if one.number == own), 1.0)
+    known = [one for one in trials if one.state == "complete" and one.chance < SURE and one.number != own]
+    faster = [one for one in known if one.metric_deficit <= one.allowed_drop and one.relative_step_time < limit]
+    if not faster:
+        return []
+    first = min(faster, key=lambda one: one.relative_step_time)
+    chances = sorted({round(100 * one.chance) for one in faster})
+    chance = " to ".join(map(str, chances[:1] + chances[-1:] if len(chances) > 1 else chances))
+    more = f" or {len(faster) - 1} more" if len(faster) > 1 else ""
+    look, their, they = ("they look", "their", "they") if more else ("it looks", "its", "it")
+    return [
+        f"not trial {first.number}{more}, though {look} faster in {their} few runs (up to "
+        f"{1.0 / first.relative_step_time:.2f} x): that {they} would keep the quality in a confirmation is {chance} % "
+        f"likely, and {100 * SURE:.0f} % is asked."
+    ]
+
+
 def nothing_found(
     trials: Sequence[TrialRecord],
     allowed_drop: float,
@@ -277,7 +298,7 @@ def nothing_found(
     count = f"{n_tried} plans were tried" if n_tried > 1 else "one plan was tried"
     told = [f"no plan was faster than O0 within the allowed {metric_name} drop of {allowed_drop:g}; {count}"]
     known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]
-    within = [one for one in known if one.metric_deficit <= allowed_drop]
+    within = [one for one in known if one.metric_deficit <= allowed_drop and not one.chance < SURE]
     beyond = [one for one in known if one.metric_deficit > allowed_drop and one.relative_step_time < 1.0]
     if within:
         best = min(within, key=lambda one: one.relative_step_time)

@@ -37,7 +37,7 @@ class SearchEnd:
         n_counted, most = len(counted), self._most_plans
         if n_counted >= self._n_trials:
             return f"The search ended with all {self._n_trials} trials."
-        finished = f"{sum(trial.state in FINISHED for trial in counted)} of {self._n_trials} trials had finished"
+        finished = self._finished()
         begun = self._study.get_trials(deepcopy=False, states=(*FINISHED, TrialState.RUNNING))
         # Repeats cost nothing, but a space with fewer plans than trials would be drawn from for ever.
         if len(begun) - n_counted >= _REPEATS_PER_TRIAL * self._n_trials:
@@ -64,8 +64,13 @@ class SearchEnd:
 
     def out_of_time(self) -> str:
         """Return the sentence for a search that its command's time limit has ended."""
+        return f"The search ended with its share of the time limit; {self._finished()}."
+
+    def _finished(self) -> str:
         finished = sum(trial.state in FINISHED for trial in counted_trials(self._study))
-        return f"The search ended with its share of the time limit; {finished} of {self._n_trials} trials had finished."
+        given = sum("given" in one.user_attrs for one in self._study.get_trials(deepcopy=False, states=FINISHED))
+        beside = f", beside {given} given ones" if given else ""
+        return f"{finished} of {self._n_trials} trials had finished{beside}"
 
     def note(self, sentence: str) -> None:
         """Keep with the study why its search ended; empty when it goes on again."""
