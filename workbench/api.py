@@ -193,7 +193,7 @@ def tune(
         trials: Trials of the whole study; None takes the study's own.
         timeout: Seconds for all of it, files and report included; None takes the study's own. What runs when they are
             over ends at its next step, and the next call runs it again.
-        fresh: Archive what was there and begin anew.
+        fresh: Archive what was there and start over.
         confirm_seeds: Paired seeds of the confirmation; None takes the study's own.
         require_confirmed: Export confirmed candidates only.
         jobs: Worker processes that search at the same time.

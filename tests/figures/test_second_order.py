@@ -67,7 +67,7 @@ def test_the_figure_says_what_the_curvature_cost() -> None:
     events = [_refreshed(0, 8.0), _refreshed(5, 6.0), RAISED]
     figure = second_order_figure(_run(), events)
     assert [trace.name for trace in figure.data] == [
-        "computed anew",
+        "recomputed",
         "left alone",
         "refresh without a word",
         "damping in force",

@@ -404,7 +404,7 @@ def test_the_trace_rule_leaves_alone_what_hardly_changed() -> None:
     assert not torch.equal(inverses[3], inverses[4])
     refreshed = [event for event in events.told if event.kind is EventKind.FACTORS_REFRESHED]
     assert [(event.step, event.value) for event in refreshed] == [(0, 2.0), (2, 0.0), (4, 2.0)]
-    assert refreshed[1].message == "step 2: factors of 0 layers were computed anew, 2 left alone by the trace rule"
+    assert refreshed[1].message == "step 2: factors of 0 layers were recomputed, 2 left alone by the trace rule"
 
 
 def test_a_block_that_is_not_positive_definite_is_damped_more_and_told() -> None:

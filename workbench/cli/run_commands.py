@@ -91,7 +91,7 @@ def train(
     if result.stopped:
         raise Interrupted(
             f"interrupted; the {result.steps} steps so far are recorded in {result.path}, and the same command trains "
-            "anew from the start"
+            "from the start again"
         )
     if result.diverged:
         if is_first_rank():
@@ -115,7 +115,7 @@ def compare(
     with (
         only_result_on_stdout(json),
         progress_bar(seeds * n_sides * steps, f"loading {task}") as bar,
-        saying_on_ctrl_c(f"interrupted; {kept}, and the same command compares anew from the start"),
+        saying_on_ctrl_c(f"interrupted; {kept}, and the same command compares from the start again"),
     ):
         from workbench import api
 

@@ -97,7 +97,7 @@ def tune(
     ),
     storage: str = StorageOption,
     warm_start: list[Path] = WarmStartOption,
-    fresh: bool = typer.Option(False, "--fresh", help="Archive what is there and begin anew."),
+    fresh: bool = typer.Option(False, "--fresh", help="Archive what is there and start over."),
     confirm_seeds: int = typer.Option(None, metavar="N", min=2, help="Paired seeds of the confirmation."),
     require_confirmed: bool = RequireOption,
     json: bool = JsonOption,

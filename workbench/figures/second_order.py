@@ -186,7 +186,7 @@ def _add_refreshes(drawing: Drawing, numbers: SecondOrderNumbers) -> None:
     gaps = np.diff(numbers.refresh_steps)
     width = 0.6 * float(np.median(gaps)) if gaps.size else max(1.0, 0.02 * numbers.n_steps)
     for name, layers, colour, pattern, hover in (
-        ("computed anew", numbers.layers_done, BLUE, "", "In step %{x:,}, %{y} layers were computed anew."),
+        ("recomputed", numbers.layers_done, BLUE, "", "In step %{x:,}, %{y} layers were recomputed."),
         ("left alone", numbers.layers_left, ORANGE, "/", "In step %{x:,} the trace rule left %{y} layers alone."),
     ):
         if not known.any() or not np.nansum(layers):

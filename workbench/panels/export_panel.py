@@ -287,7 +287,7 @@ def _validity_html(config: BoostConfig, text: str, plan: Plan) -> str:
 
 def _verdict_html(provenance: dict[str, Any]) -> str:
     if not provenance:
-        return f"<p>{faint('Nobody has measured this configuration: it carries no verdict.')}</p>"
+        return f"<p>{faint('This configuration has not been measured, so it has no verdict.')}</p>"
     return f"<p><b>{words(str(provenance.get('sentence') or provenance.get('verdict') or ''))}</b></p>"
 
 

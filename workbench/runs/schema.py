@@ -84,7 +84,7 @@ METHOD_COLUMNS: dict[str, ColumnInfo] = {
         "1", "Largest |unscaled gradient| among those computed in float16; NaN without any and on steps that overflow."
     ),
     **_DESCRIBED,
-    "thor.refreshed": _number("1", "1 on steps at which the Kronecker factors were computed anew."),
+    "thor.refreshed": _number("1", "1 on steps at which the Kronecker factors were recomputed."),
     "thor.damping": _number("1", "Damping in force, before its root is added to the factors' diagonals."),
     "offload.host_ms": _number("ms", "Time that Adam took on the host; NaN where no update was due."),
     "offload.transfer_ms": _number("ms", "Time that gradients travelled to the host; NaN where nothing travels."),

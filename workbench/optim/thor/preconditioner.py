@@ -328,7 +328,7 @@ class Preconditioner:
             if spoilt:
                 self._armed.update(entry.layers)
             elif events is not None:
-                message = f"step {entry.step}: factors of {kept:.0f} layers were computed anew"
+                message = f"step {entry.step}: factors of {kept:.0f} layers were recomputed"
                 if self.rules.trace_threshold is not None:
                     message += f", {len(entry.layers) - kept:.0f} left alone by the trace rule"
                 events.emit(Event(entry.step, EventKind.FACTORS_REFRESHED, value=kept, message=message))

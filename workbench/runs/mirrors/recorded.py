@@ -43,7 +43,7 @@ def _mirror_run(path: Path, mirrors: Sequence[Mirror]) -> list[str]:
             mirror.abandon()
             raise MirrorFailedError(
                 f"{path} could not be mirrored to {mirror} as a whole: {reason_of(error)}; the same command sends it "
-                "anew"
+                "again"
             ) from error
     return [str(mirror) for mirror in wanted]
 
