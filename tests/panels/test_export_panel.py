@@ -97,7 +97,7 @@ def test_the_shared_configuration_is_shown_as_it_changes(tmp_path: Path) -> None
     shared = SharedConfig()
     with ExportPanel(shared, folder=tmp_path) as panel:
         assert panel.choice.options == ("this configuration",)
-        assert "it carries no verdict" in text_in(panel)
+        assert "so it has no verdict" in text_in(panel)
         assert "nothing" in text_in(panel)
         shared.change({"grad_freeze.freeze_p": 0.5}, "O2")
         assert json.loads(panel.json.value)["grad_freeze"]["freeze_p"] == 0.5

@@ -89,8 +89,8 @@ class Task:
             raise TaskError(f"`name` must be a non-empty text, got {self.name!r}")
         if isinstance(self.model, nn.Module):
             raise TaskError(
-                "`model` must be a function that returns a fresh model, got a model; every trial starts with a new one: "
-                "write `model=lambda: ...` or give the class"
+                "`model` must be a function that returns a fresh model, got a model; every trial starts with a new "
+                "one: write `model=lambda: ...` or give the class"
             )
         if isinstance(self.optimizer, Optimizer):
             raise TaskError(
