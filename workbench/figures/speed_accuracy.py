@@ -22,7 +22,7 @@ _LEGEND_WIDTH = 190  # pixels of a column, for the longest name: by default all 
 _TRIAL_MARKS = {
     WITHIN: Mark("circle", 9, translucent(BLUE, 0.8)),
     WITHIN_SOME: Mark("circle-dot", 9, SKY, edge=1.4),
-    UNSURE: Mark("circle-dot", 9, GREY, edge=1.6),
+    UNSURE: Mark("circle-open-dot", 9, GREY, edge=1.6),
     BEYOND: Mark("circle-open", 9, GREY, edge=1.8),
     _GIVEN_UP: Mark("x-thin-open", 8, GREY, edge=1.6),
 }

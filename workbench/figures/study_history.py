@@ -22,7 +22,7 @@ _STYLES: dict[str, tuple[Mark, str]] = {
     "baseline": (Mark("star", 14, ORANGE), "O0, the baseline"),
     "feasible": (Mark("circle", 9, BLUE), WITHIN),
     "partly": (Mark("circle-open", 9, BLUE), "within the drop of one export only"),
-    "unsure": (Mark("circle-dot", 9, GREY), UNSURE),
+    "unsure": (Mark("circle-open-dot", 9, GREY), UNSURE),
     "infeasible": (Mark("circle-open", 9, GREY), BEYOND),
     "pruned": (Mark("x-thin-open", 9, GREY), "pruned"),
 }

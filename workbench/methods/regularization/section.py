@@ -71,6 +71,6 @@ class RegularizationSection(MethodSection):
 
     def summary(self) -> str:
         """Return what acts in a few words."""
-        labels = f"label smoothing {self.label_smoothing:g}" if self.label_smoothing > 0 else ""
-        weights = f"weight average {self.decay:g}" if self.weight_average != "none" else ""
+        labels = f"label smoothing {self.label_smoothing:.3g}" if self.label_smoothing > 0 else ""
+        weights = f"weight average {self.decay:.3g}" if self.weight_average != "none" else ""
         return ", ".join(part for part in (labels, weights) if part)
