@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from workbench.study.ask.search_space import read_space
-from workbench.study.set_up.quality import QualityModel, Tried, noise_of, point_of
+from workbench.study.set_up.quality import QualityModel, Tried, noise_of, point_of, told_apart
 
 ALLOWED, NOISE = 0.01, 0.006
 LENGTH, RATE, NAME = "schedule.length", "optimizer.lr", "optimizer.name"
@@ -140,3 +140,13 @@ def test_the_noise_comes_from_plans_with_several_seeds_and_diverged_runs_are_non
     assert noise_of(many, prior=1.0, prior_weight=1) == pytest.approx(math.sqrt(NOISE**2 + 1.0 / 421), rel=0.1)
     assert noise_of(many, prior=0.05) < 0.01
     assert noise_of([Tried({}, (0.1,)), Tried({}, (math.inf, 0.2))], prior=0.05) == pytest.approx(0.05)
+
+
+def test_runs_that_go_wrong_say_nothing_of_the_noise_of_those_that_do_not() -> None:
+    rng = np.random.default_rng(7)
+    good = [Tried({}, tuple(rng.normal(0.0, NOISE, 8))) for _ in range(30)]
+    wrong = [Tried({}, (0.3, 4e8, 77.0)), Tried({}, (0.2, 0.9, 1.4, 0.5))]
+    assert noise_of([*good, *wrong], NOISE, allowed=NOISE) == noise_of(good, NOISE, allowed=NOISE)
+    assert told_apart(1.0, 0.01) == math.inf
+    assert told_apart(-5.0, 0.01) == -5.0
+    assert told_apart(0.5, 0.01) == 0.5

@@ -95,3 +95,17 @@ def test_further_seeds_count_with_those_of_the_trial_and_one_that_diverged_is_lo
     standing = judged(trials, baseline, **{FURTHER: {"1": [[N_BASELINE, 0.003], [N_BASELINE + 1, None]]}})
     assert standing.tried[1].deficits == pytest.approx((0.001, 0.002, 0.003, math.inf))
     assert standing.leader is None
+
+
+def test_plans_that_go_wrong_on_several_seeds_leave_the_leader_where_it_was() -> None:
+    """As seen where parts of a leader were left out, and SGD at four times the batch ended at a loss of 4e8."""
+    rng = np.random.default_rng(3)
+    baseline = {seed: 0.98 + float(rng.normal(0.0, 0.006)) for seed in range(N_BASELINE)}
+    leader = plan_trial(1, 0.4, [(seed, -0.008 + float(rng.normal(0.0, 0.003))) for seed in range(8)])
+    wrong = [plan_trial(2, 0.9, [(0, 0.02), (1, 4e8), (2, 1.3e8)]), plan_trial(3, 0.95, [(0, 0.3), (1, 25_000.0)])]
+    before = judged([baseline_trial(), leader], baseline)
+    after = judged([baseline_trial(), leader, *wrong], baseline)
+    assert before.leader == after.leader == 1
+    assert after.noise == pytest.approx(before.noise, rel=0.2)
+    assert after.sure[2] < 0.1
+    assert after.sure[3] < 0.1

@@ -161,7 +161,7 @@ def _ranked(study: optuna.Study, records: Sequence[TrialRecord], file: StudyFile
 
     Tuned plain competes by what its own runs say. Where the leader was taken apart, what remained of it comes first
     (the whole of it only while it is sure to keep the quality), and set-ups with a part that is no gain do not compete.
-    Where nothing is sure enough, the one that most probably keeps the quality competes: the confirmation decides.
+    Where nothing but tuned plain is sure enough, the one that most probably keeps the quality is tested before it.
 
     Where more than one is tested, the leader's safer form comes first: tests in a fixed order keep their full level as
     long as all before were confirmed (`planned_tests`), so a leader that turns out too bold costs nothing but its runs,
@@ -187,9 +187,10 @@ def _by_time(
     standing, plain = standing_now(study, file, allowed), plain_standing(study, file, allowed).leader
     trials, remaining = study.get_trials(deepcopy=False), study.user_attrs.get(_REMAINING)
     numbers = sorted({*standing.ranking, *([] if plain is None else [plain])}, key=standing.times.__getitem__)
-    if not numbers:
+    if standing.leader is None:
         faster = [number for number, time in standing.times.items() if time < 1.0 and standing.sure[number] > _LIKELY]
-        numbers = sorted(faster, key=lambda number: -standing.sure[number])[:1]
+        likely = sorted(faster, key=lambda number: -standing.sure[number])[:1]
+        numbers = list(dict.fromkeys([*likely, *numbers]))
     if remaining is not None:
         first, idle = int(remaining["number"]), remaining["idle"]
         if standing.sure.get(first, 0.0) > (_LIKELY if idle else SURE):

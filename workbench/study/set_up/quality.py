@@ -23,11 +23,12 @@ from scipy.stats import norm  # type: ignore[import-untyped]  # scipy ships no t
 
 from workbench.study.ask.search_space import Dimension
 
-__all__ = ["QualityModel", "Tried", "noise_of", "point_of"]
+__all__ = ["QualityModel", "Tried", "noise_of", "point_of", "told_apart"]
 
 _LENGTH = "schedule.length"
 _LENGTH_WEIGHT = 2.0  # how much more the length of a run says about its quality than another range
-_WORST = 5.0  # deficits beyond sinh of this, in scales, count alike: that a plan fails is news, by how much is not
+_WORST = math.sinh(5.0)  # deficits beyond, in scales, count alike: that a plan fails is news, by how much is not
+_NEAR = 5.0  # times the allowed drop, or the usual noise where that is larger
 _SMOOTHNESS = (0.3, 0.5, 0.8, 1.3)  # correlation lengths, in ranges of a parameter
 _HEIGHTS = (1.5, 3.0)  # how much quality varies, in scales
 _EACH_SMOOTHNESS = (0.3, 3.0)
@@ -39,6 +40,11 @@ class Tried:
 
     values: Mapping[str, Any]
     deficits: tuple[float, ...]
+
+
+def told_apart(deficit: float, scale: float) -> float:
+    """Return a deficit, inf where it is so large that the run has failed like one that diverged."""
+    return deficit if deficit <= _WORST * scale else math.inf
 
 
 def point_of(dimensions: Sequence[Dimension], values: Mapping[str, Any]) -> np.ndarray:
@@ -64,15 +70,17 @@ def _value_of(one: Dimension, values: Mapping[str, Any]) -> Any:
     return values.get(one.parameter if is_bare else one.path)
 
 
-def noise_of(tried: Sequence[Tried], prior: float, prior_weight: int = 4) -> float:
+def noise_of(tried: Sequence[Tried], prior: float, allowed: float = 0.0, prior_weight: int = 4) -> float:
     """Return the standard deviation of one run's deficit, from plans with several seeds.
 
-    Before any plan has two, the prior one is expected, which counts for so many degrees of freedom.
+    Before any plan has two, the prior one is expected, which counts for so many degrees of freedom. Plans that lose far
+    more than is allowed do not count: runs that go wrong scatter, which says nothing of those that may lead.
     """
+    near = _NEAR * max(prior, allowed)
     squares, freedom = prior_weight * prior**2, prior_weight
     for one in tried:
         finite = [value for value in one.deficits if math.isfinite(value)]
-        if len(finite) > 1:
+        if len(finite) > 1 and np.median(one.deficits) <= near:
             squares += (len(finite) - 1) * float(np.var(finite, ddof=1))
             freedom += len(finite) - 1
     return math.sqrt(squares / freedom)
@@ -121,7 +129,7 @@ class QualityModel:
         points = np.array([point_of(self._dimensions, one.values) for one in tried])
         seen, spreads = [], []
         for one in tried:
-            deficits = np.minimum(np.asarray(one.deficits, dtype=float), math.sinh(_WORST) * self._scale)
+            deficits = np.minimum(np.asarray(one.deficits, dtype=float), _WORST * self._scale)
             deficit = float(np.mean(deficits)) / self._scale
             slope = 1.0 / math.sqrt(1.0 + deficit**2)  # of asinh: large deficits are distinguished less finely
             seen.append(math.asinh(deficit))

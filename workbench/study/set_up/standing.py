@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.set_up.quality import QualityModel, Tried, noise_of
+from workbench.study.set_up.quality import QualityModel, Tried, noise_of, told_apart
 
 __all__ = ["SURE", "Run", "Standing", "Trying", "allowed_by", "read_record", "standing_now", "standing_of"]
 
@@ -103,14 +103,16 @@ def standing_of(
     luck = _luck(attributes)
     if len(luck) > 1:
         spread = float(np.std(list(luck.values()), ddof=1))
+    expected = math.sqrt(2.0) * spread or allowed
+    for number, row in runs.items():
+        runs[number] = [(index, told_apart(deficit, max(expected, allowed))) for index, deficit in row]
     share = _own_luck(list(runs.values()), luck, spread)
     pairs, tried = dict[int, Tried](), dict[int, Tried]()
     for number, row in runs.items():
         pairs[number] = Tried(values[number], tuple(deficit for _, deficit in row))
         tried[number] = Tried(values[number], tuple(deficit - share * luck.get(index, 0.0) for index, deficit in row))
-    expected = math.sqrt(2.0) * spread or allowed
-    noise = noise_of(list(tried.values()), expected)
-    error = noise_of(list(pairs.values()), expected) / math.sqrt(n_confirming)
+    noise = noise_of(list(tried.values()), expected, allowed)
+    error = noise_of(list(pairs.values()), expected, allowed) / math.sqrt(n_confirming)
     shared = share * spread / math.sqrt(max(len(luck), 1))
     deficits = tuple(one.deficits for one in tried.values())
     asked = (tuple(dimensions), allowed, margin * error, noise, shared, tuple(times.items()), deficits)
