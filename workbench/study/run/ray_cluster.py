@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.core.arguments import seconds_from
 from workbench.study.errors import StudyError
-from workbench.study.run.ray_resources import TrialResources
+from workbench.study.run.ray_worker import RayStudy
 from workbench.study.run.stopping import end_if_asked
 
 _WAIT_VARIABLE = "WORKBENCH_RAY_WAIT"
@@ -78,25 +78,20 @@ def _check_address(address: str) -> None:
         ) from None
 
 
-def n_slots(ray: Any, resources: TrialResources, ranks: int) -> int:
+def n_slots(ray: Any, study: RayStudy) -> int:
     """Return how many trials the cluster has room for as it is now; 0 when it has none."""
-    return sum(resources.room(node["Resources"]) for node in ray.nodes() if node["Alive"]) // ranks
+    return sum(study.resources.room(node["Resources"]) for node in ray.nodes() if node["Alive"]) // study.n_ranks
 
 
 def wait_for_room(
-    ray: Any,
-    resources: TrialResources,
-    ranks: int,
-    ready: Any,
-    stop: Callable[[], bool] | None = None,
-    deadline: float | None = None,
+    ray: Any, study: RayStudy, ready: Any, stop: Callable[[], bool] | None, deadline: float | None
 ) -> None:
     """Wait until the first slot is ready, unless after a while the cluster cannot hold a trial at all."""
     try:
         seconds = seconds_from(_WAIT_VARIABLE, _WAIT_SECONDS, or_zero=True)
     except ValueError as error:
         raise StudyError(str(error)) from None
-    needs = f"{resources}" if ranks == 1 else f"{ranks} x ({resources})"
+    needs = f"{study.resources}" if study.n_ranks == 1 else f"{study.n_ranks} x ({study.resources})"
     began, noted = time.monotonic(), False
     while not ray.wait([ready], timeout=_POLL_SECONDS)[0]:
         end_if_asked(stop)
@@ -105,7 +100,7 @@ def wait_for_room(
                 "the time limit ended before the Ray cluster had room for a trial; give the command more time"
             )
         waited = time.monotonic() - began
-        if waited > seconds and n_slots(ray, resources, ranks) < 1:
+        if waited > seconds and n_slots(ray, study) < 1:
             raise StudyError(
                 f"a trial needs {needs}, and no node of the Ray cluster has that ({_summary(ray)}); ask for less "
                 f"with --resources-per-trial, add nodes, or set {_WAIT_VARIABLE} to the seconds that adding them takes"

@@ -29,8 +29,8 @@ from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, ReplayJ
 from workbench.study.run.ray_cluster import joined_cluster, n_slots, wait_for_room
 from workbench.study.run.ray_folder import sent, unpack_run
 from workbench.study.run.ray_resources import parse_resources
-from workbench.study.run.ray_worker import RayStudy, RayWorker, TaskFacts
-from workbench.study.run.runner import ExperimenterWrapper
+from workbench.study.run.ray_worker import RayStudy, RayWorker
+from workbench.study.run.runner import ExperimenterWrapper, TaskFacts
 from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
 from workbench.study.store import storage as kept
@@ -80,8 +80,8 @@ class RayEngine:
             study = RayStudy(file, folder, make, resources)
             # Asked for before there is room: an autoscaler sees who waits.
             with contextlib.closing(Slot(ray, study)) as first:
-                wait_for_room(ray, resources, ranks, first.ready(), stop, deadline)
-                yield RayCrew(ray, study, first, self.jobs or max(1, n_slots(ray, resources, ranks)))
+                wait_for_room(ray, study, first.ready(), stop, deadline)
+                yield RayCrew(ray, study, first, self.jobs or max(1, n_slots(ray, study)))
 
 
 class Slot:
@@ -92,8 +92,7 @@ class Slot:
 
     def __init__(self, ray: Any, study: RayStudy) -> None:
         self._ray, self._study = ray, study
-        bundles = [dict(study.resources.amounts)] * study.file.study.ranks
-        self._group = ray.util.placement_group(bundles, strategy="PACK")
+        self._group = ray.util.placement_group([dict(study.resources.amounts)] * study.n_ranks, strategy="PACK")
         self._start()
 
     def ready(self) -> Any:

@@ -18,7 +18,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.config import NetworkFacts
 from workbench.study.ask.plans import FROM_SNAPSHOTS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
@@ -26,7 +25,7 @@ from workbench.study.run.job import Job, Monitor, RunStep, Trained
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
 from workbench.study.run.ray_folder import SentFolder, pack_run
 from workbench.study.run.ray_resources import TrialResources
-from workbench.study.run.runner import Experimenter
+from workbench.study.run.runner import Experimenter, TaskFacts
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +42,11 @@ class RayStudy:
     make: MakeExperimenter | None
     resources: TrialResources
 
+    @property
+    def n_ranks(self) -> int:
+        """How many processes train a trial."""
+        return self.file.study.ranks
+
     def remote(self, what: Any, group: Any, rank: int, **options: Any) -> Any:
         """Return a class or a function as Ray runs it, where a placement group has the room of a rank."""
         import ray
@@ -50,25 +54,6 @@ class RayStudy:
 
         there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
         return ray.remote(**self.resources.options, scheduling_strategy=there, **options)(what)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskFacts:
-    """What the driver has to know of the task, which it does not load itself."""
-
-    metric_name: str
-    higher_is_better: bool
-    data_hash: str
-    machine: Mapping[str, Any]
-    network: NetworkFacts | None
-
-    def environment(self) -> dict[str, Any]:
-        """Return versions, hardware and data of the machine that was asked."""
-        return dict(self.machine)
-
-    def network_facts(self) -> NetworkFacts | None:
-        """Return what the task's network offers to the methods."""
-        return self.network
 
 
 class RayWorker:
@@ -86,8 +71,7 @@ class RayWorker:
 
     def facts(self) -> TaskFacts:
         """Return what is known of the task and of this machine."""
-        one = self._loaded()
-        return TaskFacts(one.metric_name, one.higher_is_better, one.data_hash, one.environment(), one.network_facts())
+        return TaskFacts.of(self._loaded())
 
     def run(self, job: Job[Any], *, evaluates: bool) -> tuple[Any, Mapping[str, bytes]]:
         """Run a job; return its outcome, and the files of its run directory where the driver does not see it.
@@ -130,20 +114,20 @@ class RayWorker:
     def _loaded(self) -> Experimenter:
         """Return who trains; the first time it starts the other ranks, joins them and loads the task."""
         if self._experimenter is None:
-            study, n_ranks, device = self._study, self._study.file.study.ranks, None
-            if n_ranks > 1:
+            study, device = self._study, None
+            if study.n_ranks > 1:
                 import ray
 
                 from workbench.core import distributed
 
                 self._store, where = distributed.serve_store(ray.util.get_node_ip_address())
-                for rank in range(1, n_ranks):
+                for rank in range(1, study.n_ranks):
                     # One call for a process, in which the next study must not find torchrun's variables.
                     other = study.remote(follow_rank_0, self._group, rank, max_retries=0, max_calls=1)
                     other.remote(study, rank, where)
                 device = self._for_life.enter_context(_joined(study, 0, where))
             one = experimenter_for(study.file, self._folder, study.make, device)
-            self._experimenter = one if n_ranks == 1 else LeadingExperimenter(one)
+            self._experimenter = one if study.n_ranks == 1 else LeadingExperimenter(one)
         return self._experimenter
 
     def _with_run(self, outcome: Any) -> tuple[Any, Mapping[str, bytes]]:
@@ -178,5 +162,5 @@ def _joined(study: RayStudy, rank: int, where: Mapping[str, str]) -> AbstractCon
     from workbench.core import distributed
 
     # Every process sees its own accelerators only, so each has number 0.
-    os.environ.update(where, RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(study.file.study.ranks))
+    os.environ.update(where, RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(study.n_ranks))
     return distributed.joined(study.file.study.device)
