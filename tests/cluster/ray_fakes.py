@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,20 @@ from tests.kit.fake_runner import FakeRunner, calls
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, TrainJob
 
-DIES_ONCE = "trial_0002"
+FIRST, DIES_ONCE = "trial_0000", "trial_0002"
+MEETING_SECONDS = 120.0
 
 
 class MortalRunner(FakeRunner):
-    """Dies by kill -9 at the third evaluation of one trial, the first time."""
+    """Dies by kill -9 at the third evaluation of one trial, the first time; before that two processes have met."""
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         if not isinstance(job, TrainJob):
             return super().run(job, monitor)
         self.log(f"process {os.getpid()}")
+        until = time.monotonic() + MEETING_SECONDS
+        while job.run_id != FIRST and len(processes(self.directory)) < 2 and time.monotonic() < until:
+            time.sleep(0.05)  # or one place has run everything before Ray has started the other
         before = sum(line.endswith(job.run_id) and line.startswith("train ") for line in calls(self.directory))
 
         def on_evaluation(step: int, metric: float) -> bool:
@@ -44,6 +49,11 @@ class TogetherRunner(FakeRunner):
         elif isinstance(job, SpeedJob):
             ranks.barrier()
         return super().run(job, monitor)
+
+
+def processes(directory: Path) -> set[str]:
+    """Return what processes have trained, as the log calls them."""
+    return {line for line in calls(directory) if line.startswith("process")}
 
 
 def make_mortal(file: StudyFile, directory: Path) -> FakeRunner:

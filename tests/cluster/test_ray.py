@@ -13,7 +13,7 @@ import pytest
 from optuna.trial import TrialState
 
 from tests.cluster.ray_cluster import cluster, environment
-from tests.cluster.ray_fakes import DIES_ONCE, make_mortal, make_together, make_very_slow_fake
+from tests.cluster.ray_fakes import DIES_ONCE, make_mortal, make_together, make_very_slow_fake, processes
 from tests.kit.fake_runner import STUDY, calls, make_fake, write_study
 from workbench.study import RayEngine, StudyError, tune
 from workbench.study.store.storage import default_storage
@@ -76,7 +76,7 @@ def test_a_killed_worker_costs_no_trial_and_two_share_what_allows_two(address: s
     begun = [line.split()[-1] for line in lines if line.startswith("train ")]
     assert begun.count(DIES_ONCE) == 2
     assert all(begun.count(name) == 1 for name in set(begun) - {DIES_ONCE})
-    assert len({line for line in lines if line.startswith("process")}) == 3, "two places, and one more for the dead"
+    assert len(processes(directory)) == 3, "two places, and one more for the dead"
 
 
 def drive(directory: Path, address: str) -> None:

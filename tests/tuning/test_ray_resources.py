@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.kit.fake_runner import make_fake, write_study
 from workbench.study import RayEngine, StudyError, tune
+from workbench.study.run.ray_folder import pack_run, sent, unpack_run
 from workbench.study.run.ray_resources import parse_resources
-from workbench.study.run.ray_worker import marked, pack_run, python_files, study_folder_here, unpack_run
 
 
 @pytest.mark.parametrize(
@@ -72,9 +73,9 @@ def test_without_ray_the_sentence_names_the_extra(tmp_path: Path, monkeypatch: p
 
 def test_a_folder_is_shared_when_its_marker_says_so(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("a = 1\n", encoding="utf-8")
-    with marked(tmp_path) as token:
-        assert study_folder_here(tmp_path, token, {}) == (tmp_path, True)
-        other, shared = study_folder_here(tmp_path, "another word", python_files(tmp_path))
+    with sent(tmp_path) as folder:
+        assert folder.here() == (tmp_path, True)
+        other, shared = replace(folder, token="another word").here()
     assert not shared
     assert (other / "task.py").read_text(encoding="utf-8") == "a = 1\n"
     assert [path.name for path in tmp_path.iterdir()] == ["task.py"], "the marker stayed"

@@ -203,13 +203,13 @@ def explained(error: BaseException) -> BaseException:
     )
 
 
-def serve_store() -> tuple[Any, dict[str, str]]:
-    """Serve the store in which ranks of this machine meet, for a process that starts them.
+def serve_store(host: str = "127.0.0.1") -> tuple[Any, dict[str, str]]:
+    """Serve the store in which ranks meet, for a process that starts them; they reach this machine by ``host``.
 
     Returns it, to be kept until they have ended, and the environment variables that lead to it.
     """
-    store = _TCP_STORE("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    store = _TCP_STORE(host, 0, is_master=True, wait_for_workers=False)
+    address = {"MASTER_ADDR": host, "MASTER_PORT": str(store.port)}
     return store, {**address, "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 

@@ -52,7 +52,10 @@ class LeadingExperimenter(ExperimenterWrapper):
             raise StudyError("[freezing_limit] is measured in one process; set `study.ranks` to 1")
         if not job.trains:
             return self._inner.run(job, monitor)
-        ranks.broadcast_object(job)
+        try:
+            ranks.broadcast_object(job)
+        except Exception as raised:  # a rank was lost between two jobs
+            raise ranks.explained(raised) from raised
         return run_together(self._inner, job, monitor)
 
     def end(self, result: Any) -> None:

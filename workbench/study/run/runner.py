@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from workbench.config import NetworkFacts
@@ -38,6 +40,31 @@ class KnownTask(Protocol):
 
     def network_facts(self) -> NetworkFacts | None:
         """Return what the task's network offers to the methods; None where that is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFacts:
+    """What is known of a task, as values that travel; an environment is that of the machine that was asked."""
+
+    metric_name: str
+    higher_is_better: bool
+    data_hash: str
+    machine: Mapping[str, Any]
+    network: NetworkFacts | None
+
+    @classmethod
+    def of(cls, task: KnownTask) -> TaskFacts:
+        """Ask a task for all of it."""
+        known = task.metric_name, task.higher_is_better, task.data_hash
+        return cls(*known, task.environment(), task.network_facts())
+
+    def environment(self) -> dict[str, Any]:
+        """Return versions, hardware and data as plain values."""
+        return dict(self.machine)
+
+    def network_facts(self) -> NetworkFacts | None:
+        """Return what the task's network offers to the methods."""
+        return self.network
 
 
 class Experimenter(JobRunner, KnownTask, Protocol):
