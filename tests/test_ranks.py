@@ -180,6 +180,21 @@ assert not distributed.is_initialized()
     assert errs == ["", ""]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("served", [False, True])
+def test_ranks_meet_again_after_they_have_left(served: bool) -> None:
+    script = """
+for _ in range(3):
+    with ranks.joined("cpu"):
+        print(ranks.broadcast_object(10 + ranks.rank()), ranks.mean_over_ranks([ranks.rank()]))
+"""
+    store, meeting = ranks.serve_store() if served else (None, {})
+    codes, outs, errs = ended(started(script, 2, **meeting))
+    del store
+    assert codes == [0, 0], errs
+    assert outs == ["10 [0.5]\n" * 3] * 2
+
+
 @pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)])
 def test_a_rank_that_dies_ends_the_others_with_a_sentence_naming_it(who: int) -> None:
     codes, _, errs = ended(started(DIES.format(who=who), 3))

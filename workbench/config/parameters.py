@@ -30,16 +30,16 @@ class ParameterInfo(Declared):
     path: str  # for example "loss_scale.window"
     kind: Kind
     default: Any  # None when a rule decides while it is unset
-    low: float | None  # ends of the default SEARCH range, not of the legal one; None when it has none
-    high: float | None
-    log: bool  # whether the search range is walked in logarithmic steps
-    step: float | None  # its grid
-    choices: tuple[Any, ...]  # legal values of a choice, and of a bool
-    unit: str  # for a person, empty when dimensionless
     title: str  # a few words for a label
     description: str  # meaning, and what unset means
-    optional: bool  # whether None (unset) is allowed
-    rule: str  # legal values as the end of "... must ...", for example "be a finite number in [0, 1)"
+    low: float | None = None  # ends of the default SEARCH range, not of the legal one; None when it has none
+    high: float | None = None
+    log: bool = False  # whether the search range is walked in logarithmic steps
+    step: float | None = None  # its grid
+    choices: tuple[Any, ...] = ()  # legal values of a choice, and of a bool
+    unit: str = ""  # for a person, empty when dimensionless
+    optional: bool = False  # whether None (unset) is allowed
+    rule: str = ""  # legal values as the end of "... must ...", for example "be a finite number in [0, 1)"
     by_name: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # search ranges of named optimizers
 
 
@@ -76,7 +76,8 @@ def describe_parameters() -> Mapping[str, ParameterInfo]:
     entries: dict[str, ParameterInfo] = {}
     for section, model in sections_of(BoostConfig).items():
         entries |= {
-            f"{section}.{name}": _describe(f"{section}.{name}", field) for name, field in model.model_fields.items()
+            f"{section}.{name}": describe_field(f"{section}.{name}", field)
+            for name, field in model.model_fields.items()
         }
     return MappingProxyType(entries)
 
@@ -96,7 +97,8 @@ def parents_of(path: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _describe(path: str, member: FieldInfo) -> ParameterInfo:
+def describe_field(path: str, member: FieldInfo) -> ParameterInfo:
+    """Return what a field that was declared with ``described`` says of itself."""
     extra = member.json_schema_extra if isinstance(member.json_schema_extra, dict) else {}
     search: Any = extra.get("search", {})
     plain = inner_type(member.annotation)

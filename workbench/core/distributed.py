@@ -7,21 +7,22 @@ Gradients travel in the default process group with the device's own backend; wha
 the metric is 0.97) travels in a *control group* on the CPU (gloo), so that it never waits for the device.
 
 A rank that dies must not leave the others waiting, and a collective alone tells little: gloo reports a closed
-connection to whoever talked to the dead rank and nothing to the rest. So every rank has a *heartbeat*: a thread with
-its own connection to the store counts upwards there twice a second, and leaves the exit reason there. A rank whose
-collective fails looks whose heartbeat has stopped, and says so (`RankFailure`).
+connection to whoever talked to the dead rank and nothing to the rest. So every rank has a *heartbeat*: a thread that
+counts upwards in the store twice a second and reads what the others have counted. The first rank that fails, or that
+sees another one's heartbeat stopped, writes there what happened; what follows from it comes later and is ignored.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -43,24 +44,19 @@ TIMEOUT_VARIABLE = "WORKBENCH_RANKS_TIMEOUT"
 _TIMEOUT_SECONDS = 600.0  # torch's own for nccl; the slowest single step of a rank has to fit
 _BEAT_SECONDS = 0.5
 _SILENCE_SECONDS = 3.0  # six beats; a thread may wait for the interpreter's lock, but not so long
-_LAG_SECONDS = 2 * _BEAT_SECONDS  # a last beat may be seen so long after it was made
+# From a death until it is known: the last beat is seen, and its end noticed, a beat late; others leave as quickly.
+_NOTICE_SECONDS = _SILENCE_SECONDS + 4 * _BEAT_SECONDS
 _DEAD_SECONDS = 60.0  # silence after which a rank counts as dead even though no collective has failed
 _GRACE_SECONDS = 15.0  # for a rank to end by itself after another one failed
 _CONTROL_TIMEOUT = datetime.timedelta(days=1)  # rank 0 may evaluate for hours; heartbeats tell whether it lives
-_ENDED = b"ended:"
-_CONSEQUENCE = "told: "  # begins the exit reason of a rank that another one's failure has ended
 
 
 class RankFailure(ConnectionError):  # noqa: N818  # the failure of another process; an OSError, as lost connections are
-    """Another rank has died, ended with an error, or does not answer.
+    """Another rank has died, ended with an error, or does not answer; ``tells``: this rank is the one to report it."""
 
-    ``tells``: this rank should report it, the others keep silent; ``own``: it is this rank that failed, by the cause.
-    """
-
-    def __init__(self, sentence: str, *, tells: bool = True, own: bool = False) -> None:
+    def __init__(self, sentence: str, *, tells: bool = True) -> None:
         super().__init__(sentence)
         self.tells = tells
-        self.own = own
 
 
 def world_size() -> int:
@@ -99,7 +95,7 @@ def joined(device: str | torch.device = "auto", *, timeout_seconds: float | None
                 session.open(chosen)
                 yield chosen
                 # So that nobody's last message meets a closed door.
-                distributed.barrier(group=session.control)
+                barrier()
             except BaseException as raised:
                 error = explained(raised)
                 session.ending = True
@@ -169,31 +165,26 @@ def together(failed: BaseException | None) -> None:
     session = _Joined.session
     if session is None:
         return
-    here, came = session.here, session.count_out()
-    until = time.monotonic() + _GRACE_SECONDS
-    while failed is not None and came() < here.world_size:
-        if time.monotonic() > until:
-            sentence = f"rank {here.rank} of {here.world_size} failed alone: {_said(failed)}"
-            raise RankFailure(sentence, tells=here.rank == 0, own=True) from failed
-        time.sleep(0.05)
+    session.works += 1
+    all_came = session.all_come(f"work/{session.works}", 0.0 if failed is None else _GRACE_SECONDS)
+    if failed is not None and not all_came:
+        session.heartbeat.tell(failed)
+        sentence = f"rank {session.here.rank} of {session.here.world_size} failed alone: {_said(failed)}"
+        raise RankFailure(sentence, tells=session.here.rank == 0) from failed
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return the failure of a rank that is behind an error, or the error itself; takes up to four seconds.
+    """Return the failure of a rank that is behind an error, or the error itself; takes up to five seconds.
 
     Only errors of communication, and the signal by which torchrun ends the ranks that are left, are looked into.
     """
-    if isinstance(error, RankFailure) or not (_is_communication(error) or isinstance(error, _Terminated)):
-        return error
     session = _Joined.session
-    if session is None:
+    if session is None or not (_is_communication(error) or isinstance(error, _Terminated)):
         return error
-    session.ending = True  # torchrun's SIGTERM may come while this looks around
-    failure = session.heartbeat.diagnose()
-    if failure is not None:
-        return failure
-    if isinstance(error, _Terminated):
-        return error
+    session.ending = True  # torchrun's SIGTERM may come while this waits
+    failure = session.heartbeat.failure()
+    if failure is not None or isinstance(error, _Terminated):
+        return failure or error
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return RankFailure(
         f"all {session.here.world_size} ranks are alive, but one does not answer within {session.timeout:g} seconds "
@@ -221,195 +212,160 @@ class _Session:
     """One process's part in the ranks, from meeting to leaving."""
 
     def __init__(self, here: RankEnvironment, timeout: float) -> None:
-        self.here = here
-        self.timeout = timeout
-        self.control: distributed.ProcessGroup | None = None
+        self.here, self.timeout = here, timeout
+        self.works = 0  # pieces of work that ended, see `together`
         self.ending = False
         self._hosts = here.rank == 0 and not here.store_is_served
-        self._works, self._backend = 0, ""
-        self._shared, own = (
-            _PREFIX_STORE(f"workbench/{here.attempt}", self._connect(is_master=hosts)) for hosts in (self._hosts, False)
-        )
-        self.heartbeat = _Heartbeat(own, here, min(timeout, _DEAD_SECONDS))
-        self.heartbeat.start()
-
-    def open(self, device: torch.device) -> None:
-        """Make both process groups."""
-        self._backend = devices.collective_backend(device)
-        distributed.init_process_group(
-            self._backend,
-            store=_PREFIX_STORE("default", self._shared),
-            rank=self.here.rank,
-            world_size=self.here.world_size,
-            timeout=datetime.timedelta(seconds=self.timeout),
-            device_id=None if device.type == "cpu" else device,
-        )
-        self.control = distributed.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
-
-    def count_out(self) -> Callable[[], int]:
-        """Count this rank out of the current piece of work; return a function that tells how many ranks are."""
-        key = f"work/{self._works}"
-        self._works += 1
-        self._shared.add(key, 1)
-        return lambda: int(self._shared.add(key, 0))
-
-    def close(self, error: BaseException | None) -> None:
-        """Leave: note how, close connections, and keep the store while others need it."""
-        if distributed.is_initialized() and (error is None or self._backend == "gloo"):
-            # Closed connections wake ranks that wait for this one. nccl's would wait for its own collectives first.
-            with contextlib.suppress(RuntimeError):
-                distributed.destroy_process_group()
-        self.heartbeat.leave("" if error is None else _said(error))
-        if self._hosts:
-            self.heartbeat.wait_for_others(_SILENCE_SECONDS + _LAG_SECONDS)
-
-    def _connect(self, *, is_master: bool) -> Any:
-        here, timeout = self.here, datetime.timedelta(seconds=self.timeout)
+        _Joined.sessions += 1
         try:
-            return _TCP_STORE(here.host, here.port, is_master=is_master, timeout=timeout, wait_for_workers=False)
+            store = _TCP_STORE(
+                here.host,
+                here.port,
+                is_master=self._hosts,
+                timeout=datetime.timedelta(seconds=timeout),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
         except (distributed.DistError, RuntimeError) as error:
             raise RankFailure(
                 f"rank {here.rank} of {here.world_size} cannot meet the others at {here.host}:{here.port} "
                 f"({str(error).strip().splitlines()[0]})"
             ) from error
+        # The store still has what earlier sessions wrote, and what earlier starts did where it is served.
+        _Joined.store = store
+        self.store = _PREFIX_STORE(f"workbench/{here.attempt}/{_Joined.sessions}", store)
+        self.heartbeat = _Heartbeat(self.store.clone(), here, min(timeout, _DEAD_SECONDS))  # this one may block
+        self.heartbeat.start()
+
+    def open(self, device: torch.device) -> None:
+        """Make both process groups."""
+        distributed.init_process_group(
+            devices.collective_backend(device),
+            store=_PREFIX_STORE("default", self.store),
+            rank=self.here.rank,
+            world_size=self.here.world_size,
+            timeout=datetime.timedelta(seconds=self.timeout),
+            device_id=None if device.type == "cpu" else device,
+        )
+        _control()
+
+    def all_come(self, point: str, seconds: float) -> bool:
+        """Note that this rank has come to a point; return whether all have, waiting for them at most so long."""
+        until = time.monotonic() + seconds
+        come = self.store.add(point, 1)
+        while come < self.here.world_size and time.monotonic() < until:
+            time.sleep(0.05)
+            come = self.store.add(point, 0)
+        return bool(come == self.here.world_size)
+
+    def close(self, error: BaseException | None) -> None:
+        """Leave: say why, close connections, and keep the store while others need it."""
+        self.heartbeat.leave(error)
+        if distributed.is_initialized() and (error is None or distributed.get_backend() == "gloo"):
+            # Closed connections wake ranks that wait for this one. nccl's would wait for its own collectives first.
+            with contextlib.suppress(RuntimeError):
+                distributed.destroy_process_group()
+            _control_group_of.cache_clear()
+        with contextlib.suppress(distributed.DistError, RuntimeError):
+            self.all_come("left", _NOTICE_SECONDS if self._hosts else 0.0)
 
 
 class _Heartbeat(threading.Thread):
-    """Writes this rank's heartbeat, over a connection of its own as others block while they wait, and reads all."""
+    """Counts upwards in the store, watches the others count, and knows the first failure of a rank.
 
-    def __init__(self, store: Any, here: RankEnvironment, dead_seconds: float) -> None:
+    A failure is stored as the rank that reports it (-1: it has done so itself) and the sentence.
+    """
+
+    def __init__(self, store: Any, here: RankEnvironment, patience: float) -> None:
         super().__init__(name="rank heartbeat", daemon=True)
-        self._store, self._here, self._dead_seconds = store, here, dead_seconds
-        self._leaving = threading.Event()
-        self._exit_reason = ""
-        now = time.monotonic()
-        self._seen: dict[int, tuple[bytes, float]] = dict.fromkeys(range(here.world_size), (b"", now))
-        self._complete = False
-        self._store_lost: float | None = None
+        self._store, self._here, self._patience = store, here, patience
+        self._asked = False
+        self._failure: RankFailure | None = None
+        self._noticed, self._leaving = threading.Event(), threading.Event()
 
     def run(self) -> None:
-        """Beat until the rank leaves or the store is gone."""
-        beats = 0
-        while not self._leaving.wait(_BEAT_SECONDS if beats else 0.0):
-            beats += 1
-            if not self._exchange(str(beats).encode()):
-                break
-            self._end_if_others_failed_long_ago()
-        while not self._leaving.wait(_BEAT_SECONDS):  # the store is gone: so is whoever served it
-            self._end_if_others_failed_long_ago()
-        self._exchange(_ENDED + self._exit_reason.encode())
+        """Beat until the rank leaves or one has failed; end the process when its main thread goes on waiting then."""
+        here, n = self._here, self._here.world_size
+        try:
+            words = self._first_failure()
+        except (distributed.DistError, RuntimeError):  # the store is gone, and so is whoever served it
+            words = f"1 rank 0 of {n} has died"
+            if here.store_is_served:
+                words = f"0 the process that started rank {here.rank} of {n} is gone"
+        if not words:
+            return
+        teller, _, sentence = words.partition(" ")
+        self._failure = RankFailure(sentence, tells=int(teller) == here.rank)
+        self._noticed.set()
+        if self._leaving.wait(_GRACE_SECONDS):
+            return
+        if self._failure.tells:
+            print(f"workbench: {sentence}", file=sys.stderr, flush=True)
+        os._exit(1)  # the main thread waits below Python, where no exception reaches it
 
-    def leave(self, exit_reason: str) -> None:
-        """End the heartbeat with the exit reason, which is empty for success."""
-        self._exit_reason = exit_reason
+    def failure(self) -> RankFailure | None:
+        """Find out, within some seconds, which rank has failed; None when all are alive."""
+        self._asked = True
+        self._noticed.wait(_NOTICE_SECONDS)
+        return self._failure
+
+    def tell(self, error: BaseException) -> None:
+        """Let the others know of this rank's failure, unless it follows from one that is known."""
+        here = self._here
+        words = f"{0 if here.rank else -1} rank {here.rank} of {here.world_size} ended with an error: {_said(error)}"
+        with contextlib.suppress(distributed.DistError, RuntimeError):
+            self._store.compare_set("failure", "", f"0 {error}" if isinstance(error, RankFailure) else words)
+
+    def leave(self, error: BaseException | None) -> None:
+        """End the heartbeat, and tell of an error."""
+        if error is not None:
+            self.tell(error)
         self._leaving.set()
         self.join(_SILENCE_SECONDS)
 
-    def wait_for_others(self, seconds: float) -> None:
-        """Wait until the others have left, at most so long: with this process the store goes."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and self._exchange(None):
-            if all(words.startswith(_ENDED) for words, _ in self._others().values()):
-                return
-            time.sleep(0.05)
-
-    def diagnose(self) -> RankFailure | None:
-        """Find out, within some seconds, which rank has failed; None when all are alive."""
-        asked = time.monotonic()
-        while time.monotonic() - asked < _LAG_SECONDS + _SILENCE_SECONDS:
-            if self._exit_reasons_of_others() or self._store_lost is not None:
-                return self._failure(asked - _DEAD_SECONDS)
-            time.sleep(0.05)
-        return self._failure(asked + _LAG_SECONDS)
-
-    def _exchange(self, words: bytes | None) -> bool:
-        """Write this rank's words, listen to the others; return whether the store still answers."""
-        here = self._here
-        try:
-            if words is not None:
-                self._store.set(f"rank/{here.rank}", words)
-            others = list(range(here.world_size))
-            if not self._complete:  # asking for a key that is not there would wait for it
-                others = [other for other in others if self._store.check([f"rank/{other}"])]
-                self._complete = len(others) == here.world_size
+    def _first_failure(self) -> str:
+        """Beat until a failure is stored, and return it; empty when this rank leaves first."""
+        here, store, n = self._here, self._store, self._here.world_size
+        keys = [f"beats/{rank}" for rank in range(n)]
+        for key in keys:  # reading waits for a key that is not there
+            store.add(key, 0)
+        store.compare_set("failure", "", "")
+        counted, seen = [b"0"] * n, [time.monotonic()] * n
+        while True:
+            store.add(keys[here.rank], 1)
+            *beats, failure = store.multi_get([*keys, "failure"])
+            if failure:
+                return str(failure.decode())
             now = time.monotonic()
-            for other, heard in zip(others, self._store.multi_get([f"rank/{other}" for other in others]), strict=True):
-                if heard != self._seen[other][0]:
-                    self._seen[other] = heard, now
-        except (distributed.DistError, RuntimeError):
-            self._store_lost = self._store_lost or time.monotonic()
-            return False
-        return True
-
-    def _exit_reasons_of_others(self) -> dict[int, str]:
-        return {
-            other: words.removeprefix(_ENDED).decode(errors="replace")
-            for other, (words, _) in self._others().items()
-            if words.startswith(_ENDED) and words != _ENDED
-        }
-
-    def _others(self) -> dict[int, tuple[bytes, float]]:
-        """Return what each other rank wrote last, and when that was seen."""
-        return {other: seen for other, seen in self._seen.items() if other != self._here.rank}
-
-    def _failure(self, since: float) -> RankFailure | None:
-        """Return who has failed: who left an exit reason, or has been silent since a moment."""
-        here, n = self._here, self._here.world_size
-        ended = self._exit_reasons_of_others()
-        others = self._others().items()
-        silent = [other for other, (words, at) in others if at < since and not words.startswith(_ENDED)]
-        # A rank that another one's failure has ended is no cause, and was left to say what the cause is.
-        causes = {other: words for other, words in ended.items() if not words.startswith(_CONSEQUENCE)}
-        first = next(other for other in range(n) if other not in causes and other not in silent)
-        tells = here.rank == first
-        if self._store_lost is not None:
-            if here.store_is_served:
-                return RankFailure(f"the process that started rank {here.rank} of {n} is gone", tells=tells)
-            if 0 not in ended:
-                return RankFailure(f"rank 0 of {n} has died", tells=here.rank == 1)
-        missing = [other for other in silent if not self._seen[other][0]]
-        if missing or silent:
-            who = " and ".join(f"rank {other}" for other in missing or silent)
-            verb, fate = "has" if len(missing or silent) == 1 else "have", "not come" if missing else "died"
-            return RankFailure(f"{who} of {n} {verb} {fate}", tells=tells)
-        for other, words in causes.items():
-            told = f"rank {other} of {n} ended with an error: {words}"
-            return RankFailure(told, tells=tells and 0 not in causes)  # rank 0 says its own errors
-        for words in ended.values():
-            return RankFailure(words.removeprefix(_CONSEQUENCE), tells=False)
-        return None
-
-    def _end_if_others_failed_long_ago(self) -> None:
-        """End the process when another rank has failed long ago and the main thread still waits for it."""
-        now = time.monotonic()
-        left = [at for words, at in self._seen.values() if words.startswith(_ENDED) and words != _ENDED]
-        left += [self._store_lost] if self._store_lost is not None else []
-        living = [at for words, at in self._others().values() if not words.startswith(_ENDED)]
-        silent = self._complete and any(now - at > self._dead_seconds for at in living)
-        if not silent and not any(now - at > _GRACE_SECONDS for at in left):
-            return
-        failure = self._failure(now - self._dead_seconds)
-        if failure is not None:
-            if failure.tells:
-                print(f"workbench: {failure}", file=sys.stderr, flush=True)
-            os._exit(1)  # the main thread waits below Python, where no exception reaches it
+            seen = [at if beat == before else now for beat, before, at in zip(beats, counted, seen, strict=True)]
+            counted = beats
+            silence = _SILENCE_SECONDS if self._asked else self._patience
+            silent = [rank for rank, at in enumerate(seen) if now - at > silence]
+            missing = [rank for rank in silent if beats[rank] == b"0"]
+            if silent and (self._asked or not missing):  # how long to wait for one that has not come, the timeout says
+                teller = next(rank for rank in range(n) if rank not in silent)
+                store.compare_set("failure", "", f"{teller} {_fate(missing or silent, n, come=not missing)}")
+            elif self._leaving.wait(_BEAT_SECONDS):
+                return ""
 
 
 class _Joined:
-    """What this process has joined: at most one session, or a default group that somebody else has made."""
+    """What this process has joined."""
 
     session: _Session | None = None
-    beside: tuple[Any, distributed.ProcessGroup] | None = None  # that group, and our control group for its ranks
+    sessions = 0  # so far
+    store: Any = None  # of the last session, kept: who goes on to the next one must not find it about to close
 
 
 def _control() -> distributed.ProcessGroup:
-    """Return the control group; beside a default group of somebody else's it is made when first needed."""
-    if _Joined.session is not None and _Joined.session.control is not None:
-        return _Joined.session.control
-    world = distributed.group.WORLD
-    if _Joined.beside is None or _Joined.beside[0] is not world:
-        _Joined.beside = world, distributed.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
-    return _Joined.beside[1]
+    """Return the control group of the default group's ranks, who make it together when it is first needed."""
+    return _control_group_of(distributed.group.WORLD)
+
+
+@functools.lru_cache(maxsize=1)
+def _control_group_of(world: Any) -> distributed.ProcessGroup:
+    group: distributed.ProcessGroup = distributed.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
+    return group
 
 
 def _timeout(given: float | None) -> float:
@@ -420,9 +376,12 @@ def _timeout(given: float | None) -> float:
     return given
 
 
+def _fate(silent: Sequence[int], n: int, *, come: bool) -> str:
+    who = " and ".join(f"rank {rank}" for rank in silent)
+    return f"{who} of {n} {'has' if len(silent) == 1 else 'have'} {'died' if come else 'not come'}"
+
+
 def _said(error: BaseException) -> str:
-    if isinstance(error, RankFailure):
-        return _said(error.__cause__) if error.own and error.__cause__ is not None else f"{_CONSEQUENCE}{error}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, _Terminated):

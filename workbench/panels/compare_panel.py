@@ -6,7 +6,6 @@ differs between two runs of a pair is the configuration alone.
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import re
@@ -68,6 +67,7 @@ def compare_in_thread(
     """Compare, and send how it goes; the work of the panel's thread. None when it was stopped, within one step."""
     from workbench.core.devices import select_device
     from workbench.tasks import load_task
+    from workbench.tasks.stoppable_task import StoppedError, stoppable
     from workbench.training.compare import Side, compare_configs
 
     task = load_task(task)
@@ -85,28 +85,6 @@ def compare_in_thread(
         )
     except StoppedError:
         return None
-
-
-class StoppedError(RuntimeError):
-    """Work ended because it was asked to."""
-
-
-def stoppable(task: Task, stop: Callable[[], bool]) -> Task:
-    """Return the same task, which raises a `StoppedError` before the next batch once ``stop`` returns true."""
-
-    def asking(method: Callable[..., Any]) -> Callable[..., Any]:
-        def asked(*arguments: Any, **options: Any) -> Any:
-            if stop():
-                raise StoppedError("stopped on request")
-            return method(*arguments, **options)
-
-        return asked
-
-    twin = copy.copy(task)
-    for name in ("compute_loss", "update_metric"):
-        # In the copy's own dictionary, where it comes before the method of its class, whatever class that is.
-        object.__setattr__(twin, name, asking(getattr(task, name)))
-    return twin
 
 
 def seeds_of(text: str) -> tuple[int, ...]:
@@ -331,7 +309,7 @@ class _SideChoice:
         self.widget = column(row(title, self.source), self._extra, self._problem)
         panel.on_change(self.source, self._show)
         for entry in (self.path, self.json):  # they stand in the panel only while their source is chosen
-            panel.cleaned_up_by(functools.partial(kit.close_recursively, entry))
+            panel.cleaned_up_by(entry.close)
 
     def read(self) -> LabelledConfig | None:
         """Return label, configuration and level; None when it cannot be used, which is then said."""

@@ -220,13 +220,13 @@ class ConfigPanel(Panel):
                 if m.section == section
             ]
             self._boxes[section].children = (*cards, *(control.widget for control in made))
-            self._show_controls(self._plan()[0])
+            self._show_controls(self.shared.plan_or_problem(self.ranks.value)[0])
 
     def _show(self, config: BoostConfig, level: str) -> None:
         if self.closed:
             return
         with self._lock, self.showing():
-            plan, problem = self._plan()
+            plan, problem = self.shared.plan_or_problem(self.ranks.value)
             self.preset.show(config, level)
             self._show_switches(config, level, plan)
             self._show_controls(plan)
@@ -234,12 +234,6 @@ class ConfigPanel(Panel):
             self.json.value = json.dumps(config.to_dict(), indent=2)
             self._json_problem.value = ""
             self._difference.value = difference_html(config)
-
-    def _plan(self) -> tuple[Plan | None, str]:
-        try:
-            return self.shared.plan(self.ranks.value), ""
-        except ConfigError as error:
-            return None, str(error)
 
     def _show_switches(self, config: BoostConfig, level: str, plan: Plan | None) -> None:
         asked = requested_switches(config, level)

@@ -24,19 +24,6 @@ _POWER: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:\^|\*\*)\s*(-?\d+)\s*")
 _UNSET: Final = "unset"
 
 
-def field(path: str, title: str, description: str, kind: Any, default: Any, **more: Any) -> ParameterInfo:
-    """Describe a field that is no parameter of the configuration, so that a control can be made of it."""
-    plain: dict[str, Any] = {
-        **dict.fromkeys(("low", "high", "step")),
-        "log": False,
-        "choices": (),
-        "unit": "",
-        "optional": False,
-        "rule": "",
-    }
-    return ParameterInfo(path=path, title=title, description=description, kind=kind, default=default, **(plain | more))
-
-
 class _Input(NamedTuple):
     """A widget in which a value is entered: the trait that holds it, how it is shown there, and how it is read."""
 
@@ -225,7 +212,11 @@ def count_control(
 ) -> ParameterControl:
     """Return the control of a whole number that is no parameter of the configuration."""
     rule = f"be a whole number, {least} or more"
-    return ParameterControl(field(path, title, help_text, "int", default, low=least, rule=rule, **more))
+    return ParameterControl(
+        ParameterInfo(
+            path=path, title=title, description=help_text, kind="int", default=default, low=least, rule=rule, **more
+        )
+    )
 
 
 def is_usable_count(control: ParameterControl) -> bool:

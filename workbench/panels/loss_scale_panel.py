@@ -221,10 +221,8 @@ class LossScalePanel(WorkPanel):
             self._use_note.value = error_html(str(error))
             return
         used = f"The configuration has it now: {replay_text.policy_name(policy)}."
-        try:
-            reason = self.shared.plan().idle_reason("loss_scale.init")
-        except ConfigError as error:
-            reason = str(error)
+        plan, problem = self.shared.plan_or_problem()
+        reason = problem if plan is None else plan.idle_reason("loss_scale.init")
         self._use_note.value = note_html(f"{used} It has no say yet: {reason}." if reason else used)
         self.log(used)
 
@@ -297,10 +295,6 @@ class LossScalePanel(WorkPanel):
             ranged = replayed.ranges([policy])
             table = _with_ranges(table, ranged.table)
             control.send(functools.partial(self._show_answer, opened, policy, table, None, ranged.assumption))
-
-    def _take(self, messages: list[Any]) -> None:
-        for message in messages:
-            message()
 
     def finished(self, outcome: Outcome) -> PanelState:
         """Say what was done, and have what the sliders say answered."""

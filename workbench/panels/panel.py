@@ -28,7 +28,7 @@ import ipywidgets as widgets
 from workbench.panels import kit, notebook_cells
 from workbench.panels.kit import close_recursively, row, text_of
 from workbench.panels.style import FITTING, STYLE, error_html, faint, note_html, words
-from workbench.panels.worker import Outcome, Reader, RunControl, Worker
+from workbench.panels.worker import Outcome, Reader, RunControl, Worker, show_parts
 
 Theme = Literal["auto", "light", "dark"]
 
@@ -355,7 +355,8 @@ class WorkPanel(Panel):
         return PanelState.DONE
 
     def _take(self, messages: list[Any]) -> None:
-        """Show what the work has sent since the last time."""
+        """Show what the work has sent since the last time; as it stands here, functions that show it."""
+        show_parts(messages)
 
     def _end(self, outcome: Outcome) -> None:
         if outcome.error is not None:

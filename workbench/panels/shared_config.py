@@ -41,6 +41,13 @@ class SharedConfig:
         config, level = self._both
         return config.resolve(level, world_size, self.network)
 
+    def plan_or_problem(self, world_size: int = 1) -> tuple[Plan | None, str]:
+        """Return the plan and an empty text; where there is none, None and why."""
+        try:
+            return self.plan(world_size), ""
+        except ConfigError as error:
+            return None, str(error)
+
     def learn(self, network: NetworkFacts) -> None:
         """Take what is known of the network from now on, and call all observers."""
         self.network = network

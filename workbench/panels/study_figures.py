@@ -53,7 +53,6 @@ class StudyFigures:
         self.stage, self.gains, self.curves_stage = (kit.Stack(css="wb-stage") for _ in range(3))
         self._nothing = kit.Html(css="wb-wide")
         panel.cleaned_up_by(self._nothing.close)  # it stands in the panel only until there are trials
-        panel.cleaned_up_by(self._close)
         panel.on_change(self.view, lambda _: self._show_view())
 
     def show(self, study: StudyResult | None) -> None:
@@ -97,14 +96,8 @@ class StudyFigures:
             else:
                 pick = self._pick if name in _PICKABLE else None
                 self.live[name] = LiveFigure(figure, theme=self._theme, interval=0.0, on_pick=pick)
-            if self._panel.closed:  # while the figure was drawn, and the others have been closed
-                self.live[name].close()
+                self._panel.cleaned_up_by(self.live[name].close)  # at once where it closed while this was drawn
             return self.live[name]
-
-    def _close(self) -> None:
-        with self._lock:
-            for live in self.live.values():
-                live.close()
 
     def draw(self, name: str) -> Any:
         """Compute a figure from what is known now; ``"gain o1"`` says where the gain of an export comes from."""

@@ -1,8 +1,8 @@
 """The controls of a study, and what they ask as the text of its ``study.toml``.
 
-Kind, default, choices and rule of a field come from the models of the study's file; labels and sentences for a person
-stand here. What is allowed is said by ``workbench.study.parse_study``; here nothing is checked beyond TOML. Comments
-and layout of a file survive. Values go by paths such as ``"study.n_trials"``, the search space by config paths.
+All there is to know of a field comes from the models of the study's file. What is allowed is said by
+``workbench.study.parse_study``; here nothing is checked beyond TOML. Comments and layout of a file survive. Values go
+by paths such as ``"study.n_trials"``, the search space by config paths.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import NoneType
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final
 
 import tomlkit
 
 from workbench.config import BoostConfig, ParameterInfo
 from workbench.config.errors import inner_type, rule_of
+from workbench.config.parameters import describe_field
 from workbench.methods.registry import METHODS
 from workbench.panels import kit
-from workbench.panels.controls import ParameterControl, count_control, field, number_text
+from workbench.panels.controls import ParameterControl, count_control, number_text
 from workbench.panels.kit import column, parts, text_box, text_of
 from workbench.panels.panel import Panel
 from workbench.panels.shared_config import SharedConfig
@@ -31,40 +31,12 @@ from workbench.panels.style import faint
 _MINUTES: Final = "study.timeout_seconds"
 """Path of what is asked for in minutes, and kept in seconds."""
 
-_DROP: Final = "How much of the metric the {} export may cost, in the metric's own unit; accuracies have {} when unset."
-
-# Path, label, sentence, unit.
-_FIRST: Final = (
-    (_MINUTES, "How long may I search?", "Search and confirmation together; unset sets no limit.", "minutes"),
-    ("allowed_drop.o1", "How much may it drop?", _DROP.format("safe", 0.005), ""),
-)
-_COMMON: Final = (
-    ("study.task", "Task", "Built-in name, package.module:attribute, or path/to/file.py:attribute.", ""),
-    (
-        "study.objective",
-        "Objective",
-        "What is minimised: the time until O0's final metric less the allowed drop is reached; the time of a step; "
-        "both metric and step time at once, without pruning; or the total time of a whole run that ends there.",
-        "",
-    ),
-    ("study.n_trials", "Trials", "Different plans in all, O0 included.", ""),
-    ("study.budget_steps", "Steps per trial", "Length of one run.", "micro-batches"),
-    ("allowed_drop.o2", "Allowed drop, o2", _DROP.format("bold", 0.03), ""),
-)
+_FIRST: Final = (_MINUTES, "allowed_drop.o1")
+_COMMON: Final = ("study.task", "study.objective", "study.n_trials", "study.budget_steps", "allowed_drop.o2")
 _MORE: Final = (
-    ("sampler.name", "Sampler", "Who proposes trials.", ""),
-    ("pruner.name", "Pruner", "Who ends trials that fall behind O0 at equal time.", ""),
-    ("study.device_hours", "Device-hours", "Trial time times devices, over all workers; unset sets no limit.", "hours"),
-    ("study.patience", "Patience", "The search ends after so many trials in a row without a better one.", "trials"),
-    ("study.evaluate_every", "Evaluate every", "Unset evaluates after each tenth of the run.", "micro-batches"),
-    ("study.seed", "Seed", "Seed of the search; the confirmation uses others.", ""),
-    ("study.device", "Device", "Where to train: auto, cpu, cuda or npu.", ""),
-    ("study.threads", "CPU threads", "Small networks train fastest with one; unset leaves it to torch.", ""),
-    ("confirm.seeds_min", "Confirmation seeds, least", "Fewest paired seeds of a test.", ""),
-    ("confirm.seeds_max", "Confirmation seeds, most", "Most paired seeds of a test.", ""),
-    ("confirm.candidates", "Candidates", "Candidates tested per export, without refuted ones.", ""),
-    ("speed.rounds", "Speed rounds", "Interleaved rounds in which a trial is timed against O0.", ""),
-    ("speed.steps_per_block", "Steps per block", "Steps of one block of such a round.", ""),
+    *("sampler.name", "pruner.name", "study.device_hours", "study.patience", "study.evaluate_every", "study.seed"),
+    *("study.device", "study.threads", "confirm.seeds_min", "confirm.seeds_max", "confirm.candidates"),
+    *("speed.rounds", "speed.steps_per_block"),
 )
 
 _RANGE_KEYS: Final = frozenset({"low", "high", "log", "step"})
@@ -88,27 +60,23 @@ def study_fields() -> Mapping[str, ParameterInfo]:
     from workbench.study.sample.sampling import PRUNERS, SAMPLERS  # loads Optuna, so not before it is needed
 
     names: dict[str, tuple[str, ...]] = {"sampler.name": tuple(SAMPLERS), "pruner.name": tuple(PRUNERS)}
-    return {one[0]: _described(*one, names.get(one[0], ())) for one in (*_FIRST, *_COMMON, *_MORE)}
+    return {path: _described(path, names.get(path, ())) for path in (*_FIRST, *_COMMON, *_MORE)}
 
 
-def _described(path: str, title: str, sentence: str, unit: str, names: tuple[str, ...]) -> ParameterInfo:
+def _described(path: str, names: tuple[str, ...]) -> ParameterInfo:
     from workbench.study import StudyFile
 
     section, key = path.split(".")
     whole = StudyFile.model_fields[section]
     member = inner_type(whole.annotation).model_fields[key]
+    about = describe_field(path, whole if names else member)  # a name is described by what it names
     default = member.get_default() if whole.is_required() else getattr(whole.get_default(), key)
-    plain = inner_type(member.annotation)
-    choices: tuple[Any, ...] = get_args(plain) if get_origin(plain) is Literal else names
-    return field(
-        path,
-        title,
-        sentence,
-        "choice" if choices else {int: "int", float: "float"}.get(plain, "str"),
-        None if member.is_required() and whole.is_required() else default,
-        unit=unit,
-        choices=choices,
-        optional=NoneType in get_args(member.annotation),
+    return replace(
+        about,
+        kind="choice" if names else "str" if about.kind == "list" else about.kind,
+        choices=names or about.choices,
+        default=None if member.is_required() and whole.is_required() else default,
+        unit="minutes" if path == _MINUTES else about.unit,
         rule=rule_of(member),
     )
 
@@ -224,8 +192,8 @@ class StudyForm:
         if index == 2 and not self._more.children:
             self._more.children = (*self._widgets_of(_MORE), self.jobs.widget)
 
-    def _widgets_of(self, fields: Iterable[tuple[str, str, str, str]]) -> tuple[Any, ...]:
-        return tuple(self.entries[path].widget for path, *_ in fields)
+    def _widgets_of(self, paths: Iterable[str]) -> tuple[Any, ...]:
+        return tuple(self.entries[path].widget for path in paths)
 
 
 def _minutes(seconds: Any) -> Any:

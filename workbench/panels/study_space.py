@@ -11,17 +11,17 @@ import ipywidgets as widgets
 from workbench.config import LEVELS, ConfigError, ParameterInfo, describe_parameters, parameter_at
 from workbench.config.errors import did_you_mean
 from workbench.panels import kit
-from workbench.panels.controls import field, number_text, parsed
+from workbench.panels.controls import number_text, parsed
 from workbench.panels.kit import close_recursively, column, row, text_box, text_of
 from workbench.panels.panel import Panel
 from workbench.panels.style import error_html, label_html
 
-_LEVEL: Final = field(
-    "level",
-    "Boost level",
-    "Level of a trial; O1 and O2 may each cost another drop of the metric.",
-    "choice",
-    "O1",
+_LEVEL: Final = ParameterInfo(
+    path="level",
+    title="Boost level",
+    description="Level of a trial; O1 and O2 may each cost another drop of the metric.",
+    kind="choice",
+    default="O1",
     choices=tuple(LEVELS),
 )
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from workbench.config import BoostConfig, ConfigError
+from workbench.config import BoostConfig
 from workbench.core.text import format_duration
 from workbench.figures import MetricScale, RunCurve
 from workbench.figures.drawing import Drawing
@@ -283,10 +283,8 @@ class TrainPanel(WorkPanel):
         if self.closed:
             return
         self.preset.show(config, level)
-        try:
-            self._in_effect.value = faint(self.shared.plan().summary())
-        except ConfigError as error:
-            self._in_effect.value = error_html(str(error))
+        plan, problem = self.shared.plan_or_problem()
+        self._in_effect.value = error_html(problem) if plan is None else faint(plan.summary())
 
     def _show_progress(self, progress: RunProgress) -> None:
         self.bar.value = progress.step

@@ -20,6 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 
 from workbench.config import BoostConfig, ConfigError, NetworkFacts, SnapshotConfig
 from workbench.config.errors import did_you_mean, sentence_of, shown
+from workbench.config.section import described
 from workbench.study.ask.network_limits import may_ask_for, why_off, within_network, without_equal_levels
 from workbench.study.ask.plans import FROM_SNAPSHOTS, StudyPlans
 from workbench.study.ask.search_space import Dimension, SearchedSpace, all_off, plans_by_level, read_space
@@ -47,22 +48,48 @@ class StudySection(_Part):
     """``[study]``: what is trained, how long, and what counts."""
 
     name: str = ""  # empty takes the folder's
-    task: str = Field(min_length=1)  # as on the command line
-    seed: int = Field(0, ge=0)  # of the search; confirmation uses others
-    budget_steps: int = Field(ge=1)  # micro-batches of one trial
-    evaluate_every: int | None = Field(None, ge=1)  # micro-batches between two evaluations; None: a tenth of the budget
-    n_trials: int = Field(ge=1)  # finished trials of the whole study, O0 included; equal plans count once
-    timeout_seconds: float | None = Field(None, gt=0)  # of one ``tune`` command for everything; None: no limit
-    objective: Literal["time_to_target", "speed", "pareto", "time_to_quality"] = "time_to_target"  # what is minimised
-    device: str = "auto"
-    # CPU threads of a training process; None leaves it to torch, which takes all cores. Small networks train fastest,
-    # and speed is measured best, with one.
-    threads: int | None = Field(None, ge=1)
+    task: str = described(
+        ..., "Task", "Built-in name, package.module:attribute, or path/to/file.py:attribute.", min_length=1
+    )
+    seed: int = described(0, "Seed", "Seed of the search; the confirmation uses others.", ge=0)
+    budget_steps: int = described(..., "Steps per trial", "Length of one run.", unit="micro-batches", ge=1)
+    evaluate_every: int | None = described(
+        None, "Evaluate every", "Unset evaluates after each tenth of the run.", unit="micro-batches", ge=1
+    )
+    # Finished trials of the whole study; equal plans count once.
+    n_trials: int = described(..., "Trials", "Different plans in all, O0 included.", ge=1)
+    timeout_seconds: float | None = described(  # of one ``tune`` command
+        None,
+        "How long may I search?",
+        "Search and confirmation together; unset sets no limit.",
+        unit="seconds",
+        gt=0,
+    )
+    objective: Literal["time_to_target", "speed", "pareto", "time_to_quality"] = described(
+        "time_to_target",
+        "Objective",
+        "What is minimised: the time until O0's final metric less the allowed drop is reached; the time of a step; "
+        "both metric and step time at once, without pruning; or the total time of a whole run that ends there.",
+    )
+    device: str = described("auto", "Device", "Where to train: auto, cpu, cuda or npu.")
+    # Of a training process. torch takes all cores; speed, too, is measured best with one.
+    threads: int | None = described(
+        None, "CPU threads", "Small networks train fastest with one; unset leaves it to torch.", ge=1
+    )
     ranks: int = Field(1, ge=1)  # processes that train every run together; candidates and O0 alike
-    device_hours: float | None = Field(None, gt=0)  # hours of all trials times ``ranks``, over all workers and commands
-    patience: int | None = Field(None, ge=1)  # the search ends when so many trials in a row found nothing better
+    device_hours: float | None = described(
+        None, "Device-hours", "Trial time times devices, over all workers; unset sets no limit.", unit="hours", gt=0
+    )
+    patience: int | None = described(
+        None,
+        "Patience",
+        "The search ends after so many trials in a row without a better one.",
+        unit="trials",
+        ge=1,
+    )
 
 
+_DROP = "How much of the metric the {} export may cost, in the metric's own unit; accuracies have {} when unset."
 _Drop = Annotated[float, Field(ge=0)] | Annotated[str, Field(pattern=r"^ *\d+(\.\d+)? *% *$")]
 
 
@@ -72,8 +99,8 @@ class AllowedDrop(_Part):
     The search aims at one of them, its *target*; the other is a further question asked of the same trials.
     """
 
-    o1: _Drop | None = None
-    o2: _Drop | None = None
+    o1: _Drop | None = described(None, "How much may it drop?", _DROP.format("safe", _ACCURACY_DROPS["o1"]))
+    o2: _Drop | None = described(None, "Allowed drop, o2", _DROP.format("bold", _ACCURACY_DROPS["o2"]))
 
     @property
     def target(self) -> str:
@@ -97,8 +124,9 @@ class NamedOptions(BaseModel):
 class SpeedSection(_Part):
     """``[speed]``: how a trial's step time is compared with O0's."""
 
-    rounds: int = Field(8, ge=2)  # pairs of blocks (A B); on a noisy machine up to four times as many are measured
-    steps_per_block: int = Field(6, ge=1)  # micro-batches
+    # Pairs of blocks (A B); on a noisy machine up to four times as many are measured.
+    rounds: int = described(8, "Speed rounds", "Interleaved rounds in which a trial is timed against O0.", ge=2)
+    steps_per_block: int = described(6, "Steps per block", "Steps of one block of such a round.", ge=1)
 
 
 class LossScaleReplaySection(_Part):
@@ -157,9 +185,9 @@ class ConfirmSection(_Part):
 
     enabled: bool = True  # without it candidates stay undecided
     # How many seeds a test takes is fixed by the standard deviation of its first few pairs.
-    seeds_min: int = Field(10, ge=2)
-    seeds_max: int = Field(100, ge=2)
-    candidates: int = Field(2, ge=1)  # per export that are tested; refuted ones do not count
+    seeds_min: int = described(10, "Confirmation seeds, least", "Fewest paired seeds of a test.", ge=2)
+    seeds_max: int = described(100, "Confirmation seeds, most", "Most paired seeds of a test.", ge=2)
+    candidates: int = described(2, "Candidates", "Candidates tested per export, without refuted ones.", ge=1)
     steps: int | None = Field(None, ge=1)  # micro-batches per run; None: the trial's budget
     time_share: float = Field(0.4, ge=0, lt=1)  # of ``timeout_seconds`` kept for it, once there is a candidate
 
@@ -193,8 +221,10 @@ class StudyFile(_Part):
     study: StudySection
     baseline: dict[str, Any] = Field(default_factory=dict)  # what O0 means here; every candidate starts from it
     allowed_drop: AllowedDrop = AllowedDrop()
-    sampler: NamedOptions = NamedOptions(name="tpe")
-    pruner: NamedOptions = NamedOptions(name="median")
+    sampler: NamedOptions = described(NamedOptions(name="tpe"), "Sampler", "Who proposes trials.")
+    pruner: NamedOptions = described(
+        NamedOptions(name="median"), "Pruner", "Who ends trials that fall behind O0 at equal time."
+    )
     speed: SpeedSection = SpeedSection()
     loss_scale_replay: LossScaleReplaySection | None = None  # None when the study does not ask for it; so below
     freezing_limit: FreezingLimitSection | None = None

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from workbench.config import BoostConfig
-from workbench.panels.export_panel import mindspore_notes
+from workbench.config.mindspore_notes import mindspore_notes
 
 OFF = dict.fromkeys(("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group"), False)
 

@@ -5,7 +5,7 @@ import pytest
 from tests.experiments.small_tasks import small_task
 from tests.kit.runs import run_task
 from workbench.config import BoostConfig
-from workbench.panels.compare_panel import StoppedError, stoppable
+from workbench.tasks.stoppable_task import StoppedError, stoppable
 from workbench.training.speed import measure_speed_ratio
 
 
