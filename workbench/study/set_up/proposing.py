@@ -40,7 +40,8 @@ _KEPT, _UNMOVED = (
     0.7,
     0.35,
 )  # probabilities with which a neighbour has a choice, and a number, in common with its parent
-_FIXED_COST = 0.5  # of trying a plan besides its one run, in runs of the baseline: timing, further seeds if it is good
+_FIXED_COST = 0.5  # of trying a plan besides its one run, in runs of the baseline: further seeds if it is good
+_TIMING_COST = 1.0  # of a kind of step that was not timed yet, in the same unit
 _LIKELY_LENGTH = 0.5  # of the first plans: one that keeps the quality soon says more than short ones that do not
 
 
@@ -73,7 +74,7 @@ class ProposingSampler(WholeSpaceSampler):
         best = standing.ranking[:3] or sorted(standing.sure, key=lambda one: -standing.sure[one])[:3]
         parents = [standing.tried[number].values for number in best]
         guess = _StepGuess(known, trials)
-        plans: list[tuple[Mapping[str, Any], float]] = []
+        plans: list[tuple[Mapping[str, Any], float, int]] = []
         for _ in range(_N_CANDIDATES):
             is_near = bool(parents) and self._rng.random() < _NEAR_SHARE
             parent = parents[int(self._rng.integers(len(parents)))] if is_near else None
@@ -86,12 +87,12 @@ class ProposingSampler(WholeSpaceSampler):
             timed = [(known[kind.step_key()], share) for kind, share in kinds if kind.step_key() in known]
             ratio = mean_step(timed).ratio if len(timed) == len(kinds) else guess(values)
             if ratio * passes / steps < standing.best_time:
-                plans.append((values, ratio * passes / steps))
+                plans.append((values, ratio * passes / steps, len(kinds) - len(timed)))
         if not plans:
             return {}
-        sure = standing.model.probability([values for values, _ in plans])
-        times = np.array([time for _, time in plans])
-        promise = sure * np.log(standing.best_time / times) / (times + _FIXED_COST)
+        sure = standing.model.probability([values for values, _, _ in plans])
+        times, to_time = np.array([(time, n_kinds) for _, time, n_kinds in plans]).T
+        promise = sure * np.log(standing.best_time / times) / (times + _FIXED_COST + _TIMING_COST * to_time)
         return plans[int(np.argmax(promise))][0]
 
     def _draw(self, value: Callable[[str, Any], Any]) -> tuple[Suggestion, Plan] | None:

@@ -26,12 +26,16 @@ from workbench.study.ask.search_space import Dimension
 __all__ = ["QualityModel", "Tried", "noise_of", "point_of", "told_apart"]
 
 _LENGTH = "schedule.length"
+_TRAINING = frozenset({_LENGTH, "batch.factor"})  # how many updates a run has
 _LENGTH_WEIGHT = 2.0  # how much more the length of a run says about its quality than another range
 _WORST = math.sinh(5.0)  # deficits beyond, in scales, count alike: that a plan fails is news, by how much is not
 _NEAR = 5.0  # times the allowed drop, or the usual noise where that is larger
 _SMOOTHNESS = (0.3, 0.5, 0.8, 1.3)  # correlation lengths, in ranges of a parameter
 _HEIGHTS = (1.5, 3.0)  # how much quality varies, in scales
 _EACH_SMOOTHNESS = (0.3, 3.0)
+# What less training does to the quality is much the same whatever else is chosen: one surface for all plans, beside what
+# is each plan's own. Else a search would try with every other switch whether a tenth of the run is enough.
+_TREND_SMOOTHNESS, _TREND_HEIGHT, _NO_EFFECT = 1.0, 3.0, 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,8 @@ class QualityModel:
         shared: float = 0.0,
     ) -> None:
         self._dimensions = dimensions
+        sizes = [np.full(point_of([one], {}).size, one.path in _TRAINING) for one in dimensions]
+        self._is_training = np.concatenate([*sizes, np.zeros(0, dtype=bool)])
         self._scale = max(allowed, noise, 1e-12)
         self._limit = math.asinh(allowed / self._scale)
         self._shared = shared / self._scale / math.hypot(1.0, allowed / self._scale)
@@ -137,28 +143,32 @@ class QualityModel:
         values = np.array(seen)
         self._mean = float(np.median(values))
         # A plan differs from its neighbours in more than its parameters say: a little noise of its own.
-        processes = _processes(points, values - self._mean, np.array(spreads) ** 2 + 0.05**2)
+        processes = _processes(points, values - self._mean, np.array(spreads) ** 2 + 0.05**2, self._is_training)
         evidence = np.array([one for _, one in processes])
         weights = np.exp(evidence - evidence.max())
         weights /= weights.sum()
         self._processes = [(process, float(w)) for (process, _), w in zip(processes, weights, strict=True) if w > 1e-3]
 
 
-def _processes(points: np.ndarray, values: np.ndarray, variances: np.ndarray) -> list[tuple[Any, float]]:
+def _processes(
+    points: np.ndarray, values: np.ndarray, variances: np.ndarray, is_training: np.ndarray
+) -> list[tuple[Any, float]]:
     """Return Gaussian processes of several kinds of smoothness, each with the logarithm of its evidence."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
     found: list[tuple[Any, float]] = []
+    own_scales = np.where(is_training, _TREND_SMOOTHNESS, _NO_EFFECT)
+    trend = ConstantKernel(_TREND_HEIGHT**2, "fixed") * Matern(own_scales, "fixed", nu=2.5)
     for length, height in itertools.product(_SMOOTHNESS, _HEIGHTS):
-        kernel = ConstantKernel(height**2) * Matern(length, nu=2.5)
+        kernel = trend + ConstantKernel(height**2) * Matern(length, nu=2.5)
         process = GaussianProcessRegressor(kernel, alpha=variances, optimizer=None).fit(points, values)
         found.append((process, process.log_marginal_likelihood_value_))
     n_points, n_dimensions = points.shape
     if n_points > 2 * n_dimensions:
         each = Matern(np.ones(n_dimensions), _EACH_SMOOTHNESS, nu=2.5)
-        process = GaussianProcessRegressor(ConstantKernel(4.0, (0.5, 30.0)) * each, alpha=variances)
+        process = GaussianProcessRegressor(trend + ConstantKernel(4.0, (0.5, 30.0)) * each, alpha=variances)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a smoothness at its bound is an answer, too
             process.fit(points, values)
