@@ -33,8 +33,8 @@ _NEAR = 5.0  # times the allowed drop, or the usual noise where that is larger
 _SMOOTHNESS = (0.3, 0.5, 0.8, 1.3)  # correlation lengths, in ranges of a parameter
 _HEIGHTS = (1.5, 3.0)  # how much quality varies, in scales
 _EACH_SMOOTHNESS = (0.3, 3.0)
-# What less training does to the quality is much the same whatever else is chosen: one surface for all plans, beside what
-# is each plan's own. Else a search would try with every other switch whether a tenth of the run is enough.
+# What less training does to the quality is much the same whatever else is chosen: one surface for all plans, beside
+# what is each plan's own. Else a search would try with every switch whether a tenth of the run is enough.
 _TREND_SMOOTHNESS, _TREND_HEIGHT, _NO_EFFECT = 1.0, 3.0, 1e6
 
 
