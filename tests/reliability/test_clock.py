@@ -50,7 +50,7 @@ class Clock:
         monkeypatch.setattr("workbench.runs.recorder.datetime", Date)
         # Where it is looked up, and not in the module: SQLAlchemy asks what is a date and what a time.
         those = SimpleNamespace(datetime=Date, timedelta=dates.timedelta, UTC=dates.UTC)
-        monkeypatch.setattr("workbench.study.store.study_storage.datetime", those)
+        monkeypatch.setattr("optuna.storages._rdb.storage.datetime", Date)
         monkeypatch.setattr("workbench.study.run.ending.datetime", those)
 
     def jump(self, seconds: float) -> None:

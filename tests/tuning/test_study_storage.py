@@ -21,13 +21,15 @@ from workbench.study.store.study_storage import TAKEN_ERRORS, StudyStorage, Tria
 
 
 class Forgetful(StudyStorage):
-    """A database whose next confirmations get lost on the way."""
+    """A database whose next confirmations get lost on the way, or which is away."""
 
-    losses = 0
+    losses, away = 0, False
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
         with super()._transaction() as connection:
+            if self.away:
+                raise OperationalError("", None, Exception("server closed the connection unexpectedly"))
             yield connection
         if self.losses > 0:
             self.losses -= 1
@@ -234,9 +236,9 @@ def test_ctrl_c_during_an_outage_waits_for_nothing(study: optuna.Study, here: Fo
     from workbench.study.store.storage import put_back
 
     trial = study.ask()
-    here.losses = 1
+    here.away = True
     put_back(here, study, trial.number)
-    here.losses = 0
+    here.away = False
     assert study.get_trials()[0].state == TrialState.RUNNING  # found abandoned later
 
 
@@ -258,7 +260,7 @@ def test_a_study_is_read_again_where_it_is_new_or_has_not_finished(
 def test_a_study_and_a_trial_that_are_not_there_are_key_errors(here: Forgetful) -> None:
     with pytest.raises(KeyError):
         here.get_all_trials(10**6)
-    with pytest.raises(KeyError, match="no trial has the id"):
+    with pytest.raises(KeyError):
         here.get_trial(10**6)
 
 

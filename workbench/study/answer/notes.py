@@ -3,7 +3,7 @@
 The dashboard keeps a note in the study's system attributes, under ``dashboard:note_ver`` and ``dashboard:note_str:0``,
 with the trial's id in between for a trial's note (optuna-dashboard 0.21, ``save_note``). Written here, they are there
 whether or not it is installed, and all new ones go to the database in one transaction: a commit takes as long for a
-hundred rows as for one. A note that somebody has edited in the dashboard stays as it is.
+hundred notes as for one. A note that somebody has edited in the dashboard stays as it is.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from typing import Any
 
 import optuna
 from optuna.storages import RDBStorage
-from optuna.storages._rdb import models  # the tables; their version is checked when a database is opened
-from sqlalchemy import insert, select, update
-from sqlalchemy.exc import SQLAlchemyError
 
 from workbench.core.credentials import hide_passwords
 from workbench.core.records import TrialRecord
 from workbench.core.trial_counts import outcome_of
 from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.patience import STORAGE_ERRORS
+from workbench.study.store.transactions import one_transaction
 
 __all__ = ["Notes", "study_note", "trial_note"]
 
@@ -34,7 +33,6 @@ _OWN = "workbench:note"
 _ENDED = frozenset({"complete", "pruned", "failed"})
 _EVERY_SECONDS = 20.0
 _ANSWER = "### Answer"
-_TABLE: Any = models.StudySystemAttributeModel.__table__
 
 _STEP_TIME = "step time (O0 = 1)"
 _METRIC_NAMES = {
@@ -68,26 +66,25 @@ class Notes:
             return
         self._written = time.monotonic()
         ids = {trial.number: trial._trial_id for trial in self._study.get_trials(deepcopy=False)}
-        mine = _TABLE.c.study_id == self._study._study_id
-        own = (_TABLE.c.key == _OWN) | _TABLE.c.key.startswith("dashboard:note")
+        attributes, study_id = self._study.user_attrs, self._study._study_id
         try:
             self._name_objectives()
-            with storage.engine.begin() as connection:
-                stored = dict.fromkeys(connection.scalars(select(_TABLE.c.key).where(mine)))
-                values = connection.execute(select(_TABLE.c.key, _TABLE.c.value_json).where(mine, own))
-                stored |= {key: json.loads(value) for key, value in values}
-                for key, value in self._missing(stored, trials, ids, answer).items():
-                    row = {"study_id": self._study._study_id, "key": key, "value_json": json.dumps(value)}
-                    known = update(_TABLE).where(mine, _TABLE.c.key == key)
-                    connection.execute((known if key in stored else insert(_TABLE)).values(row))
-        except SQLAlchemyError:  # away, or another process wrote the same notes at the same moment
+            with one_transaction(storage):
+                stored = storage.get_study_system_attrs(study_id)
+                for key, value in self._missing(stored, attributes, trials, ids, answer).items():
+                    storage.set_study_system_attr(study_id, key, value)
+        except STORAGE_ERRORS:
             return
 
     def _missing(
-        self, stored: Mapping[str, Any], trials: Sequence[TrialRecord], ids: Mapping[int, int], answer: Sequence[str]
+        self,
+        stored: Mapping[str, Any],
+        attributes: Mapping[str, Any],
+        trials: Sequence[TrialRecord],
+        ids: Mapping[int, int],
+        answer: Sequence[str],
     ) -> dict[str, Any]:
         rows: dict[str, Any] = {}
-        attributes = self._study.user_attrs
         metric = str(attributes.get("metric_name", "metric"))
         body = study_note(self._file, metric, attributes.get("allowed_drops", {}), trials, answer)
         before = "".join(str(stored.get(f"dashboard:note_str:{number}", "")) for number in range(len(stored)))

@@ -18,6 +18,7 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import baseline_trial
 from workbench.study.sample.per_trial_sampler import PerTrialSampler
 from workbench.study.store.stored_records import FINISHED, allowed_drop_of, counted_trials
+from workbench.study.store.study_storage import seconds_of
 
 _REPEATS_PER_TRIAL = 3
 _ATTRIBUTE = "search_ended"
@@ -87,8 +88,9 @@ def device_hours(study: optuna.Study, ranks: int) -> float:
     seconds = 0.0
     for trial in study.get_trials(deepcopy=False):
         if trial.datetime_start is not None and trial.state != TrialState.WAITING:
-            # A clock that was set back takes nothing from what others have used.
-            seconds += max(((trial.datetime_complete or now) - trial.datetime_start).total_seconds(), 0.0)
+            ended = trial.datetime_complete is not None
+            taken = seconds_of(trial) if ended else (now - trial.datetime_start).total_seconds()
+            seconds += max(taken, 0.0)  # a clock that was set back takes nothing from what others have used
     return seconds * ranks / 3600.0
 
 

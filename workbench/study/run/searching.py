@@ -214,9 +214,9 @@ class Search:
         """Run a trial that has been begun; return whether it finished."""
         database, trial_id = self._database, trial._trial_id
         try:
-            trials = self._trials()  # again: others may have begun the last ones with this one
-            with heartbeat(database, trial_id) as self._lost, database.buffering(trial_id, trials):
-                state, values = self._outcome(trial, trials)
+            with heartbeat(database, trial_id) as self._lost, database.buffering(trial_id):
+                # Read again: others may have begun the last trials with this one.
+                state, values = self._outcome(trial, self._trials())
                 self._study.tell(trial, values, state=state)
         except TAKEN_ERRORS:
             _log.warning("trial %d: this process was silent for so long that another runs it now", trial.number)

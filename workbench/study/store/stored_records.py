@@ -18,6 +18,7 @@ from workbench.core.records import CandidateRecord, TrialRecord, Verdict
 from workbench.study.errors import StudyChangedError, StudyFailedError
 from workbench.study.run.job import SpeedMeasured, Trained, plain
 from workbench.study.run.objective import Baseline, baseline_trial, metric_deficit, score
+from workbench.study.store.study_storage import seconds_of
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 """States of a trial that has run to an end."""
@@ -149,7 +150,6 @@ def _record(trial: FrozenTrial, baseline: Baseline | None, allowed_drop: float, 
         metric = trained.curve[-1][1] if math.isnan(trained.metric) and trained.curve else trained.metric
     if baseline is not None and not math.isnan(metric):
         deficit = metric_deficit(baseline.metric, metric, higher_is_better=baseline.higher_is_better)
-    duration = trial.duration if trial.state in FINISHED else None
     return TrialRecord(
         number=trial.number,
         state="failed" if trial.state == TrialState.FAIL else trial.state.name.lower(),
@@ -165,7 +165,7 @@ def _record(trial: FrozenTrial, baseline: Baseline | None, allowed_drop: float, 
         relative_low=speed.low,
         relative_high=speed.high,
         steps_to_target=steps,
-        seconds=math.nan if duration is None else duration.total_seconds(),
+        seconds=seconds_of(trial) if trial.state in FINISHED else math.nan,
         feasible=feasible,
         curve=() if trained is None else trained.curve,
         run_path="" if trained is None else trained.path,

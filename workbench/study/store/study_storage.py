@@ -1,15 +1,14 @@
 """A study's database, for processes that come, die and come back.
 
-Optuna's ``RDBStorage`` keeps the study and its attributes. What concerns trials is written here, each request within
-one transaction that begins with an ``UPDATE`` of the row it is about: on PostgreSQL that locks the row, on SQLite the
-database, and what is read after it holds until the end. So
+Optuna's ``RDBStorage`` keeps everything. Where several of its requests belong together they are one transaction
+(``transactions.py``) that begins by locking the trial or the study it is about. So
 
-* a trial begins together with the mark of its process, and a waiting one is taken by exactly one process (Optuna reads
-  the state and writes it afterwards; SQLite has no row locks, so two could take the same);
-* a trial is finished by the process that holds it and by no other: one that was believed dead and comes back does not
-  write its result beside its successor's;
-* a trial whose process is gone waits again, under its own number, with what it has drawn and measured. Whoever puts it
-  back says which mark and heartbeat it saw, so that two who saw the same put it back once;
+* a trial begins together with the mark of its process, and a waiting one is taken by exactly one process;
+* a trial is written to and finished by the process that holds it and by no other: one that was believed dead and comes
+  back does not write its result beside its successor's;
+* a trial whose process is gone waits again, under its own number, with what it has drawn and measured: Optuna's own
+  retry would fail it and run it under another number, and O0 would no longer be trial 0. Whoever puts it back says
+  which mark he saw, heartbeats counted in it, so that two who saw the same put it back once;
 * there is one O0 trial, whichever process comes first;
 * requests are repeated while the database is away (``patience.py``). Each is written so that a repeat changes nothing:
   a result whose confirmation got lost on the way is found stored, and counts once;
@@ -23,37 +22,37 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import datetime
 import functools
 import json
+import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import optuna
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection
 
 from workbench.study.run.patience import STORAGE_ERRORS, Patience
-from workbench.study.store import trial_tables as tables
 from workbench.study.store.liveness import new_mark
-from workbench.study.store.trial_tables import HEARTBEATS, STUDIES, TRIALS, USER_ATTRIBUTES
+from workbench.study.store.transactions import one_transaction
 from workbench.study.store.write_ahead import follow_journal_mode
 
 _MARK, _DEATHS, _BASELINE = "process", "worker_deaths", "baseline"  # user attributes
 _MOST_DEATHS = 3
-_UNFINISHED = (TrialState.RUNNING, TrialState.WAITING)
 FRESH_SECONDS = 1.0
 """How old what a thread buffers or has read may become while it runs a trial."""
-_MARKED = (USER_ATTRIBUTES.c.trial_id == TRIALS.c.trial_id) & (USER_ATTRIBUTES.c.key == _MARK)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_Changes = Mapping[tuple[Callable[..., None], Any], Sequence[Any]]
+"""(method of RDBStorage, what it sets: a name or a step) -> its further arguments."""
 
 
 class TrialTakenError(RuntimeError):
@@ -66,45 +65,51 @@ TAKEN_ERRORS = (TrialTakenError, UpdateFinishedTrialError)
 
 @dataclass(frozen=True, slots=True)
 class RunningTrial:
-    """A trial that is stored as running, with its process's mark as JSON and its heartbeat by the database's clock."""
+    """A trial that is stored as running, with its process's mark as JSON."""
 
     trial_id: int
     number: int
-    marked: str | None
-    beat: datetime.datetime | None
+    marked: str
 
     @property
     def mark(self) -> dict[str, Any] | None:
-        """Mark of the process that runs it; None when it has none."""
-        return None if self.marked is None else json.loads(self.marked)
+        """Mark of the process that runs it, with its heartbeats so far; None when it has none."""
+        mark: dict[str, Any] | None = json.loads(self.marked)
+        return mark
 
 
 @dataclass(slots=True)
 class _Buffer:
     """The trial that a thread runs, what is not yet written of it, and the study as the thread last read it."""
 
+    trial_id: int
     own: FrozenTrial
     trials: Sequence[FrozenTrial] = ()
     read_at: float = -float("inf")
+    began: float = field(default_factory=time.monotonic)
     written_at: float = field(default_factory=time.monotonic)
-    rows: dict[str, dict[Any, Sequence[Any]]] = field(default_factory=dict)
+    changes: dict[tuple[Callable[..., None], Any], Sequence[Any]] = field(default_factory=dict)
 
 
 def _of_optuna(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[StudyStorage, _P], _R]:
-    """Return a method of RDBStorage that may be repeated, waiting for a database that is away."""
+    """Return a method of RDBStorage that waits for a database that is away."""
 
     @functools.wraps(method)
     def patient(self: StudyStorage, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        def request() -> _R:
-            try:
-                return method(self._backend, *args, **kwargs)
-            except STORAGE_ERRORS:
-                self._backend.remove_session()  # its transaction died with the connection
-                raise
-
-        return self.patience.call(request)
+        return self._request(lambda: method(self._backend, *args, **kwargs))
 
     return patient
+
+
+def _buffered(method: Callable[..., None], part: Callable[[FrozenTrial], dict[Any, Any]]) -> Callable[..., None]:
+    """Return a method of RDBStorage that sets an entry of a part of a trial, buffered while the thread runs it."""
+
+    @functools.wraps(method)
+    def put(self: StudyStorage, trial_id: int, name: str | int, value: Any) -> None:
+        if (own := self._put(method, trial_id, name, value)) is not None:
+            part(own)[name] = value
+
+    return put
 
 
 class StudyStorage(BaseStorage):
@@ -124,9 +129,7 @@ class StudyStorage(BaseStorage):
     ) -> None:
         self.patience, self.role, self.grace_seconds = patience, role, grace_seconds
         self._claims: dict[int, str] = {}  # trial -> claim under which this process runs it
-        self._live: dict[str, float] = {}  # claim, also one that is being made -> time.monotonic() when it began
-        self._known: dict[int, dict[int, FrozenTrial]] = {}  # study -> trial -> as it was last read
-        self._reading = threading.Lock()
+        self._readers: dict[int, optuna.Study] = {}  # by study; they remember trials that have finished
         self._thread = threading.local()
         self._backend = RDBStorage(url, engine_kwargs=engine_kwargs)
         self.engine = self._backend.engine
@@ -146,18 +149,14 @@ class StudyStorage(BaseStorage):
     get_all_studies = _of_optuna(RDBStorage.get_all_studies)
     get_trial_id_from_study_id_trial_number = _of_optuna(RDBStorage.get_trial_id_from_study_id_trial_number)
     remove_session = _of_optuna(RDBStorage.remove_session)
+    _stored = _of_optuna(RDBStorage.get_trial)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Return a trial; the buffered one as it stands."""
         buffer = self._buffer_of(trial_id)
-        if buffer is not None:
-            return buffer.own
-        found = self._request(lambda connection: tables.read_trials(connection, TRIALS.c.trial_id == trial_id))
-        if not found:
-            raise KeyError(f"no trial has the id {trial_id}")
-        return found[0]
+        return self._stored(trial_id) if buffer is None else buffer.own
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
@@ -165,65 +164,59 @@ class StudyStorage(BaseStorage):
         """Return the trials of a study; while the thread runs one they are read once a second at most."""
         buffer = self._buffer
         if buffer is None:
-            trials: Sequence[FrozenTrial] = self._read_news(study_id)
+            trials: Sequence[FrozenTrial] = self._read(study_id)
         else:
             if time.monotonic() - buffer.read_at > FRESH_SECONDS:
-                buffer.trials, buffer.read_at = self._read_news(study_id), time.monotonic()
+                buffer.trials, buffer.read_at = self._read(study_id), time.monotonic()
             trials = [buffer.own if one.number == buffer.own.number else one for one in buffer.trials]
         wanted = [one for one in trials if states is None or one.state in states]
         return copy.deepcopy(wanted) if deepcopy else wanted
 
-    def _read_news(self, study_id: int) -> list[FrozenTrial]:
-        """Return the trials of a study; those that had finished when they were last read are not read again."""
-        with self._reading:
-            known = self._known.setdefault(study_id, {})
-            where = TRIALS.c.study_id == study_id
-            if known:
-                unfinished = [trial_id for trial_id, trial in known.items() if not trial.state.is_finished()]
-                where &= (TRIALS.c.trial_id > max(known)) | TRIALS.c.trial_id.in_(unfinished)
-            found = self._request(lambda connection: tables.read_trials(connection, where))
-            known |= {trial._trial_id: trial for trial in found}
-            if not known:
-                self.get_study_name_from_id(study_id)  # raises a KeyError when there is no such study
-            return list(known.values())
+    def _read(self, study_id: int) -> list[FrozenTrial]:
+        if study_id not in self._readers:  # a study over RDBStorage itself keeps what has finished in memory
+            name, anything = self.get_study_name_from_id(study_id), optuna.samplers.RandomSampler()
+            self._readers[study_id] = optuna.load_study(study_name=name, storage=self._backend, sampler=anything)
+        return self._request(lambda: self._readers[study_id].get_trials(deepcopy=False))
 
     def running(self, study_id: int) -> list[RunningTrial]:
         """Return the running trials of a study."""
-        return self._request(lambda connection: _running(connection, TRIALS.c.study_id == study_id))
+        running = [one for one in self._read(study_id) if one.state == TrialState.RUNNING]
+        ids = [self.get_trial_id_from_study_id_trial_number(study_id, one.number) for one in running]
+        return [
+            RunningTrial(trial_id, one.number, json.dumps(one.user_attrs.get(_MARK)))
+            for trial_id, one in zip(ids, running, strict=True)
+        ]
 
     def is_held_here(self, trial: RunningTrial) -> bool:
         """Return whether this process runs a trial."""
-        return trial.mark is not None and trial.mark.get("claim") in self._live
+        return self._is_ours(trial.trial_id, trial.mark)
 
     # -- beginning and ending a trial ----------------------------------------------------------------------------------
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         """Create a trial; without a template it runs, marked as this process's."""
-        wanted, began, claim = template_trial, None, ""
-        if wanted is None:
-            mark, began = self._new_mark(), datetime.datetime.now()
-            wanted, claim = create_trial(state=TrialState.RUNNING, user_attrs={_MARK: mark}), mark["claim"]
-        row: dict[str, Any] = {"study_id": study_id, "state": wanted.state}
-        row["datetime_start"] = tables.utc(began or wanted.datetime_start)
-        row["datetime_complete"] = tables.utc(wanted.datetime_complete)
+        mark = new_mark(self.role, self.grace_seconds) if template_trial is None else None
+        wanted = template_trial or create_trial(state=TrialState.RUNNING, user_attrs={_MARK: mark})
+        key, states = _MARK, [TrialState.RUNNING]
+        if mark is None:
+            key, states = _BASELINE, [TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE]
 
-        def create(connection: Connection) -> int:
-            of_study = STUDIES.c.study_id == study_id
-            connection.execute(update(STUDIES).where(of_study).values(study_name=STUDIES.c.study_name))
-            there = _twin(connection, study_id, wanted)
-            if there is not None:
-                return there
-            key: Any = connection.execute(insert(TRIALS), row).inserted_primary_key
-            trial_id = int(key[0])
-            earlier = select(func.count()).where(TRIALS.c.study_id == study_id, TRIALS.c.trial_id < trial_id)
-            _set(connection, trial_id, number=connection.execute(earlier).scalar_one())
-            tables.write_rows(connection, trial_id, tables.rows_of(wanted))
+        def create() -> int:
+            with self._transaction() as connection:
+                trial_id = self._backend.create_new_trial(study_id, wanted)  # locks the study
+                if wanted.user_attrs.get(key):
+                    # What a request would create a second time: a trial begun under the same mark, or O0.
+                    alive = self._backend.get_all_trials(study_id, deepcopy=False, states=states)
+                    same = next(one for one in alive if one.user_attrs.get(key) == wanted.user_attrs[key])
+                    first = self._backend.get_trial_id_from_study_id_trial_number(study_id, same.number)
+                    if first != trial_id:
+                        connection.rollback()
+                    trial_id = first
+                if mark is not None:
+                    self._claims[trial_id] = mark["claim"]  # before others can see the trial
             return trial_id
 
-        trial_id = self._request(create)
-        if claim:
-            self._claims[trial_id] = claim
-        return trial_id
+        return self._request(create)
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """Take a waiting trial, or finish one that this process holds, with what is buffered of it.
@@ -233,82 +226,93 @@ class StudyStorage(BaseStorage):
         if state == TrialState.RUNNING:
             return self._claim(trial_id)
         buffer = self._buffer_of(trial_id)
-        rows = _rows(buffer) | {"values": [tables.value_row(at, value) for at, value in enumerate(values or ())]}
 
-        def finish(connection: Connection) -> None:
-            stored, start, mine = self._lock(connection, trial_id)
-            if mine and stored == state:
-                return  # an earlier request got through and its answer did not
-            self.check_trial_is_updatable(trial_id, stored)
-            tables.write_rows(connection, trial_id, rows)
-            _set(connection, trial_id, state=state, datetime_complete=self._end_of(trial_id, start))
+        def finish() -> None:
+            with self._transaction():
+                mark = self._change(trial_id, {} if buffer is None else buffer.changes).user_attrs.get(_MARK)
+                if buffer is not None and mark is not None:
+                    seconds = time.monotonic() - buffer.began
+                    self._backend.set_trial_user_attr(trial_id, _MARK, {**mark, "seconds": seconds})
+                self._backend.set_trial_state_values(trial_id, state, values)
 
-        self._request(finish)
+        try:
+            self._request(finish)
+        except UpdateFinishedTrialError:
+            stored = self._stored(trial_id)
+            if stored.state != state or not self._is_ours(trial_id, stored.user_attrs.get(_MARK)):
+                raise
+            # An earlier request got through and its answer did not.
         if buffer is not None:
             self._thread.buffer = None
         return True
 
     def _claim(self, trial_id: int) -> bool:
-        mark = self._new_mark()
+        mark = new_mark(self.role, self.grace_seconds)
 
-        def claim(connection: Connection) -> bool:
-            waiting = update(TRIALS).where(TRIALS.c.trial_id == trial_id, TRIALS.c.state == TrialState.WAITING)
-            began = tables.utc(datetime.datetime.now())
-            if connection.execute(waiting.values(state=TrialState.RUNNING, datetime_start=began)).rowcount:
-                tables.write_rows(connection, trial_id, {"user_attrs": [tables.attribute_row(_MARK, mark)]})
-                return True
-            # Ours all the same if an earlier request got through and its answer did not.
-            return any(one.mark == mark for one in _running(connection, TRIALS.c.trial_id == trial_id))
+        def claim() -> bool:
+            with self._transaction():
+                if self._backend.set_trial_state_values(trial_id, TrialState.RUNNING):
+                    self._backend.set_trial_user_attr(trial_id, _MARK, mark)
+                    self._claims[trial_id] = mark["claim"]  # before others can see it
+                    return True
+                # Ours all the same if an earlier request got through and its answer did not.
+                return bool(self._backend.get_trial(trial_id).user_attrs.get(_MARK) == mark)
 
-        claimed = self._request(claim)
-        if claimed:
-            self.forget(trial_id)
-            self._claims[trial_id] = mark["claim"]
-        else:
-            del self._live[mark["claim"]]
-        return claimed
+        try:
+            return self._request(claim)
+        except UpdateFinishedTrialError:
+            return False
 
     def forget(self, trial_id: int) -> None:
         """Forget a trial that this process no longer runs."""
-        self._live.pop(self._claims.pop(trial_id, ""), None)
+        self._claims.pop(trial_id, None)
 
     def beat(self, trial_id: int) -> bool:
         """Send one heartbeat, without waiting for a database that is away; return whether the trial is still ours."""
-        with self._transaction() as connection:
-            running = _running(connection, TRIALS.c.trial_id == trial_id)
-        if not any(self.is_held_here(one) for one in running):
+        try:
+            with self._transaction():
+                mark = self._hold(trial_id).user_attrs.get(_MARK)
+                if mark is None:
+                    return False
+                self._backend.set_trial_user_attr(trial_id, _MARK, {**mark, "beats": mark.get("beats", 0) + 1})
+        except TAKEN_ERRORS:
             return False
-        self._backend.record_heartbeat(trial_id)
         return True
 
     def put_back(self, seen: RunningTrial, *, died: bool) -> bool:
         """Let a running trial wait again, with its number and what it drew and measured; return whether it was done.
 
-        Nothing happens when mark or heartbeat have changed since it was seen. ``died``: its process died with it. The
-        third time the trial is failed instead, where its process was a worker: it probably was the cause.
+        Nothing happens when its mark has changed since it was seen. ``died``: its process died with it. The third time
+        the trial is failed instead, where its process was a worker: it probably was the cause.
         """
-        deaths = 0
-        if died and seen.mark is not None and seen.mark.get("role") == "worker":
-            deaths = 1 + int(self.get_trial(seen.trial_id).user_attrs.get(_DEATHS, 0))
-        attributes = [tables.attribute_row(_DEATHS, deaths)] if deaths else []
-        row: dict[str, Any] = {"state": TrialState.WAITING}
-        if deaths >= _MOST_DEATHS:
-            row = {"state": TrialState.FAIL, "datetime_complete": tables.utc(datetime.datetime.now())}
-            sentence = (
-                f"its worker died {deaths} times while it ran this trial (killed, out of memory or crashed), "
-                "so it is not tried again"
-            )
-            attributes.append(tables.attribute_row("message", sentence))
+        mark = seen.mark
+        by_death = died and mark is not None and mark.get("role") == "worker"
 
-        def put_back(connection: Connection) -> bool:
-            _set(connection, seen.trial_id, state=TRIALS.c.state)  # locks it
-            if _running(connection, TRIALS.c.trial_id == seen.trial_id) != [seen]:
-                return False
-            tables.write_rows(connection, seen.trial_id, {"user_attrs": attributes})
-            _set(connection, seen.trial_id, **row)
+        def put_back() -> bool:
+            with self._transaction() as connection:
+                waited = self._backend.set_trial_state_values(seen.trial_id, TrialState.RUNNING)  # locks it
+                attributes = self._backend.get_trial(seen.trial_id).user_attrs
+                if waited or attributes.get(_MARK) != mark:
+                    connection.rollback()
+                    return False
+                deaths = attributes.get(_DEATHS, 0) + by_death
+                if by_death:
+                    self._backend.set_trial_user_attr(seen.trial_id, _DEATHS, deaths)
+                if by_death and deaths >= _MOST_DEATHS:
+                    sentence = (
+                        f"its worker died {deaths} times while it ran this trial (killed, out of memory or crashed), "
+                        "so it is not tried again"
+                    )
+                    self._backend.set_trial_user_attr(seen.trial_id, "message", sentence)
+                    self._backend.set_trial_state_values(seen.trial_id, TrialState.FAIL)
+                else:
+                    self._backend.set_trial_state_values(seen.trial_id, TrialState.WAITING)
             return True
 
-        done = self._request(put_back)
+        try:
+            done = self._request(put_back)
+        except UpdateFinishedTrialError:
+            done = False
         if done:
             self.forget(seen.trial_id)
         return done
@@ -316,15 +320,12 @@ class StudyStorage(BaseStorage):
     # -- what a trial draws, measures and reports ----------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def buffering(self, trial_id: int, trials: Sequence[FrozenTrial] | None = None) -> Iterator[None]:
+    def buffering(self, trial_id: int) -> Iterator[None]:
         """Buffer what this thread does to a trial it runs in the block; what is left when it ends is written.
 
-        ``trials`` are all of the study as just read; None reads them when they are asked for. One of `TAKEN_ERRORS` is
-        raised when another process has the trial by now.
+        One of `TAKEN_ERRORS` is raised when another process has the trial by now.
         """
-        self._thread.buffer = _Buffer(self.get_trial(trial_id))
-        if trials is not None:
-            self._thread.buffer.trials, self._thread.buffer.read_at = trials, time.monotonic()
+        self._thread.buffer = _Buffer(trial_id, self.get_trial(trial_id))
         try:
             yield
             self.write()
@@ -339,49 +340,39 @@ class StudyStorage(BaseStorage):
         """Write what this thread has buffered, unless that was done within so many seconds."""
         buffer = self._buffer
         if buffer is not None and time.monotonic() - buffer.written_at >= every:
-            if buffer.rows:
-                self._write(buffer.own._trial_id, _rows(buffer))
-                buffer.rows = {}
+            if buffer.changes:
+                self._write(buffer.trial_id, buffer.changes)
+                buffer.changes = {}
             buffer.written_at = time.monotonic()
 
     def set_trial_param(
         self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
     ) -> None:
         """Keep a drawn parameter."""
-        if (
-            own := self._put(trial_id, "params", tables.param_row(param_name, param_value_internal, distribution))
-        ) is not None:
+        own = self._put(RDBStorage.set_trial_param, trial_id, param_name, param_value_internal, distribution)
+        if own is not None:
             own.params[param_name] = distribution.to_external_repr(param_value_internal)
             own.distributions[param_name] = distribution
 
-    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Keep an attribute of ours."""
-        if (own := self._put(trial_id, "user_attrs", tables.attribute_row(key, value))) is not None:
-            own.user_attrs[key] = value
+    set_trial_user_attr = _buffered(RDBStorage.set_trial_user_attr, lambda own: own.user_attrs)
+    set_trial_system_attr = _buffered(RDBStorage.set_trial_system_attr, lambda own: own.system_attrs)
+    set_trial_intermediate_value = _buffered(
+        RDBStorage.set_trial_intermediate_value, lambda own: own.intermediate_values
+    )
 
-    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Keep an attribute of Optuna's own."""
-        if (own := self._put(trial_id, "system_attrs", tables.attribute_row(key, value))) is not None:
-            own.system_attrs[key] = value
-
-    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        """Keep a report."""
-        if (own := self._put(trial_id, "reports", tables.report_row(step, intermediate_value))) is not None:
-            own.intermediate_values[step] = intermediate_value
-
-    def _put(self, trial_id: int, part: str, row: Sequence[Any]) -> FrozenTrial | None:
-        """Buffer a row and return the trial it belongs to; a row of a trial that is not buffered is written at once."""
+    def _put(self, method: Callable[..., None], trial_id: int, name: str | int, *what: Any) -> FrozenTrial | None:
+        """Buffer a change and return its trial; one of a trial that is not buffered is written at once."""
         buffer = self._buffer_of(trial_id)
         if buffer is None:
-            self._write(trial_id, {part: [row]})
+            self._write(trial_id, {(method, name): what})
             return None
-        buffer.rows.setdefault(part, {})[row[0]] = row
+        buffer.changes[method, name] = what
         return buffer.own
 
-    def _write(self, trial_id: int, rows: tables.Rows) -> None:
-        def write(connection: Connection) -> None:
-            self.check_trial_is_updatable(trial_id, self._lock(connection, trial_id)[0])
-            tables.write_rows(connection, trial_id, rows)
+    def _write(self, trial_id: int, changes: _Changes) -> None:
+        def write() -> None:
+            with self._transaction():
+                self._change(trial_id, changes)
 
         self._request(write)
 
@@ -391,83 +382,58 @@ class StudyStorage(BaseStorage):
 
     def _buffer_of(self, trial_id: int) -> _Buffer | None:
         buffer = self._buffer
-        return buffer if buffer is not None and buffer.own._trial_id == trial_id else None
+        return buffer if buffer is not None and buffer.trial_id == trial_id else None
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _request(self, ask: Callable[[Connection], _R]) -> _R:
-        """Do something within one transaction, again while the database is away."""
+    def _request(self, ask: Callable[[], _R]) -> _R:
+        """Ask something, again while the database is away."""
 
         def once() -> _R:
-            with self._transaction() as connection:
-                return ask(connection)
+            try:
+                return ask()
+            except STORAGE_ERRORS:
+                self._backend.remove_session()  # its transaction died with the connection
+                raise
 
         return self.patience.call(once)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        with self.engine.begin() as connection:
+        with one_transaction(self._backend) as connection:
             yield connection
 
-    def _lock(self, connection: Connection, trial_id: int) -> tuple[TrialState, datetime.datetime | None, bool]:
-        """Lock a trial if it is unfinished; return its state, its start, and whether it is ours or has no mark."""
-        this = TRIALS.c.trial_id == trial_id
-        unfinished = update(TRIALS).where(this, TRIALS.c.state.in_(_UNFINISHED))
-        connection.execute(unfinished.values(state=TRIALS.c.state))
-        asked = select(TRIALS, USER_ATTRIBUTES.c.value_json).outerjoin(USER_ATTRIBUTES, _MARKED).where(this)
-        row = connection.execute(asked).first()
-        if row is None:
-            raise KeyError(f"no trial has the id {trial_id}")
-        mine = row.value_json is None or json.loads(row.value_json).get("claim") in self._live
-        if not mine and row.state == TrialState.RUNNING:
-            raise TrialTakenError(f"another process runs trial {row.number} now")
-        return row.state, row.datetime_start, mine
+    def _hold(self, trial_id: int) -> FrozenTrial:
+        """Lock a trial and return it; one that was put back and that nobody has begun since is taken again."""
+        self._backend.set_trial_state_values(trial_id, TrialState.RUNNING)
+        trial = self._backend.get_trial(trial_id)
+        mark = trial.user_attrs.get(_MARK)
+        if mark is not None and not self._is_ours(trial_id, mark):
+            raise TrialTakenError(f"another process runs trial {trial.number} now")
+        return trial
 
-    def _new_mark(self) -> dict[str, Any]:
-        mark = new_mark(self.role, self.grace_seconds)
-        self._live[mark["claim"]] = time.monotonic()
-        return mark
+    def _change(self, trial_id: int, changes: _Changes) -> FrozenTrial:
+        """Write changes of a trial of this process, and return the trial as it was before."""
+        before = self._hold(trial_id)
+        for (method, name), what in changes.items():
+            # A parameter is drawn once; it is there already where an earlier request got through.
+            if method is not RDBStorage.set_trial_param or name not in before.params:
+                method(self._backend, trial_id, name, *what)
+        return before
 
-    def _end_of(self, trial_id: int, start: datetime.datetime | None) -> datetime.datetime | None:
-        # By a clock that nobody sets: a time of day put forward by a day would cost the study 24 device-hours.
-        began = self._live.get(self._claims.get(trial_id, ""))
-        if began is None or start is None:
-            return tables.utc(datetime.datetime.now())
-        return start + datetime.timedelta(seconds=time.monotonic() - began)
+    def _is_ours(self, trial_id: int, mark: Mapping[str, Any] | None) -> bool:
+        return mark is not None and mark.get("claim") == self._claims.get(trial_id, "")
+
+
+def seconds_of(trial: FrozenTrial) -> float:
+    """Return how long a trial ran that has ended: by a clock that nobody sets, or by its dates as far as they tell.
+
+    A time of day put forward by a day would cost the study 24 device-hours.
+    """
+    dated = math.nan if trial.duration is None else trial.duration.total_seconds()
+    return float(trial.user_attrs.get(_MARK, {}).get("seconds", dated))
 
 
 def was_given_up(trial: FrozenTrial) -> bool:
     """Return whether a trial was failed because it ended its workers."""
     return trial.state == TrialState.FAIL and trial.user_attrs.get(_DEATHS, 0) >= _MOST_DEATHS
-
-
-def _rows(buffer: _Buffer | None) -> dict[str, list[Sequence[Any]]]:
-    return {} if buffer is None else {part: list(rows.values()) for part, rows in buffer.rows.items()}
-
-
-def _set(connection: Connection, trial_id: int, **columns: Any) -> None:
-    connection.execute(update(TRIALS).where(TRIALS.c.trial_id == trial_id).values(columns))
-
-
-def _running(connection: Connection, where: Any) -> list[RunningTrial]:
-    asked = (
-        select(TRIALS.c.trial_id, TRIALS.c.number, USER_ATTRIBUTES.c.value_json, HEARTBEATS.c.heartbeat)
-        .outerjoin(USER_ATTRIBUTES, _MARKED)
-        .outerjoin(HEARTBEATS, HEARTBEATS.c.trial_id == TRIALS.c.trial_id)
-        .where(where, TRIALS.c.state == TrialState.RUNNING)
-        .order_by(TRIALS.c.number)
-    )
-    return [RunningTrial(*row) for row in connection.execute(asked)]
-
-
-def _twin(connection: Connection, study_id: int, wanted: FrozenTrial) -> int | None:
-    """Return the trial that a request would create a second time: begun under the same mark, or O0."""
-    key = _MARK if _MARK in wanted.user_attrs else _BASELINE
-    if not wanted.user_attrs.get(key):
-        return None
-    same = (USER_ATTRIBUTES.c.key == key) & (USER_ATTRIBUTES.c.value_json == json.dumps(wanted.user_attrs[key]))
-    states = [TrialState.RUNNING] if key == _MARK else [*_UNFINISHED, TrialState.COMPLETE]
-    alive = (TRIALS.c.study_id == study_id) & TRIALS.c.state.in_(states)
-    found = connection.execute(select(TRIALS.c.trial_id).join(USER_ATTRIBUTES).where(alive, same).order_by("trial_id"))
-    first: int | None = found.scalars().first()
-    return first
