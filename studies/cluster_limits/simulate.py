@@ -39,12 +39,10 @@ from workbench.study import StudyFile, parse_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, SpeedJob, SpeedMeasured, Trained, TrainJob
 from workbench.study.run.progress import StudyWatch
 from workbench.study.run.searching import Search
-from workbench.study.run.warm_up import WarmUps
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 
 RESULT = Path(__file__).parent / "result"
-EVALUATIONS = 10
 
 STUDY = """
 [study]
@@ -113,8 +111,7 @@ def searching(url: str, folder: Path, n_trials: int) -> Iterator[tuple[Search, o
         watch = StudyWatch(study, file, n_trials, None, None)
         allowed = file.allowed_drops(experimenter.metric_name)
         study.set_user_attr("allowed_drops", allowed)
-        warm_ups = WarmUps(file, folder, experimenter, watch.step)
-        yield Search(file, database, study, experimenter, warm_ups, allowed, n_trials, None, watch), study, database
+        yield Search(file, folder, database, study, experimenter, allowed, n_trials, None, watch), study, database
 
 
 def run_trials(url: str, folder: Path, total: int) -> None:
