@@ -72,7 +72,12 @@ class ProposingSampler(WholeSpaceSampler):
     ) -> Mapping[str, Any]:
         tried = {one.user_attrs["plan_key"] for one in trials if "plan_key" in one.user_attrs}
         best = standing.ranking[:3] or sorted(standing.sure, key=lambda one: -standing.sure[one])[:3]
-        parents = [standing.tried[number].values for number in best]
+        faster = [one for one in standing.times if standing.times[one] < standing.best_time]
+        # Those that fall short by little, too: a somewhat longer run of them may lead.
+        best += sorted(faster, key=lambda one: standing.sure[one] * math.log(standing.times[one] / standing.best_time))[
+            :3
+        ]
+        parents = [standing.tried[number].values for number in dict.fromkeys(best)]
         guess = _StepGuess(known, trials)
         plans: list[tuple[Mapping[str, Any], float, int]] = []
         for _ in range(_N_CANDIDATES):
