@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from workbench.tasks import BUILT_IN, TaskError, load_task
+from workbench.tasks.loading import task_sources
 
 # A user's file as the README shows it: a scikit-learn table, an MLP, ten lines.
 WINE = """
@@ -99,6 +100,28 @@ def test_a_relative_path_is_looked_for_here_and_then_in_the_folder_given(
     assert task.spec == f"{(folder / 'tasks_here.py').resolve()}:small"
     with pytest.raises(TaskError, match=r"task file tasks_here.py is not there; looked at .*elsewhere"):
         load_task("tasks_here.py:small")
+
+
+def test_the_folder_given_comes_before_the_working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "elsewhere").mkdir()
+    text = (folder / "tasks_here.py").read_text()
+    (folder / "elsewhere" / "tasks_here.py").write_text(text.replace('"small"', '"of another"'))
+    monkeypatch.chdir(folder / "elsewhere")
+    assert load_task("tasks_here.py:small", folder=folder).name == "small"
+
+
+def test_the_code_of_a_task_is_its_file_and_what_it_imports_from_beside_it(folder: Path) -> None:
+    text = (folder / "tasks_here.py").read_text()
+    [neighbour] = folder.glob("neighbour_*.py")
+    (folder / "not_imported.py").write_text("WIDTH = 4\n")
+    found = task_sources(load_task(f"{folder / 'tasks_here.py'}:small"))
+    assert set(found) == {"tasks_here.py", neighbour.name}
+    (folder / "tasks_here.py").write_text(f"# said in a comment\n\n{text}")
+    assert task_sources(load_task(f"{folder / 'tasks_here.py'}:small")) == found
+    neighbour.write_text("N_IN = 5\n")
+    after = task_sources(load_task(f"{folder / 'tasks_here.py'}:small"))
+    assert [name for name in found if after[name] != found[name]] == [neighbour.name]
+    assert task_sources(load_task("digits-lenet")) == {}
 
 
 def test_a_file_is_one_module_until_it_is_edited(folder: Path) -> None:

@@ -305,6 +305,23 @@ def test_other_data_are_refused(finished: Path) -> None:
         tune(finished, make_experimenter=make_other)
 
 
+def test_a_task_whose_code_has_changed_is_refused_and_named(tmp_path: Path) -> None:
+    def of_code(**sources: str) -> Any:
+        def make(file: StudyFile, folder: Path) -> FakeRunner:
+            runner: Any = FakeRunner(folder)
+            runner.environment = lambda: {"sources": {f"{name}.py": one for name, one in sources.items()}}
+            return runner
+
+        return make
+
+    directory = write_study(tmp_path / "s", SHORT)
+    tune(directory, trials=2, make_experimenter=of_code(my_task="a", layers="b"))
+    # What it imports besides is another matter.
+    tune(directory, trials=3, make_experimenter=of_code(my_task="a", plots="c"))
+    with pytest.raises(StudyChangedError, match=r"code of the task has changed since the study began \(layers.py\)"):
+        tune(directory, trials=3, make_experimenter=of_code(my_task="a", layers="d"))
+
+
 def test_ctrl_c_saves_the_state_and_runs_the_trial_again(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SHORT)
     tune(directory, trials=2, make_experimenter=make_fake)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import hashlib
@@ -9,6 +10,7 @@ import importlib
 import inspect
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +41,7 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
             ``"path/to/file.py:attribute"`` or ``"path/to/file.py"`` (attribute ``task``). The attribute is a Task or a
             function without arguments that returns one. Modules are looked for in the working directory too. A Task
             stands for itself.
-        folder: Second place to look for a relative path, after the working directory.
+        folder: First place to look for a relative path, before the working directory.
 
     Returns:
         The task; its ``spec`` leads back to it from any working directory.
@@ -90,7 +92,41 @@ def _task_of_data(kind: str, place: str, folder: str | Path | None) -> Task:
 
 def _places(place: str, folder: str | Path | None) -> list[Path]:
     path = Path(place).expanduser()
-    return [path] if folder is None or path.is_absolute() else [path, Path(folder) / path]
+    return [path] if folder is None or path.is_absolute() else [Path(folder) / path, path]
+
+
+def task_sources(task: Task) -> dict[str, str]:
+    """Return file -> digest of the code of a user's task: its file, and what it has imported from beside it.
+
+    Comments and layout do not count. A task that is built in, or no file's, has none.
+    """
+    home = _file_of(task)
+    if home is None:
+        return {}
+    foreign = [Path(sysconfig.get_path("stdlib")), Path(__file__).resolve().parents[1]]
+    files = {Path(file).resolve() for module in [*sys.modules.values()] if (file := getattr(module, "__file__", None))}
+    beside = [path for path in files if path.suffix == ".py" and path.is_relative_to(home.parent)]
+    ours = {
+        path
+        for path in beside
+        if not {"site-packages", "dist-packages"} & set(path.parts)
+        and not any(path.is_relative_to(place) for place in foreign)
+    }
+    return {path.relative_to(home.parent).as_posix(): _code_digest(path) for path in sorted({home, *ours})}
+
+
+def _file_of(task: Task) -> Path | None:
+    place = task.spec.rpartition(":")[0]
+    file = place if place.endswith(".py") else getattr(sys.modules.get(place), "__file__", None)
+    return None if file is None else Path(file).resolve()
+
+
+def _code_digest(path: Path) -> str:
+    try:
+        code = ast.dump(ast.parse(path.read_bytes()))
+    except (OSError, ValueError, SyntaxError):
+        return "unreadable"
+    return hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -92,10 +92,11 @@ class TaskExperimenter:
         from workbench.core import devices
         from workbench.core import distributed as ranks
         from workbench.runs import collect_environment
+        from workbench.tasks.loading import task_sources
 
         device = {**devices.hardware_summary(), "device": devices.device_name(self._device)}
         found = collect_environment(device=device, data_hash=self.data_hash, task=self._task.name)
-        return {**found, "world_size": ranks.world_size()}
+        return {**found, "world_size": ranks.world_size(), "sources": task_sources(self._task)}
 
     def network_facts(self) -> NetworkFacts:
         """Measure on a fresh copy of the network what the methods will find there."""

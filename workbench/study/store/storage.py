@@ -144,6 +144,13 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
                 f"the task's data changed since the study began (hash {before[:12]}, now {now[:12]}); start over with "
                 "--fresh, which archives the old one"
             )
+        known, found = (one.get("sources", {}) for one in (stored.get("environment", {}), experimenter.environment()))
+        edited = [name for name in known if name in found and found[name] != known[name]]
+        if edited:
+            raise StudyChangedError(
+                f"the code of the task has changed since the study began ({', '.join(edited)}), and its trials are not "
+                "comparable with new ones; put it back, or start over with --fresh, which archives the old one"
+            )
     alive = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING))
     if not any(trial.user_attrs.get("baseline") for trial in alive):
         levels = next((one.choices for one in file.dimensions if one.path == "level"), ())
