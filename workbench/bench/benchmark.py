@@ -14,8 +14,6 @@ from workbench.bench.rounds import Estimate
 from workbench.core import devices
 from workbench.runs import collect_environment
 
-__all__ = ["Answer", "Benchmark", "Finding", "Request", "load_warning", "run_benchmark"]
-
 _LOADED = 0.5  # load per core, before anything is measured, from which the machine is called busy
 _BUSY = 0.1  # share of all cores that other processes took meanwhile, from which an answer is called noisy
 _OF_A_RUN = ("schema_version", "task", "level", "seed", "data_hash")  # in an environment: not of a machine

@@ -18,8 +18,6 @@ from workbench.bench.benchmark import Finding, Request
 from workbench.bench.rounds import interleaved, median_of_copies
 from workbench.core import devices
 
-__all__ = ["Side", "Sides", "contest", "is_installed", "require_equal"]
-
 Side = Callable[[], object]
 """Does the work once; it may be called any number of times."""
 

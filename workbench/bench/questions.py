@@ -12,8 +12,6 @@ from typing import Final
 
 from workbench.bench.benchmark import Benchmark
 
-__all__ = ["BenchError", "benchmarks", "chosen"]
-
 _PACKAGE: Final = Path(__file__).parents[1]
 _FOLDERS: Final = (_PACKAGE / "packaged_templates" / "studies" / "bench", _PACKAGE.parent / "studies" / "bench")
 __path__ = [str(folder) for folder in _FOLDERS if folder.is_dir()][:1]  # where Python looks for our submodules

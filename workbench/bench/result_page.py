@@ -16,8 +16,6 @@ from typing import Any, Final
 from workbench.bench.questions import benchmarks
 from workbench.core.files import write_text_atomically
 
-__all__ = ["goals_table", "page", "read_answers", "with_table"]
-
 _BEGIN: Final = "<!-- measured: written by workbench.bench.result_page -->"
 _END: Final = "<!-- /measured -->"
 _UNITS: Final = {"x": (1.0, " x"), "s": (1e3, " ms"), "count": (1.0, "")}

@@ -12,8 +12,6 @@ import torch
 
 from workbench.training.speed import bootstrap_median_interval
 
-__all__ = ["Estimate", "fair_clock", "interleaved", "median_of", "median_of_copies", "ratio_of", "timed"]
-
 T = TypeVar("T")
 
 _RESAMPLES = 2000

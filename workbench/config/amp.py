@@ -7,9 +7,6 @@ from typing import ClassVar, Literal
 from workbench.config.conditions import is_not
 from workbench.config.section import Section, described
 
-__all__ = ["AmpConfig"]
-
-
 _MIXED = is_not("amp.level", "O0", "mixed precision is off (amp.level O0)")
 
 

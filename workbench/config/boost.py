@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.facts import Facts
 
-__all__ = ["LEVELS", "SWITCHES", "line_search_trials", "requested_switches", "with_switch"]
-
 LEVELS: dict[str, tuple[str, ...]] = {
     "O0": (),
     "O1": ("less_bn", "grad_freeze"),

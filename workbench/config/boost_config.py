@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from workbench.config.facts import NetworkFacts
     from workbench.config.resolve import Plan
 
-__all__ = ["BOOST_SECTIONS", "BoostConfig"]
-
 BOOST_SECTIONS = ("boost", "common", "less_bn", "grad_freeze", "grad_accumulation", "dim_reduce")
 """The sections MindSpore's AutoBoost reads."""
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from workbench.config.errors import ConfigError
 
-__all__ = ["parse_json", "read_json"]
-
 
 def read_json(path: Path) -> Any:
     """Read a JSON file in UTF-8, with or without byte order mark.

@@ -17,8 +17,6 @@ from workbench.config.errors import did_you_mean, shown
 from workbench.config.optimizer import optimizer_is
 from workbench.config.section import Section, described
 
-__all__ = ["PRESETS", "CompatibilityConfig"]
-
 PRESETS = ("mindspore-2.7",)
 """Words that may stand in place of the section."""
 _RETIRED = "loss_scale_reciprocal"  # files written up to November 2026 name it

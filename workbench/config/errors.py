@@ -17,8 +17,6 @@ import annotated_types
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-__all__ = ["ConfigError", "did_you_mean", "inner_type", "rule_of", "sections_of", "sentence_of", "shown"]
-
 
 class ConfigError(ValueError):
     """A configuration breaks a rule; the message is one sentence for the person who wrote it."""

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["Facts", "NetworkFacts"]
-
 
 @dataclass(frozen=True, slots=True)
 class NetworkFacts:

@@ -13,8 +13,6 @@ from workbench.config.conditions import is_not, loss_scale_is, method_on
 from workbench.config.errors import shown
 from workbench.config.section import Section, described
 
-__all__ = ["LossScaleConfig"]
-
 _LARGEST = 2.0**127  # the scale lives in float32 on the device; the largest power of two it can hold
 
 _DYNAMIC = loss_scale_is("dynamic")

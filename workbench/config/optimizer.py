@@ -10,8 +10,6 @@ from workbench.config.boost import OPTIMIZER_STEPS
 from workbench.config.conditions import Condition
 from workbench.config.section import Section, described
 
-__all__ = ["HYPER_PARAMETERS", "OptimizerConfig", "have_it", "optimizer_is"]
-
 _SGD, _ADAM = ("lr", "momentum", "weight_decay", "nesterov"), ("lr", "weight_decay", "betas", "eps")
 HYPER_PARAMETERS: dict[str, tuple[str, ...]] = {
     "SGD": _SGD,

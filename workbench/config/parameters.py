@@ -18,8 +18,6 @@ from workbench.config.conditions import Declared, declared
 from workbench.config.errors import ConfigError, did_you_mean, inner_type, rule_of, sections_of
 from workbench.config.optimizer import HYPER_PARAMETERS, have_it
 
-__all__ = ["ParameterInfo", "describe_parameters", "parameter_at", "parents_of"]
-
 Kind = Literal["float", "int", "bool", "choice", "str", "list"]
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.facts import NetworkFacts
 
-__all__ = ["Dropped", "Plan", "resolve", "why_no_method"]
-
 
 @dataclass(frozen=True, slots=True)
 class Dropped:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from workbench.config.boost_config import BoostConfig
 
-__all__ = ["RunRequest"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:  # pydantic gives its metaclass no public name; the checker ne
 else:
     _ModelMeta = type(BaseModel)
 
-__all__ = ["MethodSection", "Section", "described", "one_of_numbers"]
-
 
 def one_of_numbers(*values: float) -> Any:
     """Return the annotation of a parameter that is one of some numbers; true, which equals 1, is none of them."""

@@ -7,9 +7,6 @@ from typing import ClassVar
 from workbench.config.conditions import is_not
 from workbench.config.section import Section, described
 
-__all__ = ["SnapshotConfig"]
-
-
 _KEPT = is_not("snapshots.count", 0, "no snapshots are kept (snapshots.count is 0)")
 
 

@@ -27,8 +27,6 @@ from workbench.core import kernels
 from workbench.core.step_optimizer import exact_flag, has_step_hooks
 from workbench.loss_scale import host_values
 
-__all__ = ["step_on_cached_lists"]
-
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 _DEVICE, _DTYPE, _LAYOUT = attrgetter("device"), attrgetter("dtype"), attrgetter("layout")
 

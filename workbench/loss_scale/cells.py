@@ -31,8 +31,6 @@ from workbench.loss_scale.rule import (
     next_scales_on_device,
 )
 
-__all__ = ["DynamicLossScaleManager", "DynamicLossScaleUpdateCell", "FixedLossScaleManager", "FixedLossScaleUpdateCell"]
-
 MAX_CONSECUTIVE_OVERFLOWS = 1000  # in a row; the next one raises. MindSpore's number
 
 

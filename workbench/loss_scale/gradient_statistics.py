@@ -11,14 +11,6 @@ from torch import Tensor, nn
 from workbench.core import kernels
 from workbench.loss_scale import host_values
 
-__all__ = [
-    "EXPONENT_BINS",
-    "exponent_counts",
-    "group_by_module",
-    "norm_and_maximum_of_finite",
-    "tensor_norms_and_maxima",
-]
-
 #: Bins of an exponent histogram: biased float32 exponents 0..255, then one bin for exact zeros. Bin b < 255 holds
 #: 2**(b - 127) <= abs(g) < 2**(b - 126), bin 0 the float32 denormals, bin 255 inf and NaN.
 EXPONENT_BINS = 257

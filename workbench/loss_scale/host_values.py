@@ -11,8 +11,6 @@ import ctypes
 import torch
 from torch import Tensor
 
-__all__ = ["float32", "reads_without_waiting"]
-
 
 def reads_without_waiting(*tensors: Tensor) -> bool:
     """Return whether all tensors lie in host memory; under ``torch.compile`` reading would break the graph: False."""

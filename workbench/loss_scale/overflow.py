@@ -23,16 +23,6 @@ from workbench.core.step_optimizer import exact_flag, skips_on_device
 from workbench.loss_scale import host_values
 from workbench.loss_scale.cached_adam import step_on_cached_lists
 
-__all__ = [
-    "NonFusedOptimizerWarning",
-    "ScaleCollapseError",
-    "collapsed_at",
-    "decides_on_device",
-    "has_overflow",
-    "step_if_finite",
-    "unscale_and_check_",
-]
-
 _DEVICE, _DTYPE, _IS_CPU, _LAYOUT = map(attrgetter, ("device", "dtype", "is_cpu", "layout"))
 
 

@@ -24,8 +24,6 @@ from numpy.typing import ArrayLike, NDArray
 from workbench.core.arguments import checked_number
 from workbench.loss_scale.rule import checked_bounds, checked_init, checked_window, next_scales
 
-__all__ = ["PolicyKind", "ScalePolicy", "ScaleTrace", "SimulationResult", "simulate"]
-
 PolicyKind = Literal["dynamic", "fixed"]
 
 

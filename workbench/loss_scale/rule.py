@@ -22,20 +22,6 @@ from torch import Tensor
 
 from workbench.core.arguments import checked_count, checked_number
 
-__all__ = [
-    "FLOAT32_MAX",
-    "GrowthCeiling",
-    "LossScaleRule",
-    "ScaleState",
-    "checked_bounds",
-    "checked_growth_ceiling",
-    "checked_init",
-    "checked_window",
-    "next_scale",
-    "next_scales",
-    "next_scales_on_device",
-]
-
 FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 """Largest finite float32: the scale lives in float32 on the device, so no larger value can be used."""
 

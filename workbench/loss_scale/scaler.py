@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from workbench.config import BoostConfig
 from workbench.loss_scale import DynamicLossScaleUpdateCell, FixedLossScaleUpdateCell, unscale_and_check_
 
-__all__ = ["LossScaling"]
-
 
 class LossScaling:
     """Hold the loss scale on the device and move it by its rule, without host synchronisation.

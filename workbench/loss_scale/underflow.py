@@ -15,8 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from workbench.core.records import ExponentCounts
 
-__all__ = ["ExponentTable", "exponent_table", "underflow_share"]
-
 _LOG2_SMALLEST = -24.0  # of the smallest positive float16: at most the nearest survives of what is below
 
 

@@ -42,8 +42,6 @@ from workbench.training.outcome import StepOutcome
 if TYPE_CHECKING:
     from workbench.training.boosted import Boosted
 
-__all__ = ["Callback", "CallbackList", "CallbackParameters", "LossMonitor", "RunContext", "TimeMonitor", "loss_of"]
-
 
 @dataclass
 class CallbackParameters:

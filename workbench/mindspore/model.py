@@ -53,8 +53,6 @@ from workbench.training.loop import training_loop
 from workbench.training.outcome import BoostStep, StepOutcome
 from workbench.training.precision import Precision, cast_model_
 
-__all__ = ["Model"]
-
 AMP_LEVELS = ("O0", "O2", "O3", "auto")
 BOOST_LEVELS = ("O0", "O1", "O2")
 

@@ -16,8 +16,6 @@ from workbench.optim.muon.optimizer import Muon
 from workbench.optim.schedule_free import ScheduleFreeAdamW
 from workbench.optim.thor.optimizer import Thor
 
-__all__ = ["DecayingDamping", "build_optimizer", "change_optimizer_"]
-
 THOR_RATE, THOR_DAMPING, THOR_MOMENTUM, THOR_FREQUENCY = 0.05, 0.1, 0.9, 20
 SMALLEST_DAMPING = 1e-8  # its root is still 1000 times the rounding of float32
 

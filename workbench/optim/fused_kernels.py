@@ -7,8 +7,6 @@ import functools
 import torch
 from torch import Tensor
 
-__all__ = ["has_fused_kernel"]
-
 
 def has_fused_kernel(parameter: Tensor, operator: str) -> bool:
     """Return whether a fused kernel (``"_fused_sgd_"``, ``"_fused_adamw_"``) updates this parameter, and rightly."""

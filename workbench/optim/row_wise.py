@@ -41,8 +41,6 @@ from torch import Tensor
 from workbench.core.arguments import checked_number
 from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
 
-__all__ = ["RowWiseAdagrad", "RowWiseAdam", "merge_rows"]
-
 
 def merge_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows of a sparse gradient ``[n_rows, ...]``, int64 ``[k]``, and the sums of what came for each.

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from workbench.core.arguments import checked_number
 
-__all__ = ["Schedule", "read_schedule", "value_at"]
-
 #: Entry i is used at step i, counted from 0; or a function of that i.
 Schedule = tuple[float, ...] | Callable[[int], Any]
 

@@ -27,8 +27,6 @@ from torch.optim import Optimizer
 from workbench.core.arguments import checked_count, checked_number
 from workbench.core.step_optimizer import loss_of, zeros_in
 
-__all__ = ["ScheduleFreeAdamW"]
-
 
 class ScheduleFreeAdamW(Optimizer):
     """AdamW whose weights are averaged, so that no schedule has to end where training does.

@@ -25,8 +25,6 @@ from workbench.figures.labels import compact, counted, percent, superscripted
 from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
 from workbench.figures.theme import FIGURE_CONFIG
 
-__all__ = ["embed", "render", "within"]
-
 
 def render(template: str, **values: Any) -> str:
     """Return a page: a template of this folder, filled with values."""

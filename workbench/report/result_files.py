@@ -21,8 +21,6 @@ from workbench.report.page import render, within
 from workbench.report.sources import hardware_of
 from workbench.report.svg_chart import Panel, Point, chart
 
-__all__ = ["results_page", "write_result_files"]
-
 _MOST_TRIALS = 40
 _COLORS = {"O0": "grey", WITHIN: "blue"}  # any other outcome is orange
 

@@ -15,8 +15,6 @@ from workbench.figures import policy_names
 from workbench.methods.registry import METHODS
 from workbench.runs import read_run
 
-__all__ = ["FreezingSchedule", "Recording", "Sources", "hardware_of", "read_sources"]
-
 
 @dataclass(frozen=True, eq=False)
 class Recording:

@@ -42,8 +42,6 @@ from workbench.report.page import embed, render
 from workbench.report.result_files import write_result_files
 from workbench.report.sources import Sources, hardware_of, read_sources
 
-__all__ = ["parameter_text", "study_report_html", "write_report", "write_study_report"]
-
 _FIGURES = ("speed-accuracy", "history", "importance", "curves", "loss-scale", "replay", "exponents", "freezing")
 _MOST_CURVES = 4  # besides that of O0
 

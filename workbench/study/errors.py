@@ -4,15 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = [
-    "OutOfTimeError",
-    "StudyBusyError",
-    "StudyChangedError",
-    "StudyError",
-    "StudyFailedError",
-    "StudyStoppedError",
-]
-
 
 class StudyError(ValueError):
     """The study asks for something that cannot be; the message is one sentence."""

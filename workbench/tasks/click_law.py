@@ -33,8 +33,6 @@ import numpy.typing as npt
 
 from workbench.optim.embeddings.mixing import mix64_array
 
-__all__ = ["FIELD_SHIFT", "ClickLaw"]
-
 FIELD_SHIFT = 40
 """Bits of an id below the number of its field."""
 

@@ -24,8 +24,6 @@ from workbench.tasks.batches import digest_of_batches
 from workbench.tasks.click_law import ClickLaw
 from workbench.tasks.task import Task
 
-__all__ = ["ClickBatch", "ClickModel", "click_stream", "clicks", "row_wise_adam"]
-
 ClickBatch = tuple[tuple[Tensor, Tensor], Tensor]
 
 BATCH_SIZE = 64

@@ -21,8 +21,6 @@ from workbench.core.files import replacing
 from workbench.methods.plan_mark import trained_parameters
 from workbench.training import Boosted
 
-__all__ = ["FOLDER", "SnapshotRecorder", "snapshot_recorder", "snapshot_steps"]
-
 FOLDER = "snapshots"
 """Name of the folder inside a run directory."""
 

@@ -30,8 +30,6 @@ from workbench.optim.thor.optimizer import Thor
 from workbench.tasks import Task
 from workbench.training.setup import prepare
 
-__all__ = ["SpeedRatio", "TimedSide", "bootstrap_median_interval", "measure_speed_ratio", "take_turns"]
-
 _MEASURED_GROUPS = 5
 _DISTINCT_BATCHES = 8
 _MOST_ROUNDS = 4

@@ -21,8 +21,6 @@ from workbench.tasks import Task
 from workbench.training.run import RunMonitor, RunProgress, RunRequest, RunResult, run_task
 from workbench.training.snapshots import FOLDER
 
-__all__ = ["SubspaceRuns", "subspace_table", "train_in_subspace"]
-
 _METHOD = next(method for method in METHODS if method.snapshot_folder)  # that trains in a subspace
 
 

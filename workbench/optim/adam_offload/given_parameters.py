@@ -13,8 +13,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["is_scale_or_shift", "read_parameters"]
-
 _NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 # The reference's, torch's, those its schedulers leave behind (a rebuilt optimizer meets them again), and our own.

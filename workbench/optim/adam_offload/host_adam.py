@@ -40,17 +40,6 @@ from torch import Tensor
 from workbench.core import kernels
 from workbench.optim.adam_offload.host_transfer import Bucket
 
-__all__ = [
-    "AdamNumbers",
-    "RoundedAdam",
-    "StepGroup",
-    "adam_step_",
-    "corrected_rate",
-    "form_step_groups",
-    "round_stochastically_",
-    "take_gradients",
-]
-
 OptimizerState = dict[Tensor, dict[str, Any]]  # per parameter `step`, `exp_avg`, `exp_avg_sq`
 
 # The kernel of torch corrects the bias itself, by a count of steps that it is given. beta ** inf = 0, so nothing is

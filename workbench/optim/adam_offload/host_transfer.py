@@ -34,8 +34,6 @@ from torch.utils.hooks import RemovableHandle
 from workbench.core import devices
 from workbench.core import distributed as ranks
 
-__all__ = ["Bucket", "CopyEvent", "CopyStream", "HostTransfer", "compute_dtype", "dense_strides", "make_buckets"]
-
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the format in which the host computes for weights of a format: float32 for 16 bits, else the same."""

@@ -54,8 +54,6 @@ from workbench.optim.adam_offload.host_adam import (
 from workbench.optim.adam_offload.host_transfer import Bucket, CopyStream, HostTransfer, compute_dtype, dense_strides
 from workbench.optim.schedule import Schedule, read_schedule, value_at
 
-__all__ = ["AdamOffload"]
-
 #: Per dynamic option of a group: the key of its schedule, and the name users know it by.
 _SCHEDULES = {"lr": ("lr_schedule", "learning_rate"), "weight_decay": ("weight_decay_schedule", "weight_decay")}
 

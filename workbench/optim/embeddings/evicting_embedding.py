@@ -26,8 +26,6 @@ from torch.nn import functional as F
 from workbench.core.arguments import checked_count, checked_number
 from workbench.optim.embeddings.mixing import mix64, uniform_from
 
-__all__ = ["EvictingEmbedding", "TableOccupancy"]
-
 _POSITIVE = 0x7FFF_FFFF_FFFF_FFFF
 
 

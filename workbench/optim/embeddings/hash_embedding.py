@@ -22,8 +22,6 @@ from torch.nn import functional as F
 from workbench.core.arguments import checked_count, checked_number
 from workbench.optim.embeddings.mixing import mix64
 
-__all__ = ["HashEmbedding"]
-
 
 class HashEmbedding(nn.Module):
     """Embedding of any int64 id into a table of fixed size, with gradients for the rows touched only.

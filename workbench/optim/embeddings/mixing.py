@@ -17,8 +17,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["mix64", "mix64_array", "mix64_number", "uniform_from"]
-
 _GOLDEN = 0x9E3779B97F4A7C15  # 2 ** 64 divided by the golden ratio: the step between the states of splitmix64
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1

@@ -34,8 +34,6 @@ from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
 from workbench.optim.fused_kernels import has_fused_kernel
 from workbench.optim.muon.orthogonal import orthogonalised
 
-__all__ = ["Muon", "is_matrix", "parameter_groups"]
-
 _NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 
 _WORTH_BFLOAT16 = 256

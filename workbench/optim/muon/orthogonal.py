@@ -25,8 +25,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["RIPPLE", "Polynomial", "orthogonalised", "polynomials", "reach"]
-
 RIPPLE = 0.2
 """How far singular values within reach may end from 1."""
 

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from workbench.optim.thor.kronecker_factors import block_ranges, root_inverse
 
-__all__ = ["Block", "FactorBlocks"]
-
 SMALLEST_BIN = 8
 RAISE_BY = 10.0  # damping of a failed block, per attempt
 ATTEMPTS = 12  # float32 has fewer decades than that between a factor and its rounding error

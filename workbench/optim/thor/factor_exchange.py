@@ -15,8 +15,6 @@ from workbench.core import distributed as ranks
 from workbench.optim.thor.factor_blocks import FactorBlocks
 from workbench.optim.thor.thor_layers import FactoredLayer
 
-__all__ = ["FactorExchange", "owners_of_layers"]
-
 
 def owners_of_layers(costs: Sequence[float], n_ranks: int) -> list[int]:
     """Deal layers out to ranks so that none has much more to compute than another; return the rank of each layer.

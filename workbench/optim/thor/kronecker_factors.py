@@ -20,8 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["block_ranges", "patches", "root_inverse", "same_padding", "sampling_offset"]
-
 SHORT_RUN = 16  # floats; below, a copy row by row is mostly overhead
 
 

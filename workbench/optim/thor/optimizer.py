@@ -34,8 +34,6 @@ from workbench.optim.schedule import Schedule, read_schedule, value_at
 from workbench.optim.thor.preconditioner import DampingSplit, FactorRules, Preconditioner
 from workbench.optim.thor.thor_layers import Convention, FirstOrder
 
-__all__ = ["NamedParameter", "Thor", "thor"]
-
 KL_CLIP = 0.001  # of 13 settings tried on digits-autoencoder, -lenet and -resnet this trained well on all three
 
 

@@ -32,8 +32,6 @@ from workbench.optim.thor.factor_blocks import FactorBlocks
 from workbench.optim.thor.factor_exchange import FactorExchange
 from workbench.optim.thor.thor_layers import Convention, FactoredLayer, FirstOrder, Tally, Tap, find_layers
 
-__all__ = ["FactorRules", "HostCopy", "Preconditioner"]
-
 SETTLE_AFTER = 4  # steps; a device is seldom further behind its host, so reading then does not make it wait
 
 # Of 13 settings tried on digits-autoencoder, digits-lenet and digits-resnet this trained well on all three.

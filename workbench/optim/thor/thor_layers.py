@@ -31,8 +31,6 @@ from torch.utils.hooks import RemovableHandle
 from workbench.optim.thor.factor_blocks import FactorBlocks
 from workbench.optim.thor.kronecker_factors import patches, same_padding, sampling_offset
 
-__all__ = ["Convention", "FactoredLayer", "FirstOrder", "Tally", "Tap", "find_layers"]
-
 Convention = Literal["default", "mindspore"]
 LayerKind = Literal["linear", "conv", "embedding"]
 

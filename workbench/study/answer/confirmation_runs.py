@@ -19,8 +19,6 @@ from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import SpeedMeasured, Trained
 
-__all__ = ["ConfirmationRuns", "StoredTest", "confirmation_seeds", "metric_of"]
-
 
 def confirmation_seeds(search_seed: int, n_seeds: int) -> range:
     """Return the seeds of the paired runs; they differ from the search's, which the candidates were picked on."""

@@ -35,8 +35,6 @@ from workbench.study.run.stopping import end_if_over
 from workbench.study.run.warm_up import WarmUpError, WarmUps
 from workbench.study.store.stored_records import trials_of
 
-__all__ = ["Confirmation"]
-
 _N_PILOTS = 5  # pairs of a test whose standard deviation says how many it takes in all
 _SHARE_OF_TIME = 0.9  # of what is left, for which a test is planned; the rest is for what takes longer than before
 

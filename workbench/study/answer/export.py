@@ -27,8 +27,6 @@ from workbench.study.ask.plans import StudyPlans, explicit_config, needs_warm_up
 from workbench.study.errors import StudyError
 from workbench.study.run.job import plain
 
-__all__ = ["EXPORT_SCHEMA_VERSION", "export_configs", "write_tables"]
-
 EXPORT_SCHEMA_VERSION = 1
 
 

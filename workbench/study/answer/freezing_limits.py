@@ -17,8 +17,6 @@ from workbench.study.run.job import FreezingLimitJob
 from workbench.study.run.runner import JobRunner
 from workbench.study.store.stored_records import trials_of
 
-__all__ = ["freezing_limits_of", "measure_freezing_limits"]
-
 _PREFIX = "freezing_limit:"
 
 

@@ -20,8 +20,6 @@ from workbench.study.ask.study_file import LossScaleReplaySection, StudyFile
 from workbench.study.run.job import Monitor, PolicyOutcome, ReplayJob, RunStep, Trained, TrainJob, plain
 from workbench.study.run.runner import JobRunner
 
-__all__ = ["choose_policy", "policies_of", "policy_sentence", "tune_loss_scale"]
-
 
 def policies_of(section: LossScaleReplaySection) -> list[dict[str, Any]]:
     """Return every combination of the section's initial scales, factors and windows, and its fixed scales."""

@@ -26,8 +26,6 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.patience import STORAGE_ERRORS
 from workbench.study.store.transactions import one_transaction
 
-__all__ = ["Notes", "study_note", "trial_note"]
-
 _LONGEST_PART = 2045  # what optuna-dashboard puts into one attribute
 _OWN = "workbench:note"
 _ENDED = frozenset({"complete", "pruned", "failed"})

@@ -27,8 +27,6 @@ from workbench.core.paired_bounds import Decision, TimeRatio, decide, pairs_to_d
 from workbench.core.records import Verdict
 from workbench.core.text import format_duration
 
-__all__ = ["Judgement", "PlannedTest", "first_test", "further_error", "further_test", "judge", "sentence"]
-
 FIRST_ERROR = 0.035  # of the drop's bound at the last look of a candidate's first test
 LARGEST_TIME_ERROR = 0.025  # of each end of the speed-up's interval at any look: the usual two-sided one of 95 %
 _HALFWAY_ERROR = 0.005

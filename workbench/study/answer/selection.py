@@ -27,21 +27,6 @@ from workbench.study.set_up.standing import SURE, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing
 from workbench.study.store.stored_records import baseline_record, trials_of
 
-__all__ = [
-    "SAFER_THAN",
-    "TARGETS",
-    "Contender",
-    "competing_trials",
-    "contenders",
-    "faster_but_unsure",
-    "first_contender",
-    "is_taken_apart",
-    "keep_remaining",
-    "nothing_found",
-    "select",
-    "with_policy",
-]
-
 TARGETS = {"o1": "O1", "o2": "O2"}  # export -> boost level at which it is loaded
 # Methods that a boost level stands for: at a level without them an export does not have them.
 _BY_LEVEL = frozenset(name for names in LEVELS.values() for name in names)

@@ -28,8 +28,6 @@ from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import trials_of
 
-__all__ = ["TABLE_SUFFIXES", "TRIAL_COLUMNS", "check_table_path", "trial_table", "write_trial_table"]
-
 TRIAL_COLUMNS: dict[str, tuple[str, str, str]] = {
     "trial": ("int64", "", "Number of the trial, from 0; trial 0 is O0."),
     "state": ("str", "", "complete, pruned, failed, running or waiting."),

@@ -15,8 +15,6 @@ from typing import Any
 from workbench.config import SWITCHES, describe_parameters, requested_switches
 from workbench.study.ask.search_space import Dimension, SearchedSpace, plans_by_level
 
-__all__ = ["may_ask_for", "why_off", "within_network", "without_equal_levels"]
-
 
 def may_ask_for(space: SearchedSpace, switch: str) -> bool:
     """Return whether some candidate may have a switch on."""

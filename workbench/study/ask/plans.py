@@ -14,8 +14,6 @@ from pathlib import Path
 from workbench.config import BoostConfig, Facts, NetworkFacts, Plan, describe_parameters, requested_switches
 from workbench.methods.registry import METHODS
 
-__all__ = ["FROM_SNAPSHOTS", "RECORDED_BY_STUDY", "StudyPlans", "explicit_config", "needs_warm_up"]
-
 RECORDED_BY_STUDY = "(recorded by the study)"  # stands for the folder of weight snapshots
 FROM_SNAPSHOTS = tuple(method for method in METHODS if method.snapshot_folder)
 

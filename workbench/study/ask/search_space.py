@@ -38,8 +38,6 @@ from workbench.config.errors import did_you_mean, shown
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.errors import StudyError
 
-__all__ = ["Dimension", "SearchedSpace", "Suggestion", "all_off", "plans_by_level", "read_space", "suggest"]
-
 _USUAL_LEVEL = "O1"
 _SWITCHES = tuple(f"boost.{name}" for name in SWITCHES)
 _RANGE_KEYS = frozenset({"low", "high", "log", "step"})

@@ -27,8 +27,6 @@ from workbench.study.ask.search_space import Dimension, SearchedSpace, all_off, 
 from workbench.study.errors import StudyError
 from workbench.study.sample.sampling import check_sampler, make_pruner
 
-__all__ = ["AllowedDrop", "LossScaleReplaySection", "StudyFile", "asked", "parse_study", "read_study", "study_folder"]
-
 # Keys, and sections as a whole, that say when to end, where to begin and what to do with the trials there are: they may
 # be edited while the study goes on, and are no part of the question (`asked`).
 CANNOT_CHANGE_A_TRIAL = (

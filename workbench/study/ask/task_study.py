@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from workbench.tasks import Task
     from workbench.training.task_look import TaskLook
 
-__all__ = ["DEFAULT_MINUTES", "SetUpQuestion", "ask", "begin_study", "folder_of"]
-
 DEFAULT_MINUTES = 15.0
 
 _OWN_FAMILIES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")

@@ -22,8 +22,6 @@ from workbench.study.errors import StudyError
 from workbench.study.store import storage as kept
 from workbench.study.store.stored_records import trials_of
 
-__all__ = ["EarlierPlan", "earlier_plans", "enqueue_warm_start", "mapped_values"]
-
 _LABEL = "warm_start"
 _NOTES = "warm_start_notes"
 _LEVELS = {"o1": "O1", "o2": "O2"}

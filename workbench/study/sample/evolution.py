@@ -24,8 +24,6 @@ from workbench.study.ask.search_space import SearchedSpace
 from workbench.study.errors import StudyError
 from workbench.study.sample.whole_space import WholeSpaceSampler, keep_sampler_state, sampler_state, values_at
 
-__all__ = ["EvolutionSampler"]
-
 
 class EvolutionSampler(WholeSpaceSampler):
     """Draws the numbers by CMA-ES, everything else by TPE.

@@ -24,8 +24,6 @@ from workbench.study.ask.search_space import Dimension, SearchedSpace
 from workbench.study.errors import StudyError
 from workbench.study.sample.whole_space import WholeSpaceSampler, keep_sampler_state, sampler_state, value_at
 
-__all__ = ["GridSampler", "check_finite", "grid_points"]
-
 _MOST_POINTS = 2000  # beyond, finding them would take longer than a trial, and trying them for ever
 
 

@@ -15,8 +15,6 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
-__all__ = ["PerTrialSampler"]
-
 
 class PerTrialSampler(BaseSampler):
     """Passes every call on to the trial's own sampler, which ``make`` makes from a seed."""

@@ -24,8 +24,6 @@ from workbench.study.sample.grid import GridSampler, check_finite, grid_points
 from workbench.study.sample.per_trial_sampler import PerTrialSampler
 from workbench.study.sample.whole_space import EvenSampler, OptunaOverAll
 
-__all__ = ["PRUNERS", "SAMPLERS", "check_sampler", "make_pruner", "make_sampler"]
-
 SAMPLERS = ("tpe", "random", "gp", "nsga2", "nsga3", "cmaes", "qmc", "grid", "brute_force", "promise")
 _GRIDS = frozenset({"grid", "brute_force"})
 

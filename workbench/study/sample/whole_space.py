@@ -25,8 +25,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.study.ask.search_space import SearchedSpace
 
-__all__ = ["EvenSampler", "OptunaOverAll", "WholeSpaceSampler", "keep_sampler_state", "sampler_state", "value_at"]
-
 _STATE_KEY = "sampler"  # user attribute of a trial
 
 

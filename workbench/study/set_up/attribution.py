@@ -31,8 +31,6 @@ from workbench.study.set_up.runtime_choice import ground_of
 from workbench.study.set_up.standing import SURE, allowed_by, read_record, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 
-__all__ = ["Attributor", "Part", "attribution_of", "parts_of"]
-
 _ATTRIBUTION = "attribution"
 _IDLE = "idle_parts"
 _LENGTH = "schedule.length"

@@ -31,8 +31,6 @@ from workbench.study.set_up.standing import Run, Standing, allowed_by, standing_
 from workbench.study.set_up.total_time import StepTimes, total_time
 from workbench.study.set_up.tuned_plain import PLAIN, plain_standing
 
-__all__ = ["GIVEN", "SKIPPED", "SetUpObjective"]
-
 GIVEN = "given"  # user attribute of a trial that was not drawn: its parameters by path, on top of the baseline's
 SKIPPED = "skipped"  # user attribute of one that was not trained, since it cannot beat the leader; it does not count
 

@@ -32,8 +32,6 @@ from workbench.study.set_up.runtime_choice import ground_of
 from workbench.study.set_up.standing import Standing, allowed_by, standing_of
 from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, passes_of
 
-__all__ = ["ProposingSampler"]
-
 _N_CANDIDATES = 160
 _NEAR_SHARE = 0.6
 _KEPT, _UNMOVED = (

@@ -23,8 +23,6 @@ from scipy.stats import norm  # type: ignore[import-untyped]  # scipy ships no t
 
 from workbench.study.ask.search_space import Dimension
 
-__all__ = ["QualityModel", "Tried", "noise_of", "point_of", "told_apart"]
-
 _LENGTH = "schedule.length"
 _TRAINING = frozenset({_LENGTH, "batch.factor"})  # how many updates a run has
 _LENGTH_WEIGHT = 2.0  # how much more the length of a run says about its quality than another range

@@ -22,8 +22,6 @@ from workbench.study.run.job import AgreementJob
 from workbench.study.run.runner import Experimenter
 from workbench.study.set_up.total_time import StepTimes
 
-__all__ = ["choose_runtime", "ground_of"]
-
 _CHOICE = "runtime_choice"
 _BATCH_FACTORS = (1.0, 4.0)
 _BY_THEMSELVES = ("runtime.threads", "runtime.data")

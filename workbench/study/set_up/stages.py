@@ -29,8 +29,6 @@ from workbench.study.set_up.standing import standing_now
 from workbench.study.set_up.total_time import StepTimes
 from workbench.study.set_up.tuned_plain import PLAIN, next_plain
 
-__all__ = ["confirmation_begins", "prepare_search", "settle", "take_apart"]
-
 _EXPECTED_TIME = 0.35  # what a candidate's run takes relative to the baseline's, where that is not known better
 _SLACK = 1.25  # what runs may take longer than expected before a confirmation has fewer seeds
 _SEARCHED_ON = 0.4  # of the time until the confirmation the search goes on for where nothing leads any more

@@ -24,8 +24,6 @@ from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.set_up.quality import QualityModel, Tried, noise_of, told_apart
 
-__all__ = ["SURE", "Run", "Standing", "Trying", "allowed_by", "read_record", "standing_now", "standing_of"]
-
 BASELINE_RUNS = "baseline_runs"  # attribute of a study: the baseline's final metric by the seed's index
 FURTHER = "further_runs"  # attribute of a study: deficits of leaders on further seeds
 SEEDS = "seeds"  # attribute of a trial: the indices of its seeds, in the order of its deficits

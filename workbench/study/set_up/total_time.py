@@ -22,8 +22,6 @@ from workbench.study.run.job import SpeedJob, SpeedMeasured
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp
 
-__all__ = ["StepTimes", "kinds_of_steps", "known_step_times", "mean_step", "passes_of", "total_time"]
-
 _KEY = "step_time:"
 _PRECISION = 0.15  # a search compares plans that differ by more; what is confirmed is timed by whole runs
 

@@ -31,8 +31,6 @@ from workbench.study.run.runner import Experimenter
 from workbench.study.run.stopping import end_if_over
 from workbench.study.set_up.standing import Standing, Trying, allowed_by, read_record, standing_of
 
-__all__ = ["PLAIN", "best_plain", "compare_with_plain", "next_plain", "plain_standing", "tuned_plain_of"]
-
 PLAIN = "tuned_plain"  # user attribute of a trial of tuned plain
 
 _STORED = "tuned_plain_beside"
