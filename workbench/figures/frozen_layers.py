@@ -151,10 +151,9 @@ def frozen_layers_figure(
     weighed = "weighted by their work" if work is not None else "all groups counted alike"
     lost = percent(numbers.frozen_work_share)
     subtitle = f"frozen groups would have done {lost} of the backward work ({weighed}); filled = frozen"
-    if saved is None:
-        drawing = Drawing(title, subtitle, theme=theme, height=height)
-    else:
-        drawing = Drawing(f"{title}, which {_effect(saved)}", subtitle, theme=theme, height=height + _TIME_HEIGHT)
+    if saved is not None:
+        title += f", which {_effect(saved)}"
+    drawing = Drawing(title, subtitle, theme=theme, height=height + (_TIME_HEIGHT if saved is not None else 0))
     groups, by_group = np.arange(1, numbers.n_groups + 1), numbers.frozen_share_by_group.tolist()
     drawing.add(
         "heatmap",
