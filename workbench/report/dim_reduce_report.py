@@ -12,8 +12,6 @@ from workbench.figures import SubspacePair, dim_reduce_figure, dim_reduce_number
 from workbench.report.page import embed, render
 from workbench.runs import Run, read_run
 
-__all__ = ["read_pairs", "write_dim_reduce_report"]
-
 
 def read_pairs(folder: str | Path) -> list[SubspacePair]:
     """Read the runs ``warm-up-<seed>`` and ``dim-reduce-<seed>`` that ``train_in_subspace`` made, by their seeds.

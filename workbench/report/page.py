@@ -25,8 +25,6 @@ from workbench.figures.labels import compact, counted, percent, superscripted
 from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
 from workbench.figures.theme import FIGURE_CONFIG
 
-__all__ = ["embed", "render", "within"]
-
 
 def render(template: str, **values: Any) -> str:
     """Return a page: a template of this folder, filled with values."""
@@ -93,7 +91,6 @@ def within(policy: Mapping[str, Any]) -> bool:
 
 
 def _drawn(value: Any) -> str:
-    """Return a searched value as a table's cell."""
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

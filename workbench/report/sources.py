@@ -15,8 +15,6 @@ from workbench.figures import policy_names
 from workbench.methods.registry import METHODS
 from workbench.runs import read_run
 
-__all__ = ["FreezingSchedule", "Recording", "Sources", "hardware_of", "read_sources"]
-
 
 @dataclass(frozen=True, eq=False)
 class Recording:
@@ -68,7 +66,6 @@ def hardware_of(answer: StudyResult) -> dict[str, Any]:
 
 
 def _recording(answer: StudyResult) -> Recording | None:
-    """Read the float16 recording and draw the scale of the chosen policy over it."""
     from workbench.loss_scale import ScalePolicy  # torch, which a page without a recording does not need
     from workbench.runs.replayed_run import ReplayedRun
 

@@ -42,8 +42,6 @@ from workbench.report.page import embed, render
 from workbench.report.result_files import write_result_files
 from workbench.report.sources import Sources, hardware_of, read_sources
 
-__all__ = ["parameter_text", "study_report_html", "write_report", "write_study_report"]
-
 _FIGURES = ("speed-accuracy", "history", "importance", "curves", "loss-scale", "replay", "exponents", "freezing")
 _MOST_CURVES = 4  # besides that of O0
 
@@ -119,7 +117,6 @@ def shares_of(config: BoostConfig) -> dict[str, float]:
 
 
 def _figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> dict[str, go.Figure]:
-    """Return the figures that there is something to draw for, by name."""
     drawn: dict[str, go.Figure] = {}
     if answer.candidates or any(t.number and t.relative_step_time > 0 for t in answer.trials):
         shown: Any = {"metric": metric, "allowed_drops": answer.allowed_drops, "per": answer.per}

@@ -13,8 +13,6 @@ from typing import Any
 
 from workbench.report.page import render
 
-__all__ = ["Panel", "Point", "chart"]
-
 _WIDTH, _HEIGHT = 360, 270  # of a panel
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, _WIDTH - 14, 34, _HEIGHT - 46  # of its axes
 _COLORS = {"blue": "#0072b2", "orange": "#d55e00", "green": "#009e73", "grey": "#8a8a8a"}
