@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["called_with", "checked_loss", "data_and_label", "widened"]
-
 
 def called_with(network: nn.Module, batch: Any) -> Any:
     """Return what a network makes of the items of a tuple or list, those of a mapping by name, or the batch itself."""

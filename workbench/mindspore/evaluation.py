@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from workbench.core.metrics import MetricAccumulator, MetricError, new_accumulator
 from workbench.mindspore.batch_calls import called_with, data_and_label, widened
 
-__all__ = ["Evaluator"]
-
 
 class Evaluator:
     """What is measured on a batch, and with which networks; arguments as in ``Model``."""

@@ -17,8 +17,6 @@ from workbench.methods.grad_accumulation.method import AccumulationWindow
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
 from workbench.mindspore.train_step_cells import checked_sens
 
-__all__ = ["FreezeTrainCell", "freeze_cell"]
-
 
 @dataclass(eq=False)
 class FreezeTrainCell:

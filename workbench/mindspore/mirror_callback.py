@@ -22,8 +22,6 @@ from workbench.runs.mirrors.mirror import Mirror
 from workbench.training.boosted import Boosted
 from workbench.training.trace_buffer import TraceBuffer
 
-__all__ = ["MirrorCallback"]
-
 
 class MirrorCallback(Callback):
     """Mirror what a ``Model`` trains, step by step, with the evaluations of ``fit``; on the first rank alone.

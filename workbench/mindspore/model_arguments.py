@@ -16,18 +16,6 @@ from workbench.loss_scale import FixedLossScaleManager
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager
 from workbench.training.apply import read_config
 
-__all__ = [
-    "check_criterion",
-    "check_dataset",
-    "check_kind",
-    "check_manager",
-    "check_sink_size",
-    "check_word",
-    "due_epochs",
-    "epoch_numbers",
-    "settings_from",
-]
-
 _METHODS = ("get_loss_scale", "get_update_cell", "get_drop_overflow_update")
 _WORDS: dict[type, str] = {
     nn.Module: "a torch.nn.Module",

@@ -14,8 +14,6 @@ from torch.optim import Optimizer
 from workbench.mindspore.model import Model
 from workbench.optim.thor.optimizer import Thor
 
-__all__ = ["ConvertModelUtils"]
-
 
 class ConvertModelUtils:
     """Convert a Model to second-order training.

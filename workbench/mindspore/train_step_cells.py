@@ -24,15 +24,6 @@ from workbench.methods.plan_mark import boost_plan_of
 from workbench.training.boosted import Boosted
 from workbench.training.outcome import BoostStep
 
-__all__ = [
-    "BoostTrainOneStepCell",
-    "BoostTrainOneStepWithLossScaleCell",
-    "TrainOneStepCell",
-    "TrainOneStepWithLossScaleCell",
-    "WithLossCell",
-    "checked_sens",
-]
-
 
 class WithLossCell(nn.Module):
     """A backbone and its criterion as one module that returns the loss.
