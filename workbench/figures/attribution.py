@@ -154,20 +154,17 @@ def _answer(numbers: AttributionNumbers) -> str:
 def _add_bars(
     drawing: Drawing, bars: Sequence[AttributionBar], chosen: Sequence[int], colours: Sequence[str], name: str
 ) -> None:
-    if not chosen:
-        return
     shown = [bars[i] for i in chosen]
-    below = [bar.end - bar.low if bar.is_measured else 0.0 for bar in shown]
-    above = [bar.high - bar.end if bar.is_measured else 0.0 for bar in shown]
+    is_measured = any(bar.is_measured for bar in shown)
     drawing.bars(
         ([bar.end - bar.start for bar in shown], list(chosen)),
         list(colours),
         "%{customdata[0]}",
-        edge=None if shown[0].is_measured else BLUE,
+        edge=None if is_measured else BLUE,
         base=[bar.start for bar in shown],
         width=_BAR_WIDTH,  # of its own accord plotly takes the room between the nearest two of a trace
-        error_x=interval(below, above, GREY, visible=any(bar.is_measured for bar in shown)),
-        name=f"{name}, 95 % interval" if shown[0].is_measured else name,
+        error_x=interval([bar.end for bar in shown], [bar.low for bar in shown], [bar.high for bar in shown], GREY),
+        name=f"{name}, 95 % interval" if is_measured else name,
         customdata=[[bar.text] for bar in shown],
     )
 

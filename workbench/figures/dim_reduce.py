@@ -175,7 +175,7 @@ def _add_search(drawing: Drawing, one: DimReduceNumbers) -> None:
     hover = "At step %{x:,} the share %{y:.3g} of the quasi-Newton step was taken."
     drawing.marks(one.rho, Mark("circle", 4, BLUE), hover, name="accepted rho", showlegend=False, row=2)
     hover = "At step %{x:,} no trial lowered the loss enough."
-    failed, is_there = (one.failed_x, np.zeros_like(one.failed_x)), bool(one.failed_x.size)
-    drawing.marks(failed, OVERFLOW, hover, name="line search failed", showlegend=is_there, row=2)
+    failed = one.failed_x, np.zeros_like(one.failed_x)
+    drawing.marks(failed, OVERFLOW, hover, name="line search failed", showlegend=True, row=2)
     hover = "At step %{x:,} the condition number was %{y:.3g}."
     drawing.line(one.condition, Stroke(BLUE, 1.6), hover, name="condition", showlegend=False, row=3)

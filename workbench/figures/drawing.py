@@ -107,8 +107,10 @@ class Drawing:
         """Add a trace of one of plotly's kinds, with plotly's own properties, of which None leaves one out.
 
         ``hover`` is a sentence about a point, plotly's ``hovertemplate``, empty for none; the axes of a row
-        have its number.
+        have its number. Of a kind of points that there are none of, nothing is added, to the legend neither.
         """
+        if not len(properties["x"]):
+            return
         box = "" if "<extra>" in hover else "<extra></extra>"  # else plotly writes the trace's name beside
         shown = {"hovertemplate": hover + box} if hover else {"hoverinfo": "skip"}
         number = _numbered(row)
@@ -221,11 +223,12 @@ def figure_text(figure: go.Figure) -> str:
     return "\n".join(unmarked(part) for part in parts if part) or "an empty figure"
 
 
-def interval(below: Any, above: Any, colour: str, *, thickness: float = 1.8, visible: bool | None = None) -> Properties:
-    """Return error bars that reach so far below and above each point; ``visible`` False hides all of them."""
-    bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
-    style: Properties = {"color": colour, "thickness": thickness}
-    return {**bars, **style} if visible is None else {**bars, **style, "visible": visible}
+def interval(middle: Any, low: Any, high: Any, colour: str, *, thickness: float = 1.8) -> Properties:
+    """Return error bars to the ends of each point's interval, none to an end that is not known (NaN)."""
+    below, above = np.subtract(middle, low), np.subtract(high, middle)
+    bars = {"array": np.nan_to_num(above), "arrayminus": np.nan_to_num(below)}
+    is_known = bool(np.isfinite([below, above]).any())
+    return {"type": "data", "symmetric": False, **bars, "color": colour, "thickness": thickness, "visible": is_known}
 
 
 def shares_of(sizes: Sequence[float], spacing: float) -> list[tuple[float, float]]:

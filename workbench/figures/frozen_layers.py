@@ -151,10 +151,9 @@ def frozen_layers_figure(
     weighed = "weighted by their work" if work is not None else "all groups counted alike"
     lost = percent(numbers.frozen_work_share)
     subtitle = f"frozen groups would have done {lost} of the backward work ({weighed}); filled = frozen"
-    if saved is None:
-        drawing = Drawing(title, subtitle, theme=theme, height=height)
-    else:
-        drawing = Drawing(f"{title}, which {_effect(saved)}", subtitle, theme=theme, height=height + _TIME_HEIGHT)
+    if saved is not None:
+        title += f", which {_effect(saved)}"
+    drawing = Drawing(title, subtitle, theme=theme, height=height + (_TIME_HEIGHT if saved is not None else 0))
     groups, by_group = np.arange(1, numbers.n_groups + 1), numbers.frozen_share_by_group.tolist()
     drawing.add(
         "heatmap",
@@ -196,24 +195,23 @@ def frozen_layers_figure(
 
 def _add_time(drawing: Drawing, saved: TimeSaved, domain: tuple[float, float]) -> None:
     """Draw the time saved as a bar with its interval, and the limit as a line across, in a third pane."""
-    known = bool(np.isfinite(saved.low) and np.isfinite(saved.high))
-    range_text = f" (95 % interval {100 * saved.low:.1f} to {100 * saved.high:.1f} %)" if known else ""
-    below, above = 100 * (saved.share - saved.low), 100 * (saved.high - saved.share)
+    share, low, high, limit = (100 * value for value in (saved.share, saved.low, saved.high, saved.limit))
+    range_text = f" (95 % interval {low:.1f} to {high:.1f} %)" if np.isfinite([low, high]).all() else ""
     drawing.bars(
-        ([100 * saved.share], ["saved"]),
+        ([share], ["saved"]),
         BLUE,
-        f"Freezing changed the step time by {-100 * saved.share:+.1f} %{range_text}.",
+        f"Freezing changed the step time by {-share:+.1f} %{range_text}.",
         width=0.6,
-        error_x=interval([below], [above], GREY, thickness=2, visible=known),
+        error_x=interval([share], [low], [high], GREY, thickness=2),
         name="time saved",
         row=3,
     )
-    if np.isfinite(saved.limit):
-        at, hover = 100 * saved.limit, "If frozen groups took no time in the backward pass, %{x:.1f} % would be saved."
-        drawing.marks(([at], ["saved"]), Mark("line-ns-open", 40, ORANGE, edge=3), hover, name="limit", row=3)
-        place = {"x": at, "xref": "x3", "y": 1, "yref": "y3 domain", "yanchor": "bottom", "font": {"size": 12}}
+    if np.isfinite(limit):
+        hover = "If frozen groups took no time in the backward pass, %{x:.1f} % would be saved."
+        drawing.marks(([limit], ["saved"]), Mark("line-ns-open", 40, ORANGE, edge=3), hover, name="limit", row=3)
+        place = {"x": limit, "xref": "x3", "y": 1, "yref": "y3 domain", "yanchor": "bottom", "font": {"size": 12}}
         drawing.note(f"limit {percent(saved.limit)}", **place)
-    ends = [100 * value for value in (0.0, saved.share, saved.low, saved.high, saved.limit) if np.isfinite(value)]
+    ends = [value for value in (0.0, share, low, high, limit) if np.isfinite(value)]
     margin = 0.08 * (max(ends) - min(ends)) or 1.0
     reach = [min(ends) - (margin if min(ends) < 0 else 0.0), max(ends) + margin]
     drawing.set_x("Step time saved (%)", row=3, anchor="y3", range=reach, zeroline=True)

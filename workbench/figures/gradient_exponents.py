@@ -217,24 +217,15 @@ def _add_limits(drawing: Drawing, numbers: GradientExponentNumbers) -> None:
     ):
         hover = f"At step %{{x:,}} the limit beyond which a gradient {fate} was 2<sup>%{{y:.1f}}</sup>."
         drawing.line((numbers.steps, values), Stroke(colour, dash=dash, shape="hv"), hover, name=name)
-    if numbers.overflow.x.size:
-        hover = "Step %{x:,} overflowed: some gradient exceeded 2<sup>%{y:.1f}</sup>."
-        drawing.marks(numbers.overflow, OVERFLOW, hover, name="overflow")
+    hover = "Step %{x:,} overflowed: some gradient exceeded 2<sup>%{y:.1f}</sup>."
+    drawing.marks(numbers.overflow, OVERFLOW, hover, name="overflow")
 
 
 def _add_menu(drawing: Drawing, groups: Sequence[str]) -> None:
-    """Let the reader choose whose map is shown."""
     lines = [True] * (len(drawing.traces) - len(groups))
-    buttons = [
-        {
-            "label": plain(group),
-            "method": "restyle",
-            "args": [{"visible": [other == group for other in groups] + lines}],
-        }
-        for group in groups
-    ]
+    shown = {group: {"visible": [other == group for other in groups] + lines} for group in groups}
     menu = {
-        "buttons": buttons,
+        "buttons": [{"label": plain(name), "method": "restyle", "args": [args]} for name, args in shown.items()],
         "x": 1.0,
         "xanchor": "right",
         "y": 1.0,

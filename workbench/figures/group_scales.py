@@ -1,8 +1,4 @@
-"""Group scales: the loss scale of every group of parameters, what moved it, and what overflows cost.
-
-A run with group scales records one scale per group and step. Who overflowed is known from the events: the scale of a
-group falls at the step at which an overflow arose in it.
-"""
+"""Group scales: the loss scale of every group of parameters, what moved it, and what overflows cost."""
 
 from __future__ import annotations
 
@@ -102,9 +98,8 @@ def group_scales_figure(
     overflow = "Step %{customdata[0]:,} overflowed in %{customdata[1]}, whose scale fell."
     for group in groups:
         _add_marks(drawing, "overflow", group, group.back_off, OVERFLOW, overflow)
-    if numbers.floor.x.size:
-        hover = "At step %{x:,} no loss scale of a group could fall any further."
-        drawing.marks(numbers.floor, Mark("line-ew-open", 14, GREY, 2), hover, name="floor")
+    hover = "At step %{x:,} no loss scale of a group could fall any further."
+    drawing.marks(numbers.floor, Mark("line-ew-open", 14, GREY, 2), hover, name="floor")
     drawing.set_steps()
     drawing.set_powers("Loss scale (log2 axis)")
     drawing.show_legend()
@@ -169,10 +164,7 @@ def _costs(numbers: GroupScalesNumbers) -> str:
 
 
 def _add_marks(drawing: Drawing, kind: str, group: GroupScaleLine, points: Line, mark: Mark, hover: str) -> None:
-    steps, heights = points
-    if not steps.size:
-        return
-    at = steps + 1 if kind == "growth" else steps  # a new scale is in force from the next step on
+    at = points.x + 1 if kind == "growth" else points.x  # a new scale is in force from the next step on
     is_first = all(trace["name"] != kind for trace in drawing.traces)  # one entry in the legend
-    carried = [[step, plain(group.name)] for step in steps.tolist()]
-    drawing.marks((at, heights), mark, hover, name=kind, legendgroup=kind, showlegend=is_first, customdata=carried)
+    carried = [[step, plain(group.name)] for step in points.x.tolist()]
+    drawing.marks((at, points.y), mark, hover, name=kind, legendgroup=kind, showlegend=is_first, customdata=carried)

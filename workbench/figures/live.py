@@ -14,7 +14,8 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -319,7 +320,6 @@ def _sendable(value: Any) -> Any:
 
 
 def _properties(figure: go.Figure | Drawing) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the plain properties of the traces and of the layout."""
     if isinstance(figure, Drawing):
         return figure.traces, figure.layout
     return [trace.to_plotly_json() for trace in figure.data], figure.layout.to_plotly_json()
@@ -327,11 +327,11 @@ def _properties(figure: go.Figure | Drawing) -> tuple[list[dict[str, Any]], dict
 
 def _keys(traces: Sequence[Leaves]) -> list[str]:
     """Name each trace by what it is, so that it is found again in the next figure."""
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     keys = []
     for trace in traces:
         key = "|".join(str(trace.get(part)) for part in ("type", "name", "xaxis", "yaxis"))
-        seen[key] = seen.get(key, 0) + 1
+        seen[key] += 1
         keys.append(f"{key}|{seen[key]}")
     return keys
 
@@ -342,19 +342,15 @@ def _numbered_axes(layout: Leaves) -> set[str]:
     return {name for name in first if name[1:5] == "axis" and name[5:].isdigit()}
 
 
-def _leaves(properties: Mapping[str, Any]) -> Leaves:
+def _leaves(properties: Mapping[str, Any], prefix: str = "") -> Leaves:
     """Return nested properties as ``{"marker.color": ...}``; arrays and lists of objects are leaves."""
-    return dict(_walk(properties, ""))
-
-
-def _walk(properties: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    leaves: Leaves = {}
     for name, value in properties.items():
-        if name == "uid":
-            continue
         if isinstance(value, dict) and name not in _WHOLE:
-            yield from _walk(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+            leaves |= _leaves(value, f"{prefix}{name}.")
+        elif name != "uid":
+            leaves[prefix + name] = value
+    return leaves
 
 
 def _changes(old: Leaves, new: Leaves) -> list[tuple[str, Any]]:

@@ -142,21 +142,18 @@ def _add_curve(drawing: Drawing, curve: LossCurveNumbers, index: int, where: str
     colour, symbol = COLORWAY[index % len(COLORWAY)], _SYMBOLS[index % len(_SYMBOLS)]
     stroke = Stroke(colour, dash=DASHES[index % len(DASHES)])
     label = plain(curve.label)
-    if curve.loss.x.size:
-        hover = f"The loss of {label} {where} was %{{y:.4g}}."
-        drawing.line(curve.loss, stroke, hover, name=label, legendgroup=label)
-    if curve.overflow.x.size:
-        hover, name = f"{label} overflowed {where}.", f"overflow in {label}"
-        drawing.marks(curve.overflow, OVERFLOW, hover, name=name, legendgroup=label)
-    if curve.metric.x.size:
-        drawing.line(
-            curve.metric,
-            stroke,
-            f"{label} reached %{{y:.4g}} {unit} {where}.",
-            mode="lines+markers",
-            marker={"symbol": symbol, "size": 8, "color": colour},
-            name=label,
-            legendgroup=label,
-            showlegend=not curve.loss.x.size,
-            row=metric_row,
-        )
+    hover = f"The loss of {label} {where} was %{{y:.4g}}."
+    drawing.line(curve.loss, stroke, hover, name=label, legendgroup=label)
+    hover, name = f"{label} overflowed {where}.", f"overflow in {label}"
+    drawing.marks(curve.overflow, OVERFLOW, hover, name=name, legendgroup=label)
+    drawing.line(
+        curve.metric,
+        stroke,
+        f"{label} reached %{{y:.4g}} {unit} {where}.",
+        mode="lines+markers",
+        marker={"symbol": symbol, "size": 8, "color": colour},
+        name=label,
+        legendgroup=label,
+        showlegend=not curve.loss.x.size,
+        row=metric_row,
+    )

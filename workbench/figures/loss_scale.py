@@ -1,8 +1,4 @@
-"""Loss-scale trace: which scale was in force, where it overflowed, what that cost.
-
-The scale is drawn on a log2 axis because every rule multiplies it. Marks have a shape each and are named in the
-legend; the subtitle says how much of the work was thrown away.
-"""
+"""Loss-scale trace: which scale was in force, where it overflowed, what that cost; log2, as every rule multiplies."""
 
 from __future__ import annotations
 
@@ -109,10 +105,9 @@ def loss_scale_drawing(
     hover, stroke = "At step %{x:,} the loss scale was %{customdata:,.6g}.", Stroke(BLUE, shape="hv")
     scale = np.exp2(numbers.line.y)
     drawing.line(numbers.line, stroke, hover, name="recorded scale", customdata=scale)
-    if policies:
-        step = frames.column(frames.steps_frame(steps), "step")
-        for index, (name, trace) in enumerate(policies.items()):
-            _add_policy(drawing, name, np.asarray(trace, dtype=np.float64), step, index)
+    step = frames.column(frames.steps_frame(steps), "step")
+    for index, (name, trace) in enumerate((policies or {}).items()):
+        _add_policy(drawing, name, np.asarray(trace, dtype=np.float64), step, index)
     _add_marks(drawing, numbers)
     drawing.set_steps()
     drawing.set_powers("Loss scale (log2 axis)")
@@ -169,16 +164,13 @@ def _brief(subject: str, most: int = 4) -> str:
 def _add_marks(drawing: Drawing, numbers: LossScaleNumbers) -> None:
     for name, (mark, hover) in _MARKS.items():
         steps, heights = numbers.marks[name]
-        if steps.size:
-            # What a step changed is in force from the next one on: there is the corner of the line.
-            at = steps if name == "collapse" else steps + 1
-            words = [name] * steps.size if name in {"floor", "collapse"} and steps.size <= 5 else None
-            carried = np.stack([steps, np.exp2(heights)], axis=1)
-            said = hover.format(step="%{customdata[0]:,}", scale="%{customdata[1]:,.6g}")
-            place = "top center"
-            drawing.marks((at, heights), mark, said, text=words, textposition=place, name=name, customdata=carried)
-    if numbers.overflow.x.size:
-        where = [f" in {_brief(subject)}" if subject else "" for subject in numbers.overflow_subjects]
-        used = list(zip(np.exp2(numbers.overflow.y).tolist(), where, strict=True))
-        hover = "Step %{x:,} overflowed%{customdata[1]} at scale %{customdata[0]:,.6g}."
-        drawing.marks(numbers.overflow, OVERFLOW, hover, name="overflow", customdata=used)
+        # What a step changed is in force from the next one on: there is the corner of the line.
+        at = steps if name == "collapse" else steps + 1
+        words = [name] * steps.size if name in {"floor", "collapse"} and steps.size <= 5 else None
+        carried = np.stack([steps, np.exp2(heights)], axis=1)
+        said = hover.format(step="%{customdata[0]:,}", scale="%{customdata[1]:,.6g}")
+        drawing.marks((at, heights), mark, said, text=words, textposition="top center", name=name, customdata=carried)
+    where = [f" in {_brief(subject)}" if subject else "" for subject in numbers.overflow_subjects]
+    used = list(zip(np.exp2(numbers.overflow.y).tolist(), where, strict=True))
+    hover = "Step %{x:,} overflowed%{customdata[1]} at scale %{customdata[0]:,.6g}."
+    drawing.marks(numbers.overflow, OVERFLOW, hover, name="overflow", customdata=used)

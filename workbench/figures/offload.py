@@ -68,13 +68,8 @@ def offload_drawing(
         reason = "No update was offloaded; set optimizer.name to adam_offload to have Adam on the host."
         return Drawing.empty(_QUESTION, reason, theme=theme)
     travels = bool(numbers.transfer.x.size)
-    drawing = Drawing(
-        _answer(numbers),
-        _details(numbers),
-        theme=theme,
-        height=height if travels else height * 3 // 4,
-        rows=(0.6, 0.4) if travels else (1.0,),
-    )
+    height, rows = (height, (0.6, 0.4)) if travels else (height * 3 // 4, (1.0,))
+    drawing = Drawing(_answer(numbers), _details(numbers), theme=theme, height=height, rows=rows)
     hover = "In step %{x:,} Adam took %{y:.3g} ms on the host."
     drawing.line(numbers.host, Stroke(BLUE), hover, name="Adam on the host")
     if travels:

@@ -84,12 +84,10 @@ def online_quality_figure(
         drawing.rule(Stroke(GREY, 1.4, "dot"), x=x, row=None)
     for x in numbers.drifts.x.tolist():
         drawing.rule(Stroke(PURPLE, 1.4, "dash"), x=x, row=None)
-    if len(changes):
-        bottom = np.full(len(changes), float(np.min(numbers.auc.y)) if numbers.auc.x.size else 0.5)
-        hover, mark = "From step %{x:,} on the data followed another law.", Mark("triangle-up-open", 10, GREY, edge=2)
-        drawing.marks((list(changes), bottom), mark, hover, name="the data changed")
-    if numbers.drifts.x.size:
-        drawing.events(numbers.drifts, Mark("diamond", 10, PURPLE), name="drift seen")
+    bottom = np.full(len(changes), float(np.min(numbers.auc.y)) if numbers.auc.x.size else 0.5)
+    hover, mark = "From step %{x:,} on the data followed another law.", Mark("triangle-up-open", 10, GREY, edge=2)
+    drawing.marks((list(changes), bottom), mark, hover, name="the data changed")
+    drawing.events(numbers.drifts, Mark("diamond", 10, PURPLE), name="drift seen")
     drawing.set(showlegend=bool(numbers.drifts.x.size or len(changes)), margin={"b": 96})
     drawing.set_y("AUC of the last<br>window (0 to 1)")
     drawing.set_y("Log loss of the last<br>window (nats per record)", row=2)

@@ -94,11 +94,10 @@ def online_stream_figure(
         # Without an entry in the legend: the axis has the same name.
         drawing.line(line, stroke, hover, name=name, showlegend=False, row=row)
         drawing.set_y(title, row=row, rangemode="tozero", nticks=5)
-    has_reasons = bool(numbers.rejections.x.size)
-    if has_reasons and "rejected" in fields:
+    if "rejected" in fields:
         mark = Mark("circle-open", 8, VERMILLION, edge=2)
         drawing.events(numbers.rejections, mark, name="the reason told", row=len(fields))
-    drawing.set(showlegend=has_reasons, margin={"b": 96})
+    drawing.set(showlegend=bool(numbers.rejections.x.size), margin={"b": 96})
     drawing.set_steps("batches")
     return drawing.figure()
 

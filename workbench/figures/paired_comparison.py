@@ -105,7 +105,7 @@ def _add_speeds(drawing: Drawing, numbers: PairedNumbers, rows: Floats) -> None:
         "(%{customdata[1]:.2f} to %{customdata[2]:.2f}).",
         text=[f"{value:.2f} ×" for value in middle],
         textposition="top center",
-        error_x=interval(middle - low, high - middle, GREEN),
+        error_x=interval(middle, low, high, GREEN),
         cliponaxis=False,
         name="speed, 95 % interval",
         customdata=[[plain(numbers.labels[i]), a, b] for i, a, b in zip(known, low, high, strict=True)],
@@ -123,13 +123,12 @@ def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric:
     means = np.array([numbers.changes[i].mean() for i in known])
     bounds = numbers.bounds[known]
     worst = [f"; at worst by {bound:.4g} (95 %)" if math.isfinite(bound) else "" for bound in numbers.bounds]
-    reach = np.where(np.isfinite(bounds), bounds - means, 0.0)
     drawing.marks(
         (means, rows[known]),
         Mark("diamond", 12, BLUE),
         f"%{{customdata[0]}} changes {plain(metric.name)} by %{{x:.4g}} on average%{{customdata[1]}}.",
         # The bound is one-sided: the bar points the way that could still be worse.
-        error_x=interval(np.maximum(-reach, 0.0), np.maximum(reach, 0.0), translucent(VERMILLION, 0.9)),
+        error_x=interval(means, np.minimum(means, bounds), np.maximum(means, bounds), translucent(VERMILLION, 0.9)),
         name="mean; the bar is the one-sided 95 % bound",
         customdata=[[plain(numbers.labels[i]), worst[i]] for i in known],
         row=2,

@@ -92,15 +92,13 @@ def replay_policies_figure(
         same = " (the recorded one)" if numbers.recorded == numbers.chosen else ""
         groups.append((f"chosen policy{same}", [numbers.chosen], Mark("diamond", 14, GREEN)))
     for name, indices, mark in groups:
-        if not indices:
-            continue
         drawing.marks(
             (100 * numbers.wasted_share[indices], 100 * numbers.underflow_share[indices]),
             mark,
             "%{customdata[1]} would have wasted %{x:.3g} % of the steps%{customdata[2]} and lost "
             "%{y:.3g} % of the gradient to underflow.",
             text=None if name == "replayed policy" else [name.split()[0]],
-            textposition=_beside(numbers, indices[0]),
+            textposition=_beside(numbers, name),
             name=name,
             customdata=[[numbers.rows[i], plain(numbers.names[i]), _overflows(numbers.overflows[i])] for i in indices],
         )
@@ -110,13 +108,13 @@ def replay_policies_figure(
     return drawing.figure()
 
 
-def _beside(numbers: ReplayPoliciesNumbers, index: int) -> str:
+def _beside(numbers: ReplayPoliciesNumbers, name: str) -> str:
     """Return where the word of a policy goes: to the right, as most lie at the left edge, and off the other's word."""
     recorded, chosen = numbers.recorded, numbers.chosen
     if recorded is None or chosen is None or recorded == chosen:
         return "top right"
-    upper = chosen if numbers.underflow_share[chosen] >= numbers.underflow_share[recorded] else recorded
-    return "top right" if index == upper else "bottom right"
+    upper = "chosen" if numbers.underflow_share[chosen] >= numbers.underflow_share[recorded] else "recorded"
+    return "top right" if name.startswith(upper) else "bottom right"
 
 
 def _overflows(overflows: Floats) -> str:

@@ -108,8 +108,7 @@ def second_order_drawing(
     _add_refreshes(drawing, numbers)
     hover, stroke = "At step %{x:,} the damping was %{y:.3g}.", Stroke(BLUE, shape="hv")
     drawing.line(numbers.damping, stroke, hover, name="damping in force", showlegend=False, row=2)
-    if numbers.raised.x.size:
-        drawing.events(numbers.raised, OVERFLOW, name="damping raised", row=2)
+    drawing.events(numbers.raised, OVERFLOW, name="damping raised", row=2)
     hover, stroke = "Step %{x:,} took %{y:.3g} ms.", Stroke(GREY, 1.4)
     drawing.line(numbers.plain, stroke, hover, name="step without a refresh", row=3)
     hover, mark = "Step %{x:,}, with a refresh, took %{y:.3g} ms.", Mark("diamond", 8, ORANGE)
@@ -129,9 +128,8 @@ second_order_figure = figure_of(second_order_drawing)
 def _layers(events: EventTable, at: Floats) -> tuple[Floats, Floats]:
     """Return how many layers each refresh was for and how many it left alone; NaN where no event tells."""
     refreshed = frames.events_of(events, EventKind.FACTORS_REFRESHED)
-    counts = dict(
-        zip(frames.column(refreshed, "step").tolist(), frames.column(refreshed, "value").tolist(), strict=True)
-    )
+    steps, values = (frames.column(refreshed, name).tolist() for name in ("step", "value"))
+    counts = dict(zip(steps, values, strict=True))
     done = np.array([counts.get(step, np.nan) for step in at.tolist()], dtype=np.float64)
     fullest = max(counts.values(), default=float("nan"))
     return done, fullest - done
@@ -189,12 +187,11 @@ def _add_refreshes(drawing: Drawing, numbers: SecondOrderNumbers) -> None:
         ("recomputed", numbers.layers_done, BLUE, "", "In step %{x:,}, %{y} layers were recomputed."),
         ("left alone", numbers.layers_left, ORANGE, "/", "In step %{x:,} the trace rule left %{y} layers alone."),
     ):
-        if not known.any() or not np.nansum(layers):
+        if not np.nansum(layers):
             continue
         look = {"color": colour, "line": {"width": 0}, "pattern": {"shape": pattern, "size": 5}}
         x, y = numbers.refresh_steps[known], layers[known]
         drawing.add("bar", hover, x=x, y=y, width=width, marker=look, name=name)
-    if not known.all():
-        hover = "Step %{x:,} looked at the curvature; how many layers used it is not known."
-        x, mark = numbers.refresh_steps[~known], Mark("line-ns-open", 10, GREY, edge=2)
-        drawing.marks((x, np.zeros_like(x)), mark, hover, name="refresh without a word")
+    hover = "Step %{x:,} looked at the curvature; how many layers used it is not known."
+    x, mark = numbers.refresh_steps[~known], Mark("line-ns-open", 10, GREY, edge=2)
+    drawing.marks((x, np.zeros_like(x)), mark, hover, name="refresh without a word")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+import numpy as np
 import plotly.graph_objects as go
 
 from workbench.core.records import CandidateRecord, Choice, TrialRecord, TunedPlain, Verdict
@@ -216,15 +217,14 @@ def _add_trials(drawing: Drawing, numbers: SpeedAccuracyNumbers, low: float, hig
         drawing.line((x, y), stroke, name="Pareto front", legendrank=1001)  # drawn beneath the points, named after them
     for beginning, mark in _TRIAL_MARKS.items():
         chosen = [p for p in numbers.trials if p.kind.startswith(beginning)]
-        if chosen:
-            drawing.marks(
-                ([p.speedup for p in chosen], [min(max(p.metric, low), high) for p in chosen]),
-                mark,
-                "%{customdata[1]}",
-                cliponaxis=False,
-                name=" / ".join(dict.fromkeys(p.kind for p in chosen)),
-                customdata=[[p.number, p.text] for p in chosen],
-            )
+        drawing.marks(
+            ([p.speedup for p in chosen], [min(max(p.metric, low), high) for p in chosen]),
+            mark,
+            "%{customdata[1]}",
+            cliponaxis=False,
+            name=" / ".join(dict.fromkeys(p.kind for p in chosen)),
+            customdata=[[p.number, p.text] for p in chosen],
+        )
 
 
 def _add_tuned_plain(
@@ -236,38 +236,37 @@ def _add_tuned_plain(
     sign = metric.factor if metric.higher_is_better else -metric.factor
     points = {(speed, numbers.baseline - sign * tuned.drop): tuned for tuned, speed in tuned_plain.values()}
     shown = {point: tuned for point, tuned in points.items() if all(map(math.isfinite, point))}
-    if shown:
-        drawing.marks(
-            ([speed for speed, _ in shown], [value for _, value in shown]),
-            Mark("star-diamond", 14, ORANGE),
-            "Tuned plain (%{customdata[1]}) is %{x:.2f} × as fast as O0 and drops %{customdata[2]}.",
-            text=["tuned plain"] * len(shown),
-            textposition="bottom center",
-            cliponaxis=False,
-            name="tuned plain",
-            customdata=[[-1, plain(tuned.summary), metric.difference_text(tuned.drop)] for tuned in shown.values()],
-        )
+    drawing.marks(
+        ([speed for speed, _ in shown], [value for _, value in shown]),
+        Mark("star-diamond", 14, ORANGE),
+        "Tuned plain (%{customdata[1]}) is %{x:.2f} × as fast as O0 and drops %{customdata[2]}.",
+        text=["tuned plain"] * len(shown),
+        textposition="bottom center",
+        cliponaxis=False,
+        name="tuned plain",
+        customdata=[[-1, plain(tuned.summary), metric.difference_text(tuned.drop)] for tuned in shown.values()],
+    )
 
 
 def _add_candidates(drawing: Drawing, numbers: SpeedAccuracyNumbers, exported: Set[tuple[str, str]]) -> None:
     for verdict, mark in _CANDIDATE_MARKS.items():
         chosen = [point for point in numbers.candidates if point.record.verdict is verdict]
-        if not chosen:
-            continue
         records = [point.record for point in chosen]
-        slower, faster = [c.speedup - c.speedup_low for c in records], [c.speedup_high - c.speedup for c in records]
+        speeds, metrics = [c.speedup for c in records], [p.metric for p in chosen]
+        slowest, fastest = [c.speedup_low for c in records], [c.speedup_high for c in records]
         # The bound on the drop is one-sided: the bar points the way that could still be worse.
-        lower, higher = ([max(0.0, sign * (p.metric_bound - p.metric)) for p in chosen] for sign in (-1, 1))
+        bounds = np.array([p.metric_bound for p in chosen])
+        lowest, highest = np.minimum(metrics, bounds), np.maximum(metrics, bounds)
         drawing.marks(
-            ([c.speedup for c in records], [p.metric for p in chosen]),
+            (speeds, metrics),
             mark,
             "%{customdata[1]}",
             text=[_label(c, exported) for c in records],
             # One trial may be exported for both, at nearly the same point: two labels there.
             textposition=["bottom center" if c.target == "o2" else "top center" for c in records],
             cliponaxis=False,
-            error_x=interval(slower, faster, mark.colour, thickness=1.6),
-            error_y=interval(lower, higher, mark.colour, thickness=1.6),
+            error_x=interval(speeds, slowest, fastest, mark.colour, thickness=1.6),
+            error_y=interval(metrics, lowest, highest, mark.colour, thickness=1.6),
             name=f"{verdict} {VERDICT_SYMBOLS[verdict]}",
             customdata=[[p.record.trial_number, p.text] for p in chosen],
         )

@@ -25,6 +25,7 @@ _STYLES: dict[str, tuple[Mark, str]] = {
     "unsure": (Mark("circle-open-dot", 9, GREY), UNSURE),
     "infeasible": (Mark("circle-open", 9, GREY), BEYOND),
     "pruned": (Mark("x-thin-open", 9, GREY), "pruned"),
+    "beyond": (Mark("triangle-up-open", 10, GREY), "beyond this axis"),
 }
 
 
@@ -81,11 +82,19 @@ def study_history_figure(
     if set(numbers.kinds) == {"baseline"}:
         return empty_figure(_QUESTION, "Only O0 has a score.", theme=theme)
     drawing = Drawing(_answer(numbers), numbers.counts.text(), theme=theme, height=height)
+    is_beyond = np.array(numbers.values) > numbers.ceiling
+    heights = np.where(is_beyond, numbers.ceiling * 1.02, numbers.values)
+    kinds = np.where(is_beyond, "beyond", numbers.kinds)
     for kind, (mark, name) in _STYLES.items():
-        chosen = [i for i, k in enumerate(numbers.kinds) if k == kind and numbers.values[i] <= numbers.ceiling]
-        _add_trials(drawing, numbers, chosen, mark, name)
-    beyond = [i for i, value in enumerate(numbers.values) if value > numbers.ceiling]
-    _add_trials(drawing, numbers, beyond, Mark("triangle-up-open", 10, GREY), "beyond this axis")
+        chosen = np.flatnonzero(kinds == kind).tolist()
+        edge = ", beyond this axis" if kind == "beyond" else ""
+        drawing.marks(
+            ([numbers.numbers[i] for i in chosen], heights[chosen]),
+            mark,
+            f"Trial %{{x}} (%{{customdata[1]}}) scored %{{customdata[2]:.4g}}{edge}.",
+            name=name,
+            customdata=[[numbers.numbers[i], plain(numbers.summaries[i]), numbers.values[i]] for i in chosen],
+        )
     hover, stroke = "Up to trial %{x} the lowest score was %{y:.4g}.", Stroke(GREEN, shape="hv")
     drawing.line((numbers.numbers, numbers.best), stroke, hover, name="lowest score so far within the allowed drop")
     is_short = max(numbers.numbers) - min(numbers.numbers) < _FEWEST_NUMBERS
@@ -107,21 +116,6 @@ def value_ceiling(trials: Sequence[TrialRecord]) -> float:
         return math.nan
     limit = 3.0 * max(acceptable) if max(acceptable) > 0 else max(values)
     return max((value for value in values if value <= limit), default=min(acceptable))
-
-
-def _add_trials(drawing: Drawing, numbers: StudyHistoryNumbers, chosen: Sequence[int], mark: Mark, name: str) -> None:
-    if not chosen:
-        return
-    scores = np.array([numbers.values[i] for i in chosen])
-    edge = ", beyond this axis" if scores.min() > numbers.ceiling else ""
-    heights = np.where(scores > numbers.ceiling, numbers.ceiling * 1.02, scores)
-    drawing.marks(
-        ([numbers.numbers[i] for i in chosen], heights),
-        mark,
-        f"Trial %{{x}} (%{{customdata[1]}}) scored %{{customdata[2]:.4g}}{edge}.",
-        name=name,
-        customdata=[[numbers.numbers[i], plain(numbers.summaries[i]), numbers.values[i]] for i in chosen],
-    )
 
 
 def _answer(numbers: StudyHistoryNumbers) -> str:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -161,33 +161,27 @@ class Callback:
 
     def on_eval_begin(self, run_context: RunContext) -> None:
         """An evaluation begins."""
-        if _is_eval(run_context):
-            self.begin(run_context)
+        _outside_fit(self.begin, run_context)
 
     def on_eval_epoch_begin(self, run_context: RunContext) -> None:
         """The pass over the evaluation data begins."""
-        if _is_eval(run_context):
-            self.epoch_begin(run_context)
+        _outside_fit(self.epoch_begin, run_context)
 
     def on_eval_step_begin(self, run_context: RunContext) -> None:
         """A batch is about to be evaluated."""
-        if _is_eval(run_context):
-            self.step_begin(run_context)
+        _outside_fit(self.step_begin, run_context)
 
     def on_eval_step_end(self, run_context: RunContext) -> None:
         """A batch was evaluated."""
-        if _is_eval(run_context):
-            self.step_end(run_context)
+        _outside_fit(self.step_end, run_context)
 
     def on_eval_epoch_end(self, run_context: RunContext) -> None:
         """The pass over the evaluation data has ended; the metrics are there."""
-        if _is_eval(run_context):
-            self.epoch_end(run_context)
+        _outside_fit(self.epoch_end, run_context)
 
     def on_eval_end(self, run_context: RunContext) -> None:
         """The evaluation has ended."""
-        if _is_eval(run_context):
-            self.end(run_context)
+        _outside_fit(self.end, run_context)
 
 
 class CallbackList:
@@ -298,5 +292,6 @@ def loss_of(net_outputs: Any) -> Tensor:
     return cast("Tensor", net_outputs)
 
 
-def _is_eval(run_context: RunContext) -> bool:
-    return run_context.original_args().mode == "eval"
+def _outside_fit(older: Callable[[RunContext], None], run_context: RunContext) -> None:
+    if run_context.original_args().mode == "eval":
+        older(run_context)

@@ -323,7 +323,6 @@ class Model:
         return False
 
     def _check_epoch(self, state: CallbackParameters) -> None:
-        """Raise ValueError for an epoch without a step."""
         if state.cur_step_in_epoch == 0:
             raise ValueError(
                 f"`train_dataset` held no batch in epoch {state.cur_epoch_num}; an iterator can be read only once, "
@@ -331,7 +330,6 @@ class Model:
             )
 
     def _steps(self, boosted: Boosted, batches: Iterator[Any], context: RunContext) -> Iterator[StepOutcome]:
-        """Train on the batches of one epoch."""
         return training_loop(boosted, self._loss_of, batches)
 
     def _announced(self, dataset: Iterable[Any], context: RunContext) -> Generator[Any, None, None]:
@@ -345,7 +343,6 @@ class Model:
             yield state.train_dataset_element
 
     def _loss_of(self, network: nn.Module, batch: Any) -> Tensor:
-        """Return the loss of one batch, checked."""
         if self._loss_fn is None:
             return checked_loss(called_with(network, batch), "network")
         data, label = data_and_label(batch)
@@ -402,7 +399,6 @@ class Model:
             return widened(self._network(*move_batch(inputs, self._device)))
 
     def _evaluate_between(self, dataset: Iterable[Any], due: Callable[[int], bool], context: RunContext) -> None:
-        """Evaluate in the middle of a training, when it is time."""
         training = context.original_args()
         if not due(training.cur_epoch_num):
             return

@@ -119,9 +119,8 @@ def judge(batch: Any, form: BatchForm, rules: RecordRules) -> Verdict:
     """
     tensors = list(_named_tensors(batch))
     n_records = max((tensor.shape[0] for _, tensor in tensors if tensor.ndim), default=1)
-    wrong = _wrong_form(tensors, form)
-    if wrong:
-        return Verdict(n_records, whole=wrong)
+    if unlike := _wrong_form(tensors, form):
+        return Verdict(n_records, whole=unlike)
     if n_records == 0:
         return Verdict(0, whole="no record")
     bad: Tensor | None = None
@@ -129,9 +128,12 @@ def judge(batch: Any, form: BatchForm, rules: RecordRules) -> Verdict:
     for path, tensor in tensors:
         if tensor.device.type != "cpu":
             continue
-        for reason, found in _faults(path, tensor, rules):
+        for reason, wrong in _faults(path, tensor, rules):
+            if not wrong.any():
+                continue
             if not form.by_rows:
                 return Verdict(n_records, whole=reason)
+            found = wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong
             new = found if bad is None else found & ~bad
             bad = found if bad is None else bad | found
             if n_new := int(new.sum()):
@@ -162,7 +164,7 @@ def _wrong_form(tensors: list[tuple[Path, Tensor]], form: BatchForm) -> str:
 
 
 def _faults(path: Path, tensor: Tensor, rules: RecordRules) -> Iterator[tuple[str, Tensor]]:
-    """Yield reasons with the records they concern, bool, shape ``[n_records]``."""
+    """Yield reasons with the entries they may concern, bool, of the tensor's shape."""
     is_label = path in _LABELS
     span = rules.label_range if is_label else rules.id_range if _is_whole(tensor) else None
     if span is not None and tensor.numel():
@@ -174,21 +176,11 @@ def _faults(path: Path, tensor: Tensor, rules: RecordRules) -> Iterator[tuple[st
     if tensor.is_floating_point():
         # One sum per tensor tells the usual case; a sum may overflow where no entry does, hence the exact look.
         if not math.isfinite(tensor.sum().item()):
-            wrong = ~torch.isfinite(tensor)
-            if wrong.any():
-                yield "not finite", _per_record(wrong)
+            yield "not finite", ~torch.isfinite(tensor)
         if rules.max_abs is not None and not is_label:
-            wrong = tensor.abs() > rules.max_abs
-            if wrong.any():
-                yield "too large", _per_record(wrong)
+            yield "too large", tensor.abs() > rules.max_abs
     if span is not None:
-        wrong = (tensor < span[0]) | (tensor > span[1])
-        if wrong.any():
-            yield "label out of range" if is_label else "id out of range", _per_record(wrong)
-
-
-def _per_record(wrong: Tensor) -> Tensor:
-    return wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong.reshape(-1)
+        yield "label out of range" if is_label else "id out of range", (tensor < span[0]) | (tensor > span[1])
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -91,7 +91,6 @@ def within(policy: Mapping[str, Any]) -> bool:
 
 
 def _drawn(value: Any) -> str:
-    """Return a searched value as a table's cell."""
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

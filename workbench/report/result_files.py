@@ -1,8 +1,4 @@
-"""The answer of a study as files that a repository can keep: a page of tables, CSV, and small still pictures.
-
-``results.md`` is what a README quotes; every line of it is written from the study's records. Nothing here is trained or
-measured, so the files can be written again from the storage at any time.
-"""
+"""The answer of a study as files that a repository can keep: a page of tables, CSV, and small still pictures."""
 
 from __future__ import annotations
 
@@ -124,7 +120,6 @@ def _speed_accuracy(study: StudyResult) -> str:
 
 
 def _parameters(study: StudyResult) -> str:
-    """Return the objective over every searched number."""
     panels = []
     for name in _searched(study):
         found = [(trial, trial.parameters.get(name)) for trial in study.ended[1:]]

@@ -66,7 +66,6 @@ def hardware_of(answer: StudyResult) -> dict[str, Any]:
 
 
 def _recording(answer: StudyResult) -> Recording | None:
-    """Read the float16 recording and draw the scale of the chosen policy over it."""
     from workbench.loss_scale import ScalePolicy  # torch, which a page without a recording does not need
     from workbench.runs.replayed_run import ReplayedRun
 

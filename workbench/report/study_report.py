@@ -117,7 +117,6 @@ def shares_of(config: BoostConfig) -> dict[str, float]:
 
 
 def _figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> dict[str, go.Figure]:
-    """Return the figures that there is something to draw for, by name."""
     drawn: dict[str, go.Figure] = {}
     if answer.candidates or any(t.number and t.relative_step_time > 0 for t in answer.trials):
         shown: Any = {"metric": metric, "allowed_drops": answer.allowed_drops, "per": answer.per}
