@@ -22,8 +22,6 @@ from workbench.tasks.batches import ShuffledBatches, digest_of_batches, mixed_se
 from workbench.tasks.schedules import warmup_cosine
 from workbench.tasks.task import Task
 
-__all__ = ["LeNet", "ResNet", "digits_lenet", "digits_resnet", "load_images", "read_digits", "split_indices"]
-
 BATCH_SIZE = 32
 EVALUATION_BATCH_SIZE = 150
 _EVALUATION_SHARE = 0.25  # of each class: 450 images, so one image is 0.22 % accuracy
