@@ -34,9 +34,7 @@ def checked_number(
 def checked_count(name: str, value: Any, least: int | None = 1, *, kind: str = "a whole number") -> int:
     """Return a whole number, of at least ``least`` where that is given; ``kind`` is what messages call it.
 
-    Raises:
-        TypeError: When it is no whole number.
-        ValueError: When it is smaller.
+    A TypeError says that it is no whole number, a ValueError that it is smaller.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be {kind}, got {value!r}")

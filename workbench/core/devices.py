@@ -14,13 +14,15 @@ import os
 import platform
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import psutil
 import torch
 from torch import Tensor
+
+from workbench.core.processor import cpu_model
+from workbench.core.processor import usable_cores as usable_cores
 
 # An MPS device shares its memory with the CPU, and "pinned" memory there is the device's (torch 2.13).
 _WITHOUT_PINNED_MEMORY = ("cpu", "mps", "meta")
@@ -58,8 +60,7 @@ def select_device(name: str | torch.device = "auto") -> torch.device:
 def rank_device(name: str | torch.device, local_rank: int) -> torch.device:
     """Return the device of one rank and make it the current one: the CPU, or the accelerator of this number.
 
-    Raises:
-        ValueError: When the name has an index, or there are fewer accelerators than ranks on this machine.
+    A ValueError says that the name has an index, or that this machine has fewer accelerators than ranks.
     """
     device = select_device(name)
     if device.type == "cpu":
@@ -98,7 +99,7 @@ def device_type(device: str | torch.device) -> str:
 def device_name(device: str | torch.device) -> str:
     """Return what a person would call the device: the CPU's or the accelerator's model name."""
     if device_type(device) == "cpu":
-        return _cpu_model()
+        return cpu_model()
     name_of = getattr(torch.get_device_module(device), "get_device_name", None)
     return str(name_of(device)) if name_of is not None else device_type(device)
 
@@ -137,7 +138,7 @@ def memory_bytes(device: str | torch.device) -> int:
         file = _memory_file(os.getpid())
         if file is not None:
             return int(os.pread(file, 256, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return int(_process(os.getpid()).memory_info().rss)
+        return int(psutil.Process().memory_info().rss)
     return int(torch.accelerator.memory_allocated(torch.device(device)))
 
 
@@ -174,11 +175,6 @@ def has_cudnn(device: str | torch.device) -> bool:
     return device_type(device) == "cuda" and torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
 
 
-def usable_cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def hardware_summary() -> dict[str, Any]:
     """Describe this machine and the software below us, as values that JSON can hold."""
     accelerator, accelerator_memory = _accelerator(), 0
@@ -186,7 +182,7 @@ def hardware_summary() -> dict[str, Any]:
         with contextlib.suppress(RuntimeError, NotImplementedError):  # some backends do not tell; 0 stands for unknown
             accelerator_memory = int(torch.accelerator.get_memory_info(accelerator)[1])
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cpu_cores": psutil.cpu_count(logical=True) or 0,
         "cpu_cores_usable": usable_cores(),
         "torch_threads": torch.get_num_threads(),
@@ -248,25 +244,9 @@ def _has_fast_bfloat16(kind: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _process(pid: int) -> psutil.Process:
-    return psutil.Process(pid)  # keyed by pid, so that a forked child does not read its parent's memory
-
-
-@functools.lru_cache(maxsize=1)
 def _memory_file(pid: int) -> int | None:
     """Return an open descriptor of what Linux tells about a process's memory (proc(5)); None elsewhere."""
-    try:
+    try:  # by the number, so that a forked child does not read its parent's memory
         return os.open(f"/proc/{pid}/statm", os.O_RDONLY)  # psutil opens it anew for every answer
     except OSError:
         return None
-
-
-@functools.cache
-def _cpu_model() -> str:
-    """Return the processor's model, on Linux by proc(5)."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model", "Hardware") and value.strip():
-                return value.strip()
-    return platform.processor() or platform.machine()

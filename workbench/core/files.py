@@ -64,7 +64,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             sentence = f"no space left to write {target}; free some space and try again (the old file is unchanged)"
             raise DiskFullError(error.errno, sentence, str(target)) from error
         raise
-    _flush_folder(target.parent)
+    # Makes the rename itself durable. Not every platform lets a folder be opened; the content is safe either way.
+    with contextlib.suppress(OSError):
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def free_path(path: Path) -> Path:
@@ -77,13 +83,3 @@ def _flush_to_disk(path: Path) -> None:
     # Without this, a power cut after the rename can leave an empty file under the new name.
     with path.open("rb+") as file:
         os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    # Makes the rename itself durable. Not every platform lets a folder be opened; the content is safe either way.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from workbench.core.text import format_interval
+
 if TYPE_CHECKING:
     from workbench.core.records import CandidateRecord, Choice, GainPart, TunedPlain
 
@@ -17,7 +19,9 @@ def headline(choice: Choice, metric_name: str, tuned: TunedPlain | None = None) 
     taken = choice.candidate
     if taken is None or not (0.0 < taken.speedup < math.inf):
         return choice.sentence
-    share = f"{_share(1.0 / taken.speedup)} of the time ({_faster(taken)})"
+    has_ends = math.isfinite(taken.speedup_low) and math.isfinite(taken.speedup_high)
+    interval = f", 95 % interval {taken.speedup_low:.2f} to {taken.speedup_high:.2f}" if has_ends else ""
+    share = f"{_share(1.0 / taken.speedup)} of the time ({taken.speedup:.2f} x{interval})"
     is_confirmed = choice.verdict == "confirmed"
     reaches = "reaches" if is_confirmed else "may reach"
     seeds = f"on {taken.n_seeds} seeds" if taken.n_seeds else "without a test over seeds"
@@ -38,8 +42,8 @@ def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
     share = _share(1.0 / speed)
     if taken is None or not math.isfinite(tuned.speedup):
         return f"tuned plain is predicted to need {share} of the time"
-    ends = f" ({tuned.speedup_low:.2f} to {tuned.speedup_high:.2f})" if _has_ends(tuned) else ""
-    return f"tuned plain needs {share} of the time, {tuned.speedup:.2f} x{ends} as long as the export"
+    ratio = format_interval(tuned.speedup, tuned.speedup_low, tuned.speedup_high, " x")
+    return f"tuned plain needs {share} of the time, {ratio} as long as the export"
 
 
 def tuned_plain_speed(choice: Choice, tuned: TunedPlain) -> float:
@@ -61,15 +65,6 @@ def parts_against_total(parts: Sequence[GainPart], candidate: CandidateRecord | 
     if not parts or candidate is None or not abs(candidate.speedup / product - 1.0) > _AGREE:
         return ""
     return f"the parts multiply to {product:.2f} x, whole runs were measured at {candidate.speedup:.2f} x"
-
-
-def _faster(taken: CandidateRecord) -> str:
-    interval = f", 95 % interval {taken.speedup_low:.2f} to {taken.speedup_high:.2f}" if _has_ends(taken) else ""
-    return f"{taken.speedup:.2f} x{interval}"
-
-
-def _has_ends(ratio: CandidateRecord | TunedPlain) -> bool:
-    return math.isfinite(ratio.speedup_low) and math.isfinite(ratio.speedup_high)
 
 
 def _share(value: float) -> str:

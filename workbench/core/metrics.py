@@ -103,7 +103,9 @@ def _resolved(metric: Any, loss: Any) -> tuple[str, bool | None, Callable[[], Me
     if isinstance(metric, str):
         name = _ALIASES.get(metric.strip().lower(), metric.strip().lower())
         if name in METRIC_NAMES:
-            return name, METRIC_NAMES[name] == "maximize", _creator(name, output_kind(loss), _takes_one_hot(loss))
+            # Only here floating-point targets shaped like the outputs are one class each; else they are many labels.
+            one_hot = isinstance(loss, nn.CrossEntropyLoss) or loss is F.cross_entropy
+            return name, METRIC_NAMES[name] == "maximize", _creator(name, output_kind(loss), one_hot)
         metric = _torchmetrics_by_name(metric.strip())
     if isinstance(metric, type):
         raise MetricError(
@@ -125,11 +127,6 @@ def output_kind(loss: Any) -> OutputKind:
     if isinstance(loss, nn.NLLLoss) or loss is F.nll_loss:
         return "log_probabilities"
     return "logits"
-
-
-def _takes_one_hot(loss: Any) -> bool:
-    # Only here floating-point targets shaped like the outputs are one class each; under BCELoss they are many labels.
-    return isinstance(loss, nn.CrossEntropyLoss) or loss is F.cross_entropy
 
 
 class _Accuracy:

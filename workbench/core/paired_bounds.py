@@ -1,10 +1,9 @@
 """Is a candidate as good as O0, and is it faster? Paired bounds of both, and what it would take to decide.
 
-A *pair* is one seed: O0 and the candidate trained on the same split with the same seed. The *drop* of a pair is how far
-the candidate's metric lies on the wrong side of O0's (positive = worse). The mean drop is bounded by Student's t
-(`decide`), the ratio of the two times by order statistics of its logarithm (`time_ratio`): a candidate that never
-reaches its target on a seed has no time there, and a median bears that where a mean does not. When such bounds are
-looked at, and what errors they share, is the subject of :mod:`workbench.study.answer.planned_tests`.
+A *pair* is O0 and the candidate trained on the same split with the same seed. The *drop* of a pair is how far the
+candidate's metric lies on the wrong side of O0's (positive = worse). The mean drop is bounded by Student's t
+(`decide`), the ratio of the two times by order statistics (`time_ratio`): a candidate that never reaches its target on
+a seed has no time there, and a median bears that. `workbench.study.answer.planned_tests` says when to look at bounds.
 """
 
 from __future__ import annotations
@@ -70,18 +69,16 @@ class TimeRatio:
 def planned_pairs(spread: float, allowed_drop: float, *, error: float, at_least: int, at_most: int) -> int:
     """Return how many pairs, within bounds, confirm a candidate without any drop with probability 0.8.
 
-    ``spread`` is the standard deviation of one pair's drop; an allowed drop of 0, which no number decides, takes
-    ``at_most``.
+    An allowed drop of 0, which no number decides, takes ``at_most``.
     """
     fewest = _fewest(range(at_least, at_most), lambda n: decidable_drop(spread, n, error=error), allowed_drop)
     return max(at_least, at_most) if fewest is None else fewest
 
 
 def decidable_drop(spread: float, n_pairs: int, *, error: float) -> float:
-    """Return the smallest allowed drop that a test of so many pairs, at least 2, can decide.
+    """Return the smallest allowed drop under which so many pairs, at least 2, confirm a true drop of 0 with chance 0.8.
 
-    Decide means: confirm a candidate whose true drop is 0 with probability 0.8, ``(t(1 - error) + t(0.8)) s / sqrt(n)``
-    with n - 1 degrees of freedom; a little on the safe side of the exact noncentral t.
+    ``(t(1 - error) + t(0.8)) s / sqrt(n)``, n - 1 degrees of freedom: a little above that of the exact noncentral t.
     """
     return _margin(spread, n_pairs, error) + _margin(spread, n_pairs, 1.0 - _POWER)
 
@@ -115,12 +112,8 @@ def time_ratio(
         values = (a / (warm_up + r * b) for a, b in times)
         return sorted(math.log(value) if value > 0.0 else -math.inf for value in values)
 
-    def median(r: float) -> float:
-        values = logarithms(r)
-        n = len(values)
-        return (values[(n - 1) // 2] + values[n // 2]) / 2.0
-
-    values, middle = logarithms(ratio), median(ratio)
+    values = logarithms(ratio)
+    middle = statistics.median(values)
     k, tail = 0, 0.0
     while k < len(values) and (tail := tail + math.comb(len(values), k) / 2.0 ** len(values)) <= error:
         k += 1
@@ -129,7 +122,8 @@ def time_ratio(
     below, above = (middle - values[k - 1], values[-k] - middle) if k else (math.inf, math.inf)
     finite = [value for value in values if value > -math.inf]
     spread = float(np.std(finite, ddof=1)) if len(finite) > 1 else math.inf
-    return _around(middle, below, above, median(low) - middle, middle - median(high), spread)
+    up, down = statistics.median(logarithms(low)) - middle, middle - statistics.median(logarithms(high))
+    return _around(middle, below, above, up, down, spread)
 
 
 def run_time_ratio(pairs: Sequence[tuple[float, float]], *, error: float) -> TimeRatio:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import platform
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from workbench.core.processor import cpu_model, usable_cores
 from workbench.runs.schema import SCHEMA_VERSION
 
 # Packages whose version can change a result or a picture.
@@ -44,6 +43,10 @@ def collect_environment(
 
     No host or user name is in it, and ``device`` is kept as it is given.
     """
+    versions = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
     return {
         "schema_version": SCHEMA_VERSION,
         "task": task,
@@ -53,26 +56,8 @@ def collect_environment(
         "device": dict(device or {}),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _cpu_model(),
-        # Those this process may use, which in a container is often fewer than the machine has.
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
-        "versions": _installed_versions(),
+        "versions": versions,
     }
-
-
-def _installed_versions() -> dict[str, str]:
-    versions = {}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
-
-
-def _cpu_model() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return value.strip()
-    return platform.processor() or platform.machine()

@@ -15,13 +15,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from workbench.core.records import Event, ExponentCounts, StepRecord
+from workbench.core.records import Event, StepRecord
 from workbench.runs.errors import RunError
 
-_STEP_FIELDS = [field for field in fields(StepRecord) if field.name not in {"grad_exponents", "columns"}]
-_STEP_NAMES = [field.name for field in _STEP_FIELDS]
-_STEP_DEFAULTS = [field.default for field in _STEP_FIELDS]
-_step_values = attrgetter(*_STEP_NAMES)
+_STEP_DEFAULTS = {f.name: f.default for f in fields(StepRecord) if f.name not in {"grad_exponents", "columns"}}
+_step_values = attrgetter(*_STEP_DEFAULTS)
 
 # For the fields every line must have; a reader never needs them, an empty table does not either.
 _BLANK_VALUES = {"step": 0, "seconds": math.nan, "step_ms": math.nan, "loss": math.nan, "kind": ""}
@@ -36,12 +34,12 @@ def field_defaults(record: type[StepRecord] | type[Event]) -> dict[str, Any]:
 
 def encode_steps(records: Iterable[StepRecord]) -> bytes:
     """Return one line per step; reading them back gives equal records, NaN and inf included."""
-    return _encode(_step_row(record) for record in records)
+    return _encode(map(_step_row, records))
 
 
 def encode_events(events: Iterable[Event]) -> bytes:
     """Return one line per event."""
-    return _encode(_event_row(event) for event in events)
+    return _encode(map(_event_row, events))
 
 
 def intact_size(content: bytes) -> int:
@@ -76,25 +74,23 @@ def read_rows(path: Path, *, chunk: int = 65_536) -> Iterator[list[dict[str, Any
 
 def _step_row(record: StepRecord) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for name, value, default in zip(_STEP_NAMES, _step_values(record), _STEP_DEFAULTS, strict=True):
+    for (name, default), value in zip(_STEP_DEFAULTS.items(), _step_values(record), strict=True):
         # A NaN is left out only where NaN is the default: a loss scale that became NaN must be seen again.
-        if value == default or (value != value and default != default):
-            continue
-        row[name] = value
+        if value != default and (value == value or default == default):
+            row[name] = value
     if record.grad_exponents:
-        row["grad_exponents"] = [_histogram_row(histogram) for histogram in record.grad_exponents]
+        row["grad_exponents"] = [
+            {
+                "group": _storable(histogram.group),
+                "lowest": histogram.lowest,
+                "counts": histogram.counts,
+                "zeros": histogram.zeros,
+                "nonfinite": histogram.nonfinite,
+            }
+            for histogram in record.grad_exponents
+        ]
     row.update(record.columns)
     return row
-
-
-def _histogram_row(histogram: ExponentCounts) -> dict[str, Any]:
-    return {
-        "group": _storable(histogram.group),
-        "lowest": histogram.lowest,
-        "counts": histogram.counts,
-        "zeros": histogram.zeros,
-        "nonfinite": histogram.nonfinite,
-    }
 
 
 def _event_row(event: Event) -> dict[str, Any]:

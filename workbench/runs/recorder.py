@@ -7,9 +7,8 @@ A run lives in ``<root>/<run id>/``:
 * ``steps.parquet``, ``events.parquet``, ``summary.json`` -- what ``finish`` turns the lines into;
 * ``writer.lock`` -- who is writing, while somebody is.
 
-At every moment the lines or the Parquet file are complete, so a reader needs no cooperation: it takes the lines
-when they are there and the Parquet file otherwise. A killed run has lines and no summary; at most its last block
-is missing, and ``RunRecorder.reopen`` continues it.
+At every moment the lines or the Parquet file are complete: a reader takes the lines when they are there and the Parquet
+file otherwise. A killed run has lines and no summary; at most its last block is missing, and it can be reopened.
 """
 
 from __future__ import annotations

@@ -6,13 +6,12 @@ not recorded; how much larger they are (the *headroom*) is calibrated on the run
 stands above what is estimated: a window that overflowed has a threshold below the scale it used, one that did not has a
 threshold at least as large. The policies are then simulated exactly (``loss_scale.simulate``).
 
-The assumption is that the trajectory stays the same: a skipped or an additional update changes later gradients a
-little. The stated range covers that by simulations with all thresholds moved by the error either way, and, for short
-runs, with every threshold moved on its own at random by as much as neighbouring windows differ, and once without
-bursts. A policy that skips many updates holds its trajectory up: after k updates it stands where the recording stood
-after k, so a fixed scale that is too large at first may never get on. Such policies are simulated once more on that
-slower trajectory. Reruns of ``topics-gpt`` under float16 autocast, 80 steps, confirm the range: each of five policies
-predicted from each of five recordings; ``studies/loss_scale_windows`` has dozens more.
+The assumption is that a skipped or an additional update changes later gradients little. The stated range covers what it
+changes: all thresholds are moved by the error either way, and, for short runs, each on its own at random by as much as
+neighbouring windows differ, and once bursts are left out. A policy that skips many updates holds its trajectory up:
+after k updates it stands where the recording stood after k, so it is simulated once more on that slower trajectory.
+Reruns of ``topics-gpt``, five policies predicted from five recordings each, confirm the range;
+``studies/loss_scale_windows`` has dozens more.
 """
 
 from __future__ import annotations
@@ -180,10 +179,7 @@ def _plausible_counts(
 
 
 def _held_up(thresholds: Thresholds, policies: Sequence[ScalePolicy], noise: Floats) -> NDArray[np.int64]:
-    """Return the overflows of policies whose trajectory waits while they skip, shape ``[n_policies]``.
-
-    ``noise`` is what a window's own batch adds, as a factor of its threshold ``[n]``.
-    """
+    """Return the overflows of policies whose trajectory waits while they skip; noise multiplies thresholds ``[n]``."""
     # After k updates the recording stood at the window that made its update k + 1.
     at_update = np.flatnonzero(~thresholds.overflowed)
     limits = thresholds.scale[at_update if len(at_update) else [0]].tolist()
@@ -201,10 +197,9 @@ def _held_up(thresholds: Thresholds, policies: Sequence[ScalePolicy], noise: Flo
 
 
 def _calibrate(excess: Floats, overflow: NDArray[np.bool_]) -> tuple[float, float, float]:
-    """Find the headroom h (log2) for which ``excess > -h`` best matches the recorded overflows.
+    """Find the headroom h (log2) for which ``excess > -h`` best matches the overflows, its error, and what it misses.
 
-    Also returned: how far other headrooms that match as well lie from it, at most 1, and the share of windows that even
-    the best gets wrong.
+    The error is how far others that match as well lie from it, at most 1; what it misses a share of the windows.
     """
     if not overflow.any():  # only a bound is known: at these scales nothing overflowed
         return min(0.0, -float(excess.max())), 1.0, 0.0

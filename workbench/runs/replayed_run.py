@@ -6,6 +6,7 @@ of the histograms.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,10 +36,9 @@ class ReplayedRun:
         self.run = run
         self.thresholds = estimate_thresholds(run)
         self.recorded = recorded_policy(run)  # that it ran with
-        steps = self.thresholds.steps
         self._windows, self._exponents = recorded_exponents(run, self.thresholds, _HISTOGRAMS)
-        window_of_step = np.searchsorted(steps, run.steps["step"].to_numpy())
-        self._window_of_step = np.minimum(window_of_step, len(steps) - 1)
+        window_of_step = np.searchsorted(self.thresholds.steps, run.steps["step"].to_numpy())
+        self._window_of_step = np.minimum(window_of_step, self.n_windows - 1)
 
     @property
     def n_windows(self) -> int:
@@ -111,13 +111,9 @@ def policy_grid(
             f"{len(init)} initial scales x {len(factor)} factors x {len(window)} windows are {wanted} policies; at "
             f"most {most} are judged at once, shorten a list"
         )
-    floors = [min(minimum, i) if isinstance(i, int | float) and i > 0 else minimum for i in init]
-    return [
-        ScalePolicy(init=i, factor=f, window=w, minimum=floor)
-        for i, floor in zip(init, floors, strict=True)
-        for f in factor
-        for w in window
-    ]
+    floor = {i: min(minimum, i) if isinstance(i, int | float) and i > 0 else minimum for i in init}
+    grid = itertools.product(init, factor, window)
+    return [ScalePolicy(init=i, factor=f, window=w, minimum=floor[i]) for i, f, w in grid]
 
 
 def usual_windows(n_windows: int) -> list[int]:

@@ -24,7 +24,7 @@ from workbench.runs import writer_lock
 from workbench.runs.errors import RunError
 from workbench.runs.json_lines import intact_size
 from workbench.runs.schema import COLUMNS, SCHEMA_VERSION, is_method_column
-from workbench.runs.tables import EVENTS, STEPS, RunTable, read_frame
+from workbench.runs.tables import EVENTS, STEPS, read_frame
 
 _DEPTH = 4  # runs/<study>/<run id>, with room for one more level on either side
 _OVERVIEW = {
@@ -164,7 +164,7 @@ def read_run(path: str | os.PathLike[str], *, most_histograms: int | None = None
             "read the run with the version of the workbench that wrote it"
         )
     config = _read_json(path / "config.json")
-    steps, events = _read_table(path, STEPS, most_histograms), _read_table(path, EVENTS)
+    steps, events = read_frame(path, STEPS, most_histograms), read_frame(path, EVENTS)
     # Last, because it appears last: a run that finishes meanwhile is read as running, never as finished but empty.
     finished = (path / "summary.json").exists()
     summary = _read_json(path / "summary.json") if finished else {}
@@ -263,17 +263,6 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 yield from _walk(Path(entry.path), depth - 1)
-
-
-def _read_table(path: Path, kind: RunTable, most_histograms: int | None = None) -> pd.DataFrame:
-    try:
-        return read_frame(path, kind, most_histograms)
-    except FileNotFoundError as error:
-        raise RunError(
-            f"{path} is not a whole run: it has neither {kind.name}.jsonl nor {kind.name}.parquet"
-        ) from error
-    except OSError as error:
-        raise RunError(f"{path}: its {kind.name} cannot be read ({error.strerror or error})") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -83,14 +83,20 @@ def read_frame(folder: Path, kind: RunTable, most_histograms: int | None = None)
     """Return a table of a run, going on or finished, as a DataFrame whose column types do not depend on its content.
 
     The list columns hold one tuple per row, of floats or of ``{group, lowest, counts, zeros, nonfinite}`` dictionaries,
-    the latter in at most ``most_histograms`` rows, evenly chosen. A RunError says what is damaged, or larger than the
-    memory.
+    the latter in at most ``most_histograms`` rows, evenly chosen. A RunError says what is not there, damaged, or larger
+    than the memory.
     """
-    # The lines first: they are removed only after the Parquet file is in place, so one of the two is always there.
-    with contextlib.suppress(FileNotFoundError):
-        return _to_frame(_read_json_table(folder / f"{kind.name}.jsonl", kind), most_histograms)
     unread = ("grad_exponents",) if most_histograms == 0 else ()
-    return _to_frame(_read_parquet_table(folder / f"{kind.name}.parquet", kind, unread), most_histograms)
+    try:
+        # The lines first: they are removed only after the Parquet file is in place, so one of the two is always there.
+        with contextlib.suppress(FileNotFoundError):
+            return _to_frame(_read_json_table(folder / f"{kind.name}.jsonl", kind), most_histograms)
+        return _to_frame(_read_parquet_table(folder / f"{kind.name}.parquet", kind, unread), most_histograms)
+    except FileNotFoundError as error:
+        missing = f"it has neither {kind.name}.jsonl nor {kind.name}.parquet"
+        raise RunError(f"{folder} is not a whole run: {missing}") from error
+    except OSError as error:
+        raise RunError(f"{folder}: its {kind.name} cannot be read ({error.strerror or error})") from error
 
 
 def compact(folder: Path, kind: RunTable, method_columns: Iterable[str]) -> None:

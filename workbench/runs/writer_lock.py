@@ -1,8 +1,7 @@
 """Say who is writing a run, in a way that a killed writer cannot keep for ever.
 
-The lock file names the host, the process and when that process began, because process numbers are used again. A
-lock whose process is gone protects nothing. A process on another host cannot be asked, so its lock counts until
-the run has been silent for a day.
+The lock file names the host, the process and when that began, because process numbers are used again. A process on
+another host cannot be asked, so its lock counts until the run has been silent for a day.
 """
 
 from __future__ import annotations

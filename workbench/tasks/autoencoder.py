@@ -6,10 +6,9 @@ curvature: Martens and Grosse, "Optimizing Neural Networks with Kronecker-factor
 arXiv:1503.05671, section 13. The network finds the linear (principal component) solution soon, and leaving it means
 moving along directions of small curvature, where a step fit for the steep directions hardly moves.
 
-The data are those of ``digits-lenet`` with the same split per seed, as grey levels in [0, 1], float32 ``[n, 64]``; a
-batch is ``(pixels, pixels)``. Loss and metric are the squared error summed over the pixels of an image (as in the
-sources; a mean would move useful learning rates 64 times up, beyond what `optimizer.lr` offers) and averaged over
-images.
+The data are those of ``digits-lenet`` with the same split per seed, as grey levels in [0, 1]; a batch is
+``(pixels, pixels)``, float32 ``[n, 64]``. The squared error is summed over the pixels of an image, as in the sources: a
+mean would move useful learning rates 64 times up, beyond what `optimizer.lr` offers.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
 """Streams of batches that start again at any position and never disturb the training's random numbers.
 
-A *source* is what a task calls ``train`` or ``evaluate``: a re-iterable (list of batches, ``DataLoader``, own class) or
-a callable of a seed (and, if it takes a second argument, of the epoch) that returns one.
-
-The same source, seed and start give the same stream, whatever was drawn before: while the source produces a batch, the
-global generators of torch, numpy and ``random`` are swapped for the stream's own, seeded by (seed, epoch), and
-generators that a ``DataLoader`` holds are seeded likewise.
-
-Ranks that train together share one stream: rank r of n takes every n-th batch, beginning with batch r, and lets the
-source produce all of them. Where producing is the expensive part, a ``DataLoader`` with a ``DistributedSampler``
-produces on each rank only what that rank trains on.
+A *source* is what a task calls ``train`` or ``evaluate`` (see `Task`). The same source, seed and start give the same
+stream, whatever was drawn before: while the source produces a batch, the global generators of torch, numpy and
+``random`` are swapped for the stream's own, seeded by (seed, epoch), and those that a ``DataLoader`` holds are seeded
+likewise. Ranks that train together share one stream (`Task.batches`); each lets the source produce all of it, unless a
+``DistributedSampler`` does on each rank only what that rank trains on.
 """
 
 from __future__ import annotations
@@ -29,6 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from workbench.core.batch import move_batch
+from workbench.core.sampler_epoch import tell_epoch
 from workbench.tasks.errors import TaskError
 
 
@@ -38,7 +34,6 @@ class SeekableBatches(Protocol):
 
     def stream(self, start: int) -> Iterator[Any]:
         """Yield batches without end, beginning with batch number ``start``."""
-        ...
 
 
 class ShuffledBatches:
@@ -122,8 +117,7 @@ def endless_batches(source: Any, seed: int, start: int = 0, rank: int = 0, n_ran
 
     Sources with ``stream(start)`` go there at once; a list or a ``DataLoader`` over a map-style dataset skips whole
     epochs; others are read from the beginning. A callable of a seed is called once if it returns a re-iterable, and
-    once per epoch if it returns an iterator or takes the epoch. A ``DataLoader`` whose sampler knows ranks gives its
-    own share.
+    once per epoch if it returns an iterator or takes the epoch.
     """
     if _takes_seed(source):
         with _RandomStream(mixed_seed(seed, 0)).active():
@@ -132,7 +126,13 @@ def endless_batches(source: Any, seed: int, start: int = 0, rank: int = 0, n_ran
             source = opened  # good for every epoch; otherwise it is opened again for each
     else:
         opened = source
-    if n_ranks > 1 and _is_shared_already(opened, n_ranks):
+    shares = _replicas(opened) if n_ranks > 1 else 1
+    if shares not in (1, n_ranks):
+        raise TaskError(
+            f"the sampler of `train` shares the data between {shares} ranks, but {n_ranks} train together; leave out "
+            "its `num_replicas`, so that it asks torch.distributed"
+        )
+    if shares > 1:
         rank, n_ranks = 0, 1
     first = start * n_ranks + rank
     if isinstance(source, ShuffledBatches):
@@ -232,17 +232,6 @@ def _open_source(source: Callable[..., Any], seed: int, epoch: int, role: str) -
     return opened
 
 
-def _is_shared_already(source: Any, n_ranks: int) -> bool:
-    """Return whether a loader's sampler gives each rank its own samples; refuse one for another number of ranks."""
-    shares = _replicas(source)
-    if shares not in (1, n_ranks):
-        raise TaskError(
-            f"the sampler of `train` shares the data between {shares} ranks, but {n_ranks} train together; leave out "
-            "its `num_replicas`, so that it asks torch.distributed"
-        )
-    return shares > 1
-
-
 def _replicas(source: Any) -> int:
     """Return between how many ranks a loader's sampler shares the samples; 1 when it knows of none."""
     batch_sampler = getattr(source, "batch_sampler", None)
@@ -267,9 +256,7 @@ def _one_epoch(source: Any, seed: int, epoch: int, role: str) -> Iterator[Any]:
             generator = getattr(holder, "generator", None)
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(mixed_seed(seed, epoch, 1))
-            set_epoch = getattr(holder, "set_epoch", None)
-            if callable(set_epoch):  # DistributedSampler and its kin
-                set_epoch(epoch)
+        tell_epoch(opened, epoch)
         iterator = iter(opened)
     nothing = object()
     while True:

@@ -1,9 +1,8 @@
 """``cifar10:FOLDER``: the published python batches of CIFAR-10, read from a folder and never downloaded.
 
 60 000 colour images of 32 x 32 pixels in ten classes: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny
-Images", 2009. Five training files ``data_batch_1`` to ``data_batch_5`` and ``test_batch`` are each a pickled dictionary
-of ``data`` (uint8 ``[n, 3072]``: red, green, blue planes row by row) and ``labels``. A pickle can run any code, so they
-are not unpickled, but read opcode by opcode (`array_pickle`).
+Images", 2009. ``data_batch_1`` to ``data_batch_5`` and ``test_batch`` are pickled dictionaries of ``data`` (uint8
+``[n, 3072]``: red, green, blue planes row by row) and ``labels``, read without unpickling (`array_pickle`).
 
 Images are centred and scaled per channel, float32 ``[n, 3, 32, 32]``, targets int64 ``[n]``. Training images are
 shifted by up to four pixels and mirrored, as in He et al., "Deep Residual Learning for Image Recognition", CVPR 2016,

@@ -3,11 +3,10 @@
 Record i is a function of (seed, i) alone, by a generator with access by position (`workbench.optim.embeddings.mixing`),
 so a stream can be opened anywhere and gives the same records again. A record has
 
-* **ids**, one per field. A field's ids follow Zipf's law with exponent 1: the id of rank r, of V in all, has a chance
-  proportional to about 1 / r. In even fields (users, say) the vocabulary V grows slowly and an id keeps its rank. In
-  odd fields (items) a new id is born every ``birth_interval`` records and is the most popular; an id's rank is its
-  age, so what was frequent fades and, ``vocabulary`` births later, is never seen again. The field's number stands in
-  the upper bits (``field << 40``), so that all fields can share one table;
+* **ids**, one per field, by Zipf's law: the id of rank r, of V in all, has a chance proportional to about 1 / r. In
+  even fields (users, say) the vocabulary V grows slowly and an id keeps its rank. In odd fields (items) a new id is
+  born every ``birth_interval`` records; an id's rank is its age, so what was frequent fades and, ``vocabulary`` births
+  later, is never seen again. The field's number stands in the bits from 40 up, so that all can share one table;
 * **numbers**, roughly standard normal (sums of four uniforms, scaled);
 * **a click**, with the chance ``sigmoid(logit)``::
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -87,20 +86,16 @@ def _endless(law: ClickLaw, start: int, batch_size: int, poison: float, misshape
         lacking = np.zeros(batches_per_block, dtype=bool)
         if poison > 0.0 or misshapen > 0.0:
             drawn = law.draws(places, "poison", 3)
-            _spoil_(numbers, labels, drawn, poison)
+            spoiled = (drawn[:, 0] < poison).nonzero()[0]
+            kind = (drawn[spoiled, 1] * 3).astype(np.int64)
+            numbers[spoiled[kind == 0], 0] = np.nan
+            numbers[spoiled[kind == 1], -1] = np.inf
+            labels[spoiled[kind == 2]] = -1.0
             lacking = drawn[::batch_size, 2] < misshapen
         blocks = (torch.split(torch.from_numpy(array), batch_size) for array in (ids, numbers, labels))
         for bad, of_ids, of_numbers, of_labels in zip(lacking, *blocks, strict=True):
             yield (of_ids, of_numbers[:, :-1] if bad else of_numbers), of_labels
         start += batches_per_block
-
-
-def _spoil_(numbers: Any, labels: Any, drawn: Any, poison: float) -> None:
-    spoiled = (drawn[:, 0] < poison).nonzero()[0]
-    kind = (drawn[spoiled, 1] * 3).astype(np.int64)
-    numbers[spoiled[kind == 0], 0] = np.nan
-    numbers[spoiled[kind == 1], -1] = np.inf
-    labels[spoiled[kind == 2]] = -1.0
 
 
 class ClickModel(nn.Module):
@@ -143,7 +138,6 @@ class _TrainingClicks:
         return islice(self.stream(0), N_TRAINING_BATCHES)
 
     def stream(self, start: int) -> Iterator[ClickBatch]:
-        """Yield batches without end, beginning with batch number ``start``."""
         position = start % N_TRAINING_BATCHES
         while True:
             yield from islice(click_stream(self.seed, position), N_TRAINING_BATCHES - position)

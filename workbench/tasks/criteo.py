@@ -1,16 +1,13 @@
 """``criteo:PATH``: click logs in the form Criteo published, read line by line without an end in sight.
 
 Criteo's Display Advertising Challenge (Kaggle 2014) and Terabyte logs: one record per line, 40 columns between tabs, a
-label (0 or 1), 13 whole numbers and 26 categories of up to 8 hexadecimal digits. Any number or category may be
-empty. Nothing is downloaded: PATH is a file, a folder of files (read in the order of their names; ``.gz`` is
-unpacked), or ``-`` for standard input.
+label (0 or 1), 13 whole numbers and 26 categories of up to 8 hexadecimal digits, all but the label perhaps empty. PATH
+is a file, a folder of files (read in the order of their names; ``.gz`` is unpacked), or ``-`` for standard input.
 
 A batch is ``((ids, numbers), labels)`` as that of ``clicks``: ids are int64 ``[n, 26]`` with the column's number in
-the bits from 40 up, numbers float32 ``[n, 13]``, ``log(1 + x)`` for x > 0 and x itself below (Criteo's counts go down
-to about -3; empty is 0), labels float32 ``[n]``. An empty category is an id of its own.
-
-A line that is none of this is rejected: counted, with its number and the reason. Only when more than ``limit`` lines
-were rejected does reading stop, since the file then is something else.
+the bits from 40 up, an empty one an id of its own; numbers float32 ``[n, 13]``, ``log(1 + x)`` for x > 0 and x itself
+below (Criteo's counts go down to about -3; empty is 0); labels float32 ``[n]``. A line that is none of this is
+rejected, with its number and the reason; more than ``limit`` of them end the reading: the file is something else.
 """
 
 from __future__ import annotations
@@ -171,7 +168,13 @@ def criteo_task(place: str) -> Task:
     if place == "-":
         raise TaskError("the task `criteo:` needs a file or folder; standard input cannot be read again for evaluation")
     reader = CriteoReader(place, EVALUATION_BATCH_SIZE)
-    n_kept, first = _kept_lines(reader)
+    read = list(reader.numbered_batches(0, 5 * N_EVALUATION_LINES))
+    if not read:
+        raise TaskError("a click log must hold at least one record of Criteo's form, got none")
+    n_lines, _ = read[-1]
+    if n_lines < 2:
+        raise TaskError("a click log must hold at least two records, one for training and one for evaluation, got 1")
+    n_kept = max(n_lines // 5, 1)  # all that are to be kept, or a fifth of a short log
     return Task(
         name=f"criteo-{Path(place).expanduser().resolve().stem}",
         model=partial(ClickModel, N_CATEGORIES, N_NUMBERS, n_rows=1 << 20),
@@ -180,7 +183,7 @@ def criteo_task(place: str) -> Task:
         train=_CriteoLines(place, BATCH_SIZE, n_kept, None),
         evaluate=_CriteoLines(place, EVALUATION_BATCH_SIZE, 0, n_kept),
         metric="auroc",
-        data_hash=f"first {n_kept} lines sha256:{digest_of_batches(first, 64)}",
+        data_hash=f"first {n_kept} lines sha256:{digest_of_batches(reader.batches(0, n_kept), 64)}",
         description="recommender on a click log in Criteo's form",
     )
 
@@ -196,18 +199,6 @@ class _CriteoLines:
 
     def __iter__(self) -> Iterator[ClickBatch]:
         return CriteoReader(self.place, self.batch_size).batches(self.start, self.stop)
-
-
-def _kept_lines(reader: CriteoReader) -> tuple[int, list[ClickBatch]]:
-    """Return how many lines are for evaluation (a fifth of a short log), and their batches."""
-    read = list(reader.numbered_batches(0, 5 * N_EVALUATION_LINES))
-    if not read:
-        raise TaskError("a click log must hold at least one record of Criteo's form, got none")
-    n_lines, _ = read[-1]
-    if n_lines < 2:
-        raise TaskError("a click log must hold at least two records, one for training and one for evaluation, got 1")
-    n_kept = max(n_lines // 5, 1)
-    return n_kept, list(reader.batches(0, n_kept))
 
 
 def _cut(kept: list[Tensor], n: int, size: int) -> Iterator[tuple[int, ClickBatch]]:

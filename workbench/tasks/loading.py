@@ -166,14 +166,13 @@ def _load_module(name: str) -> ModuleType:
         sys.path.append(here)  # a console script does not see the working directory by itself
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
             raise TaskError(
-                f"task module {name} is not there: no module named {error.name!r} in {here} or among the installed "
+                f"task module {name} is not there: no module named {missing!r} in {here} or among the installed "
                 "packages; run from the folder that holds it, or name the file: path/to/file.py:attribute"
             ) from error
-        raise TaskError(f"task module {name} cannot be imported: {_what_and_where(error)}") from error
-    except (Exception, SystemExit) as error:
         raise TaskError(f"task module {name} cannot be imported: {_what_and_where(error)}") from error
 
 

@@ -1,9 +1,8 @@
 """Other ways to read the same training batches: from samples that stay on the device, or ahead of the training.
 
 Both give the batches of the source, bit for bit and in its order, or leave the source alone and warn why. Ahead of the
-training a *process* reads, not a thread: a source may draw from the process's random number generators, which are
-swapped for the stream's own while it produces (``workbench.tasks.batches``), and the training draws from them at the
-same time.
+training a *process* reads, not a thread: the process's random number generators are swapped for the stream's own while
+a source produces (``workbench.tasks.batches``), and the training draws from them at the same time.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ _AHEAD = 4  # batches: enough to even out a slow one, few enough to hold twice
 def resident(source: Any, device: torch.device) -> Any:
     """Return a source of the same batches whose samples lie on the device, moved there once.
 
-    Possible for a list of batches, for `ShuffledBatches` that know what they gather from, for a ``DataLoader`` without
-    code of the user's (over a ``TensorDataset`` or parts of one, with torch's own way of making batches), and for a
-    function of a seed that returns one of these.
+    Possible for a list, `ShuffledBatches` with ``held``, a ``DataLoader`` without code of the user's (over a
+    ``TensorDataset`` or parts of one, with torch's own way of making batches), and a function of a seed returning one.
     """
     once = opened_once(source)
     if once is not None:
@@ -101,8 +99,6 @@ def _gathering(loader: DataLoader[Any], tensors: tuple[Tensor, ...]) -> DataLoad
 
 @dataclass
 class _Stream(IterableDataset[Any]):
-    """A stream as a dataset."""
-
     batches: Iterator[Any]
 
     def __iter__(self) -> Iterator[Any]:
@@ -110,10 +106,9 @@ class _Stream(IterableDataset[Any]):
 
 
 def read_ahead(batches: Iterator[Any], ahead: int = _AHEAD) -> Iterator[Any]:
-    """Yield the batches of a stream that another process reads.
+    """Yield the batches of a stream that another process reads, forked so that sources need not be picklable.
 
-    The process is forked, so that sources need not be picklable, and computes on one thread. Where another process
-    cannot read them (a source on an accelerator, or with processes of its own, which read ahead already) a warning says
+    Where it cannot (a source on an accelerator, or with processes of its own, which read ahead already) a warning says
     why, and they are read here.
     """
     try:

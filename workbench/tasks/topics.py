@@ -121,27 +121,23 @@ class _Block(nn.Module):
         return features + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(features))))  # type: ignore[no-any-return]
 
 
-def _windows(text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    window = text[starts.unsqueeze(1) + torch.arange(CONTEXT + 1, device=starts.device)].long()
+def _windows(held: tuple[Tensor, Tensor], indices: Tensor | slice) -> tuple[Tensor, Tensor]:
+    text, starts = held
+    window = text[starts[indices].unsqueeze(1) + torch.arange(CONTEXT + 1, device=starts.device)].long()
     return window[:, :-1], window[:, 1:]
 
 
 def _training_batches(seed: int) -> ShuffledBatches:
     text = load_text()
     starts, _ = training_starts(len(text), seed)
-    return ShuffledBatches(len(starts), BATCH_SIZE, seed, _chosen_windows, held=(text, starts))
-
-
-def _chosen_windows(held: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tensor, Tensor]:
-    text, starts = held
-    return _windows(text, starts[indices])
+    return ShuffledBatches(len(starts), BATCH_SIZE, seed, _windows, held=(text, starts))
 
 
 def _evaluation_batches(seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Return windows spread evenly over the evaluation block, in order."""
     text = load_text()
     _, (first, behind) = training_starts(len(text), seed)
     last_start = max(behind - CONTEXT - 1, first)
     n_windows = min(N_EVALUATION_WINDOWS, last_start - first + 1)
     starts = torch.linspace(first, last_start, n_windows, dtype=torch.float64, device="cpu").long()
-    return [_windows(text, part) for part in torch.split(starts, EVALUATION_BATCH_SIZE)]
+    first_ones = range(0, n_windows, EVALUATION_BATCH_SIZE)
+    return [_windows((text, starts), slice(n, n + EVALUATION_BATCH_SIZE)) for n in first_ones]

@@ -1,9 +1,8 @@
 """Does a choice that should change the time alone change the numbers?
 
-Compiler, memory format, threads and precision of products round elsewhere. Before such a choice counts, the losses of
-the first batches and the gradient of the first are compared with the baseline's, all at the weights that a run begins
-with. Not along a run: on `digits-resnet` a nudge of the weights by 1e-7 changes the loss by 1 % within fifteen steps,
-and on `digits-lenet` a gradient of the wrong sign changes it by 1e-4 only.
+Compiler, memory format, threads and precision of products round elsewhere. So losses and a gradient are compared with
+the baseline's at the weights that a run begins with. Not along a run: on `digits-resnet` a nudge of the weights by 1e-7
+changes the loss by 1 % within fifteen steps, on `digits-lenet` a gradient of the wrong sign by 1e-4 only.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -272,12 +273,10 @@ class AutoBoost:
 
 
 def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimizer) -> Optimizer:
-    """Return the optimizer that section ``optimizer`` asks for.
+    """Return the optimizer that section ``optimizer`` names, else the given one with the section's hyper-parameters.
 
-    One that is named takes over what the given one trains: a parameter that the given one does not hold stays
-    untrained, a group with a rate of its own keeps its ratio to the others, and one without weight decay stays without.
-    Without a name the hyper-parameters that the section sets are changed in the given one; a ValueError when it lacks
-    one.
+    The named one takes over what the given one trains: a parameter that this does not hold stays untrained, a group
+    with a rate of its own keeps its ratio to the others, and one without weight decay stays without.
     """
     section = config.optimizer
     if section is None:
@@ -302,16 +301,22 @@ def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimize
 
 def _part(group: dict[str, Any], members: set[Tensor], theirs: dict[str, Any], given: Optimizer) -> dict[str, Any]:
     """Return the part of a group that belongs to one of the given optimizer's, with what is particular to that."""
-    part = {**group, "params": [parameter for parameter in group["params"] if parameter in members]}
-    if "param_names" in group:
-        named = zip(group["param_names"], group["params"], strict=True)
-        part["param_names"] = [name for name, parameter in named if parameter in members]
+    part = part_of_group(group, members)
     usual = given.defaults.get("lr")
     if usual and "lr" in theirs:
         part["lr"] = group["lr"] * (float(theirs["lr"]) / float(usual))
     decays = [other.get("weight_decay", 0) for other in given.param_groups]
     if any(decays) and not theirs.get("weight_decay", 0) and "weight_decay" in part:
         part["weight_decay"] = 0.0
+    return part
+
+
+def part_of_group(group: dict[str, Any], members: AbstractSet[Tensor]) -> dict[str, Any]:
+    """Return a parameter group with those of its parameters that are among some."""
+    part = {**group, "params": [parameter for parameter in group["params"] if parameter in members]}
+    if "param_names" in group:
+        named = zip(group["param_names"], group["params"], strict=True)
+        part["param_names"] = [name for name, parameter in named if parameter in members]
     return part
 
 

@@ -20,8 +20,7 @@ from torch.optim import Optimizer
 from workbench.core.wrapped_model import unwrapped
 from workbench.training.precision import Precision
 
-_KEPT = 16
-"""Batches that are kept: references, so that nothing is copied, and their memory is not given back meanwhile."""
+_KEPT = 16  # batches, as references: nothing is copied, and their memory is not given back meanwhile
 
 
 def averages_weights(optimizer: Optimizer) -> bool:
@@ -45,45 +44,38 @@ class OptimizersAverage:
     @contextlib.contextmanager
     def in_place(self, model: nn.Module, precision: Precision) -> Iterator[None]:
         """Give the bare model the average and its statistics, and what it had back afterwards."""
-        weights = [parameter.detach().clone() for parameter in model.parameters()]
+        kept = [*model.parameters(), *(buffer for norm in _batch_norms(model) for buffer in norm.buffers())]
+        values = [tensor.detach().clone() for tensor in kept]
         self._optimizer.eval()
         try:
-            with self._statistics(model, precision.autocast()):
-                yield
+            self._estimate_statistics_(model, precision.autocast())
+            yield
         finally:
             self._optimizer.train()  # which computes the weights back, and rounds
             with torch.no_grad():
-                for parameter, value in zip(model.parameters(), weights, strict=True):
-                    parameter.copy_(value)
+                for tensor, value in zip(kept, values, strict=True):
+                    tensor.copy_(value)
 
-    @contextlib.contextmanager
-    def _statistics(self, model: nn.Module, autocast: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-        kept = [(norm, norm.momentum, dict(norm.named_buffers())) for norm in _batch_norms(model)]
-        copies = [{name: buffer.clone() for name, buffer in buffers.items()} for _, _, buffers in kept]
+    def _estimate_statistics_(self, model: nn.Module, autocast: contextlib.AbstractContextManager[Any]) -> None:
+        if not self._inputs:
+            return
+        norms = [(norm, norm.momentum) for norm in _batch_norms(model)]
         training = [module for module in model.modules() if module.training]
         try:
-            if self._inputs:
-                model.eval()  # as in the evaluation: without dropout
-                for norm, _, _ in kept:
-                    norm.reset_running_stats()
-                    norm.momentum = None  # the mean over all batches
-                    norm.training = True
-                with torch.no_grad(), autocast:
-                    for args, kwargs in self._inputs:
-                        model(*args, **kwargs)
-                model.eval()
-                for module in training:
-                    module.training = True
-            for norm, momentum, _ in kept:
-                norm.momentum = momentum
-            yield
+            model.eval()  # as in the evaluation: without dropout
+            for norm, _ in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # the mean over all batches
+                norm.training = True
+            with torch.no_grad(), autocast:
+                for args, kwargs in self._inputs:
+                    model(*args, **kwargs)
         finally:
-            for (norm, momentum, buffers), copy in zip(kept, copies, strict=True):
-                norm.momentum = momentum
-                for name, buffer in buffers.items():
-                    buffer.copy_(copy[name])
+            model.eval()
             for module in training:
                 module.training = True
+            for norm, momentum in norms:
+                norm.momentum = momentum
 
 
 def _batch_norms(model: nn.Module) -> list[_BatchNorm]:

@@ -148,8 +148,7 @@ class Boosted:
         """
         if self._loss is not None:
             raise RuntimeError("backward() was already called for this micro-batch; call step() before the next one")
-        if self._has_overflow_flag:
-            self._begin_overflow_watch()
+        self._begin_overflow_watch()
         if self.graph_observer is not None:
             self.graph_observer(loss)
         if self.frozen_groups in self._unseen_groups:  # once per group: a walk of the graph takes about a millisecond
@@ -178,8 +177,7 @@ class Boosted:
         They are multiplied by the loss scale in force. Where overflows show only in the device's flag (an NPU in
         saturation mode), those of the passes that made them are not seen.
         """
-        if self._has_overflow_flag:
-            self._begin_overflow_watch()
+        self._begin_overflow_watch()
         self._loss = loss.detach()
         for parameter, gradient in zip(parameters, gradients, strict=True):
             share = gradient.detach() / self.window.n_steps
@@ -283,7 +281,8 @@ class Boosted:
         return overflow, columns
 
     def _begin_overflow_watch(self) -> None:
-        if self.loss_scaling.unscales and self.window.position == 0:  # one watch for all micro-batches of a window
+        # One watch for all micro-batches of a window.
+        if self._has_overflow_flag and self.loss_scaling.unscales and self.window.position == 0:
             devices.begin_overflow_watch(self.device)
 
     def _evaluate(self, closure: Callable[[], Tensor]) -> Tensor:

@@ -51,10 +51,10 @@ class Course:
         """Say how many of the loader's batches the run takes today: at least 1, and never another number."""
         if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
             raise ValueError(f"`total_steps` must be a whole number of batches, 1 or more, got {total_steps!r}")
-        if self.total_steps is not None and total_steps != self.total_steps:
-            raise ValueError(f"the run has {total_steps} batches of the loader, but was set up for {self.total_steps}")
-        if self.total_steps is not None:
+        if total_steps == self.total_steps:
             return
+        if self.total_steps is not None:
+            raise ValueError(f"the run has {total_steps} batches of the loader, but was set up for {self.total_steps}")
         self.total_steps = total_steps
         self.passes = self._methods.passes(total_steps)
         self.updates = max(1, self.passes // self._n_micro)

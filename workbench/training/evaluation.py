@@ -16,8 +16,8 @@ from workbench.tasks.task import is_criterion
 from workbench.training.precision import Precision
 from workbench.training.setup import kept_generators
 
+# Tasks that were looked at in this process, by their id: a study trains one task hundreds of times.
 _checked: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()
-"""Tasks that were looked at in this process, by their id: a study trains one task hundreds of times."""
 
 
 def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int = 0) -> float:

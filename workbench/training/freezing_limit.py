@@ -1,9 +1,8 @@
 """How much of what a freezing schedule promises do its steps really save?
 
 The promise, the schedule's *limit*, is what the same steps cost in a net whose front layers rest for good: their
-parameters need no gradient, and the optimizer does not know them, nor what hangs on it besides. The net with everything
-trained, the schedule and its limit take turns in one process, so that the machine does the same to each. On a CPU with
-one thread the time is processor time, which other programs disturb least.
+parameters need no gradient, and the optimizer does not know them. The net with everything trained, the schedule and its
+limit take turns in one process, so that the machine does the same to each.
 """
 
 from __future__ import annotations
@@ -20,8 +19,10 @@ from torch.optim import Optimizer
 
 from workbench.config import BoostConfig
 from workbench.core import devices
+from workbench.methods.parameter_groups import rebuild_optimizer
 from workbench.methods.registry import METHODS
 from workbench.tasks import Task
+from workbench.training.apply import part_of_group
 from workbench.training.speed import TimedSide, bootstrap_median_interval, take_turns
 
 Interval = tuple[float, float, float]
@@ -116,14 +117,8 @@ class _RestingSide(TimedSide):
 
 
 def _optimizer_over(optimizer: Optimizer, wanted: set[torch.nn.Parameter]) -> Optimizer:
-    """Return a new optimizer of the same kind and options that knows only some parameters."""
-    groups = []
-    for group in optimizer.param_groups:
-        options = {key: value for key, value in group.items() if key not in {"params", "param_names", "initial_lr"}}
-        kept = [parameter for parameter in group["params"] if parameter in wanted]
-        if kept:
-            groups.append({**options, "params": kept})
-    return type(optimizer)(groups, **{key: optimizer.defaults[key] for key in ("lr",) if key in optimizer.defaults})
+    parts = [part_of_group(group, wanted) for group in optimizer.param_groups]
+    return rebuild_optimizer(optimizer, [part for part in parts if part["params"]])
 
 
 def _interval(values: np.ndarray, seed: int) -> Interval:

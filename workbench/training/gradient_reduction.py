@@ -55,10 +55,9 @@ def _described(tensor: tuple[str, tuple[int, ...], str] | None) -> str:
 class GradientReduction:
     """Replaces gradients by their average over ranks.
 
-    Which parameters have gradients must agree between ranks to send anything at all: those without one on some rank
-    count as zero there, those without anywhere are left out. As long as some are left out, the ranks ask each other at
-    every window (an accelerator waits for the answer); a set of parameters that all had gradients once is not asked
-    about again.
+    A gradient that is missing on some rank counts as zero there, one that is missing on all is left out. As long as
+    some are, the ranks ask each other at every window (an accelerator waits for the answer); a set of parameters that
+    all had gradients once is not asked about again.
     """
 
     def __init__(self, group: distributed.ProcessGroup | None = None) -> None:

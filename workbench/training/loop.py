@@ -1,13 +1,6 @@
 """The training loop: a generator of outcomes that knows none of its consumers.
 
-Notebook, panel, objective and command are consumers of one stream, and each may stop it by not asking for the next::
-
-    for batch in batches:
-        loss = network(batch)            # under autocast, with the frozen groups of this step
-        backward, update or skip         # Boosted
-        scheduler.step() at window ends
-        trace.record(...)
-        yield outcome
+Notebook, panel, objective and command are consumers of one stream, and each may stop it by not asking for the next.
 """
 
 from __future__ import annotations

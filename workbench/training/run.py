@@ -1,9 +1,9 @@
 """Run a task under a configuration, record it in a run directory, evaluate it on the way.
 
 What was drained from the device is kept until the recorder has it on the disk, so neither a full disk nor Ctrl-C loses
-a step that was measured. Over several ranks every rank runs this file. All train; rank 0 alone records, evaluates,
-reports and asks its caller. What a clock or a caller decides (drain now, stop) is put to the vote at each step and done
-by all at the next one, so that no rank is left in a collective that the others never reach.
+a step that was measured. Of several ranks all train; rank 0 alone records, evaluates, reports and asks its caller. What
+a clock or a caller decides (drain now, stop) is put to the vote at each step and done by all at the next one, so that
+no rank is left in a collective that the others never reach.
 """
 
 from __future__ import annotations
@@ -166,8 +166,6 @@ def run_task(
 
 
 class _Run:
-    """The state of one run while it goes on."""
-
     def __init__(
         self, task: Task, request: RunRequest, prepared: Prepared, device: torch.device, monitor: RunMonitor
     ) -> None:
@@ -336,7 +334,6 @@ class _Run:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return the same as plain values for summary.json."""
         result = self.result()
         ended = {"diverged": self.diverged, "stopped": self.stopped, "ended early": self.ended_early}
         shown = ("metric_name", "metric", "curve", "steps", "seconds", "overflows", "final_loss", "final_loss_scale")

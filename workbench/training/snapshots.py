@@ -79,14 +79,13 @@ class SnapshotRecorder:
 
     def after_step(self, done: int) -> Path | None:
         """Keep the weights if it is time after so many steps (0: before training), and return the file written."""
-        return self._write(done) if done in self.steps else None
-
-    def _write(self, done: int) -> Path | None:
+        if done not in self.steps:
+            return None
         on_host = {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in self.parameters.items()}
         weights = {name: weight.contiguous() for name, weight in on_host.items()}
         path = self.folder / f"snapshot_{done:06d}.safetensors"
         if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
-            warnings.warn(f"the weights after {done} steps are inf or NaN; {path.name} was not written", stacklevel=3)
+            warnings.warn(f"the weights after {done} steps are inf or NaN; {path.name} was not written", stacklevel=2)
             return None
         with replacing(path) as temporary:
             save_file(weights, temporary, metadata={"step": str(done)})

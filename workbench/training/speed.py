@@ -1,12 +1,11 @@
 """How fast is a configuration, as a ratio of step times measured in one process?
 
 Both sides train on equal copies, block by block in turn (A B, B A, ...), so that whatever the machine does to one it
-does to the other. A step's cost depends on what it does: with freezing, on how many groups are frozen; with
-accumulation, on whether the window ends. So each kind of step (a *stratum*) is visited in every block, and its time is
-weighted by how often the schedule uses it. What an optimizer does every so many steps only (THOR's refresh) is done
-once per block, and what it adds to a step is spread over the steps of a cycle. The ratio is the median over rounds; its
-interval comes from a bootstrap over rounds. Over several ranks all of them train every block together; rank 0's clock
-counts and decides how many rounds there are.
+does to the other. A step's cost depends on how many groups are frozen and on whether a window ends, so each kind of
+step is visited in every block, and its time is weighted by how often the schedule uses it. What an optimizer does every
+so many steps only (THOR's refresh) is done once per block, and what it adds is spread over the steps of a cycle. The
+ratio is the median over rounds, with an interval from a bootstrap. Several ranks train every block together; rank 0's
+clock counts and decides how many rounds there are.
 """
 
 from __future__ import annotations
@@ -101,7 +100,6 @@ def take_turns(sides: Sequence[TimedSide]) -> Iterator[list[float]]:
 def _answer(
     rows: list[list[float]], rounds: int, precision: float, seed: int, stop: Callable[[], bool] | None
 ) -> SpeedRatio | None:
-    """Return the ratio, or None while more rounds are wanted."""
     done = len(rows)
     if done < rounds and not (stop is not None and done >= 2 and stop()):
         return None

@@ -1,7 +1,6 @@
 """Both halves of training in a subspace: a run that records weight snapshots, and a run in what they span.
 
-The second run starts from the initial weights of the first (same seed), as in arXiv:2103.11154: what is compared is
-how many steps either takes from there to the loss at which the first one ended.
+Both start from the same weights (same seed), as in arXiv:2103.11154, and are compared by their steps to the same loss.
 """
 
 from __future__ import annotations

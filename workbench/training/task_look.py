@@ -1,7 +1,6 @@
-"""What a look at a task tells about how it could be trained faster, before anything is trained.
+"""What a look at a task tells about how it could be trained faster: copies are asked, and a few steps are timed.
 
-A few batches, one copy of the network, its optimizer and its scheduler are made and asked; some steps are timed. Random
-generators are put back, and the task's own objects are not changed.
+Random generators are put back, and the task's own objects are not changed.
 """
 
 from __future__ import annotations
@@ -122,9 +121,6 @@ def epoch_batches(task: Task, seed: int = 0) -> int | None:
 
 def network_facts(task: Task, *, with_weights: bool = True) -> NetworkFacts:
     """Measure what methods will find in a task's network, on up to two copies on the CPU, without training it.
-
-    Plans resolved with these facts say what acts: a study draws nothing that would change nothing, and a panel says why
-    a switch is idle.
 
     Without weights nothing is drawn, so that another thread may train meanwhile, and it is quick; but not every model
     can be built so, and none is called: of one that torch.fx cannot trace less is known.

@@ -187,8 +187,6 @@ class TraceBuffer:
         self._rows, self._events = [], self._events[emitted:]
         return records, sorted(events, key=lambda event: event.step)
 
-    # -- on the device ------------------------------------------------------------------------------------------------
-
     def _values_on_host(self, outcome: StepOutcome) -> list[float] | None:
         """Return the numbers of a step that already lie in host memory; None where the device has to be asked."""
         scalars = (outcome.loss, outcome.loss_scale, outcome.loss_scale_after, outcome.overflow)
@@ -234,7 +232,6 @@ class TraceBuffer:
             self._positions.clear()
 
     def _observe(self, parameters: list[nn.Parameter]) -> None:
-        """Look at the unscaled gradients of one window, before the update."""
         known = [p for p in parameters if id(p) in self._index]
         gradients = [p.grad for p in known if p.grad is not None]
         if not gradients:
@@ -250,7 +247,6 @@ class TraceBuffer:
         self._updates += 1
 
     def _look_at_each(self, known: list[nn.Parameter], gradients: list[Tensor]) -> None:
-        """Note norm and maximum, and which parameters' gradients are not finite."""
         norms, maxima = tensor_norms_and_maxima(gradients)
         finite = norms.isfinite()
         finite_maxima = torch.where(finite, maxima, torch.zeros_like(maxima))
@@ -273,8 +269,6 @@ class TraceBuffer:
                 key = self._group_index[self._index[id(parameter)]], scaling.group_of(parameter)
                 split.setdefault(key, []).append(parameter.grad)
         return split
-
-    # -- on the host --------------------------------------------------------------------------------------------------
 
     def _record(
         self, host: _HostRow, row: list[float], group_scales: tuple[float, ...], left: list[float]
@@ -328,7 +322,9 @@ class TraceBuffer:
             events.append(Event(record.step, kind, subject, value, f"step {record.step}: {text}"))
 
         if record.overflow:
-            modules = self._modules_of(nonfinite) if nonfinite is not None else []
+            hit = [] if nonfinite is None else torch.nonzero(nonfinite).flatten().tolist()
+            # Last registered first: the backward pass met them so.
+            modules = list(dict.fromkeys(self._modules[i] for i in reversed(hit)))
             rest = len(modules) - _SHOWN_MODULES  # the event's subject holds them all
             who = ", ".join(modules[:_SHOWN_MODULES]) + (f" and {rest} more" if rest > 0 else "")
             then = "skipped" if record.skipped else "applied all the same"
@@ -359,18 +355,12 @@ class TraceBuffer:
             add(EventKind.DIVERGED, "loss", record.loss, f"the loss is {record.loss:g}; training diverged")
         return events
 
-    def _modules_of(self, nonfinite: Tensor) -> list[str]:
-        """Name the modules with non-finite gradients, last registered first: the backward pass met them so."""
-        hit = [self._modules[i] for i in torch.nonzero(nonfinite).flatten().tolist()]
-        return list(dict.fromkeys(reversed(hit)))
-
 
 def float16_gradient_parameters(loss: Tensor) -> list[nn.Parameter]:
     """Return the parameters whose gradients are computed in float16 under autocast; only these can overflow.
 
-    A parameter that was cast on its way in (as autocast does for linear and convolutional layers) gets its gradient
-    back through that cast, so it was a float16 before. The walk takes milliseconds for thousands of nodes, and nothing
-    is found where ``torch.compile`` hides it.
+    They come back through the cast that a parameter of a linear or convolutional layer went in by. The walk takes
+    milliseconds for thousands of nodes, and finds nothing where ``torch.compile`` hides it.
     """
     through_cast: dict[Tensor, None] = {}
     directly: set[Tensor] = set()

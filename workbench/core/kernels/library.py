@@ -1,9 +1,8 @@
 """The functions in C of this folder as a loaded library: compiled once per machine, for exactly this processor.
 
-Where there is no C compiler, everything that could use a kernel goes on with torch's operations. The library lies in
-the user's cache folder, under a name made from its source, compiler and processor. Its threads are torch's: OpenMP's
-symbols are left open and found in the library that torch has brought along, since with a second OpenMP in the process
-the threads of both would sleep at every barrier.
+Without a C compiler all goes on with torch's operations. The library lies in the user's cache folder, under a name made
+from its source, compiler and processor. Its threads are torch's: OpenMP's symbols are left open and found in torch's
+library, since with a second OpenMP in the process the threads of both would sleep at every barrier.
 """
 
 from __future__ import annotations

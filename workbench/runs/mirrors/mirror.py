@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Literal
 
+import pandas as pd
+
 from workbench.config import BoostConfig
 from workbench.core.credentials import hide_passwords
 from workbench.core.records import Event, EventKind, StepRecord
@@ -73,7 +75,8 @@ class MirroredRun:
             config = BoostConfig.from_dict(self.config)
             plan = config.resolve(str(self.environment.get("level") or "O0"), ranks if isinstance(ranks, int) else 1)
         except (TypeError, ValueError):  # of another version, say: everything is better than nothing
-            return _flat(self.config)
+            (row,) = pd.json_normalize(dict(self.config)).to_dict("records")
+            return {str(path): value for path, value in row.items()}
         return plan.parameters_in_effect()
 
 
@@ -126,16 +129,6 @@ class Mirror(ABC):
     def _when(self, step: int) -> float:
         """Return when a step of this block ended, seconds since the epoch; -1 is the end of the block."""
         return self._run.started + self._selection.seconds_at(step)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            leaves |= _flat(value, f"{prefix}{key}.")
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves
 
 
 def summary_numbers(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -134,7 +134,8 @@ class MlflowMirror(Mirror):
     def _send_parameters(self, parameters: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
-        rows = [Param(name, _shown(value)) for name, value in parameters.items() if value is not None]
+        shown = {name: value if isinstance(value, str) else json.dumps(value) for name, value in parameters.items()}
+        rows = [Param(name, value[:_LONGEST_VALUE]) for name, value in shown.items()]
         for at in range(0, len(rows), _PARAMETERS_AT_ONCE):
             self._client.log_batch(self._run_id, params=rows[at : at + _PARAMETERS_AT_ONCE])
 
@@ -181,22 +182,13 @@ def _tags(run: MirroredRun) -> dict[str, str]:
 
 def _artifacts_beside(uri: str | None) -> str | None:
     """Return where artifacts of a SQLite store go: beside it, where MLflow would take the working directory."""
-    prefix = "sqlite:///"
-    if uri is None or not uri.startswith(prefix):
-        return None
-    return (Path(uri.removeprefix(prefix)).resolve().parent / "mlartifacts").as_uri()
-
-
-def _shown(value: Any) -> str:
-    return (value if isinstance(value, str) else json.dumps(value))[:_LONGEST_VALUE]
+    scheme, found, path = (uri or "").partition("sqlite:///")
+    return None if scheme or not found else (Path(path).resolve().parent / "mlartifacts").as_uri()
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence MLflow's logs and what its libraries warn of while they are loaded.
-
-    Not for the thread that sends blocks: warnings are filtered for the whole process.
-    """
+    """Silence MLflow's logs and its libraries' warnings, the whole process's: not for the thread that sends blocks."""
     with _quiet_logs(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -31,7 +31,10 @@ def mirror_runs(path: str | os.PathLike[str], mirrors: Sequence[Mirror]) -> dict
 
 def _mirror_run(path: Path, mirrors: Sequence[Mirror]) -> list[str]:
     run = read_run(path, most_histograms=0)
-    described = MirroredRun(_name_of(path), run.config, run.environment)
+    here = path.resolve()
+    study = here.parent.parent
+    name = f"{study.name}/{here.name}" if (study / "study.toml").is_file() else here.name
+    described = MirroredRun(name, run.config, run.environment)
     wanted = [mirror for mirror in mirrors if mirror.state_of(described) != "complete"]
     for mirror in wanted:
         mirror.begin(described)
@@ -57,9 +60,3 @@ def _blocks(run: Run) -> Iterator[tuple[list[StepRecord], list[Event]]]:
         mine = [e for e in events[sent:] if is_last or e.step <= records[-1].step]
         sent += len(mine)
         yield records, mine
-
-
-def _name_of(path: Path) -> str:
-    path = path.resolve()
-    study = path.parent.parent
-    return f"{study.name}/{path.name}" if (study / "study.toml").is_file() else path.name

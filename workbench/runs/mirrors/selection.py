@@ -83,7 +83,8 @@ class Selection:
         values[OVERFLOWS] = float(self._overflows)
         if self._freezes:
             values[FROZEN] = float(record.frozen_groups)
-        values |= {_method_name(column): value for column, value in record.columns.items()}
+        for column, value in record.columns.items():  # whose names leave out what their documentation says
+            values[column.replace(".", "/") + ("_ms" if column.startswith("time.") else "")] = value
         return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
@@ -91,8 +92,3 @@ def described(names: Sequence[str]) -> dict[str, ColumnInfo]:
     """Return unit and meaning of mirrored numbers; names that no column explains are left out."""
     explained = [name for name in names if not name.startswith(("evaluation/", "summary/"))]
     return {name: _DESCRIBED.get(name) or column_info(name.replace("/", ".")) for name in explained}
-
-
-def _method_name(column: str) -> str:
-    unit = "_ms" if column.startswith("time.") else ""  # the column's name leaves out what its documentation says
-    return column.replace(".", "/") + unit
