@@ -150,3 +150,18 @@ def test_runs_that_go_wrong_say_nothing_of_the_noise_of_those_that_do_not() -> N
     assert told_apart(1.0, 0.01) == math.inf
     assert told_apart(-5.0, 0.01) == -5.0
     assert told_apart(0.5, 0.01) == 0.5
+
+
+def test_a_plan_that_is_known_well_and_a_little_too_bold_is_not_worth_another_try() -> None:
+    rng = np.random.default_rng(8)
+    [bold] = plans(rng, 1)
+    bold |= {LENGTH: 0.4}
+    longer = bold | {LENGTH: 0.55}
+    known = [Tried(bold, tuple(ALLOWED * 0.95 + rng.normal(0.0, NOISE, 60)))]
+    model = fitted(known)
+    sure = model.probability([bold, longer])
+    convinces = model.probability_to_convince([bold, longer], sure=0.9)
+    assert 0.2 < sure[0] < 0.9
+    assert convinces[0] < 0.5 * sure[0], "sixty runs have said what there is to say"
+    assert convinces[1] > convinces[0]
+    assert np.all((convinces >= 0.0) & (convinces <= 1.0))

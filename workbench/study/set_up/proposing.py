@@ -1,9 +1,9 @@
 """Which plan to train next: the one that promises most, by a time that is known and a quality that is predicted.
 
 A plan's total time needs no training (`total_time`), so only its quality is uncertain. The promise of a plan is how
-much faster than the leader it is, times the probability that it keeps the quality, per time that trying it takes: the
-expected improvement under a constraint (Gardner et al., "Bayesian Optimization with Inequality Constraints", ICML 2014)
-with a known objective. Candidates are drawn from the whole space and from the neighbourhood of the best plans so far.
+much faster than the leader it is, times the probability that it leads once it has been tried, per time that this takes:
+the expected improvement under a constraint (Gardner et al., "Bayesian Optimization with Inequality Constraints", ICML
+2014) with a known objective. Candidates are drawn from the whole space and from around the best plans so far.
 
 The first plans are what a practitioner would try: each optimizer in the middle of its ranges, with larger batches and
 without.
@@ -29,7 +29,7 @@ from workbench.study.ask.search_space import SearchedSpace, Suggestion
 from workbench.study.run.job import SpeedMeasured
 from workbench.study.sample.whole_space import WholeSpaceSampler
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import Standing, allowed_by, standing_of
+from workbench.study.set_up.standing import SURE, Standing, allowed_by, standing_of
 from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, passes_of
 
 _N_CANDIDATES = 160
@@ -93,9 +93,9 @@ class ProposingSampler(WholeSpaceSampler):
                 plans.append((values, ratio * passes / steps, len(kinds) - len(timed)))
         if not plans:
             return {}
-        sure = standing.model.probability([values for values, _, _ in plans])
+        able = standing.model.probability_to_convince([values for values, _, _ in plans], SURE)
         times, to_time = np.array([(time, n_kinds) for _, time, n_kinds in plans]).T
-        promise = sure * np.log(standing.best_time / times) / (times + _FIXED_COST + _TIMING_COST * to_time)
+        promise = able * np.log(standing.best_time / times) / (times + _FIXED_COST + _TIMING_COST * to_time)
         return plans[int(np.argmax(promise))][0]
 
     def _draw(self, value: Callable[[str, Any], Any]) -> tuple[Suggestion, Plan] | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,7 @@ class QualityModel:
         self._is_training = np.concatenate([*sizes, np.zeros(0, dtype=bool)])
         self._scale = max(allowed, noise, 1e-12)
         self._limit = math.asinh(allowed / self._scale)
+        self._noise = max(noise, 1e-3 * self._scale) / self._scale
         self._shared = shared / self._scale / math.hypot(1.0, allowed / self._scale)
         self._mean = self._limit + 0.5  # what is unknown probably falls short
         self._processes: list[tuple[Any, float]] = []  # with their weights
@@ -119,14 +120,32 @@ class QualityModel:
 
     def probability(self, plans: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Return for each plan, given by its parameters, the probability that its mean deficit is within the drop."""
+        return self._averaged(plans, lambda margin, spread: margin / np.maximum(np.hypot(spread, self._shared), 1e-6))
+
+    def probability_to_convince(self, plans: Sequence[Mapping[str, Any]], sure: float, n_runs: int = 4) -> np.ndarray:
+        """Return for each plan the probability that so many runs of it would make its keeping the quality that sure.
+
+        A plan that is known well and a little too bold has next to none, however probable it is: nothing would change.
+        """
+
+        def scores(margin: np.ndarray, spread: np.ndarray) -> np.ndarray:
+            left = 1.0 / np.sqrt(1.0 / np.maximum(spread, 1e-6) ** 2 + n_runs / self._noise**2)
+            moved = np.sqrt(np.maximum(spread**2 - left**2, 1e-12))
+            return np.asarray((margin - norm.ppf(sure) * np.hypot(left, self._shared)) / moved)
+
+        return self._averaged(plans, scores)
+
+    def _averaged(
+        self, plans: Sequence[Mapping[str, Any]], scores: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ) -> np.ndarray:
+        """Return a probability per plan over all processes, of a score by how far the mean lies below the limit."""
         if not self._processes or not plans:
             return np.full(len(plans), float(norm.cdf(self._limit - self._mean)))
         points = np.array([point_of(self._dimensions, values) for values in plans])
         found = np.zeros(len(plans))
         for process, weight in self._processes:
             mean, spread = process.predict(points, return_std=True)
-            deviation = np.maximum(np.hypot(spread, self._shared), 1e-6)
-            found += weight * norm.cdf((self._limit - mean - self._mean) / deviation)
+            found += weight * norm.cdf(scores(self._limit - mean - self._mean, spread))
         return found
 
     def _fit(self, tried: Sequence[Tried], noise: float) -> None:
