@@ -163,6 +163,7 @@ def test_senseless_arguments_are_refused(allowed: float, error: float) -> None:
 
 def test_the_smallest_gap_passes_over_rounding_and_nan() -> None:
     assert smallest_gap([0.9, 0.8, 0.1 * 3 + 0.6, math.nan]) == pytest.approx(0.1)
+    assert smallest_gap([0.73, 0.74, 1e24]) == pytest.approx(0.01), "a run that went wrong"
     assert smallest_gap([0.5, 0.5]) == 0.0
     assert smallest_gap([]) == 0.0
 

@@ -192,9 +192,9 @@ def pairs_to_decide(bounds: DropBounds, allowed_drop: float) -> int | None:
 def smallest_gap(values: Iterable[float]) -> float:
     """Return the smallest step between metrics that were seen, by more than rounding; 0 when there is none."""
     finite = sorted(value for value in values if math.isfinite(value))
-    # Metrics that differ only by rounding are one value: an accuracy 0.9 computed in two ways is no step of 1e-17.
-    scale = max((abs(value) for value in finite), default=0.0)
-    gaps = [b - a for a, b in itertools.pairwise(finite) if b - a > 1e-9 * scale]
+    # Metrics that differ only by rounding are one value: an accuracy 0.9 computed in two ways is no step of 1e-17. By
+    # the two values' own size, since a loss of a run that went wrong may be 1e24.
+    gaps = [b - a for a, b in itertools.pairwise(finite) if b - a > 1e-9 * max(abs(a), abs(b))]
     return min(gaps, default=0.0)
 
 
