@@ -23,7 +23,7 @@ from workbench.study import read_result, tune
 from workbench.study.answer.selection import SAFER_THAN
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import StudyStoppedError
-from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
+from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
 from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor, Part, attribution_of
 from workbench.study.set_up.objective import SKIPPED
@@ -217,6 +217,21 @@ def test_a_plan_that_cannot_lead_is_pruned_untrained_and_does_not_count(searched
         assert not trial.constraints
         assert "trained" not in trial.user_attrs
         assert math.isnan(result.trials[trial.number].value)
+
+
+class SlowFirstSteps(SurfaceRunner):
+    """The first steps of each kind take as long as a tenth of today's run."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        outcome = super().run(job, monitor)
+        return replace(outcome, cold_ms=20 * outcome.baseline_ms) if isinstance(job, SpeedJob) else outcome
+
+
+def test_what_is_as_fast_as_the_leader_is_not_drawn_again_and_again(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", space=LINEAR)
+    run(folder, SlowFirstSteps(folder, noise=0.004, seed=3))
+    trials = [one for one in stored_trials(folder) if "given" not in one.user_attrs]
+    assert sum(SKIPPED in one.user_attrs for one in trials) <= 2, "once it was two of three"
 
 
 def test_all_runs_go_to_their_own_end_and_are_evaluated_there_alone(searched: Searched) -> None:

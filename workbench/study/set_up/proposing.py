@@ -30,10 +30,11 @@ from workbench.study.run.job import SpeedMeasured
 from workbench.study.sample.whole_space import WholeSpaceSampler
 from workbench.study.set_up.runtime_choice import ground_of
 from workbench.study.set_up.standing import SURE, Standing, allowed_by, standing_of
-from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, passes_of
+from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, passes_of, total_time
 
 _N_CANDIDATES = 160
 _NEAR_SHARE = 0.6
+_LEAST_GAIN = 0.99  # of the leader's time: what is as fast as the leader would be drawn for ever, and not trained
 _KEPT, _UNMOVED = (
     0.7,
     0.35,
@@ -85,12 +86,12 @@ class ProposingSampler(WholeSpaceSampler):
             if suggested is None or suggested[1].key() in tried:
                 continue
             values, plan = suggested[0].parameters, suggested[1]
-            passes = passes_of(plan, steps)
-            kinds = kinds_of_steps(plan, self._space.plans, passes)
+            kinds = kinds_of_steps(plan, self._space.plans, passes_of(plan, steps))
             timed = [(known[kind.step_key()], share) for kind, share in kinds if kind.step_key() in known]
-            ratio = mean_step(timed).ratio if len(timed) == len(kinds) else guess(values)
-            if ratio * passes / steps < standing.best_time:
-                plans.append((values, ratio * passes / steps, len(kinds) - len(timed)))
+            step = mean_step(timed) if len(timed) == len(kinds) else guess(values)
+            time = total_time(plan, step, steps).ratio
+            if time < _LEAST_GAIN * standing.best_time:
+                plans.append((values, time, len(kinds) - len(timed)))
         if not plans:
             return {}
         able = standing.model.probability_to_convince([values for values, _, _ in plans], SURE)
@@ -138,9 +139,15 @@ class ProposingSampler(WholeSpaceSampler):
 
 
 class _StepGuess:
-    """Guess a step time that was not measured: a product of factors, one per choice, over those that were."""
+    """Guess a step time that was not measured: a product of factors, one per choice, over those that were.
+
+    What such a step takes longer at first is taken for the median of what the others do.
+    """
 
     def __init__(self, known: Mapping[str, SpeedMeasured], trials: Sequence[FrozenTrial]) -> None:
+        cold = [(one.cold_ms, one.baseline_ms) for one in known.values() if math.isfinite(one.baseline_ms)]
+        usual = np.median(cold, axis=0) if cold else (0.0, math.nan)
+        self._cold_ms, self._baseline_ms = float(usual[0]), float(usual[1])
         rows: dict[str, tuple[Mapping[str, Any], float]] = {}
         for trial in trials:
             step = known.get(trial.user_attrs.get("step_key", ""))
@@ -154,9 +161,10 @@ class _StepGuess:
         ridge = np.diag([0.05, 0.5, *[0.5] * len(self._names)])
         self._weights = prior + np.linalg.solve(matrix.T @ matrix + ridge, matrix.T @ (logs - matrix @ prior))
 
-    def __call__(self, values: Mapping[str, Any]) -> float:
+    def __call__(self, values: Mapping[str, Any]) -> SpeedMeasured:
         """Return the step time relative to the baseline's."""
-        return float(np.exp(self._row(values) @ self._weights))
+        ratio = float(np.exp(self._row(values) @ self._weights))
+        return SpeedMeasured(ratio, ratio, ratio, self._baseline_ms, self._cold_ms)
 
     def _row(self, values: Mapping[str, Any]) -> np.ndarray:
         switches = _switches(values)

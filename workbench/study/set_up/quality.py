@@ -24,15 +24,14 @@ from scipy.stats import norm  # type: ignore[import-untyped]  # scipy ships no t
 from workbench.study.ask.search_space import Dimension
 
 _LENGTH = "schedule.length"
-_TRAINING = frozenset({_LENGTH, "batch.factor"})  # how many updates a run has
 _LENGTH_WEIGHT = 2.0  # how much more the length of a run says about its quality than another range
 _WORST = math.sinh(5.0)  # deficits beyond, in scales, count alike: that a plan fails is news, by how much is not
 _NEAR = 5.0  # times the allowed drop, or the usual noise where that is larger
 _SMOOTHNESS = (0.3, 0.5, 0.8, 1.3)  # correlation lengths, in ranges of a parameter
 _HEIGHTS = (1.5, 3.0)  # how much quality varies, in scales
 _EACH_SMOOTHNESS = (0.3, 3.0)
-# What less training does to the quality is much the same whatever else is chosen: one surface for all plans, beside
-# what is each plan's own. Else a search would try with every switch whether a tenth of the run is enough.
+# What a shorter run does to the quality is much the same whatever else is chosen: one curve for all plans, beside what
+# is each plan's own. Else a search would try with every switch whether a tenth of the run is enough.
 _TREND_SMOOTHNESS, _TREND_HEIGHT, _NO_EFFECT = 1.0, 3.0, 1e6
 
 
@@ -107,8 +106,8 @@ class QualityModel:
         shared: float = 0.0,
     ) -> None:
         self._dimensions = dimensions
-        sizes = [np.full(point_of([one], {}).size, one.path in _TRAINING) for one in dimensions]
-        self._is_training = np.concatenate([*sizes, np.zeros(0, dtype=bool)])
+        sizes = [np.full(point_of([one], {}).size, one.path == _LENGTH) for one in dimensions]
+        self._is_length = np.concatenate([*sizes, np.zeros(0, dtype=bool)])
         self._scale = max(allowed, noise, 1e-12)
         self._limit = math.asinh(allowed / self._scale)
         self._noise = max(noise, 1e-3 * self._scale) / self._scale
@@ -160,7 +159,7 @@ class QualityModel:
         values = np.array(seen)
         self._mean = float(np.median(values))
         # A plan differs from its neighbours in more than its parameters say: a little noise of its own.
-        processes = _processes(points, values - self._mean, np.array(spreads) ** 2 + 0.05**2, self._is_training)
+        processes = _processes(points, values - self._mean, np.array(spreads) ** 2 + 0.05**2, self._is_length)
         evidence = np.array([one for _, one in processes])
         weights = np.exp(evidence - evidence.max())
         weights /= weights.sum()
@@ -168,7 +167,7 @@ class QualityModel:
 
 
 def _processes(
-    points: np.ndarray, values: np.ndarray, variances: np.ndarray, is_training: np.ndarray
+    points: np.ndarray, values: np.ndarray, variances: np.ndarray, is_length: np.ndarray
 ) -> list[tuple[Any, float]]:
     """Return Gaussian processes of several kinds of smoothness, each with the logarithm of its evidence."""
     from sklearn.exceptions import ConvergenceWarning
@@ -176,7 +175,7 @@ def _processes(
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
     found: list[tuple[Any, float]] = []
-    own_scales = np.where(is_training, _TREND_SMOOTHNESS, _NO_EFFECT)
+    own_scales = np.where(is_length, _TREND_SMOOTHNESS, _NO_EFFECT)
     trend = ConstantKernel(_TREND_HEIGHT**2, "fixed") * Matern(own_scales, "fixed", nu=2.5)
     for length, height in itertools.product(_SMOOTHNESS, _HEIGHTS):
         kernel = trend + ConstantKernel(height**2) * Matern(length, nu=2.5)
