@@ -144,9 +144,12 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
                 f"the task's data changed since the study began (hash {before[:12]}, now {now[:12]}); start over with "
                 "--fresh, which archives the old one"
             )
-        known, found = (one.get("sources", {}) for one in (stored.get("environment", {}), experimenter.environment()))
+        environment = plain(experimenter.environment())
+        known, found = (one.get("sources", {}) for one in (stored.get("environment", {}), environment))
         edited = [name for name in known if name in found and found[name] != known[name]]
-        if edited:
+        if edited and not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            study.set_user_attr("environment", environment)  # a task that was mended before anything was measured
+        elif edited:
             raise StudyChangedError(
                 f"the code of the task has changed since the study began ({', '.join(edited)}), and its trials are not "
                 "comparable with new ones; put it back, or start over with --fresh, which archives the old one"
