@@ -70,11 +70,11 @@ def test_what_looks_faster_than_the_export_is_said_not_to_be_sure() -> None:
     taken = candidate(trial_number=1)
     [sentence] = faster_but_unsure(Choice("o1", taken, ""), SEARCHED)
     assert sentence == (
-        "not trial 2 or 1 more, though they look faster in their few runs (up to 5.00 x): that they would keep the "
-        "quality in a confirmation is 7 to 40 % likely, and 90 % is asked."
+        "not trial 2 or 1 more, though faster in few runs (up to 5.00 x): that the quality holds in a confirmation is "
+        "7 to 40 % likely, and 90 % is asked."
     )
     [alone] = faster_but_unsure(Choice("o1", None, ""), [SEARCHED[4]])
-    assert "not trial 5, though it looks faster in its few runs (up to 2.00 x)" in alone
+    assert "not trial 5, though faster in few runs (up to 2.00 x)" in alone
     assert "is 50 % likely" in alone
     assert faster_but_unsure(Choice("o1", taken, ""), [SEARCHED[0], SEARCHED[3], *TRIALS]) == []
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from workbench.study.ask.search_space import read_space
-from workbench.study.set_up.quality import QualityModel, Tried, noise_of, point_of, told_apart
+from workbench.study.set_up.quality import QualityModel, Tried, noise_of, point_of
 
 ALLOWED, NOISE = 0.01, 0.006
 LENGTH, RATE, NAME = "schedule.length", "optimizer.lr", "optimizer.name"
@@ -147,9 +147,6 @@ def test_runs_that_go_wrong_say_nothing_of_the_noise_of_those_that_do_not() -> N
     good = [Tried({}, tuple(rng.normal(0.0, NOISE, 8))) for _ in range(30)]
     wrong = [Tried({}, (0.3, 4e8, 77.0)), Tried({}, (0.2, 0.9, 1.4, 0.5))]
     assert noise_of([*good, *wrong], NOISE, allowed=NOISE) == noise_of(good, NOISE, allowed=NOISE)
-    assert told_apart(1.0, 0.01) == math.inf
-    assert told_apart(-5.0, 0.01) == -5.0
-    assert told_apart(0.5, 0.01) == 0.5
 
 
 def test_a_plan_that_is_known_well_and_a_little_too_bold_is_not_worth_another_try() -> None:

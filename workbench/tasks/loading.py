@@ -10,7 +10,6 @@ import importlib
 import inspect
 import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,16 +102,11 @@ def task_sources(task: Task) -> dict[str, str]:
     home = _file_of(task)
     if home is None:
         return {}
-    foreign = [Path(sysconfig.get_path("stdlib")), Path(__file__).resolve().parents[1]]
+    foreign = re.compile(r"/(site|dist)-packages/|/workbench/|/lib/python3")
     files = {Path(file).resolve() for module in [*sys.modules.values()] if (file := getattr(module, "__file__", None))}
     beside = [path for path in files if path.suffix == ".py" and path.is_relative_to(home.parent)]
-    ours = {
-        path
-        for path in beside
-        if not {"site-packages", "dist-packages"} & set(path.parts)
-        and not any(path.is_relative_to(place) for place in foreign)
-    }
-    return {path.relative_to(home.parent).as_posix(): _code_digest(path) for path in sorted({home, *ours})}
+    ours = {home, *(path for path in beside if not foreign.search(f"/{path.relative_to(home.parent).as_posix()}"))}
+    return {path.relative_to(home.parent).as_posix(): _code_digest(path) for path in sorted(ours)}
 
 
 def _file_of(task: Task) -> Path | None:

@@ -252,11 +252,9 @@ def faster_but_unsure(choice: Choice, trials: Sequence[TrialRecord]) -> list[str
     chances = sorted({round(100 * one.chance) for one in faster})
     chance = " to ".join(map(str, chances[:1] + chances[-1:] if len(chances) > 1 else chances))
     more = f" or {len(faster) - 1} more" if len(faster) > 1 else ""
-    look, their, they = ("they look", "their", "they") if more else ("it looks", "its", "it")
     return [
-        f"not trial {first.number}{more}, though {look} faster in {their} few runs (up to "
-        f"{1.0 / first.relative_step_time:.2f} x): that {they} would keep the quality in a confirmation is {chance} % "
-        f"likely, and {100 * SURE:.0f} % is asked."
+        f"not trial {first.number}{more}, though faster in few runs (up to {1.0 / first.relative_step_time:.2f} x): "
+        f"that the quality holds in a confirmation is {chance} % likely, and {100 * SURE:.0f} % is asked."
     ]
 
 

@@ -35,10 +35,7 @@ from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, 
 _N_CANDIDATES = 160
 _NEAR_SHARE = 0.6
 _LEAST_GAIN = 0.99  # of the leader's time: what is as fast as the leader would be drawn for ever, and not trained
-_KEPT, _UNMOVED = (
-    0.7,
-    0.35,
-)  # probabilities with which a neighbour has a choice, and a number, in common with its parent
+_KEPT, _UNMOVED = 0.7, 0.35  # how probably a neighbour has a choice, and a number, in common with its parent
 _FIXED_COST = 0.5  # of trying a plan besides its one run, in runs of the baseline: further seeds if it is good
 _TIMING_COST = 1.0  # of a kind of step that was not timed yet, in the same unit
 _LIKELY_LENGTH = 0.5  # of the first plans: one that keeps the quality soon says more than short ones that do not

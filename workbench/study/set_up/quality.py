@@ -25,7 +25,7 @@ from workbench.study.ask.search_space import Dimension
 
 _LENGTH = "schedule.length"
 _LENGTH_WEIGHT = 2.0  # how much more the length of a run says about its quality than another range
-_WORST = math.sinh(5.0)  # deficits beyond, in scales, count alike: that a plan fails is news, by how much is not
+WORST = math.sinh(5.0)  # deficits beyond, in scales, count alike: that a plan fails is news, by how much is not
 _NEAR = 5.0  # times the allowed drop, or the usual noise where that is larger
 _SMOOTHNESS = (0.3, 0.5, 0.8, 1.3)  # correlation lengths, in ranges of a parameter
 _HEIGHTS = (1.5, 3.0)  # how much quality varies, in scales
@@ -41,11 +41,6 @@ class Tried:
 
     values: Mapping[str, Any]
     deficits: tuple[float, ...]
-
-
-def told_apart(deficit: float, scale: float) -> float:
-    """Return a deficit, inf where it is so large that the run has failed like one that diverged."""
-    return deficit if deficit <= _WORST * scale else math.inf
 
 
 def point_of(dimensions: Sequence[Dimension], values: Mapping[str, Any]) -> np.ndarray:
@@ -151,7 +146,7 @@ class QualityModel:
         points = np.array([point_of(self._dimensions, one.values) for one in tried])
         seen, spreads = [], []
         for one in tried:
-            deficits = np.minimum(np.asarray(one.deficits, dtype=float), _WORST * self._scale)
+            deficits = np.minimum(np.asarray(one.deficits, dtype=float), WORST * self._scale)
             deficit = float(np.mean(deficits)) / self._scale
             slope = 1.0 / math.sqrt(1.0 + deficit**2)  # of asinh: large deficits are distinguished less finely
             seen.append(math.asinh(deficit))

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.set_up.quality import QualityModel, Tried, noise_of, told_apart
+from workbench.study.set_up.quality import WORST, QualityModel, Tried, noise_of
 
 BASELINE_RUNS = "baseline_runs"  # attribute of a study: the baseline's final metric by the seed's index
 FURTHER = "further_runs"  # attribute of a study: deficits of leaders on further seeds
@@ -102,8 +102,8 @@ def standing_of(
     if len(luck) > 1:
         spread = float(np.std(list(luck.values()), ddof=1))
     expected = math.sqrt(2.0) * spread or allowed
-    for number, row in runs.items():
-        runs[number] = [(index, told_apart(deficit, max(expected, allowed))) for index, deficit in row]
+    worst = WORST * max(expected, allowed)  # what is worse has failed, as a run that diverged
+    runs = {n: [(index, lost if lost <= worst else math.inf) for index, lost in row] for n, row in runs.items()}
     share = _own_luck(list(runs.values()), luck, spread)
     pairs, tried = dict[int, Tried](), dict[int, Tried]()
     for number, row in runs.items():
