@@ -561,4 +561,4 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
     assert taken is not None
     assert taken.speedup == max(one.speedup for one in confirmed)
     schedule = result.attribution["o1"][0].part
-    assert f"length {BoostConfig.from_dict(taken.config).part(ScheduleSection).length:g}" in schedule
+    assert f"length {BoostConfig.from_dict(taken.config).part(ScheduleSection).length:.3g}" in schedule

@@ -153,10 +153,8 @@ def _judged(study: optuna.Study, file: StudyFile) -> list[TrialRecord]:
     trials = trials_of(study)
     if file.study.objective != "time_to_quality" or baseline_trial(study) is None:
         return trials
-    standing = standing_now(study, file)
-    sure = dict(standing.sure)
-    for number, one in plain_standing(study, file).sure.items():  # judged among themselves
-        sure[number] = max(one, sure.get(number, 0.0))
+    standing, plain = standing_now(study, file), plain_standing(study, file).sure  # those are judged among themselves
+    sure = {number: max(one, plain.get(number, 0.0)) for number, one in standing.sure.items()}
 
     def judged(trial: TrialRecord) -> TrialRecord:
         if trial.number not in sure:

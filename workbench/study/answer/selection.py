@@ -249,8 +249,7 @@ def faster_but_unsure(choice: Choice, trials: Sequence[TrialRecord]) -> list[str
     if not faster:
         return []
     first = min(faster, key=lambda one: one.relative_step_time)
-    chances = sorted({round(100 * one.chance) for one in faster})
-    chance = " to ".join(map(str, chances[:1] + chances[-1:] if len(chances) > 1 else chances))
+    chance = " to ".join(dict.fromkeys(f"{100 * end(one.chance for one in faster):.0f}" for end in (min, max)))
     more = f" or {len(faster) - 1} more" if len(faster) > 1 else ""
     return [
         f"not trial {first.number}{more}, though faster in few runs (up to {1.0 / first.relative_step_time:.2f} x): "

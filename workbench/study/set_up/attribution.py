@@ -215,8 +215,8 @@ class Attributor:
                 bars[part.name] = replace(bars[part.name], note=note)
             idle = []
         gone = {part.name for part in idle}
-        first, *kept = (bar for bar in bars.values() if bar.part not in gone)
-        self._keep(remaining, [first, *kept] if remaining == number else self._on_schedule(remaining, first, kept))
+        left = [bar for bar in bars.values() if bar.part not in gone]
+        self._keep(remaining, left if remaining == number else self._on_schedule(remaining, number, left))
         plain_values = self._plain.leaves()
         keep_remaining(self.study, remaining, {path: plain_values[path] for part in idle for path in part.paths})
         return remaining
@@ -234,10 +234,14 @@ class Attributor:
             return number, math.inf
         return trained, _time_of(trials[trained]) / _time_of(trials[number])
 
-    def _on_schedule(self, number: int, schedule: GainPart, bars: Sequence[GainPart]) -> list[GainPart]:
-        """Return a trial's parts, with what is left of its gain for the schedule, on which the others stand."""
-        time = _time_of(self.study.get_trials(deepcopy=False)[number])
-        return [replace(schedule, factor=1.0 / time / math.prod(bar.factor for bar in bars)), *bars]
+    def _on_schedule(self, number: int, other: int, parts: Sequence[GainPart]) -> list[GainPart]:
+        """Return parts of another trial on this one's schedule, which gets what is left of the gain."""
+        trials = self.study.get_trials(deepcopy=False)
+        schedule, *bars = parts
+        before, after = (self._schedule_of(trials[one]) for one in (other, number))
+        names = [name for name in schedule.part.split(_BESIDE) if name not in before] + after
+        factor = 1.0 / _time_of(trials[number]) / math.prod(bar.factor for bar in bars)
+        return [replace(schedule, part=_BESIDE.join(names) or "nothing", factor=factor), *bars]
 
     def train_safer(self, number: int) -> None:
         """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts."""
@@ -255,9 +259,7 @@ class Attributor:
         for trial in trials:
             safer = int(trial.user_attrs.get("repeats", trial.number))
             if bars and trial.user_attrs.get(SAFER_THAN) == number and "speed" in trials[safer].user_attrs:
-                longer = dict(zip(self._schedule_of(trials[number]), self._schedule_of(trials[safer]), strict=True))
-                names = [longer.get(name, name) for name in bars[0].part.split(_BESIDE)]
-                self._keep(safer, self._on_schedule(safer, replace(bars[0], part=_BESIDE.join(names)), bars[1:]))
+                self._keep(safer, self._on_schedule(safer, number, bars))
 
     def _run(self, values: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
         """Train a set-up as a trial of its own; return the trial that has the answer, which an equal plan repeats."""
