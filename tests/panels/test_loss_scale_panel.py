@@ -239,7 +239,7 @@ def test_no_folder_of_runs_yet_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("options", "sentence", "replays"),
     [
-        ({"watched": False}, "nobody watched for overflow", True),
+        ({"watched": False}, "without a loss scale or a watch for overflow", True),
         ({"exponents": False}, "recorded no gradient exponents", True),
         ({"n_steps": 0}, "has recorded no step yet", False),
         ({"finish": False}, "Not finished: it still runs, or was killed", True),

@@ -68,15 +68,16 @@ def test_a_trial_of_a_search_for_set_ups_is_within_the_drop_only_where_that_is_s
 
 def test_what_looks_faster_than_the_export_is_said_not_to_be_sure() -> None:
     taken = candidate(trial_number=1)
-    [sentence] = faster_but_unsure(Choice("o1", taken, ""), SEARCHED)
+    [sentence] = faster_but_unsure(Choice("o1", taken, ""), SEARCHED, {1})
     assert sentence == (
         "not trial 2 or 1 more, though faster in few runs (up to 5.00 x): that the quality holds in a confirmation is "
         "7 to 40 % likely, and 90 % is asked."
     )
-    [alone] = faster_but_unsure(Choice("o1", None, ""), [SEARCHED[4]])
+    [alone] = faster_but_unsure(Choice("o1", None, ""), [SEARCHED[4]], ())
     assert "not trial 5, though faster in few runs (up to 2.00 x)" in alone
     assert "is 50 % likely" in alone
-    assert faster_but_unsure(Choice("o1", taken, ""), [SEARCHED[0], SEARCHED[3], *TRIALS]) == []
+    assert faster_but_unsure(Choice("o1", taken, ""), [SEARCHED[0], SEARCHED[3], *TRIALS], {1}) == []
+    assert faster_but_unsure(Choice("o1", taken, ""), SEARCHED, {1, 2, 3}) == [], "these have sentences of their own"
 
 
 def test_schedules_that_round_to_the_same_one_are_one_plan_with_keys_of_their_own() -> None:

@@ -110,7 +110,7 @@ class Benchmark:
 class Answer:
     """What a benchmark found, with the command that asks it again, the seconds it took, the machine and its versions.
 
-    ``load_average`` has the last minute's before and after, whoever caused it, and the cores we may use;
+    ``load_average`` has the last minute's before and after, whatever caused it, and the cores we may use;
     ``cores_of_others`` tells how many cores other processes kept busy meanwhile, on average, those of other machines on
     the same host included where it tells (steal time).
     """

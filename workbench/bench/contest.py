@@ -2,7 +2,7 @@
 
 Results first: sides whose results differ are not timed. Then each side repeats its work until a turn takes 50 ms, and
 the sides take turns round by round; every number is a median of ratios taken within rounds. Every four rounds all
-sides are made anew: where the arrays of one come to lie moves it by some percent against the others.
+sides are made again: where the arrays of one come to lie moves it by some percent against the others.
 """
 
 from __future__ import annotations

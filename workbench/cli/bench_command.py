@@ -48,7 +48,7 @@ def bench(
             if out is not None:
                 out.mkdir(parents=True, exist_ok=True)  # now: an hour later would be too late to say that it cannot be
             if warning := load_warning():
-                say(warning)  # now: whoever reads it can still wait for a quieter time
+                say(warning)  # now, while one can still wait for a quieter time
             answers = []
             with progress_bar(len(wanted), wanted[0].name) as bar:
                 for number, benchmark in enumerate(wanted):

@@ -67,7 +67,7 @@ def report(error: BaseException, *, traceback: bool = False) -> int:
     Of several ranks one says it: the one a ``RankFailure`` names, else rank 0, which hears of every other rank's error.
     """
     if isinstance(error, BrokenPipeError):
-        # `workbench schema | head`: whoever read has seen enough. Python would complain again when it flushes at the
+        # `workbench schema | head`: the reader has seen enough. Python would complain again when it flushes at the
         # end, so stdout goes nowhere from here on (Python documentation, "Note on SIGPIPE").
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED

@@ -23,7 +23,7 @@ _LAST_COLUMN_WIDTH = 24
 JsonOption = typer.Option(False, "--json", help="Print one JSON object on stdout and nothing else there.")
 DeviceOption = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda (cuda:1) or npu.")
 StorageOption = typer.Option(
-    None, metavar="URL", envvar="WORKBENCH_STORAGE", help="Optuna storage URL; without it SQLite beside the study."
+    None, metavar="URL", envvar="WORKBENCH_STORAGE", help="Optuna storage URL. Default: SQLite in the study's folder."
 )
 
 

@@ -160,7 +160,7 @@ def worker(
         None,
         metavar="URL",
         envvar="WORKBENCH_STORAGE",
-        help="Database of the study, such as postgresql+psycopg://user@host/name; without it SQLite beside the study. "
+        help="Database of the study, such as postgresql+psycopg://user@host/name; by default SQLite in its folder. "
         "A password in the environment, or in libpq's PGPASSFILE, stays out of the list of processes.",
     ),
     trials: int = typer.Option(None, metavar="N", min=1, help="Trials of the whole study, of all workers together."),

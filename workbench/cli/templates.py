@@ -13,7 +13,7 @@ _ANSWERS = "result"  # of a study: they belong to the machine that found them
 
 
 class MissingTemplatesError(RuntimeError):
-    """The package was installed without its notebooks and studies, which whoever runs it cannot help."""
+    """The package was installed without its notebooks and studies, which its user cannot help."""
 
 
 def template_files() -> Iterator[tuple[Path, Path]]:

@@ -208,7 +208,7 @@ class BoostConfig(Section):
             if path not in fields:
                 section, _, key = path.partition(".")
                 members.setdefault(section, {})[key] = value
-        # Only what changes is validated anew: a search makes thousands of configurations.
+        # Only what changes is validated again: a search makes thousands of configurations.
         changed: dict[str, Section | None] = {
             name: _MODELS[name](**(vars(getattr(start, name) or _MODELS[name]()) | new))
             for name, new in members.items()

@@ -247,6 +247,6 @@ def _has_fast_bfloat16(kind: str) -> bool:
 def _memory_file(pid: int) -> int | None:
     """Return an open descriptor of what Linux tells about a process's memory (proc(5)); None elsewhere."""
     try:  # by the number, so that a forked child does not read its parent's memory
-        return os.open(f"/proc/{pid}/statm", os.O_RDONLY)  # psutil opens it anew for every answer
+        return os.open(f"/proc/{pid}/statm", os.O_RDONLY)  # psutil opens it again for every answer
     except OSError:
         return None

@@ -7,8 +7,8 @@ Gradients travel in the default process group with the device's own backend; wha
 the metric is 0.97) travels in a *control group* on the CPU (gloo), so that it never waits for the device.
 
 A rank that dies must not leave the others waiting, and a collective alone tells little: gloo reports a closed
-connection to whoever talked to the dead rank and nothing to the rest. So every rank has a *heartbeat*: a thread that
-counts upwards in the store twice a second and reads what the others have counted. The first rank that fails, or that
+connection to the ranks that talked to the dead one and nothing to the rest. So every rank has a *heartbeat*: a thread
+that counts upwards in the store twice a second and reads what the others have counted. The first rank that fails, or
 sees another one's heartbeat stopped, writes there what happened; what follows from it comes later and is ignored.
 """
 
@@ -94,7 +94,7 @@ def joined(device: str | torch.device = "auto", *, timeout_seconds: float | None
                 chosen = devices.rank_device(device, here.local_rank)
                 session.open(chosen)
                 yield chosen
-                # So that nobody's last message meets a closed door.
+                # So that no last message meets a closed store.
                 barrier()
             except BaseException as raised:
                 error = explained(raised)
@@ -133,7 +133,7 @@ def mean_over_ranks(values: Sequence[float]) -> list[float]:
 
 
 class StepVotes:
-    """What ranks wish at a step, known to all of them one step later: the exchange runs beside the next step."""
+    """What ranks ask for at a step, known to all one step later: the exchange overlaps the next step."""
 
     def __init__(self) -> None:
         self._pending: tuple[Tensor, distributed.Work | None] | None = None
@@ -288,7 +288,7 @@ class _Heartbeat(threading.Thread):
         here, n = self._here, self._here.world_size
         try:
             words = self._first_failure()
-        except (distributed.DistError, RuntimeError):  # the store is gone, and so is whoever served it
+        except (distributed.DistError, RuntimeError):  # the store is gone, and so is the rank that served it
             words = f"1 rank 0 of {n} has died"
             if here.store_is_served:
                 words = f"0 the process that started rank {here.rank} of {n} is gone"

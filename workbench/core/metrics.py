@@ -67,7 +67,7 @@ class MetricAccumulator(Protocol):
 
 @dataclass(frozen=True)
 class MetricRule:
-    """A task's metric, checked: canonical name or class of a torchmetrics object, direction, and how to begin anew."""
+    """A task's metric, checked: canonical name or class of a torchmetrics object, direction, and how to reset it."""
 
     name: str
     higher_is_better: bool
@@ -99,7 +99,7 @@ def new_accumulator(metric: Any, loss: Any) -> MetricAccumulator:
 
 
 def _resolved(metric: Any, loss: Any) -> tuple[str, bool | None, Callable[[], MetricAccumulator]]:
-    """Return name, whether higher is better (None where nobody says) and how to begin."""
+    """Return name, whether higher is better (None where it is not stated) and how to begin."""
     if isinstance(metric, str):
         name = _ALIASES.get(metric.strip().lower(), metric.strip().lower())
         if name in METRIC_NAMES:

@@ -1,7 +1,7 @@
 """Which process something belongs to, and whether it is still there, told by its number and when it began.
 
 The start is counted in clock ticks since the machine started, where the system says it (Linux): numbers of processes
-are used again, and whoever sets the clock moves the time of day of every start.
+are used again, and setting the clock moves the time of day of every start.
 """
 
 from __future__ import annotations

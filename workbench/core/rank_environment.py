@@ -23,7 +23,7 @@ class RankEnvironment:
     local_rank: int  # among those of this machine; chooses the accelerator
     host: str  # where the ranks meet
     port: int
-    store_is_served: bool  # by whoever started them, else rank 0 has to
+    store_is_served: bool  # by the launcher; otherwise rank 0 serves it
     attempt: int  # earlier starts: torchrun restarts all ranks when one fails
 
 
@@ -56,7 +56,7 @@ def is_first_rank() -> bool:
     try:
         here = rank_environment()
     except RankEnvironmentError:
-        return True  # whoever joins says what is wrong
+        return True  # joining says what is wrong
     return here is None or here.rank == 0
 
 

@@ -88,7 +88,7 @@ def loss_curves_drawing(
     theme: Theme = "auto",
     height: int = 560,
 ) -> Drawing:
-    """Draw training loss above and evaluation metric below, on one x axis; a row nobody has is left out.
+    """Draw training loss above and evaluation metric below, on one x axis; a row without data is left out.
 
     ``x`` counts micro-batches, wall-clock seconds, or relative time: micro-batches x relative step time, so that
     one unit is one O0 step. ``window`` is of how many steps the loss is a running mean, None for a hundredth of the

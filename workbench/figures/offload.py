@@ -1,4 +1,4 @@
-"""AdamOffload: what the host does per step, how long gradients travel, and how much of both nobody waits for."""
+"""AdamOffload: what the host does per step, how long gradients travel, and how much of both overlaps other work."""
 
 from __future__ import annotations
 

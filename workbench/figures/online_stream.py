@@ -79,7 +79,7 @@ def online_stream_figure(
 ) -> go.Figure:
     """Draw rate, waiting, table growth and rejected records (``online.*``) below each other.
 
-    A row nobody recorded is left out; events say why records were rejected.
+    A row without data is left out; events say why records were rejected.
     """
     numbers = online_stream_numbers(steps, events)
     fields = [field for field in _ROWS if getattr(numbers, field).x.size]

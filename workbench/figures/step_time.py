@@ -1,4 +1,4 @@
-"""Step-time breakdown: forward, backward, update, data, recording, and what nobody accounts for."""
+"""Step-time breakdown: forward, backward, update, data, recording, and the unaccounted rest."""
 
 from __future__ import annotations
 

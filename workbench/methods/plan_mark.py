@@ -1,4 +1,4 @@
-"""The plan that preparation leaves on a module, for whoever builds a training step around it later."""
+"""The plan that preparation leaves on a module, for the code that builds a training step around it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """What is read from a training stream, and where in it one is.
 
-A stream is any iterable of batches. One that is iterated anew each time (a list, a DataLoader) is replayed for ever,
-as MindSpore's ``RecModel`` does; one that can be read only once (a generator, an open file) ends where it ends. A
-callable opens a stream at an offset: ``open_stream(n)`` yields what comes after the first ``n`` batches, and is read
-once. Nothing asks for a length, so the first step begins with the first batch.
+A stream is any iterable of batches. One that starts over each time it is iterated (a list, a DataLoader) is replayed
+for ever, as MindSpore's ``RecModel`` does; one that can be read only once (a generator, an open file) ends where it
+ends. A callable opens a stream at an offset: ``open_stream(n)`` yields what comes after the first ``n`` batches, and is
+read once. Nothing asks for a length, so the first step begins with the first batch.
 """
 
 from __future__ import annotations

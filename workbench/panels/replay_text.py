@@ -32,10 +32,7 @@ def facts_html(run: Run) -> str:
     elif not run.finished:
         lines.append("Not finished: it still runs, or was killed; what had reached the disk is shown.")
     if len(run.steps) and not _is_watched(run):
-        lines.append(
-            "It ran without a loss scale, so nobody watched for overflow: a replay rests on the sizes of its gradients "
-            "alone."
-        )
+        lines.append("It ran without a loss scale or a watch for overflow: a replay rests on gradient sizes alone.")
     if has_group_scales(run):
         lines.append("It ran with group scales; a replay asks what one scale for all would do.")
     return f"<div><b>{words(run.name)}</b></div>" + "".join(f"<div>{words(line)}</div>" for line in lines)

@@ -95,9 +95,10 @@ def _places(place: str, folder: str | Path | None) -> list[Path]:
 
 
 def task_sources(task: Task) -> dict[str, str]:
-    """Return file -> digest of the code of a user's task: its file, and what it has imported from beside it.
+    """Return file -> digests of the code of a user's task: its file, and what it has imported from beside it.
 
-    Comments and layout do not count. A task that is built in, or no file's, has none.
+    One is that of the bytes, one that of the code without comments and layout, which is a Python version's own. A task
+    that is built in, or no file's, has none.
     """
     home = _file_of(task)
     if home is None:
@@ -117,10 +118,11 @@ def _file_of(task: Task) -> Path | None:
 
 def _code_digest(path: Path) -> str:
     try:
-        code = ast.dump(ast.parse(path.read_bytes()))
+        content = path.read_bytes()
+        code = ast.dump(ast.parse(content)).encode("utf-8", "surrogatepass")
     except (OSError, ValueError, SyntaxError):
         return "unreadable"
-    return hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return " ".join(hashlib.sha256(one).hexdigest()[:16] for one in (content, code))
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -1,7 +1,7 @@
 """Passes over many tensors of a CPU in one call, compiled where a C compiler is at hand.
 
 ``kernels.c`` is what runs, ``library.py`` compiles and loads it, ``tensors.py`` lists the tensors that a kernel can
-go through. Whoever uses one asks for a list with `listed` first, and keeps a way through torch's own operations for
+go through. A caller asks for a list with `listed` first, and keeps a way through torch's own operations for
 when there is none.
 """
 

@@ -1,6 +1,6 @@
 """Lists of tensors that the kernels can go through: where each begins, and how long it is.
 
-Addresses are asked for anew whenever a list is made, since ``parameter.data = other`` moves a tensor. For some hundred
+Addresses are read again whenever a list is made, since ``parameter.data = other`` moves a tensor. For some hundred
 small tensors the asking takes as long as the work, so ``tensors.c`` does it for all at once, where torch's C interface
 answers as expected.
 """

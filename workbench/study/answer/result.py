@@ -184,7 +184,8 @@ def _choices(
     for target, drop in attributes.get("allowed_drops", {}).items():
         nothing = nothing_found(trials, float(drop), _metric_of(attributes), **options)
         choice = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed)
-        choices[target] = replace(choice, others=(*choice.others, *faster_but_unsure(choice, trials)))
+        tested = {one.trial_number for one in candidates if one.target == target}
+        choices[target] = replace(choice, others=(*choice.others, *faster_but_unsure(choice, trials, tested)))
     return choices
 
 

@@ -2,7 +2,7 @@
 
 An export is for a boost level and an allowed drop: a question asked of all trials. A trial competes for it when its
 plan can be had at that level (O2 has a method that O1 lacks), its metric stayed within the drop, and it beats O0; its
-time to the target is counted anew for each export. Which candidate is taken is decided by `select` and by nothing else:
+time to the target is counted for each export. Which candidate is taken is decided by `select` and by nothing else:
 terminal, panel, report and files show what it returns.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -240,11 +240,11 @@ def _why_not(candidate: CandidateRecord, taken: CandidateRecord | None) -> str:
     return f"{name}. {candidate.sentence}"
 
 
-def faster_but_unsure(choice: Choice, trials: Sequence[TrialRecord]) -> list[str]:
-    """Say why trials that look faster than what is exported in their own runs are not exported: a sentence or none."""
+def faster_but_unsure(choice: Choice, trials: Sequence[TrialRecord], tested: Collection[int]) -> list[str]:
+    """Say why trials that were not tested over seeds are not exported, though they look faster: a sentence or none."""
     own = None if choice.candidate is None else choice.candidate.trial_number
     limit = next((one.relative_step_time for one in trials if one.number == own), 1.0)
-    known = [one for one in trials if one.state == "complete" and one.chance < SURE and one.number != own]
+    known = [one for one in trials if one.state == "complete" and one.chance < SURE and one.number not in tested]
     faster = [one for one in known if one.metric_deficit <= one.allowed_drop and one.relative_step_time < limit]
     if not faster:
         return []

@@ -1,6 +1,6 @@
 """Join a study that several machines search together: what ``workbench worker`` does.
 
-Any scheduler may start any number of workers on one database, at any time. Whoever comes first makes the study and runs
+Any scheduler may start any number of workers on one database, at any time. The first one makes the study and runs
 O0, the others wait for it. Confirmation and export are one process's work: ``workbench tune`` on that database.
 """
 

@@ -139,7 +139,7 @@ class Slot:
         """Call the worker, and another in its place when it is lost; raise what it raised.
 
         Ray's max_restarts would do for a worker that dies, but not for one that has lost another rank, nor for one that
-        nobody listens to any more.
+        is no longer listened to.
         """
         errors = self._ray.exceptions
         for _ in range(_TRIES):

@@ -84,7 +84,7 @@ class RayWorker:
             self._check_snapshots(job)
             return self._with_run(self._loaded().run(job, monitor))
         finally:
-            self._evaluated.put(None)  # whoever watches need not wait
+            self._evaluated.put(None)  # the watcher need not wait
 
     def watch(self, answer: bool | None, *, stop: bool) -> tuple[RunStep | None, tuple[int, float] | None]:
         """Say whether the evaluation that waits ends the run, if one waits, and whether anything else does.

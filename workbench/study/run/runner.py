@@ -1,4 +1,4 @@
-"""Whoever runs the jobs of a study: one method, and what is known of the task.
+"""What runs the jobs of a study: one method, and what is known of the task.
 
 `TaskExperimenter` trains in this process; ``stopping.py``, ``rank_experimenter.py`` and ``ray_engine.py`` wrap ``run``.
 """

@@ -66,7 +66,7 @@ def run_workers(
         ends = None if left is None else time.time() + left
         errors, own_end = context.Pipe(duplex=False)
         asked = (directory, url, n_trials, ends, left, make_experimenter, index, jobs, os.getpid())
-        process = context.Process(target=_work, args=(own_end, *asked))  # through a pipe: nobody sees a password in it
+        process = context.Process(target=_work, args=(own_end, *asked))  # through a pipe, where no password shows
         process.start()
         own_end.close()
         return process, errors
@@ -137,7 +137,7 @@ def _work(
     url: str,
     n_trials: int,
     ends: float | None,  # seconds since 1970, since the monotonic clock may be another in another process
-    left: float | None,  # seconds from when it was sent: no more than that, whoever sets the clock meanwhile
+    left: float | None,  # seconds from when it was sent: no more than that, even if the clock is set meanwhile
     make: MakeExperimenter | None,
     index: int,
     n_workers: int,

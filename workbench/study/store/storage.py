@@ -146,7 +146,7 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
             )
         environment = plain(experimenter.environment())
         known, found = (one.get("sources", {}) for one in (stored.get("environment", {}), environment))
-        edited = [name for name in known if name in found and found[name] != known[name]]
+        edited = [name for name in known if name in found and not set(known[name].split()) & set(found[name].split())]
         if edited and not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
             study.set_user_attr("environment", environment)  # a task that was mended before anything was measured
         elif edited:

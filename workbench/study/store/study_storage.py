@@ -7,8 +7,8 @@ Optuna's ``RDBStorage`` keeps everything. Where several of its requests belong t
 * a trial is written to and finished by the process that holds it and by no other: one that was believed dead and comes
   back does not write its result beside its successor's;
 * a trial whose process is gone waits again, under its own number, with what it has drawn and measured: Optuna's own
-  retry would fail it and run it under another number, and O0 would no longer be trial 0. Whoever puts it back says
-  which mark he saw, heartbeats counted in it, so that two who saw the same put it back once;
+  retry would fail it and run it under another number, and O0 would no longer be trial 0. Putting it back
+  names the mark that was seen, heartbeats counted in it, so that two processes that saw the same put it back once;
 * there is one O0 trial, whichever process comes first;
 * requests are repeated while the database is away (``patience.py``). Each is written so that a repeat changes nothing:
   a result whose confirmation got lost on the way is found stored, and counts once;
@@ -404,7 +404,7 @@ class StudyStorage(BaseStorage):
             yield connection
 
     def _hold(self, trial_id: int) -> FrozenTrial:
-        """Lock a trial and return it; one that was put back and that nobody has begun since is taken again."""
+        """Lock a trial and return it; one that was put back and has not begun since is taken again."""
         self._backend.set_trial_state_values(trial_id, TrialState.RUNNING)
         trial = self._backend.get_trial(trial_id)
         mark = trial.user_attrs.get(_MARK)
@@ -426,7 +426,7 @@ class StudyStorage(BaseStorage):
 
 
 def seconds_of(trial: FrozenTrial) -> float:
-    """Return how long a trial ran that has ended: by a clock that nobody sets, or by its dates as far as they tell.
+    """Return how long a trial ran that has ended: by a monotonic clock, or by its dates as far as they tell.
 
     A time of day put forward by a day would cost the study 24 device-hours.
     """
