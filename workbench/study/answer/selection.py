@@ -145,7 +145,7 @@ def _ranked(study: optuna.Study, records: Sequence[TrialRecord], file: StudyFile
     """Return the trials that compete for an export: those that surely keep the quality, fastest first.
 
     Tuned plain competes by what its own runs say. Where the leader was taken apart, what remained of it comes first
-    (the whole of it only while it is sure to keep the quality), and set-ups with a part that is no gain do not compete.
+    (the whole of it only while that is sure or a safer form is tested, too); set-ups with an idle part do not compete.
     Where nothing but tuned plain is sure enough, the one that most probably keeps the quality is tested before it.
 
     Where more than one is tested, the leader's safer form comes first: tests in a fixed order keep their full level as
@@ -178,7 +178,7 @@ def _by_time(
         numbers = list(dict.fromkeys([*likely, *numbers]))
     if remaining is not None:
         first, idle = int(remaining["number"]), remaining["idle"]
-        if standing.sure.get(first, 0.0) > (_LIKELY if idle else SURE):
+        if standing.sure.get(first, 0.0) > (_LIKELY if idle or file.confirm.candidates > 1 else SURE):
             configs = {one: BoostConfig.from_dict(trials[one].user_attrs["config"]).leaves() for one in numbers}
             free = [one for one in numbers if all(configs[one][path] == value for path, value in idle.items())]
             numbers = [first, *(one for one in free if one != first)]
