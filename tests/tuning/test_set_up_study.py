@@ -562,3 +562,14 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
     assert taken.speedup == max(one.speedup for one in confirmed)
     schedule = result.attribution["o1"][0].part
     assert f"length {BoostConfig.from_dict(taken.config).part(ScheduleSection).length:.3g}" in schedule
+
+
+def test_where_nothing_leads_what_is_likely_has_a_safer_form_that_is_tested_first(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", set_up="attribution_share = 0.0001")
+    text = (folder / "study.toml").read_text().replace("candidates = 1", "candidates = 2")
+    (folder / "study.toml").write_text(text)
+    result = run(folder, SurfaceRunner(folder, noise=0.018, seed=8))
+    study = optuna.load_study(study_name=folder.name, storage=f"sqlite:///{folder / 'study.db'}")
+    assert standing_now(study, read_study(folder)).leader is None
+    safer = {one.user_attrs.get("repeats", one.number) for one in study.trials if SAFER_THAN in one.user_attrs}
+    assert [one.trial_number for one in result.candidates][:1] == [*safer]

@@ -96,16 +96,17 @@ def settle(study: optuna.Study, file: StudyFile, search: Search, *, deadline: fl
 def take_apart(
     study: optuna.Study, file: StudyFile, experimenter: Experimenter, search: Search, *, deadline: float | None
 ) -> None:
-    """Find out where the leader's gain comes from, and let the leader without what is no gain compete."""
+    """Find out where the leader's gain comes from, let it compete without what is no gain, and train its safer form.
+
+    Where nothing leads, the one that most probably keeps the quality gets a safer form.
+    """
     leader = standing_now(study, file).leader
-    if leader is None:
-        return
     is_safer_asked = file.confirm.enabled and file.confirm.candidates > 1
     baseline = baseline_trial(study)
     if is_safer_asked and deadline is not None and baseline is not None:  # the safer form is trained last
         deadline -= float(baseline.user_attrs["trained"]["seconds"])
     attributor = Attributor(study, file, StepTimes(study, file, experimenter), search.run_given, deadline)
-    if file.set_up.attribution_share > 0.0 and not is_taken_apart(study):
+    if leader is not None and file.set_up.attribution_share > 0.0 and not is_taken_apart(study):
         attributor.without_idle_parts(leader)
     # What the attribution trained may have changed who leads.
     first = first_contender(study, file)
