@@ -56,7 +56,7 @@ def collapsed_at(
     """Return the index of the first step at which the scale has certainly collapsed, or None, and a streak.
 
     It has after ``collapse_after`` (>= 1) overflows in a row that end at the floor. Both sequences have a drained value
-    per step, the scale after its update. The streak are the overflows at the floor in a row at the end, with those of
+    per step, the scale after its update. The streak counts the consecutive overflows at the floor at the end, including
     ``streak_before``; nothing after the collapse is looked at.
 
     Example:

@@ -59,7 +59,8 @@ def train_and_measure(
 ) -> tuple[RunResult | None, SpeedRatio | None]:
     """Train a set-up and compare its step times with O0; the work of the panel's thread.
 
-    ``options`` are those of ``api.train``; 0 steps train nothing. What was not asked for is None.
+    ``options`` are those of ``api.train``; 0 steps train nothing. What was not asked for is None, and so is the
+    comparison after a run that was stopped or diverged.
     """
     from workbench import api
     from workbench.tasks import load_task
@@ -118,8 +119,8 @@ class TrainPanel(WorkPanel):
 
     Attributes:
         shared: The configuration that is trained.
-        result: Result of the last run that ended by itself or by Stop; None before.
-        speed: The last measurement of step times; None before.
+        result: Result of the last run that ended by itself or by Stop; None before, and from each new start.
+        speed: The last measurement of step times; None before, and from each new start.
         trace: What the present or last run has reported.
         display_seconds: Processor time that showing the last run took while it went on, seconds.
     """

@@ -7,7 +7,7 @@ In pseudocode, each line with the reason for its place::
     (loss * scale / n).backward()            # scaled before, so that small gradients survive; they add up in .grad
     if the window is complete:               # step()
         average the gradients over ranks     # once per window, before the test, so that all ranks see the same
-        found_inf = unscale_and_check(grads) # one pass over them, or the device's own overflow flag, where it has one
+        found_inf = unscale_and_check(grads) # one pass over them, and the device's own overflow flag, where it has one
         observer(grads)                      # the trace looks at the unscaled gradients
         update unless found_inf              # the optimizer's step or a method's; decided on the device if possible
         scale rule(found_inf)                # between windows only, so one window has one scale

@@ -199,7 +199,7 @@ class FreezeOpt(torch.optim.Optimizer):
         return optimizer
 
     def begin_step(self) -> int:
-        """Freeze for the coming update and return the index of its group (0: nothing frozen, by construction).
+        """Freeze for the coming update and return the index of its group (0 of GradientFreeze's freezes nothing).
 
         Newly frozen parameters lose their stale gradient. Calling it again before :meth:`advance` changes nothing.
         """

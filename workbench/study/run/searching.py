@@ -211,7 +211,7 @@ class Search:
         return taken
 
     def _run_one(self, trial: optuna.Trial) -> bool:
-        """Run a trial that has been begun; return whether it finished."""
+        """Run a trial that has been begun; return False only for a failure that counts."""
         database, trial_id = self._database, trial._trial_id
         try:
             with heartbeat(database, trial_id) as self._lost, database.buffering(trial_id):

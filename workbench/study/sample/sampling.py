@@ -114,7 +114,9 @@ def _of_one_trial(
             from workbench.study.set_up.proposing import ProposingSampler
 
             return built(ProposingSampler, space=space)
-    return built(samplers.RandomSampler)
+        case "random":
+            return built(samplers.RandomSampler)
+    raise ValueError(f"the sampler {name!r} has no case here")
 
 
 def make_pruner(name: str, options: Mapping[str, Any], *, budget_steps: int) -> BasePruner:

@@ -13,9 +13,9 @@ Optuna's ``RDBStorage`` keeps everything. Where several of its requests belong t
 * requests are repeated while the database is away (``patience.py``). Each is written so that a repeat changes nothing:
   a result whose confirmation got lost on the way is found stored, and counts once;
 * what a trial draws, measures and reports is buffered by the thread that runs it, and written as a whole at the moments
-  that count: after drawing, timing and training, and about once a second between. With 40 ranges and a dozen
-  attributes that would be a hundred transactions. What a killed process had not written is made again: draws by the
-  trial's own seed, reports by the same training.
+  that count: after drawing, timing and training, and about once a second in between. Written one by one, 40 ranges and
+  a dozen attributes would take a hundred transactions. What a killed process had not written is made again: draws by
+  the trial's own seed, reports by the same training.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _buffered(method: Callable[..., None], part: Callable[[FrozenTrial], dict[An
 
 
 class StudyStorage(BaseStorage):
-    """The database of a study; ``role`` is ``"worker"`` or ``"driver"``: a trial that ends its workers is given up.
+    """The database of a study; ``role`` is ``"worker"`` or ``"driver"``: one whose worker dies three times is failed.
 
     ``grace_seconds`` is how long this process may be silent before others take its trial for abandoned.
     """
@@ -282,8 +282,8 @@ class StudyStorage(BaseStorage):
     def put_back(self, seen: RunningTrial, *, died: bool) -> bool:
         """Let a running trial wait again, with its number and what it drew and measured; return whether it was done.
 
-        Nothing happens when its mark has changed since it was seen. ``died``: its process died with it. The third time
-        the trial is failed instead, where its process was a worker: it probably was the cause.
+        Nothing happens when its mark has changed since it was seen. ``died``: its process died while running it. The
+        third time, if the process was a worker, the trial is failed instead: it probably was the cause.
         """
         mark = seen.mark
         by_death = died and mark is not None and mark.get("role") == "worker"
