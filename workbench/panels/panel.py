@@ -3,9 +3,7 @@
 A panel owns what it makes. ``close`` ends its work, leaves no thread, and closes its widgets with all their parts;
 containers alone would leave their children alive. A `WorkPanel` does one piece of work at a time in a thread.
 
-    idle ──> running <──> paused
-    running, paused ──> stopping
-    running, paused, stopping ──> done or failed
+    idle ──> running <──> paused; from both ──> stopping; from all three ──> done or failed
 
 From done and failed a panel runs again. Whatever moves it (a click, the work's end) may come from any thread.
 """
