@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import threading
+from copy import deepcopy
 from typing import Any
 
 import ipywidgets as widgets
@@ -36,4 +37,4 @@ def our_threads() -> list[str]:
 def drawn(place: FigurePlace) -> go.Figure:
     """Return the figure that stands in a place."""
     assert place.figure is not None, "there is nothing to see yet"
-    return place.figure.static()
+    return go.Figure(place.figure.widget.data, deepcopy(place.figure.widget.layout))

@@ -40,7 +40,7 @@ def test_one_figure_lives_as_long_as_the_place() -> None:
         place.update(line(1.0, 3.0))
         assert place.figure is first
         assert first is not None
-        assert list(first.static().data[0].y) == [1.0, 3.0]
+        assert list(first.widget.data[0].y) == [1.0, 3.0]
     assert place.closed
     assert first.closed
 

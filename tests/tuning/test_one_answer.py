@@ -20,7 +20,7 @@ from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRe
 from workbench.core.trial_counts import count_trials, outcome_of, suited_exports
 from workbench.panels.study_answer import answer_html
 from workbench.study import TuneProgress, read_result, tune
-from workbench.study.answer.selection import faster_but_unsure
+from workbench.study.answer.selection import faster_untested
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured
 from workbench.study.store.storage import default_storage, open_storage
@@ -68,16 +68,28 @@ def test_a_trial_of_a_search_for_set_ups_is_within_the_drop_only_where_that_is_s
 
 def test_what_looks_faster_than_the_export_is_said_not_to_be_sure() -> None:
     taken = candidate(trial_number=1)
-    [sentence] = faster_but_unsure(Choice("o1", taken, ""), SEARCHED, {1})
+    [sentence] = faster_untested(Choice("o1", taken, ""), SEARCHED, {1}, {})
     assert sentence == (
         "not trial 2 or 1 more, though faster in few runs (up to 5.00 x): that the quality holds in a confirmation is "
         "7 to 40 % likely, and 90 % is asked."
     )
-    [alone] = faster_but_unsure(Choice("o1", None, ""), [SEARCHED[4]], ())
+    [alone] = faster_untested(Choice("o1", None, ""), [SEARCHED[4]], (), {})
     assert "not trial 5, though faster in few runs (up to 2.00 x)" in alone
     assert "is 50 % likely" in alone
-    assert faster_but_unsure(Choice("o1", taken, ""), [SEARCHED[0], SEARCHED[3], *TRIALS], {1}) == []
-    assert faster_but_unsure(Choice("o1", taken, ""), SEARCHED, {1, 2, 3}) == [], "these have sentences of their own"
+    assert faster_untested(Choice("o1", taken, ""), [SEARCHED[0], SEARCHED[3], *TRIALS], {1}, {}) == []
+    assert faster_untested(Choice("o1", taken, ""), SEARCHED, {1, 2, 3}, {}) == [], "they have their sentences"
+
+
+def test_what_is_sure_and_faster_but_has_a_part_without_gain_has_its_sentence() -> None:
+    frozen = BoostConfig().with_values({"boost.grad_freeze": True}).to_dict()
+    plain, idle = BoostConfig().with_values({"boost.grad_freeze": False}).to_dict(), {"boost.grad_freeze": False}
+    known = [replace(searched(number, time, 0.004, 0.95), config=config)
+             for number, time, config in ((1, 0.3, plain), (2, 0.25, frozen), (3, 0.2, plain))]  # fmt: skip
+    choice = Choice("o1", candidate(trial_number=1), "")
+    assert faster_untested(choice, known, {1, 3}, {"remaining_set_up": {"idle": idle}}) == [
+        "not trial 2, though faster in the search (up to 4.00 x): a part of it was found to be no sure gain."
+    ]
+    assert faster_untested(choice, known, {1, 3}, {}) == []
 
 
 def test_schedules_that_round_to_the_same_one_are_one_plan_with_keys_of_their_own() -> None:

@@ -117,11 +117,6 @@ class LiveFigure:
             self._show(figure, anew)
             self._last_sent = time.monotonic()
 
-    def static(self) -> go.Figure:
-        """Return what is shown as a plain figure, for a saved notebook or a file."""
-        with self._lock:
-            return go.Figure(self.widget.data, deepcopy(self.widget.layout))
-
     def close(self) -> None:
         """Close the widget and let go of its data; may be called again."""
         with self._lock:

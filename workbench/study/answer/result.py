@@ -19,7 +19,7 @@ from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRe
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
 from workbench.study.answer.notes import Notes
-from workbench.study.answer.selection import TARGETS, faster_but_unsure, nothing_found, select, with_policy
+from workbench.study.answer.selection import TARGETS, faster_untested, nothing_found, select, with_policy
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.errors import StudyError
@@ -185,7 +185,8 @@ def _choices(
         nothing = nothing_found(trials, float(drop), _metric_of(attributes), **options)
         choice = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed)
         tested = {one.trial_number for one in candidates if one.target == target}
-        choices[target] = replace(choice, others=(*choice.others, *faster_but_unsure(choice, trials, tested)))
+        untested = faster_untested(choice, trials, tested, attributes)
+        choices[target] = replace(choice, others=(*choice.others, *untested))
     return choices
 
 

@@ -144,13 +144,11 @@ def _n_drawn(trials: Sequence[FrozenTrial]) -> int:
 def _ranked(study: optuna.Study, records: Sequence[TrialRecord], file: StudyFile, allowed: float) -> list[TrialRecord]:
     """Return the trials that compete for an export: those that surely keep the quality, fastest first.
 
-    Tuned plain competes by what its own runs say. Where the leader was taken apart, what remained of it comes first
-    (the whole of it only while that is sure or a safer form is tested, too); set-ups with an idle part do not compete.
-    Where nothing but tuned plain is sure enough, the one that most probably keeps the quality is tested before it.
-
-    Where more than one is tested, the leader's safer form comes first: tests in a fixed order keep their full level as
-    long as all before were confirmed (`planned_tests`), so a leader that turns out too bold costs nothing but its runs,
-    and one that is confirmed, too, is what is exported.
+    Tuned plain competes by its own runs. Where the leader was taken apart, what remained of it comes first (the whole
+    only while that is sure or a safer form is tested, too); set-ups with an idle part do not compete. Where nothing but
+    tuned plain is sure enough, the one that most probably keeps the quality is tested before it. Where more than one is
+    tested, the leader's safer form comes first: a fixed order keeps the full level as long as all before were confirmed
+    (`planned_tests`), so a leader that turns out too bold costs nothing but its runs.
     """
     numbers, times = _by_time(study, file, allowed)
     if file.confirm.candidates > 1:
@@ -161,8 +159,7 @@ def _ranked(study: optuna.Study, records: Sequence[TrialRecord], file: StudyFile
 
 def first_contender(study: optuna.Study, file: StudyFile) -> int | None:
     """Return the trial of the set-up that would be exported if all were confirmed; None where nothing competes."""
-    numbers, _ = _by_time(study, file)
-    return next(iter(numbers), None)
+    return next(iter(_by_time(study, file)[0]), None)
 
 
 def _by_time(
@@ -205,8 +202,7 @@ def select(
     O0, with the sentence that says so, for which ``nothing`` says what the search came to (`nothing_found`).
     """
     mine = [one for one in candidates if one.target == target]
-    confirmed = [one for one in mine if one.verdict is Verdict.CONFIRMED]
-    taken = max(confirmed, key=lambda one: one.speedup, default=None)
+    taken = max((one for one in mine if one.verdict is Verdict.CONFIRMED), key=lambda one: one.speedup, default=None)
     tested = [one for one in mine if one.n_seeds > 0]
     promising = [one for one in tested or mine if _is_promising(one)]
     if taken is None and not require_confirmed:
@@ -240,21 +236,31 @@ def _why_not(candidate: CandidateRecord, taken: CandidateRecord | None) -> str:
     return f"{name}. {candidate.sentence}"
 
 
-def faster_but_unsure(choice: Choice, trials: Sequence[TrialRecord], tested: Collection[int]) -> list[str]:
-    """Say why trials that were not tested over seeds are not exported, though they look faster: a sentence or none."""
+def faster_untested(
+    choice: Choice, trials: Sequence[TrialRecord], tested: Collection[int], attributes: Mapping[str, Any]
+) -> list[str]:
+    """Say why trials that were not tested over seeds are not exported, though they look faster: a sentence per reason.
+
+    ``attributes``, the study's, have the leader's parts that are no gain; set-ups with such a part do not compete.
+    """
+    idle: Mapping[str, Any] = attributes.get(_REMAINING, {}).get("idle", {})
     own = None if choice.candidate is None else choice.candidate.trial_number
     limit = next((one.relative_step_time for one in trials if one.number == own), 1.0)
-    known = [one for one in trials if one.state == "complete" and one.chance < SURE and one.number not in tested]
+    known = [one for one in trials if one.state == "complete" and one.number not in tested]
     faster = [one for one in known if one.metric_deficit <= one.allowed_drop and one.relative_step_time < limit]
-    if not faster:
-        return []
-    first = min(faster, key=lambda one: one.relative_step_time)
-    chance = " to ".join(dict.fromkeys(f"{100 * end(one.chance for one in faster):.0f}" for end in (min, max)))
-    more = f" or {len(faster) - 1} more" if len(faster) > 1 else ""
-    return [
-        f"not trial {first.number}{more}, though faster in few runs (up to {1.0 / first.relative_step_time:.2f} x): "
-        f"that the quality holds in a confirmation is {chance} % likely, and {100 * SURE:.0f} % is asked."
-    ]
+    unsure = [one for one in faster if one.chance < SURE]
+    leaves = {one.number: BoostConfig.from_dict(one.config).leaves() for one in faster if not one.chance < SURE}
+    idling = [one for one in faster if any(leaves.get(one.number, idle)[path] != value for path, value in idle.items())]
+    ends = dict.fromkeys(f"{100 * end(one.chance for one in unsure):.0f}" for end in (min, max) if unsure)
+    chance = f"that the quality holds in a confirmation is {' to '.join(ends)} % likely"
+    told = _though_faster(unsure, "in few runs", f"{chance}, and {100 * SURE:.0f} % is asked")
+    return told + _though_faster(idling, "in the search", "a part of it was found to be no sure gain")
+
+
+def _though_faster(trials: Sequence[TrialRecord], where: str, why: str) -> list[str]:
+    more = f" or {len(trials) - 1} more" if len(trials) > 1 else ""
+    best = sorted((one.relative_step_time, one.number) for one in trials)[:1]
+    return [f"not trial {one}{more}, though faster {where} (up to {1.0 / at:.2f} x): {why}." for at, one in best]
 
 
 def nothing_found(
