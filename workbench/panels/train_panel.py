@@ -59,7 +59,7 @@ def train_and_measure(
 ) -> tuple[RunResult | None, SpeedRatio | None]:
     """Train a set-up and compare its step times with O0; the work of the panel's thread.
 
-    ``options`` are those of ``api.train``; 0 steps train nothing. None is what was not asked for.
+    ``options`` are those of ``api.train``; 0 steps train nothing. What was not asked for is None.
     """
     from workbench import api
     from workbench.tasks import load_task
