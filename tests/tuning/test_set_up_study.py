@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from workbench.core.trial_counts import outcome_of
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
 from workbench.study import read_result, tune
-from workbench.study.answer.selection import SAFER_THAN
+from workbench.study.answer.selection import FORM_OF
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
@@ -541,17 +542,18 @@ def _explicit(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
 
 def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_is_exported(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", set_up="attribution_share = 0.0001")
-    text = (folder / "study.toml").read_text().replace("candidates = 1", "candidates = 2")
+    text = (folder / "study.toml").read_text().replace("candidates = 1", "candidates = 3")
     (folder / "study.toml").write_text(text)
     runner = SurfaceRunner(folder, noise=0.004, seed=3)
     result = run(folder, runner)
     trials = stored_trials(folder)
     seeds = [job.seed for job in runner.jobs if isinstance(job, TrainJob) and job.seed >= 1000]
     assert seeds[:30] == [seed for seed in range(1000, 1010) for _ in range(3)], "O0 and both candidates take turns"
-    safer = {one.user_attrs.get("repeats", one.number): one for one in trials if SAFER_THAN in one.user_attrs}
+    safer = {one.user_attrs.get("repeats", one.number): one for one in trials if FORM_OF in one.user_attrs}
     assert result.candidates[0].trial_number in safer, "the safer form is tested first"
-    bolder = safer[result.candidates[0].trial_number].user_attrs[SAFER_THAN]
-    assert result.candidates[1].trial_number == bolder
+    leader = safer[result.candidates[0].trial_number].user_attrs[FORM_OF]
+    assert result.candidates[1].trial_number == leader
+    assert len(result.candidates) == 2, "it has no bolder form, and what is slower than what is confirmed is not tested"
     lengths = [BoostConfig.from_dict(one.config).part(ScheduleSection).length for one in result.candidates[:2]]
     assert lengths[0] == pytest.approx(1.2 * lengths[1], abs=2e-3)
     assert all(one.n_seeds >= 10 for one in result.candidates), "no look before the fewest seeds"
@@ -564,6 +566,29 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
     assert f"length {BoostConfig.from_dict(taken.config).part(ScheduleSection).length:.3g}" in schedule
 
 
+def test_the_bolder_form_of_the_leader_is_tested_last_and_exported_where_it_is_confirmed(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", set_up="attribution_share = 0.0001")
+    text = (folder / "study.toml").read_text().replace("candidates = 1", "candidates = 3")
+    (folder / "study.toml").write_text(text)
+    runner = SurfaceRunner(folder, noise=0.004, seed=4)
+    result = run(folder, runner)
+    forms = [BoostConfig.from_dict(one.config) for one in result.candidates]
+    lengths = [one.part(ScheduleSection).length for one in forms]
+    assert len(forms) == 3
+    assert lengths == sorted(lengths, reverse=True), "safer, leader, bolder"
+    assert len({json.dumps(one.with_values({"schedule.length": 0.5}).to_dict()) for one in forms}) == 1
+    bolder = result.candidates[2]
+    purposes = [trial.user_attrs.get("purpose", "") for trial in stored_trials(folder)]
+    assert f"trial {result.candidates[1].trial_number}, bolder" in purposes
+    chosen = result.choices["o1"].candidate
+    assert chosen is not None
+    assert chosen.trial_number == (
+        bolder.trial_number if bolder.verdict is Verdict.CONFIRMED else result.candidates[1].trial_number
+    )
+    assert run(folder, runner).choices["o1"].candidate == chosen, "a second call trains no further forms"
+    assert purposes == [trial.user_attrs.get("purpose", "") for trial in stored_trials(folder)]
+
+
 def test_where_nothing_leads_what_is_likely_has_a_safer_form_that_is_tested_first(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", set_up="attribution_share = 0.0001")
     text = (folder / "study.toml").read_text().replace("candidates = 1", "candidates = 2")
@@ -571,5 +596,5 @@ def test_where_nothing_leads_what_is_likely_has_a_safer_form_that_is_tested_firs
     result = run(folder, SurfaceRunner(folder, noise=0.018, seed=8))
     study = optuna.load_study(study_name=folder.name, storage=f"sqlite:///{folder / 'study.db'}")
     assert standing_now(study, read_study(folder)).leader is None
-    safer = {one.user_attrs.get("repeats", one.number) for one in study.trials if SAFER_THAN in one.user_attrs}
+    safer = {one.user_attrs.get("repeats", one.number) for one in study.trials if FORM_OF in one.user_attrs}
     assert [one.trial_number for one in result.candidates][:1] == [*safer]

@@ -6,9 +6,8 @@ centred snapshots (32 x 32) say everything: their eigenvectors, carried back to 
 Sirovich, "Turbulence and the dynamics of coherent structures, part I", Quarterly of Applied Mathematics 45, 1987,
 doi:10.1090/qam/910462 (the method of snapshots).
 
-:func:`randomized_components` computes what the reference does (MindSpore 2.7.0, ``mindspore.boost``): Halko,
-Martinsson, Tropp, "Finding Structure with Randomness", SIAM Review 53, 2011, arXiv:0909.4061, algorithms 4.4 and 5.1.
-Upstream centres the caller's array in place; here it changes only where ``overwrite`` asks for it.
+The reference (MindSpore 2.7.0, ``mindspore.boost``) finds them by random projection, up to sampling the same, and
+centres the caller's array in place; here it changes only where ``overwrite`` asks for it.
 """
 
 from __future__ import annotations
@@ -21,9 +20,6 @@ from numpy.typing import NDArray
 
 from workbench.core.arguments import checked_count
 
-Randomness = np.random.Generator | np.random.RandomState | int | None
-
-OVERSAMPLING = 10  # extra random directions; Halko et al., section 4.2, and upstream
 # Temporaries hold a few float64 blocks of columns; 1/256 of the weights each keeps them below 5 % of the snapshots.
 BLOCKS = 256
 WIDEST_BLOCK = 65536  # 16 MiB of float64 for 32 snapshots: wider gains nothing
@@ -31,7 +27,6 @@ NARROWEST_BLOCK = 256
 ROUNDING = 10 * float(np.finfo(np.float64).eps)
 # In float32 a component is off by about 1e-7 s_1 / s_i, less than by the rounding of the snapshots themselves.
 STEEP = 100.0
-NOT_FINITE = "`snapshots` must be finite, got inf or NaN; leave out what was recorded after training failed"
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,9 @@ def principal_components(
         size += float(first @ first)
     size = n_snapshots * size + float(np.trace(products))
     if not (np.isfinite(size) and np.isfinite(products).all()):
-        raise ValueError(NOT_FINITE)
+        raise ValueError(
+            "`snapshots` must be finite, got inf or NaN; leave out what was recorded after training failed"
+        )
     gram = products - products.mean(axis=0) - products.mean(axis=1)[:, None] + products.mean()
     values, vectors = np.linalg.eigh(gram)  # ascending
     values, vectors = values[::-1][:n_components], vectors[:, ::-1][:, :n_components]
@@ -99,37 +96,6 @@ def principal_components(
     for index in np.flatnonzero(sign < 0):  # row by row: fancy indexing would copy
         np.negative(result[index], out=result[index])
     return PrincipalComponents(result, singular, singular**2 / np.trace(gram))
-
-
-def randomized_components(snapshots: NDArray[Any], n_components: int, *, rng: Randomness = None) -> PrincipalComponents:
-    """Return the components as the reference finds them: a random projection, one power iteration, a small SVD.
-
-    For the reference's numbers, in float64. Upstream normalises the power iteration by LU; only the span matters, so
-    this uses QR throughout. The snapshot of largest magnitude along each component lies on its positive side.
-    """
-    n_snapshots, n_weights = _checked_shape(snapshots, n_components)
-    centred = snapshots.astype(np.float64)
-    size = float(np.vdot(centred, centred))
-    if not np.isfinite(size):
-        raise ValueError(NOT_FINITE)
-    centred -= centred.mean(axis=0)
-    total = float(np.vdot(centred, centred))
-    if not total > n_snapshots * size * ROUNDING**2:  # the rounding of the subtracted mean
-        raise ValueError(f"the {n_snapshots} snapshots must differ, got equal ones; record them further apart")
-    # As upstream: numpy's global generator unless another is given, and the side with fewer columns is sampled.
-    generator: Any = np.random if rng is None else np.random.default_rng(rng) if isinstance(rng, int) else rng
-    tall = centred.T if n_snapshots < n_weights else centred
-    span = generator.normal(size=(tall.shape[1], n_components + OVERSAMPLING))
-    span = np.linalg.qr(tall @ span)[0]
-    span = np.linalg.qr(tall.T @ span)[0]
-    span = np.linalg.qr(tall @ span)[0]
-    left, values, right = np.linalg.svd(span.T @ tall, full_matrices=False)
-    left = span @ left
-    weight_side, sample_side = (left.T, right) if n_snapshots < n_weights else (right, left.T)
-    rows, scores = weight_side[:n_components], sample_side[:n_components]
-    extreme = scores[np.arange(n_components), np.abs(scores).argmax(axis=1)]
-    rows = rows * np.where(extreme < 0, -1.0, 1.0)[:, None]
-    return PrincipalComponents(rows, values[:n_components], values[:n_components] ** 2 / total)
 
 
 def _checked_shape(snapshots: NDArray[Any], n_components: int) -> tuple[int, int]:

@@ -97,9 +97,11 @@ class Confirmation:
         why = "" if self.file.confirm.enabled else "it was not tested over seeds, since [confirm] is switched off"
         wanted = self.file.confirm.candidates
         if self._counts_runs and not why:
-            self._peers = [contender for contender in pool[:wanted] if self._times_faster(contender)]
+            first = [one for at, one in enumerate(pool[:wanted]) if not self._is_beaten(one, pool[:at])]
+            self._peers = [one for one in first if self._times_faster(one)]
         for contender in pool:
-            if wanted == 0:
+            confirmed = [one for one, _ in begun if self._judged(one).verdict is Verdict.CONFIRMED]
+            if wanted == 0 or self._is_beaten(contender, confirmed):
                 break
             why_untested = why
             if not why:
@@ -109,6 +111,11 @@ class Confirmation:
             begun.append((contender, why_untested))
             wanted -= self._judged(contender).verdict is not Verdict.REFUTED
         return begun
+
+    def _is_beaten(self, contender: Contender, others: Sequence[Contender]) -> bool:
+        """Return whether one of the others would be exported before a contender, if confirmed; known of whole runs."""
+        time = contender.trial.relative_step_time
+        return self._counts_runs and any(one.trial.relative_step_time <= time for one in others)
 
     def _run_tests(self, contender: Contender) -> str:
         """Train and judge a contender's test, and a further one where its verdict is open and more seeds are asked.

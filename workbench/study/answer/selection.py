@@ -31,7 +31,7 @@ TARGETS = {"o1": "O1", "o2": "O2"}  # export -> boost level at which it is loade
 # Methods that a boost level stands for: at a level without them an export does not have them.
 _BY_LEVEL = frozenset(name for names in LEVELS.values() for name in names)
 
-SAFER_THAN = "safer_than"  # user attribute of a trial: the one (its number) whose set-up it has, with a longer schedule
+FORM_OF = "form_of"  # user attribute of a trial: the one (its number) whose set-up it has, with another length
 _REMAINING = "remaining_set_up"
 _LIKELY = 0.5
 
@@ -147,12 +147,12 @@ def _ranked(study: optuna.Study, records: Sequence[TrialRecord], file: StudyFile
     Tuned plain competes by its own runs. Where the leader was taken apart, what remained of it comes first (the whole
     only while that is sure or a safer form is tested, too); set-ups with an idle part do not compete. Where nothing but
     tuned plain is sure enough, the one that most probably keeps the quality is tested before it. Where more than one is
-    tested, the leader's safer form comes first: a fixed order keeps the full level as long as all before were confirmed
-    (`planned_tests`), so a leader that turns out too bold costs nothing but its runs.
+    tested, the leader's safer form comes before it and its bolder one behind it: a fixed order keeps the full level as
+    long as all before were confirmed (`planned_tests`), so what turns out too bold costs nothing but its runs.
     """
     numbers, times = _by_time(study, file, allowed)
     if file.confirm.candidates > 1:
-        numbers = _safer_first(numbers, study.get_trials(deepcopy=False), times)
+        numbers = _with_forms(numbers, study.get_trials(deepcopy=False), times)
     by_number = {record.number: record for record in records}
     return [by_number[number] for number in numbers]
 
@@ -182,13 +182,12 @@ def _by_time(
     return numbers, standing.times
 
 
-def _safer_first(numbers: list[int], trials: Sequence[FrozenTrial], times: Mapping[int, float]) -> list[int]:
-    """Return the trials with the safer form of the first before it, where it was trained and is faster than O0."""
-    for trial in trials:
-        safer = trial.user_attrs.get("repeats", trial.number)
-        if numbers and trial.user_attrs.get(SAFER_THAN) == numbers[0] and times.get(safer, 1.0) < 1.0:
-            return [safer, *(number for number in numbers if number != safer)]
-    return numbers
+def _with_forms(numbers: list[int], trials: Sequence[FrozenTrial], times: Mapping[int, float]) -> list[int]:
+    """Return the trials with the forms of the first around it, longest first, where these are faster than O0."""
+    forms = [one for one in trials if numbers and one.user_attrs.get(FORM_OF) == numbers[0]]
+    known = {*numbers[:1], *(int(one.user_attrs.get("repeats", one.number)) for one in forms)}
+    first = sorted((one for one in known if times.get(one, 1.0) < 1.0), key=lambda one: -times[one])
+    return [*first, *(number for number in numbers if number not in first)]
 
 
 def select(

@@ -36,8 +36,9 @@ _OWN_FAMILIES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
 _RATE_MULTIPLES = (1.0, 2.0, 4.0)
 _RUNS_WANTED = 50  # as long as today's that a search should have time for; else it asks at a shorter length
 _SHORTEST_HORIZON = 16
-_CONFIRM_SHARE = 0.35  # of the time
-_EXPECTED_TIME = 0.4  # of a candidate's run relative to today's
+_CONFIRM_SHARE = 0.38  # of the time
+_EXPECTED_TIME = 0.35  # of a candidate's run relative to today's
+_CANDIDATES = 3  # the leader, its safer form and its bolder one
 _LEAST_SAVED_SECONDS = 20.0  # compiling takes about as long: it is tried only where 30 % of a run is more
 
 
@@ -203,7 +204,7 @@ def ask(
         },
         "set_up.runtime": runtime,
         "space": space,
-        "confirm": {**_seeds(question.run_seconds, minutes), "candidates": 2, "time_share": _CONFIRM_SHARE},
+        "confirm": {**_seeds(question.run_seconds, minutes), "candidates": _CANDIDATES, "time_share": _CONFIRM_SHARE},
     }
     head = f"# Which set-up trains {spec} fastest to the quality that {question.steps} batches reach today?\n"
     question.text = head + "".join(_toml(name, part) for name, part in sections.items() if part)
@@ -217,7 +218,7 @@ def _shorter_than(steps: int, horizon: int) -> str:
 
 def _seeds(run_seconds: float, minutes: float) -> dict[str, int]:
     """Return how many seeds a confirmation takes: as many as its share of the time allows, 10 to 60."""
-    pair = (1.0 + _EXPECTED_TIME) * run_seconds
+    pair = (1.0 + _CANDIDATES * _EXPECTED_TIME) * run_seconds
     most = int(min(max(_CONFIRM_SHARE * 60.0 * minutes / pair, 10), 60))
     return {"seeds_min": max(most // 2, 10), "seeds_max": most}
 

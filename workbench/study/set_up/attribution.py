@@ -22,7 +22,7 @@ from scipy.stats import t as student  # type: ignore[import-untyped]  # scipy sh
 from workbench.config import BoostConfig, ConfigError, Plan, describe_parameters
 from workbench.core.records import GainPart
 from workbench.methods.registry import METHODS
-from workbench.study.answer.selection import SAFER_THAN, keep_remaining
+from workbench.study.answer.selection import FORM_OF, keep_remaining
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import SpeedMeasured, plain
@@ -40,6 +40,7 @@ _GAIN_LEVEL = 0.99  # a part stays only if this one-sided bound of its factor li
 _NO_LOSS = 1.2  # how much longer than the whole a set-up may take that goes without the parts that are no gain
 _BESIDE = ", "  # between the names of parts that were not measured one by one
 _SAFER = 1.2  # how much longer the schedule of a set-up's safer form is
+_BOLD = 0.5  # how probably a set-up's bolder form keeps the quality
 _WIDEST = math.log(10.0)  # margin of a logarithm from which an interval says nothing: quality hardly depends on length
 
 
@@ -243,23 +244,30 @@ class Attributor:
         factor = 1.0 / _time_of(trials[number]) / math.prod(bar.factor for bar in bars)
         return [replace(schedule, part=_BESIDE.join(names) or "nothing", factor=factor), *bars]
 
-    def train_safer(self, number: int) -> None:
-        """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts."""
+    def train_forms(self, number: int, *, bolder: bool) -> None:
+        """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts.
+
+        The bolder form, where it is asked for, is as short as keeps the quality as probably as not.
+        """
         trials = self.study.get_trials(deepcopy=False)
         config, values = self._set_up_of(trials[number])
-        length = round(config.leaves()[_LENGTH] * _SAFER, 4)
-        is_known = any(one.state.is_finished() and one.user_attrs.get(SAFER_THAN) == number for one in trials)
-        if not is_known and length <= 1.0:
-            self._run({**values, _LENGTH: length}, {SAFER_THAN: number, "purpose": f"trial {number}, safer"})
+        length = config.leaves()[_LENGTH]
+        lengths = {"safer": length * _SAFER} | ({"bolder": self._expected(values).length} if bolder else {})
+        forms = [one for one in trials if one.state.is_finished() and one.user_attrs.get(FORM_OF) == number]
+        known = {one.user_attrs["purpose"] for one in forms}
+        for name, other in lengths.items():
+            purpose, is_other = f"trial {number}, {name}", other < length if name == "bolder" else other <= 1.0
+            if purpose not in known and is_other:
+                self._run({**values, _LENGTH: round(other, 4)}, {FORM_OF: number, "purpose": purpose})
 
-    def keep_safer(self, number: int) -> None:
-        """Keep for the safer form of a trial that its gain comes from the same parts."""
+    def keep_forms(self, number: int) -> None:
+        """Keep for the forms of a trial that their gain comes from the same parts."""
         trials = self.study.get_trials(deepcopy=False)
         bars = attribution_of(self.study.user_attrs).get(str(number))
         for trial in trials:
-            safer = int(trial.user_attrs.get("repeats", trial.number))
-            if bars and trial.user_attrs.get(SAFER_THAN) == number and "speed" in trials[safer].user_attrs:
-                self._keep(safer, self._on_schedule(safer, number, bars))
+            form = int(trial.user_attrs.get("repeats", trial.number))
+            if bars and trial.user_attrs.get(FORM_OF) == number and "speed" in trials[form].user_attrs:
+                self._keep(form, self._on_schedule(form, number, bars))
 
     def _run(self, values: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
         """Train a set-up as a trial of its own; return the trial that has the answer, which an equal plan repeats."""
@@ -310,10 +318,10 @@ class Attributor:
     ) -> _Needed:
         return _Needed(self._timed({**values, _LENGTH: length})[1].ratio, spread, length, n_runs)
 
-    def _expected(self, values: Mapping[str, Any], sure: float = 0.5) -> _Needed:
+    def _expected(self, values: Mapping[str, Any], sure: float = _BOLD) -> _Needed:
         """Return what the regression expects a set-up to need, with a probability."""
         standing = standing_now(self.study, self.file)
-        lengths = np.geomspace(float(values.get(_LENGTH, 1.0)) * 0.8, 1.0, 16)
+        lengths = np.geomspace(float(values.get(_LENGTH, 1.0)) * 0.8, 1.0, 32)
         found = standing.model.probability([{**values, _LENGTH: length} for length in lengths])
         able = np.flatnonzero(found >= sure)
         return self._needed_at(values, float(lengths[able[0]]) if len(able) else 1.0)

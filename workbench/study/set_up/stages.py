@@ -98,19 +98,20 @@ def take_apart(
 ) -> None:
     """Find out where the leader's gain comes from, let it compete without what is no gain, and train its safer form.
 
-    Where nothing leads, the one that most probably keeps the quality gets a safer form.
+    Where three are confirmed, it has a bolder form, too. Where nothing leads, the one that most probably keeps the
+    quality gets them.
     """
     leader = standing_now(study, file).leader
-    is_safer_asked = file.confirm.enabled and file.confirm.candidates > 1
+    are_forms_asked = file.confirm.enabled and file.confirm.candidates > 1
     baseline = baseline_trial(study)
-    if is_safer_asked and deadline is not None and baseline is not None:  # the safer form is trained last
+    if are_forms_asked and deadline is not None and baseline is not None:  # they are trained last
         deadline -= float(baseline.user_attrs["trained"]["seconds"])
     attributor = Attributor(study, file, StepTimes(study, file, experimenter), search.run_given, deadline)
     if leader is not None and file.set_up.attribution_share > 0.0 and not is_taken_apart(study):
         attributor.without_idle_parts(leader)
     # What the attribution trained may have changed who leads.
     first = first_contender(study, file)
-    if is_safer_asked and first is not None:
+    if are_forms_asked and first is not None:
         with contextlib.suppress(OutOfTimeError):
-            attributor.train_safer(first)
-        attributor.keep_safer(first)
+            attributor.train_forms(first, bolder=file.confirm.candidates > 2)
+        attributor.keep_forms(first)
