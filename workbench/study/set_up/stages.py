@@ -80,6 +80,8 @@ def confirmation_begins(study: optuna.Study, file: StudyFile, deadline: float | 
 
 def settle(study: optuna.Study, file: StudyFile, search: Search, *, deadline: float | None) -> None:
     """Let a plan lead that was trained on further seeds, too; where these leave none in the lead, search on."""
+    if deadline is not None:
+        deadline -= _forms_seconds(study, file)
     while not is_taken_apart(study):
         search.until(deadline)
         with contextlib.suppress(OutOfTimeError):
@@ -102,16 +104,22 @@ def take_apart(
     quality gets them.
     """
     leader = standing_now(study, file).leader
-    are_forms_asked = file.confirm.enabled and file.confirm.candidates > 1
-    baseline = baseline_trial(study)
-    if are_forms_asked and deadline is not None and baseline is not None:  # they are trained last
-        deadline -= float(baseline.user_attrs["trained"]["seconds"])
+    forms_seconds = _forms_seconds(study, file)
+    if deadline is not None:  # they are trained last
+        deadline -= forms_seconds
     attributor = Attributor(study, file, StepTimes(study, file, experimenter), search.run_given, deadline)
     if leader is not None and file.set_up.attribution_share > 0.0 and not is_taken_apart(study):
         attributor.without_idle_parts(leader)
     # What the attribution trained may have changed who leads.
     first = first_contender(study, file)
-    if are_forms_asked and first is not None:
+    if forms_seconds > 0.0 and first is not None:
         with contextlib.suppress(OutOfTimeError):
             attributor.train_forms(first, bolder=file.confirm.candidates > 2)
         attributor.keep_forms(first)
+
+
+def _forms_seconds(study: optuna.Study, file: StudyFile) -> float:
+    """Return what the safer and the bolder form take to train, where the confirmation tests them: a baseline's run."""
+    baseline = baseline_trial(study)
+    are_asked = file.confirm.enabled and file.confirm.candidates > 1 and baseline is not None
+    return float(baseline.user_attrs["trained"]["seconds"]) if are_asked and baseline is not None else 0.0
