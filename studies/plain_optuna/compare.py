@@ -2,7 +2,8 @@
 
 python studies/plain_optuna/compare.py digits-resnet [--minutes 4] [--repetitions 10] [--seeds 30] [--out FOLDER]
 
-What the output folder has already is not made again: the command may be stopped and repeated, or asked for more.
+Both read the study that `workbench tune TASK --minutes` writes for the task. What the output folder has already is not
+made again: the command may be stopped and repeated, or asked for more.
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ import optuna
 from optuna.samplers import TPESampler
 
 from workbench.config import BoostConfig, ConfigError
+from workbench.core import devices
 from workbench.core.files import write_text_atomically
 from workbench.study import StudyFile, TuneProgress, read_study, tune
 from workbench.study.ask.plans import explicit_config
 from workbench.study.ask.search_space import all_off, suggest
+from workbench.study.ask.task_study import ask
 from workbench.study.run.experimenter import TaskExperimenter
 from workbench.study.run.job import TrainJob
 from workbench.study.run.objective import metric_deficit
 from workbench.study.set_up.runtime_choice import ground_of
+from workbench.tasks import load_task
+from workbench.training.task_look import look_at
 
-ASKED = Path(__file__).resolve().parent.parent / "fastest"
+ASKED: dict[str, tuple[int, float | str]] = {"digits-resnet": (180, 0.005), "topics-gpt": (300, "1 %")}
+"""Loader batches of a training today, and the allowed drop."""
 OURS, PLAIN = "staged", "plain Optuna"
 BASELINE_SEEDS = 3  # of plain Optuna: what a user would afford
 FIRST_JUDGED_SEED = 50_000
@@ -41,12 +47,21 @@ Held = list[tuple[float, dict[str, Any] | None]]
 """Which configuration a search held from which second on; None for the task as given."""
 
 
-def staged(file_text: str, seed: int, minutes: float, folder: Path) -> tuple[Held, dict[str, Any] | None]:
+def asked(folder: Path, name: str, minutes: float) -> Path:
+    """Return the folder of a task's study, written once: the machine's speed is part of the question."""
+    path = folder / "study"
+    if not path.exists():
+        steps, drop = ASKED[name]
+        look = look_at(load_task(name), devices.select_device("cpu"))
+        path.mkdir(parents=True)
+        (path / "study.toml").write_text(ask(look, name, steps=steps, minutes=minutes, allowed_drop=drop).text)
+    return path
+
+
+def staged(study: Path, seed: int, minutes: float, folder: Path) -> tuple[Held, dict[str, Any] | None]:
     """Run the staged search; return what it held when, and what it exported."""
-    text = re.sub(r"(?m)^timeout_seconds = .*$", f"timeout_seconds = {60 * minutes}", file_text)
-    text = re.sub(r"(?m)^seed = .*$", f"seed = {seed}", text)
     folder.mkdir()
-    (folder / "study.toml").write_text(text)
+    (folder / "study.toml").write_text(re.sub(r"(?m)^seed = .*$", f"seed = {seed}", (study / "study.toml").read_text()))
     led: list[tuple[float, int]] = []
     began = time.monotonic()
 
@@ -141,7 +156,7 @@ class Judge:
 
 def searches(folder: Path, name: str, minutes: float, repetitions: int) -> Iterator[tuple[str, int, Held]]:
     """Yield the searches of both kinds in turn, made where they are not there."""
-    text = (ASKED / name / "study.toml").read_text()
+    study = asked(folder, name, minutes)
     for repetition in range(repetitions):
         for method in (OURS, PLAIN):
             path = folder / f"{method.split()[0]}-{repetition}.json"
@@ -149,9 +164,9 @@ def searches(folder: Path, name: str, minutes: float, repetitions: int) -> Itera
                 with tempfile.TemporaryDirectory() as scratch:
                     seed = 1000 * (repetition + 1)
                     if method == OURS:
-                        held, exported = staged(text, seed, minutes, Path(scratch) / name)
+                        held, exported = staged(study, seed, minutes, Path(scratch) / name)
                     else:
-                        file = read_study(ASKED / name)
+                        file = read_study(study)
                         experimenter = TaskExperimenter(file.study.task, "cpu", Path(scratch), file.study.threads)
                         file = file.on_network(experimenter.network_facts())
                         held, exported = plain(file, seed, minutes, Path(scratch))
@@ -163,7 +178,7 @@ def searches(folder: Path, name: str, minutes: float, repetitions: int) -> Itera
 def main() -> None:
     """Search, judge, and write what each search held after each share of its time."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("task", help="a folder of studies/fastest")
+    parser.add_argument("task", choices=list(ASKED))
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=30)
@@ -173,7 +188,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     done = list(searches(folder, options.task, options.minutes, options.repetitions))
     with tempfile.TemporaryDirectory() as runs:
-        judge = Judge(read_study(ASKED / options.task), folder / "judged.json", options.seeds, Path(runs))
+        judge = Judge(read_study(folder / "study"), folder / "judged.json", options.seeds, Path(runs))
         allowed = judge.allowed()
         values: dict[str, list[list[float]]] = {OURS: [], PLAIN: []}
         failed = dict.fromkeys(values, 0)
