@@ -555,7 +555,7 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
     assert result.candidates[1].trial_number == leader
     assert len(result.candidates) == 2, "it has no bolder form, and what is slower than what is confirmed is not tested"
     lengths = [BoostConfig.from_dict(one.config).part(ScheduleSection).length for one in result.candidates[:2]]
-    assert lengths[0] == pytest.approx(1.2 * lengths[1], abs=2e-3)
+    assert lengths[0] == pytest.approx(1.12 * lengths[1], abs=2e-3)
     assert all(one.n_seeds >= 10 for one in result.candidates), "no look before the fewest seeds"
     confirmed = [one for one in result.candidates if one.verdict is Verdict.CONFIRMED]
     taken = result.choices["o1"].candidate
@@ -593,7 +593,7 @@ def test_where_nothing_leads_what_is_likely_has_a_safer_form_that_is_tested_firs
     folder = write(tmp_path / "study", set_up="attribution_share = 0.0001")
     text = (folder / "study.toml").read_text().replace("candidates = 1", "candidates = 2")
     (folder / "study.toml").write_text(text)
-    result = run(folder, SurfaceRunner(folder, noise=0.018, seed=8))
+    result = run(folder, SurfaceRunner(folder, noise=0.018, seed=11))
     study = optuna.load_study(study_name=folder.name, storage=f"sqlite:///{folder / 'study.db'}")
     assert standing_now(study, read_study(folder)).leader is None
     safer = {one.user_attrs.get("repeats", one.number) for one in study.trials if FORM_OF in one.user_attrs}

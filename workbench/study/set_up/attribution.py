@@ -28,7 +28,7 @@ from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import SpeedMeasured, plain
 from workbench.study.run.stopping import end_if_over
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import SURE, allowed_by, read_record, standing_now
+from workbench.study.set_up.standing import MOST_SEEDS, SURE, allowed_by, read_record, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 
 _ATTRIBUTION = "attribution"
@@ -39,7 +39,7 @@ _SEEDS = 3
 _GAIN_LEVEL = 0.99  # a part stays only if this one-sided bound of its factor lies above 1
 _NO_LOSS = 1.2  # how much longer than the whole a set-up may take that goes without the parts that are no gain
 _BESIDE = ", "  # between the names of parts that were not measured one by one
-_SAFER = 1.2  # how much longer the schedule of a set-up's safer form is
+_SAFER, _SAFER_UNSURE = 1.12, 1.25  # how much longer a set-up's safer form is: where it is sure enough, and else
 _BOLD = 0.5  # how probably a set-up's bolder form keeps the quality
 _WIDEST = math.log(10.0)  # margin of a logarithm from which an interval says nothing: quality hardly depends on length
 
@@ -252,13 +252,17 @@ class Attributor:
         trials = self.study.get_trials(deepcopy=False)
         config, values = self._set_up_of(trials[number])
         length = config.leaves()[_LENGTH]
-        lengths = {"safer": length * _SAFER} | ({"bolder": self._expected(values).length} if bolder else {})
+        is_sure = standing_now(self.study, self.file).sure.get(number, 0.0) >= SURE
+        lengths = {"safer": length * (_SAFER if is_sure else _SAFER_UNSURE)}
+        if bolder:
+            lengths["bolder"] = min(self._expected(values).length, length)
         forms = [one for one in trials if one.state.is_finished() and one.user_attrs.get(FORM_OF) == number]
         known = {one.user_attrs["purpose"] for one in forms}
         for name, other in lengths.items():
-            purpose, is_other = f"trial {number}, {name}", other < length if name == "bolder" else other <= 1.0
-            if purpose not in known and is_other:
-                self._run({**values, _LENGTH: round(other, 4)}, {FORM_OF: number, "purpose": purpose})
+            purpose = f"trial {number}, {name}"
+            if purpose not in known and other != length and other <= 1.0:
+                attributes = {FORM_OF: number, MOST_SEEDS: 1, "purpose": purpose}
+                self._run({**values, _LENGTH: round(other, 4)}, attributes)
 
     def keep_forms(self, number: int) -> None:
         """Keep for the forms of a trial that their gain comes from the same parts."""

@@ -120,7 +120,7 @@ class SetUpObjective(Objective):
             trial.set_user_attr(SKIPPED, True)
             trial.set_user_attr("message", "not trained: it cannot be faster than the leader")
             raise optuna.TrialPruned
-        end_if_over(self.deadline, speed.ratio * self._baseline_seconds())
+        end_if_over(self.deadline, int(trial.user_attrs.get("n_seeds", 1)) * speed.ratio * self._baseline_seconds())
         runs, deficits = self._train_seeds(trial, plan, warm_up, speed.ratio)
         mean = float(np.mean(deficits))
         metric = baseline.metric - mean if baseline.higher_is_better else baseline.metric + mean
@@ -145,7 +145,8 @@ class SetUpObjective(Objective):
                 runs.append(deficit)
                 trial.set_user_attr(standings.SEEDS, [seed for seed, _ in runs])
                 trial.set_user_attr("deficits", plain([lost for _, lost in runs]))
-            if n_more >= self._file.set_up.most_seeds or not all(math.isfinite(lost) for _, lost in runs):
+            most = int(trial.user_attrs.get(standings.MOST_SEEDS, self._file.set_up.most_seeds))
+            if n_more >= most or not all(math.isfinite(lost) for _, lost in runs):
                 break
             standing = self._standing(trial, runs, time)
             if not (time < standing.best_time or standing.leader == trial.number):

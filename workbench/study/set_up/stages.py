@@ -105,13 +105,14 @@ def take_apart(
     """
     leader = standing_now(study, file).leader
     forms_seconds = _forms_seconds(study, file)
-    if deadline is not None:  # they are trained last
-        deadline -= forms_seconds
-    attributor = Attributor(study, file, StepTimes(study, file, experimenter), search.run_given, deadline)
+    before = None if deadline is None else deadline - forms_seconds  # the forms are trained last
+    search.until(before)
+    attributor = Attributor(study, file, StepTimes(study, file, experimenter), search.run_given, before)
     if leader is not None and file.set_up.attribution_share > 0.0 and not is_taken_apart(study):
         attributor.without_idle_parts(leader)
     # What the attribution trained may have changed who leads.
     first = first_contender(study, file)
+    search.until(deadline)
     if forms_seconds > 0.0 and first is not None:
         with contextlib.suppress(OutOfTimeError):
             attributor.train_forms(first, bolder=file.confirm.candidates > 2)

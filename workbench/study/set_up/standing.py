@@ -27,6 +27,7 @@ from workbench.study.set_up.quality import WORST, QualityModel, Tried, noise_of
 BASELINE_RUNS = "baseline_runs"  # attribute of a study: the baseline's final metric by the seed's index
 FURTHER = "further_runs"  # attribute of a study: deficits of leaders on further seeds
 SEEDS = "seeds"  # attribute of a trial: the indices of its seeds, in the order of its deficits
+MOST_SEEDS = "most_seeds"  # attribute of a trial: on how many seeds it is trained at most; else the study's own number
 
 SURE = 0.9  # a plan leads only if it keeps the quality with at least this probability
 # How far below the allowed drop the search aims, in standard errors of the confirmation. A plan there is confirmed four
