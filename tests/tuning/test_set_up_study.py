@@ -463,6 +463,20 @@ def test_what_is_no_gain_goes_although_without_all_that_is_no_sure_gain_a_run_ta
         assert study.user_attrs["remaining_set_up"]["idle"] == {"regularization.label_smoothing": 0.0}
 
 
+def test_without_time_to_train_the_parts_that_change_a_step_s_time_are_still_measured(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", space=f'{LINEAR}\n"regularization.label_smoothing" = [0.0, 0.1]')
+    runner = SurfaceRunner(folder, noise=0.002)
+    run(folder, runner, trials=1)
+    with searching(folder, runner) as (file, study, search):
+        whole = {"schedule.length": 0.5, "schedule.shape": "linear", "regularization.label_smoothing": 0.1}
+        number = search.run_given(whole | {"amp.level": "O2"}, {})
+        over = time.monotonic() - 1.0
+        bars = Attributor(study, file, StepTimes(study, file, runner), search.run_given, over).take_apart(number)
+    assert [bar.part for bar in bars] == ["label smoothing 0.1, length 0.5, linear", "amp O2 float16"]
+    assert bars[1].factor == pytest.approx(1.25, abs=0.02)
+    assert "no time was left" in bars[0].note
+
+
 class FailingCompiler(SurfaceRunner):
     """Nothing but AdamW gets through its compiler."""
 

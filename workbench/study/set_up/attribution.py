@@ -144,11 +144,18 @@ class Attributor:
         now = _Needed(_time_of(trial), 0.0, config.leaves()[_LENGTH], values=values)
         whole, rest, bars, idle = now, self._parts(config), list[GainPart](), list[str]()
         suspects: list[Part] = []
+        kinds = {"time", "learning"}
         try:
-            while any(part.kind != "schedule" for part in rest):
-                part = self._least_useful([one for one in rest if one.kind != "schedule"], now)
+            while any(part.kind in kinds for part in rest):
+                part = self._least_useful([one for one in rest if one.kind in kinds], now)
                 is_whole = now is whole
-                bar, now = self._without(part, now, number)
+                try:
+                    bar, now = self._without(part, now, number)
+                except OutOfTimeError:  # to train; the time of a step is known, or measured in seconds
+                    if part.kind == "time":
+                        raise
+                    kinds.remove("learning")
+                    continue
                 rest.remove(part)
                 bars.append(replace(bar, alone=bar.factor) if is_whole else bar)
                 if _is_idle(bar) and is_whole:
