@@ -17,20 +17,25 @@ from workbench.core import distributed as ranks
 from workbench.core.rank_environment import is_first_rank
 from workbench.core.records import Event, StepRecord
 from workbench.loss_scale import ScalePolicy
-from workbench.runs import Run, read_run
+from workbench.runs import Run, new_run_id, read_run
 from workbench.runs.mirrors import Mirror, live_mirrors
 from workbench.runs.replay import ReplayResult
 from workbench.runs.replay import replay as replay_run
 from workbench.runs.replayed_run import policy_grid
 from workbench.tasks import Task, load_task
 from workbench.training.apply import read_config
+from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.compare import Comparison, Side, compare_configs
+from workbench.training.resuming import FOLDER as CHECKPOINTS
+from workbench.training.resuming import run_to_resume
 from workbench.training.run import Pause, RunMonitor, RunProgress, RunResult, run_task
 
 if TYPE_CHECKING:
     from workbench.study import RayEngine, StudyFile, StudyResult, TaskExperimenter, TuneProgress
 
 __all__ = ["compare", "export", "replay", "train", "tune"]
+
+_EVERY = 1000  # micro-batches between the checkpoints of a resumed run that does not say
 
 ConfigLike = BoostConfig | Mapping[str, Any] | str | Path | None
 
@@ -52,6 +57,8 @@ def train(
     drain_seconds: float = 1.0,
     pause: Pause | None = None,
     mirrors: Iterable[Mirror | str] = (),
+    checkpoint_every: int | None = None,
+    resume: str | Path | None = None,
 ) -> RunResult:
     """Train a task once and record every step.
 
@@ -72,21 +79,37 @@ def train(
         pause: Holds the run between two steps; the time is not counted. On one rank only.
         mirrors: Where else the run is shown while it goes on: ``"tensorboard=DIR"``, ``"mlflow=URI"`` or objects of
             ``workbench.runs.mirrors``. One that fails on the way is given up with a warning; the run goes on.
+        checkpoint_every: Micro-batches between two checkpoints in the run directory; None keeps none.
+        resume: Run directory of an interrupted run to go on with, on a CPU with the same bits; or a folder of runs,
+            whose newest unfinished one goes on, and where there is none a new one begins. The other arguments have to
+            be those that it began with; ``out`` is where it lies.
 
     Raises:
+        ResumeError: When the run is finished, has no checkpoint, or was begun with other arguments.
         ConfigError: When the configuration is not valid.
         TaskError: When the task cannot be found or is no task.
         MirrorError: When a mirror cannot be opened.
     """
     observer = live_mirrors(mirrors)
     level = level or ("O0" if config is None else "O1")
+    folder, run_id = None if out is None else Path(out), ""
     with ranks.joined(device) as here:
+        if resume is not None:
+            folder, run_id = ranks.broadcast_object(run_to_resume(Path(resume)))
+        elif checkpoint_every is not None:
+            run_id = ranks.broadcast_object(new_run_id())
+        checkpoints = None
+        if run_id:
+            if folder is None:
+                raise ValueError("`checkpoint_every` keeps checkpoints in the run directory; name a folder in `out`")
+            checkpoints = CheckpointFolder(folder / run_id / CHECKPOINTS, checkpoint_every or _EVERY, keep=2)
         return run_task(
             load_task(task),
-            RunRequest(read_config(config), level, seed, steps, evaluate_every, exponents_every=exponents_every),
+            RunRequest(read_config(config), level, seed, steps, evaluate_every, run_id, exponents_every),
             device=here,
-            out=None if out is None else Path(out),
+            out=folder,
             monitor=RunMonitor(on_progress, None, stop, on_records, drain_seconds, pause, observer),
+            checkpoints=checkpoints,
         )
 
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from tests.online.recommender import new_recommender, stream
 from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.online import OnlineCheckpoints, PageHinkley, Prequential
-from workbench.online.checkpoints import copied_to_host
 from workbench.rec import RecModel
 from workbench.training import load_checkpoint
+from workbench.training.checkpoint_folder import copied_to_host
 
 PROGRAM = Path(__file__).with_name("resumable_program.py")
 

@@ -37,6 +37,9 @@ WindowOption = typer.Option(None, metavar="N", help="Growth window, updates; may
 MirrorOption = typer.Option(
     None, metavar="WHERE", help="Show the run in tensorboard[=DIR] or mlflow[=URI] while it goes on; may be repeated."
 )
+ResumeOption = typer.Option(
+    None, metavar="RUN", help="Go on with an interrupted run, or with the newest of a folder, if there is one."
+)
 MirroredArgument = typer.Argument(..., metavar="RUN", help="A run directory, or a folder of them.")
 ToOption = typer.Option(..., "--to", metavar="WHERE", help="tensorboard[=DIR] or mlflow[=URI]; may be repeated.")
 RunsArgument = typer.Argument(Path("runs"), metavar="[FOLDER]", help="Folder of run directories, or of studies.")
@@ -57,6 +60,10 @@ def train(
     evaluate_every: int = typer.Option(
         None, metavar="N", min=1, help="Micro-batches between evaluations. Default: a tenth of --steps."
     ),
+    checkpoint_every: int = typer.Option(
+        None, metavar="N", min=1, help="Micro-batches between checkpoints, from which --resume goes on."
+    ),
+    resume: Path = ResumeOption,
     mirror: list[str] = MirrorOption,
     json: bool = JsonOption,
 ) -> None:
@@ -82,6 +89,8 @@ def train(
             on_progress=show,
             stop=stop,
             mirrors=mirror or (),
+            checkpoint_every=checkpoint_every,
+            resume=resume,
         )
     if json:
         fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "plan"}
@@ -89,10 +98,10 @@ def train(
     else:
         _print_run(result)
     if result.stopped:
-        raise Interrupted(
-            f"interrupted; the {result.steps} steps so far are recorded in {result.path}, and the same command trains "
-            "from the start again"
-        )
+        again = "the same command trains from the start again"
+        if checkpoint_every is not None or resume is not None:
+            again = f"the same command with --resume {result.path} goes on from there"
+        raise Interrupted(f"interrupted; the {result.steps} steps so far are recorded in {result.path}, and {again}")
     if result.diverged:
         if is_first_rank():
             ended = f"the run ended after {result.steps} steps: {result.message}"

@@ -5,7 +5,6 @@ is, ``page_hinkley`` when the world has changed, ``checkpoints`` how to go on af
 weights get to those who serve them. ``rec_model`` puts them around the loop that every Model trains with.
 """
 
-from workbench.online.checkpoints import OnlineCheckpoints
 from workbench.online.page_hinkley import DriftDetector, PageHinkley
 from workbench.online.prequential import Prequential
 from workbench.online.publishing import Published, SnapshotPublisher, load_published
@@ -13,6 +12,7 @@ from workbench.online.rec_model import OnlineSummary, RecModel
 from workbench.online.record_rules import RecordRules
 from workbench.online.record_sieve import RecordLimitError
 from workbench.online.stream import StreamPosition
+from workbench.training.checkpoint_folder import CheckpointFolder as OnlineCheckpoints
 
 __all__ = [
     "DriftDetector",

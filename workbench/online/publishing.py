@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from workbench.core.files import replacing, write_text_atomically
-from workbench.online.background_writer import BackgroundWriter
+from workbench.training.background_writer import BackgroundWriter
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"

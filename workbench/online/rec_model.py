@@ -26,7 +26,6 @@ from workbench.mindspore.batch_calls import called_with, checked_loss, data_and_
 from workbench.mindspore.callbacks import CallbackList, CallbackParameters, RunContext
 from workbench.mindspore.model import Callbacks, Model
 from workbench.mindspore.model_arguments import check_kind, check_sink_size
-from workbench.online.checkpoints import OnlineCheckpoints
 from workbench.online.feed import Interrupts
 from workbench.online.online_trace import StepSink
 from workbench.online.page_hinkley import DriftDetector
@@ -36,6 +35,7 @@ from workbench.online.record_rules import RecordRules
 from workbench.online.session import OnlineSession, RefusedBatchError
 from workbench.online.stream import OpenStream, check_stream
 from workbench.training.boosted import Boosted
+from workbench.training.checkpoint_folder import CheckpointFolder as OnlineCheckpoints
 from workbench.training.loop import training_loop
 from workbench.training.outcome import StepOutcome
 

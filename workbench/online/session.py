@@ -17,7 +17,6 @@ from torch import Tensor
 from workbench.core.records import Event, EventKind
 from workbench.core.wrapped_model import unwrapped
 from workbench.mindspore.callbacks import Callback, CallbackParameters, RunContext
-from workbench.online.checkpoints import OnlineCheckpoints
 from workbench.online.feed import Feed, Interrupts
 from workbench.online.online_trace import OnlineTrace, StepSink, table_figures
 from workbench.online.page_hinkley import DriftDetector
@@ -28,6 +27,7 @@ from workbench.online.record_sieve import RecordSieve
 from workbench.online.stream import OpenStream, StreamPosition
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint import checkpoint_state, restore_generators
+from workbench.training.checkpoint_folder import CheckpointFolder as OnlineCheckpoints
 from workbench.training.outcome import StepOutcome
 
 _FIGURES_EVERY = 100  # steps between two looks at rates and table sizes where no Prequential says otherwise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ def checkpoint_state(boosted: Boosted, scheduler: LRScheduler | None = None) -> 
         "torch_rng": torch.get_rng_state(),
         "device_rng": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
         "device_type": device.type,
+        "other_rng": _other_generators(),
     }
 
 
@@ -57,9 +60,14 @@ def load_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler |
 def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
     """Return what `checkpoint_state` gave, possibly with more entries, read without pickle onto a device.
 
-    A ValueError says that the file is no checkpoint of this format.
+    A ValueError says that the file is damaged or no checkpoint of this format. torch writes a checksum of each entry
+    and does not look at it when it reads.
     """
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if (entry := archive.testzip()) is not None:
+                    raise ValueError(f"its entry {entry} is damaged")
         with torch.serialization.safe_globals([np.dtype, np.ndarray]):
             state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
@@ -75,8 +83,21 @@ def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
     return state
 
 
+def _other_generators() -> dict[str, Any]:
+    """Return the states of Python's and numpy's global generators, of plain values."""
+    _, words, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # models of the user's draw from it
+    numpy = {"words": torch.from_numpy(np.asarray(words).astype(np.int64)), "rest": [position, has_gauss, gauss]}
+    version, internal, next_gauss = random.getstate()
+    return {"numpy": numpy, "python": [version, list(internal), next_gauss]}
+
+
 def restore_generators(state: dict[str, Any], device: torch.device) -> None:
-    """Put torch's random generators back to where `checkpoint_state` saw them; not that of another kind of device."""
+    """Put the random generators back to where `checkpoint_state` saw them; not that of another kind of device."""
+    if "other_rng" in state:  # older files lack it
+        numpy, (version, internal, next_gauss) = state["other_rng"]["numpy"], state["other_rng"]["python"]
+        words = numpy["words"].cpu().numpy().astype(np.uint32)
+        np.random.set_state(("MT19937", words, *numpy["rest"]))  # noqa: NPY002
+        random.setstate((version, tuple(internal), next_gauss))
     torch.set_rng_state(state["torch_rng"].cpu())
     same_kind = state.get("device_type", device.type) == device.type  # older files do not say
     if state["device_rng"] is not None and device.type != "cpu" and same_kind:

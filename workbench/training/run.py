@@ -9,6 +9,7 @@ no rank is left in a collective that the others never reach.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import time
@@ -30,7 +31,10 @@ from workbench.loss_scale import ScaleCollapseError, collapsed_at
 from workbench.runs import RunRecorder, collect_environment, new_run_id
 from workbench.tasks import Task
 from workbench.training import TraceBuffer, training_loop
+from workbench.training.checkpoint import checkpoint_state, restore_generators
+from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.evaluation import check_outputs, evaluate
+from workbench.training.resuming import identity, resumed_recorder, state_to_resume
 from workbench.training.setup import Prepared, prepare
 from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder
 from workbench.training.trace_buffer import AT_FLOOR_COLUMN
@@ -119,6 +123,7 @@ def run_task(
     device: torch.device | None = None,
     out: Path | None = None,
     monitor: RunMonitor = UNWATCHED,
+    checkpoints: CheckpointFolder | None = None,
 ) -> RunResult:
     """Train a task as long as it is trained today, or as the configuration makes of that.
 
@@ -132,8 +137,12 @@ def run_task(
         device: Where to train; None takes the accelerator if there is one.
         out: Folder in which rank 0 makes a run directory; None records nothing on disk.
         monitor: Who watches.
+        checkpoints: Where the run's state is kept, and when; a run whose checkpoints lie there goes on from the newest
+            one that is whole, on a CPU with the same bits. It stays unfinished when it is stopped. Ranks above the
+            first have a folder of their own inside.
 
     Raises:
+        ResumeError: If the checkpoints belong to another run.
         TaskError: If the model returns something that the loss or the metric cannot take.
         ValueError: If a number is out of range, or ``pause`` is given where ranks train together.
         RankFailure: If another rank has died or does not answer.
@@ -149,8 +158,14 @@ def run_task(
     prepared = prepare(task, request.config, level=request.level, seed=request.seed, device=device, steps=request.steps)
     check_outputs(task, unwrapped(prepared.boosted.model), device, prepared.boosted.precision, request.seed)
     this = _Run(task, request, prepared, device, monitor)
+    if checkpoints is not None:
+        this.keep(checkpoints)
     if this.leads and out is not None:
-        this.recorder = RunRecorder.create(out, request.config.to_dict(), this.environment(), request.run_id or None)
+        if this.resumed is not None:
+            this.recorder = resumed_recorder(out, request, this.resumed)
+        this.recorder = this.recorder or RunRecorder.create(
+            out, request.config.to_dict(), this.environment(), request.run_id or None
+        )
     try:
         this.begin()
         with prepared.boosted.methods.running():
@@ -198,7 +213,9 @@ class _Run:
         self.streak = 0
         self.diverged = self.stopped = self.ended_early = False
         self.message = ""
-        self._resumed: float | None = None
+        self.checkpoints: CheckpointFolder | None = None
+        self.resumed: dict[str, Any] | None = None  # the checkpoint that it goes on from
+        self._running_since: float | None = None
 
     def environment(self) -> dict[str, Any]:
         device = {"type": self.device.type, "name": devices.device_name(self.device)}
@@ -223,17 +240,54 @@ class _Run:
             observer.begin(name, self.request.config.to_dict(), environment)
             self.observer = observer
         if self.recorder is not None:
-            self.snapshots = snapshot_recorder(self.request.config, self.boosted, self.recorder.path)
+            self.snapshots = snapshot_recorder(self.request.config, self.boosted, self.recorder.path, self.done)
+
+    def keep(self, checkpoints: CheckpointFolder) -> None:
+        """Keep the run's state there, and go on from what is there."""
+        folder = checkpoints.folder if self.leads else checkpoints.folder / f"rank-{ranks.rank()}"
+        self.checkpoints = checkpoints.at(folder)
+        self.resumed = state_to_resume(self.checkpoints, identity(self.task, self.request), self.device)
+        if self.resumed is None:
+            return
+        self.boosted.load_state_dict(self.resumed["boosted"])
+        self.trace.load_state_dict(self.resumed["trace"])
+        was = self.resumed["run"]
+        self.curve = [(int(at), value) for at, value in was["curve"]]
+        self.losses = was["losses"].tolist()
+        self.done, self.overflows, self.streak = was["done"], was["overflows"], was["streak"]
+        self.seconds, self.loss_scale = was["seconds"], was["loss_scale"]
+
+    def checkpoint(self) -> None:
+        """Keep the state after what was trained; everything before it is on the disk by then."""
+        assert self.checkpoints is not None
+        names = ("done", "overflows", "streak", "seconds", "loss_scale")
+        run = {name: getattr(self, name) for name in names}
+        run |= {
+            "curve": [list(point) for point in self.curve],
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+        }
+        state = {
+            **checkpoint_state(self.boosted),
+            "identity": json.dumps(identity(self.task, self.request)),
+            "run_id": "" if self.recorder is None else self.recorder.run_id,
+            "trace": self.trace.state_dict(),
+            "run": run,
+        }
+        self.checkpoints.save(state, self.done)
 
     def train(self) -> None:
         stop, pause, evaluate_every = self.monitor.stop, self.monitor.pause, self.request.evaluate_every
         if evaluate_every is not None:  # of the loader's batches; at least one forward pass
             evaluate_every = max(round(evaluate_every / self.prepared.batches_per_pass), 1)
+        batches = self.prepared.batches(self.request.seed)
+        if self.resumed is not None:
+            next(itertools.islice(batches, self.done, self.done), None)  # reads what was trained on
+            restore_generators(self.resumed, self.device)
         loop = training_loop(
             self.boosted,
             self.prepared.task.compute_loss,
-            self.prepared.batches(self.request.seed),
-            steps=self.steps,
+            batches,
+            steps=self.steps - self.done,
             trace=self.trace,
             batch_size=lambda batch: self.n_ranks * self.task.batch_size_of(batch),
         )
@@ -267,10 +321,19 @@ class _Run:
                 if self.diverged or self.ended_early:
                     break
                 self._start_clock()
+            if self._checkpoint_is_due():
+                self._stop_clock()
+                self.flush()
+                if self.diverged:
+                    break
+                self.checkpoint()
+                self._start_clock()
         self._stop_clock()
         if self.votes is not None:
             self.votes.settle()
         self.flush()
+        if self.checkpoints is not None and not (self.diverged or self.ended_early):
+            self.checkpoint()
         self.boosted.finish()
         if not (self.diverged or self.stopped or self.ended_early):
             self._evaluate()
@@ -285,7 +348,11 @@ class _Run:
         self._report()
 
     def finish(self) -> None:
-        if self.recorder is not None:
+        if self.checkpoints is not None:
+            self.checkpoints.close()
+        if self.recorder is not None and self.stopped and self.checkpoints is not None:
+            self.recorder.close()  # unfinished: it can go on
+        elif self.recorder is not None:
             self.recorder.finish(self.summary())
         if self.observer is not None:
             self.observer.finish(self.summary())
@@ -306,7 +373,10 @@ class _Run:
             return
         try:
             self._write()
-            self.recorder.finish(self.summary() | {"state": "interrupted"})
+            if self.checkpoints is not None and self.checkpoints.newest() is not None:
+                self.recorder.close()
+            else:
+                self.recorder.finish(self.summary() | {"state": "interrupted"})
         except Exception as failure:  # the disk may be full: what is on it stays, and the user should know
             error.add_note(f"the end of the run could not be recorded in {self.recorder.path}: {failure}")
             with contextlib.suppress(Exception):
@@ -349,6 +419,12 @@ class _Run:
     def _keep_weights(self) -> None:
         if self.snapshots is not None:
             self.snapshots.after_step(self.done)
+
+    def _checkpoint_is_due(self) -> bool:
+        if self.checkpoints is None or self.done >= self.steps:
+            return False
+        # Ranks must agree, and how far a file is written is each one's own.
+        return self.checkpoints.is_due(self.done) if self.n_ranks == 1 else self.checkpoints.is_at(self.done)
 
     def _wishes(self) -> tuple[bool, bool]:
         """Return whether to drain now and whether to stop now; alone, whether to stop is asked after draining."""
@@ -433,18 +509,18 @@ class _Run:
         if self.leads and self.monitor.on_progress is not None:
             metric = self.curve[-1][1] if self.curve else math.nan
             loss = self.losses[-1] if self.losses else math.nan
-            seconds = self.seconds + (0.0 if self._resumed is None else time.perf_counter() - self._resumed)
+            seconds = self.seconds + (0.0 if self._running_since is None else time.perf_counter() - self._running_since)
             self.monitor.on_progress(RunProgress(self.done, self.steps, loss, metric, self.loss_scale, seconds))
 
     def _start_clock(self, left_out: float = 0.0) -> None:
-        self._resumed = time.perf_counter()
+        self._running_since = time.perf_counter()
         self.trace.restart_clock(left_out)
 
     def _stop_clock(self) -> None:
-        if self._resumed is not None:
+        if self._running_since is not None:
             devices.synchronize(self.device)
-            self.seconds += time.perf_counter() - self._resumed
-            self._resumed = None
+            self.seconds += time.perf_counter() - self._running_since
+            self._running_since = None
 
 
 def _height(record: StepRecord, minimum: float) -> float:

@@ -42,6 +42,7 @@ class SnapshotRecorder:
         every_steps: Distance of two snapshots, at least 1.
         count: How many are kept, at least 1.
         start_step: Steps done before the first one; 0 keeps the initial weights.
+        done: Steps that a run has done already that goes on: the snapshots behind them belong to it, later ones go.
 
     Raises:
         ValueError: When a number is below its least value, there is no parameter, or the folder holds snapshots of
@@ -60,7 +61,14 @@ class SnapshotRecorder:
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], folder: str | Path, *, every_steps: int, count: int, start_step: int = 0
+        self,
+        parameters: Mapping[str, Tensor],
+        folder: str | Path,
+        *,
+        every_steps: int,
+        count: int,
+        start_step: int = 0,
+        done: int = 0,
     ) -> None:
         for name, value, least in (("every_steps", every_steps, 1), ("count", count, 1), ("start_step", start_step, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -71,7 +79,12 @@ class SnapshotRecorder:
         self.folder = Path(folder)
         self.steps = snapshot_steps(every_steps, count, start_step)
         self.folder.mkdir(parents=True, exist_ok=True)
-        if others := sorted(self.folder.glob("snapshot_*.safetensors")):
+        others = sorted(self.folder.glob("snapshot_*.safetensors"))
+        if done > 0:
+            for path in others:
+                if int(path.stem.rpartition("_")[2]) > done:
+                    path.unlink()
+        elif others:
             raise ValueError(
                 f"`folder` must hold no snapshots yet, {self.folder} holds {len(others)}, from {others[0].name} on; "
                 "components of two runs together would describe neither"
@@ -92,7 +105,9 @@ class SnapshotRecorder:
         return path
 
 
-def snapshot_recorder(config: BoostConfig, boosted: Boosted, run_path: Path | None) -> SnapshotRecorder | None:
+def snapshot_recorder(
+    config: BoostConfig, boosted: Boosted, run_path: Path | None, done: int = 0
+) -> SnapshotRecorder | None:
     """Return the recorder that section ``snapshots`` asks for, into a folder of a run, on the first rank."""
     asked = config.snapshots
     if asked.count == 0 or run_path is None or ranks.rank() != 0:
@@ -103,4 +118,5 @@ def snapshot_recorder(config: BoostConfig, boosted: Boosted, run_path: Path | No
         every_steps=asked.every_steps,
         count=asked.count,
         start_step=asked.start_step,
+        done=done,
     )

@@ -113,6 +113,16 @@ class TraceBuffer:
         """Take an event from a method below (``EventSink``); it is handed out with the next drain."""
         self._events.append(event)
 
+    def state_dict(self) -> dict[str, float]:
+        """Return what of it lasts longer than a drain."""
+        elapsed = time.perf_counter() - self._began
+        return {"updates": self._updates, "was_at_floor": float(self._was_at_floor), "elapsed": elapsed}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on where ``state_dict`` was taken, after a drain."""
+        self._updates, self._was_at_floor = int(state["updates"]), bool(state["was_at_floor"])
+        self._began = time.perf_counter() - state["elapsed"]
+
     def restart_clock(self, left_out: float = 0.0) -> None:
         """Let the next step's time begin now, of which ``left_out`` seconds are no time of the run at all."""
         self._last = time.perf_counter()

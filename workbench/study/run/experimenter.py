@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     import torch
 
     from workbench.tasks import Task
+    from workbench.training.checkpoint_folder import CheckpointFolder
 
 MakeExperimenter = Callable[[StudyFile, Path], Experimenter]
 """Makes who trains, from a study's file and folder."""
@@ -59,10 +63,18 @@ class TaskExperimenter:
     """Run jobs on a task of ``workbench.tasks``, or its name, in this process.
 
     ``runs`` is the folder of the run directories; tasks in files may be named relative to the folder it lies in.
-    Without ``threads`` the CPU threads of this process stay as they are.
+    Without ``threads`` the CPU threads of this process stay as they are. A training that takes longer than
+    ``checkpoint_seconds`` goes on from its last checkpoint when it is asked for again; on one rank only.
     """
 
-    def __init__(self, task: Task | str, device: str | torch.device, runs: Path, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        task: Task | str,
+        device: str | torch.device,
+        runs: Path,
+        threads: int | None = None,
+        checkpoint_seconds: float = 60.0,
+    ) -> None:
         from workbench.core import devices
         from workbench.tasks import load_task
 
@@ -71,6 +83,7 @@ class TaskExperimenter:
         self._task = load_task(task, folder=runs.parent) if isinstance(task, str) else task
         self._device = devices.select_device(device)
         self._runs = runs
+        self._checkpoint_seconds = checkpoint_seconds
 
     @property
     def metric_name(self) -> str:
@@ -135,16 +148,27 @@ class TaskExperimenter:
             self._runs.mkdir(parents=True, exist_ok=True)
             # What an interrupted run of that name left behind stays to be looked at.
             job = dataclasses.replace(job, run_id=free_path(self._runs / job.run_id).name)
+        checkpoints = self._checkpoints_of(job) if ranks.world_size() == 1 else None
         result = run_task(
             self._task,
             job,
             device=self._device,
             out=self._runs if job.run_id else None,
             monitor=RunMonitor(tell, monitor.on_evaluation, monitor.stop),
+            checkpoints=checkpoints,
         )
+        if checkpoints is not None and not result.stopped:
+            shutil.rmtree(checkpoints.folder, ignore_errors=True)
         path = "" if result.path is None else result.path.relative_to(self._runs.parent).as_posix()
         how = (result.seconds, result.diverged, result.message, path, result.overflows, result.steps)
         return Trained(result.metric, result.curve, *how)
+
+    def _checkpoints_of(self, job: TrainJob) -> CheckpointFolder:
+        from workbench.training.checkpoint_folder import CheckpointFolder
+
+        asked = {field.name: getattr(job, field.name) for field in fields(job) if field.name != "run_id"}
+        name = hashlib.sha256(json.dumps(asked | {"config": job.config.to_dict()}).encode()).hexdigest()[:16]
+        return CheckpointFolder(self._runs.parent / "checkpoints" / name, None, self._checkpoint_seconds, keep=2)
 
     def _speed(self, job: SpeedJob, stop: Callable[[], bool] | None) -> SpeedMeasured:
         from workbench.core import distributed as ranks

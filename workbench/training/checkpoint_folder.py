@@ -1,12 +1,13 @@
 """Checkpoints while training goes on: copied between two steps, written by a thread of their own.
 
-A step waits for the copy only. A checkpoint names the place in the stream that belongs to its weights, so a run that
-was killed and resumed trains on every record exactly once.
+A step waits for the copy only. A checkpoint names the place in the data that belongs to its weights, so a run that was
+killed and resumed trains on every record exactly once. Where the newest file is damaged the one before is taken.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +17,13 @@ import torch
 from torch import Tensor
 
 from workbench.core.files import replacing
-from workbench.online.background_writer import BackgroundWriter
+from workbench.training.background_writer import BackgroundWriter
 from workbench.training.checkpoint import read_checkpoint
 
 _NAME = re.compile(r"checkpoint-(\d{12})\.pt")
 
 
-class OnlineCheckpoints:
+class CheckpointFolder:
     """A folder of checkpoints, the newest of which a resumed run continues.
 
     Args:
@@ -45,6 +46,7 @@ class OnlineCheckpoints:
         keep: int = 3,
         also: Mapping[str, Any] | None = None,
     ) -> None:
+        self._every_steps, self._every_seconds = every_steps, every_seconds
         self._writer = BackgroundWriter("a checkpoint", every_steps, every_seconds)
         if keep < 1:
             raise ValueError(f"`keep` must be at least 1, got {keep}")
@@ -62,8 +64,23 @@ class OnlineCheckpoints:
 
         A run directory is continued with ``RunRecorder.reopen(path, next_step=checkpoints.newest_step())``.
         """
-        newest = self.newest()
-        return 0 if newest is None else int(newest.stem.rpartition("-")[2])
+        return next(iter(self.steps()), 0)
+
+    def steps(self) -> list[int]:
+        """Return the numbers of steps behind the checkpoints that there are, the newest first."""
+        return [int(path.stem.rpartition("-")[2]) for path in reversed(self._files())]
+
+    def path_of(self, n_steps: int) -> Path:
+        """Return the file of the checkpoint after so many steps."""
+        return self.folder / f"checkpoint-{n_steps:012d}.pt"
+
+    def at(self, folder: Path) -> CheckpointFolder:
+        """Return checkpoints of the same times in another folder."""
+        return CheckpointFolder(folder, self._every_steps, self._every_seconds, self.keep, self.also)
+
+    def is_at(self, n_steps: int) -> bool:
+        """Return whether so many steps are a multiple of the distance by step."""
+        return self._every_steps is not None and n_steps % self._every_steps == 0
 
     def is_due(self, n_steps: int) -> bool:
         """Return whether a checkpoint is to be written after so many steps, and the last one is on the disk."""
@@ -73,18 +90,30 @@ class OnlineCheckpoints:
         """Copy a state, and write it in the background or, with ``wait`` and with its OSError, at once."""
         self._writer.finish()
         copy = copied_to_host(state)
-        path = self.folder / f"checkpoint-{n_steps:012d}.pt"
-        self._writer.start(lambda: self._write(path, copy), wait=wait)
+        self._writer.start(lambda: self._write(self.path_of(n_steps), copy), wait=wait)
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
-        """Return the newest checkpoint, its tensors on a device; None when there is none.
+        """Return the newest checkpoint that is whole, its tensors on a device; None when there is none.
+
+        A damaged one is passed over with a warning.
 
         Raises:
-            ValueError: When the file is no checkpoint of this package.
+            ValueError: When no file is a checkpoint of this package.
         """
         self.close()
-        newest = self.newest()
-        return None if newest is None else read_checkpoint(newest, device)
+        steps = self.steps()
+        for step in steps:
+            try:
+                return read_checkpoint(self.path_of(step), device)
+            except ValueError as error:
+                if step == steps[-1]:
+                    raise
+                self.pass_over(error)
+        return None
+
+    def pass_over(self, error: Exception) -> None:
+        """Warn that a checkpoint is of no use."""
+        warnings.warn(f"{error}; it is passed over", RuntimeWarning, stacklevel=3)
 
     def close(self) -> None:
         """Wait until everything is on the disk; warn when the last checkpoint could not be written."""
@@ -94,8 +123,8 @@ class OnlineCheckpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             torch.save(state, temporary)
-        for old in self._files()[: -self.keep]:
-            old.unlink(missing_ok=True)
+        for old in [*self._files()[: -self.keep], *self.folder.glob(".checkpoint-*.tmp.pt")]:
+            old.unlink(missing_ok=True)  # what a killed process was writing, too
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("checkpoint-*.pt") if _NAME.fullmatch(path.name))

@@ -1,0 +1,222 @@
+"""A run that was interrupted goes on from its checkpoint, with the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.experiments.small_tasks import Net, small_task
+from tests.kit.runs import run_task
+from workbench import api
+from workbench.config import BoostConfig
+from workbench.runs import read_run
+from workbench.study.run.experimenter import TaskExperimenter
+from workbench.study.run.job import Monitor, TrainJob
+from workbench.tasks import Task
+from workbench.training.checkpoint import read_checkpoint
+from workbench.training.checkpoint_folder import CheckpointFolder
+from workbench.training.resuming import ResumeError
+from workbench.training.run import RunResult
+
+CPU = torch.device("cpu")
+STEPS = 24
+NOTHING = {"boost": {"mode": "disable_all"}}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "nothing": NOTHING,
+    "freezing": {
+        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
+        "grad_freeze": {"param_groups": 2, "freeze_p": 0.5, "total_steps": STEPS},
+    },
+    "accumulation": {
+        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": 3},
+        "loss_scale": {"kind": "dynamic", "init": 16.0, "window": 2},
+    },
+    "set-up": {
+        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False},
+        "optimizer": {"name": "AdamW", "lr": 0.01},
+        "schedule": {"length": 0.5, "shape": "cosine", "warmup": 0.2},
+        "batch": {"factor": 0.5},
+        "regularization": {"weight_average": "ema", "decay": 0.9},
+        "loss_scale": {"kind": "dynamic", "init": 16.0, "window": 2},
+    },
+}
+
+
+class Drawing(Net):
+    """A net that draws from numpy's and Python's global generators, too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noise = float(np.random.normal(scale=0.01)) if self.training else 0.0  # noqa: NPY002
+        return super().forward(x + noise)
+
+
+def checkpoints(folder: Path, every: int = 5) -> CheckpointFolder:
+    return CheckpointFolder(folder, every, keep=9)
+
+
+def train(task: Task, config: dict[str, Any], **options: Any) -> RunResult:
+    options = {"steps": STEPS, "evaluate_every": 8, "exponents_every": 2, "device": CPU} | options
+    return run_task(task, BoostConfig.from_dict(config), level="O1", **options)
+
+
+def stopping_after(n_asked: int) -> Callable[[], bool]:
+    """Return a function that says stop when it is asked for the last of so many times, once per step."""
+    left = iter(range(n_asked, 0, -1))
+    return lambda: next(left) == 1
+
+
+def weights_in(folder: CheckpointFolder) -> dict[str, torch.Tensor]:
+    newest = folder.newest()
+    assert newest is not None
+    return dict(read_checkpoint(newest, CPU)["boosted"]["model"])
+
+
+def losses_of(result: RunResult) -> list[float]:
+    assert result.path is not None
+    return list(read_run(result.path).steps["loss"])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("stopped_after", [4, 11])
+def test_a_stopped_run_goes_on_with_the_same_bits(name: str, stopped_after: int, tmp_path: Path) -> None:
+    new_task = functools.partial(small_task, model=Drawing)
+    whole_folder, folder = checkpoints(tmp_path / "whole"), checkpoints(tmp_path / "cut")
+    whole = train(new_task(), CONFIGS[name], out=tmp_path / "runs", checkpoints=whole_folder)
+    first = train(
+        new_task(), CONFIGS[name], out=tmp_path / "runs", checkpoints=folder, stop=stopping_after(stopped_after)
+    )
+    assert (first.stopped, first.steps) == (True, stopped_after)
+    assert first.path is not None
+    assert not read_run(first.path).finished
+    torch.manual_seed(99)
+    second = train(new_task(), CONFIGS[name], out=tmp_path / "runs", checkpoints=folder)
+    assert second.path == first.path
+    assert read_run(first.path).finished
+    assert losses_of(second) == losses_of(whole)
+    same = ("metric", "curve", "steps", "overflows", "final_loss", "final_loss_scale", "diverged", "stopped", "notes")
+    for field in same:
+        assert getattr(second, field) == getattr(whole, field), field
+    for key, value in weights_in(whole_folder).items():
+        assert torch.equal(value, weights_in(folder)[key]), key
+    columns = ["loss_scale", "overflow", "grad_norm", "learning_rate", "frozen_groups"]
+    recorded = [read_run(one.path).steps[columns] for one in (whole, second) if one.path is not None]
+    assert recorded[0].equals(recorded[1])
+    exponents = [read_run(one.path).steps["grad_exponents"].map(len).tolist() for one in (whole, second) if one.path]
+    assert exponents[0] == exponents[1]
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> None:
+    folder = checkpoints(tmp_path / "cut")
+    whole = train(small_task(), NOTHING, checkpoints=checkpoints(tmp_path / "whole"))
+    train(small_task(), NOTHING, checkpoints=folder, stop=stopping_after(12))
+    assert folder.steps() == [12, 10, 5]
+    path = folder.path_of(12)
+    content = bytearray(path.read_bytes())
+    weights = read_checkpoint(path, CPU)["boosted"]["model"]["first.weight"].numpy().tobytes()
+    content[bytes(content).index(weights) + 5] ^= 0x10
+    path.write_bytes(content)
+    with pytest.warns(RuntimeWarning, match=r"checkpoint-0+12\.pt: .*damaged.*; it is passed over"):
+        resumed = train(small_task(), NOTHING, checkpoints=folder)
+    assert (resumed.metric, resumed.curve) == (whole.metric, whole.curve)
+
+
+def test_where_no_checkpoint_is_whole_the_sentence_says_so(tmp_path: Path) -> None:
+    folder = checkpoints(tmp_path)
+    train(small_task(), NOTHING, checkpoints=folder, stop=stopping_after(3))
+    folder.path_of(3).write_bytes(b"x")
+    with pytest.warns(RuntimeWarning, match="passed over"), pytest.raises(ResumeError, match="none of the 1 check"):
+        train(small_task(), NOTHING, checkpoints=folder)
+
+
+def test_a_run_that_ended_is_only_evaluated_again(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoints": checkpoints(tmp_path)}
+    whole = train(small_task(), NOTHING, **options)
+    again = train(small_task(fail_at=0), NOTHING, **options)
+    assert (again.metric, again.curve[-1], again.steps) == (whole.metric, whole.curve[-1], whole.steps)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"seed": 1}, "another `seed`: it was 0, and is 1"),
+        ({"steps": STEPS + 1}, f"another `steps`: it was {STEPS}, and is {STEPS + 1}"),
+    ],
+)
+def test_another_run_s_checkpoints_are_refused(other: dict[str, Any], words: str, tmp_path: Path) -> None:
+    train(small_task(), NOTHING, checkpoints=checkpoints(tmp_path), stop=stopping_after(6))
+    with pytest.raises(ResumeError, match=words):
+        train(small_task(), NOTHING, checkpoints=checkpoints(tmp_path), **other)
+    with pytest.raises(ResumeError, match="another `config`"):
+        train(small_task(), CONFIGS["set-up"], checkpoints=checkpoints(tmp_path))
+    with pytest.raises(ResumeError, match="another `data`: it was points 1, and is points 2"):
+        train(dataclasses.replace(small_task(), data_hash="points 2"), NOTHING, checkpoints=checkpoints(tmp_path))
+
+
+def test_train_goes_on_with_a_run_or_with_the_newest_of_a_folder(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": STEPS, "device": "cpu", "evaluate_every": 8}
+    whole = api.train(small_task(), out=tmp_path / "whole", **options)
+    cut = api.train(small_task(), out=tmp_path / "runs", checkpoint_every=5, stop=stopping_after(7), **options)
+    assert cut.path is not None
+    resumed = api.train(small_task(), resume=tmp_path / "runs", **options)
+    assert resumed.path == cut.path
+    assert (resumed.metric, resumed.curve) == (whole.metric, whole.curve)
+    with pytest.raises(ResumeError, match="is finished; there is nothing to go on with"):
+        api.train(small_task(), resume=cut.path, **options)
+    fresh = api.train(small_task(), resume=tmp_path / "none", **options)
+    assert fresh.path is not None
+    assert fresh.path.parent == tmp_path / "none"
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "environment.json").write_text("{}")
+    with pytest.raises(ResumeError, match="has no checkpoint to go on with"):
+        api.train(small_task(), resume=tmp_path / "bare", **options)
+    with pytest.raises(ValueError, match="name a folder in `out`"):
+        api.train(small_task(), out=None, checkpoint_every=5, **options)
+
+
+def test_a_job_of_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    seen: list[int] = []
+    task = small_task(on_loss=seen.append)
+    job = TrainJob(BoostConfig.from_dict(NOTHING), "O1", steps=STEPS, evaluate_every=8, run_id="one")
+    whole = TaskExperimenter(task, "cpu", tmp_path / "whole" / "runs").run(job)
+    experimenter = TaskExperimenter(task, "cpu", tmp_path / "cut" / "runs")
+    seen.clear()
+    experimenter.run(job, Monitor(stop=stopping_after(9)))
+    assert list((tmp_path / "cut" / "checkpoints").iterdir())
+    trained = experimenter.run(job)
+    assert (trained.metric, trained.curve, trained.steps) == (whole.metric, whole.curve, STEPS)
+    assert len(seen) == STEPS, "no step is trained twice"
+    assert not list((tmp_path / "cut" / "checkpoints").iterdir())
+    assert read_run(tmp_path / "cut" / trained.path).finished
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
+def test_a_killed_command_goes_on_where_its_checkpoint_is(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "workbench", "train", "--task", "digits-lenet", "--level", "O1", "--device", "cpu"]
+    command += ["--steps", "40", "--evaluate-every", "20"]
+    whole = subprocess.run([*command, "--out", tmp_path / "whole"], capture_output=True, text=True, check=True)
+    process = subprocess.Popen([*command, "--out", tmp_path / "cut", "--checkpoint-every", "5"], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "cut").glob("*/checkpoints/checkpoint-*.pt")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    resumed = subprocess.run([*command, "--resume", tmp_path / "cut"], capture_output=True, text=True, check=True)
+    accuracy = [text for text in (whole.stdout, resumed.stdout) if "accuracy" in text]
+    assert len(accuracy) == 2
+    assert accuracy[0].split(" steps")[0] == accuracy[1].split(" steps")[0]
+    whole_run, resumed_run = (read_run(next((tmp_path / name).iterdir())).steps for name in ("whole", "cut"))
+    assert whole_run["loss"].equals(resumed_run["loss"])

@@ -1,0 +1,93 @@
+"""A run that goes on where it was: what its checkpoints hold besides the model's, and how it is put back.
+
+A checkpoint is written between two steps, when everything measured before it is on the disk. What it belongs to (task,
+data, configuration, seed, length) is part of it, so that a run never goes on as another one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.config.run_request import RunRequest
+from workbench.core import distributed as ranks
+from workbench.runs import RunRecorder, new_run_id
+from workbench.tasks import Task
+from workbench.training.checkpoint import read_checkpoint
+from workbench.training.checkpoint_folder import CheckpointFolder
+
+FOLDER = "checkpoints"
+"""Name of the folder inside a run directory."""
+
+
+class ResumeError(ValueError):
+    """There is nothing to go on with, or it belongs to another run."""
+
+
+def identity(task: Task, request: RunRequest) -> dict[str, Any]:
+    """Return what makes a run the run it is, as plain values by name."""
+    asked = {name: value for name, value in dataclasses.asdict(request).items() if name not in ("config", "run_id")}
+    config = json.loads(json.dumps(request.config.to_dict()))
+    return {"task": task.name, "data": task.data_digest(), "config": config, **asked, "ranks": ranks.world_size()}
+
+
+def state_to_resume(folder: CheckpointFolder, this: Mapping[str, Any], device: torch.device) -> dict[str, Any] | None:
+    """Return the newest checkpoint that all ranks have whole, None when there is none.
+
+    Raises:
+        ResumeError: When it belongs to another run than ``this``, an `identity`, or none is whole.
+    """
+    state, steps = None, ranks.broadcast_object(folder.steps())
+    for step in steps:
+        try:
+            state = read_checkpoint(folder.path_of(step), device)
+        except (ValueError, FileNotFoundError) as error:
+            folder.pass_over(error)
+        if ranks.mean_over_ranks([float(state is not None)]) == [1.0]:
+            break
+        state = None
+    if state is None:
+        if steps:
+            raise ResumeError(f"none of the {len(steps)} checkpoints in {folder.folder} is whole; train from the start")
+        return None
+    was = json.loads(state["identity"])
+    differs = [name for name in this if was.get(name) != this[name]]
+    if differs:
+        name = differs[0]
+        told = "" if name == "config" else f": it was {was.get(name)}, and is {this[name]}"
+        raise ResumeError(f"the checkpoints in {folder.folder} belong to a run with another `{name}`{told}")
+    return state
+
+
+def resumed_recorder(out: Path, request: RunRequest, state: Mapping[str, Any]) -> RunRecorder | None:
+    """Return the recorder that goes on with the record of the run that was interrupted; None where there is none."""
+    path = out / (state["run_id"] or request.run_id)
+    is_open = bool(path.name) and (path / "environment.json").is_file() and not (path / "summary.json").exists()
+    return RunRecorder.reopen(path, next_step=int(state["run"]["done"])) if is_open else None
+
+
+def run_to_resume(where: Path) -> tuple[Path, str]:
+    """Return the folder of runs and the id of the run to go on with: a run, or the newest unfinished one of a folder.
+
+    A folder without one gets a new run.
+
+    Raises:
+        ResumeError: When a run is finished or has no checkpoint.
+    """
+    if (where / "environment.json").is_file():
+        if (where / "summary.json").exists():
+            raise ResumeError(f"{where} is finished; there is nothing to go on with")
+        if not CheckpointFolder(where / FOLDER).steps():
+            raise ResumeError(
+                f"{where} has no checkpoint to go on with; a run writes them where it was begun with a distance of "
+                "checkpoints (--checkpoint-every)"
+            )
+        return where.parent, where.name
+    begun = sorted(path.parent for path in where.glob(f"*/{FOLDER}") if not (path.parent / "summary.json").exists())
+    begun = [path for path in begun if CheckpointFolder(path / FOLDER).steps()]
+    return where, begun[-1].name if begun else new_run_id()
