@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,10 @@ import torch
 
 from tests.experiments.small_tasks import Net, small_task
 from tests.kit.runs import run_task
+from tests.ranks import Ranks
 from workbench import api
 from workbench.config import BoostConfig
+from workbench.core import distributed as ranks
 from workbench.runs import read_run
 from workbench.study.run.experimenter import TaskExperimenter
 from workbench.study.run.job import Monitor, TrainJob
@@ -73,9 +77,9 @@ def train(task: Task, config: dict[str, Any], **options: Any) -> RunResult:
 
 
 def stopping_after(n_asked: int) -> Callable[[], bool]:
-    """Return a function that says stop when it is asked for the last of so many times, once per step."""
-    left = iter(range(n_asked, 0, -1))
-    return lambda: next(left) == 1
+    """Return a function that says stop from the time on when it is asked so often, once per step."""
+    asked = itertools.count(1)
+    return lambda: next(asked) >= n_asked
 
 
 def weights_in(folder: CheckpointFolder) -> dict[str, torch.Tensor]:
@@ -200,6 +204,36 @@ def test_a_job_of_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert len(seen) == STEPS, "no step is trained twice"
     assert not list((tmp_path / "cut" / "checkpoints").iterdir())
     assert read_run(tmp_path / "cut" / trained.path).finished
+
+
+def _interrupted_over_ranks(folder: Path) -> tuple[Any, ...]:
+    """Train whole, and in two parts of which rank 1 loses its newest checkpoint; return what both came to."""
+    new_task = functools.partial(small_task, model=Drawing)
+    whole = train(new_task(), CONFIGS["accumulation"], checkpoints=checkpoints(folder / "whole"))
+    cut = train(
+        new_task(),
+        CONFIGS["accumulation"],
+        checkpoints=checkpoints(folder / "cut"),
+        stop=stopping_after(12) if ranks.rank() == 0 else None,
+    )
+    if ranks.rank() == 1:
+        own = checkpoints(folder / "cut" / "rank-1")
+        own.path_of(own.steps()[0]).write_bytes(b"torn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rank 1 says that it passes over a file
+        resumed = train(new_task(), CONFIGS["accumulation"], checkpoints=checkpoints(folder / "cut"))
+    return whole.metric, whole.curve, whole.final_loss, cut.steps, resumed.metric, resumed.curve, resumed.final_loss
+
+
+@pytest.mark.slow
+def test_two_ranks_go_on_from_the_newest_checkpoint_that_both_have(tmp_path: Path) -> None:
+    pair = Ranks(2, tmp_path)
+    try:
+        for answer in pair.run(_interrupted_over_ranks, tmp_path):
+            assert answer[3] < STEPS
+            assert answer[:3] == answer[4:]
+    finally:
+        pair.close()
 
 
 @pytest.mark.slow
