@@ -237,20 +237,28 @@ def test_two_ranks_go_on_from_the_newest_checkpoint_that_both_have(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
-def test_a_killed_command_goes_on_where_its_checkpoint_is(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.name == "nt", reason="no such signals")
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_was_ended_goes_on_where_its_checkpoint_is(end: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "workbench", "train", "--task", "digits-lenet", "--level", "O1", "--device", "cpu"]
     command += ["--steps", "40", "--evaluate-every", "20"]
     whole = subprocess.run([*command, "--out", tmp_path / "whole"], capture_output=True, text=True, check=True)
-    process = subprocess.Popen([*command, "--out", tmp_path / "cut", "--checkpoint-every", "5"], stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*command, "--out", tmp_path / "cut", "--checkpoint-every", "5"], stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 60
     while not list((tmp_path / "cut").glob("*/checkpoints/checkpoint-*.pt")) and time.monotonic() < deadline:
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.send_signal(end)
+    _, said = process.communicate()
+    if end is not signal.SIGKILL:
+        assert process.returncode == 130
+        assert "interrupted; the" in said
+        assert "the same command with --resume" in said
     resumed = subprocess.run([*command, "--resume", tmp_path / "cut"], capture_output=True, text=True, check=True)
-    accuracy = [text for text in (whole.stdout, resumed.stdout) if "accuracy" in text]
-    assert len(accuracy) == 2
-    assert accuracy[0].split(" steps")[0] == accuracy[1].split(" steps")[0]
+    assert "accuracy" in whole.stdout
+    assert [line.split(" steps")[0] for line in whole.stdout.splitlines() if "accuracy" in line] == [
+        line.split(" steps")[0] for line in resumed.stdout.splitlines() if "accuracy" in line
+    ]
     whole_run, resumed_run = (read_run(next((tmp_path / name).iterdir())).steps for name in ("whole", "cut"))
     assert whole_run["loss"].equals(resumed_run["loss"])

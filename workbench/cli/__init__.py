@@ -18,6 +18,7 @@ import typer
 from workbench.cli import command_start
 from workbench.cli.bench_command import bench
 from workbench.cli.failures import INTERRUPTED, Interrupted, report
+from workbench.cli.interrupts import ending_like_ctrl_c
 from workbench.cli.lab_command import lab
 from workbench.cli.project_commands import doctor, init, schema, validate
 from workbench.cli.run_commands import compare, replay, runs_app, train
@@ -81,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before, warnings.showwarning = warnings.showwarning, _each_note_once()
     command_start.end_quickly()
     try:
-        code = app(args=given, prog_name="workbench", standalone_mode=False, obj=tuple(given))
+        with ending_like_ctrl_c():
+            code = app(args=given, prog_name="workbench", standalone_mode=False, obj=tuple(given))
         if code == INTERRUPTED:  # typer's word for a Ctrl-C that no command had anything to say about
             raise Interrupted("interrupted; what was finished before is saved")
     except (Exception, KeyboardInterrupt) as error:

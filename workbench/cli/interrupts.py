@@ -1,15 +1,31 @@
-"""Ctrl-C in the middle of work: end at a good moment, and say what is kept and what continues."""
+"""Ctrl-C in the middle of work: end at a good moment, and say what is kept and what continues.
+
+A scheduler's SIGTERM and a terminal that is closed mean the same; there is time to end well before SIGKILL follows.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 from workbench.cli.failures import Interrupted
 from workbench.core.signals import handling_signals
+
+
+def ending_like_ctrl_c() -> AbstractContextManager[None]:
+    """Do on SIGTERM and SIGHUP what Ctrl-C does at that time; a SIGHUP that is ignored (``nohup``) stays so."""
+
+    def press(number: int, frame: FrameType | None) -> None:
+        on_ctrl_c = signal.getsignal(signal.SIGINT)
+        if callable(on_ctrl_c):
+            on_ctrl_c(signal.SIGINT, frame)
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
+    numbers = [signal.Signals[name] for name in names]
+    return handling_signals({one: press for one in numbers if signal.getsignal(one) is not signal.SIG_IGN})
 
 
 @contextmanager

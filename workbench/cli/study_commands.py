@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -34,7 +32,6 @@ from workbench.cli.rank_processes import run_as_ranks
 from workbench.cli.waterfall import waterfall_rows
 from workbench.core.headline import parts_against_total
 from workbench.core.rank_environment import rank_environment
-from workbench.core.signals import handling_signals
 from workbench.core.text import format_interval, format_number
 from workbench.core.trial_counts import outcome_of
 
@@ -178,7 +175,6 @@ def worker(
         only_result_on_stdout(json),
         progress_bar(1, "joining the study") as bar,
         saying_on_ctrl_c("interrupted; the trial that was running is put back, and any worker runs it again"),
-        handling_signals({signal.SIGTERM: _interrupt}),
     ):
         from workbench.study import join_study
 
@@ -197,11 +193,6 @@ def worker(
         say(f"next: workbench tune {quoted(study)}{with_storage}{asked} confirms the best and exports")
     else:
         say(f"next: workbench worker {quoted(study)}{with_storage} continues")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Take a scheduler's SIGTERM for Ctrl-C: there is time to put the trial back before SIGKILL follows."""
-    raise KeyboardInterrupt
 
 
 def _drop(text: str | None) -> float | str | None:
