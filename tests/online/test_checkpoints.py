@@ -18,23 +18,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kit.callbacks import StopAt
 from tests.online.recommender import new_recommender, stream
-from workbench.mindspore.callbacks import Callback, RunContext
+from workbench.mindspore.callbacks import RunContext
 from workbench.online import OnlineCheckpoints, PageHinkley, Prequential
 from workbench.rec import RecModel
 from workbench.training import load_checkpoint
 from workbench.training.checkpoint_folder import copied_to_host
 
 PROGRAM = Path(__file__).with_name("resumable_program.py")
-
-
-class StopAt(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def step_end(self, run_context: RunContext) -> None:
-        if run_context.original_args().cur_step_num >= self.step:
-            run_context.request_stop()
 
 
 def opened(start: int) -> Iterator[Any]:

@@ -11,69 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from tests.golden_files import golden_paths, load_json
-from workbench.mindspore.callbacks import Callback, RunContext
+from tests.kit.callbacks import OLD_NAMES, OldStyle, Recorder, Stop
 from workbench.rec import RecModel
 
 Batch = tuple[Tensor, Tensor]
-OLD_NAMES = ["begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end"]
-NEW_NAMES = [f"on_train_{name}" for name in OLD_NAMES]
-
-
-class Stop(Exception):  # noqa: N818  # the name that the recorded events carry
-    pass
-
-
-class Recorder(Callback):
-    """Notes every event as the golden file does, and stops or fails where it is told."""
-
-    def __init__(
-        self, raise_step: int = 0, raise_where: str = "step_end", stop_step: int = 0, stop_epoch: int = 0
-    ) -> None:
-        self.events: list[list[Any]] = []
-        self.raise_step, self.raise_where = raise_step, f"on_train_{raise_where}"
-        self.stop_step, self.stop_epoch = stop_step, stop_epoch
-
-    def __enter__(self) -> Recorder:
-        self.events.append(["__enter__", None, None])
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.events.append(["__exit__", None, None if kind is None else kind.__name__])
-
-    def note(self, name: str, context: RunContext) -> None:
-        state = context.original_args()
-        self.events.append([name, state.cur_epoch_num, state.cur_step_num])
-        reached = state.cur_epoch_num if "epoch" in name else state.cur_step_num
-        if name == self.raise_where and reached == self.raise_step:
-            raise Stop
-        if name == "on_train_step_end" and state.cur_step_num == self.stop_step:
-            context.request_stop()
-        if name == "on_train_epoch_end" and state.cur_epoch_num == self.stop_epoch:
-            context.request_stop()
-
-    def names(self) -> list[str]:
-        return [event[0] for event in self.events]
-
-
-class OldStyle(Callback):
-    """Overrides the older names only and notes them, without numbers, as the golden file does."""
-
-    def __init__(self, events: list[list[Any]]) -> None:
-        self.events = events
-
-
-def _noting(name: str) -> Any:
-    return lambda self, context: self.note(name, context)
-
-
-def _noting_old(name: str) -> Any:
-    return lambda self, context: self.events.append([name, None, None])
-
-
-for _name in NEW_NAMES:
-    setattr(Recorder, _name, _noting(_name))
-for _name in OLD_NAMES:
-    setattr(OldStyle, _name, _noting_old(_name))
 
 
 def new_model(**arguments: Any) -> RecModel:
@@ -163,7 +104,7 @@ def test_events_come_in_the_recorded_order(case: dict[str, Any]) -> None:
         if "events" in case:
             expected = until_stopped(case)
             assert recorder.events[: len(expected)] == expected
-        names = [name for name in recorder.names() if name not in OLD_NAMES]
+        names = [name for name, *_ in recorder.events if name not in OLD_NAMES]
         steps = options.get("stop_step", 0) or case.get("batches_per_epoch", 3) * options["stop_epoch"]
         assert names.count("on_train_step_end") == steps
         assert names[-4:] == ["on_train_step_end", "on_train_epoch_end", "on_train_end", "__exit__"]

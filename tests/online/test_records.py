@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.kit.callbacks import Kept
 from tests.online.recommender import Recommender, new_recommender, stream
-from workbench.core.records import Event, EventKind, StepRecord
+from workbench.core.records import EventKind
 from workbench.online import RecordLimitError, RecordRules
 from workbench.online.record_rules import form_of, judge, select_rows
 from workbench.online.record_sieve import RecordSieve
@@ -213,18 +214,6 @@ def test_a_rule_out_of_range_is_named(arguments: dict[str, Any]) -> None:
 
 
 # The whole way through training
-
-
-class Kept:
-    """Keeps what is recorded, in memory."""
-
-    def __init__(self) -> None:
-        self.records: list[StepRecord] = []
-        self.events: list[Event] = []
-
-    def write(self, records: Any, events: Any = ()) -> None:
-        self.records += records
-        self.events += events
 
 
 def poisoned(n: int) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # torchrun starts a script, not a module of the repository
 
+from tests.kit.chains import chain
 from tests.ranks import leave_together
 from workbench.methods.adasum.method import AdaSum
 from workbench.mindspore.train_step_cells import BoostTrainOneStepCell, WithLossCell
@@ -32,19 +34,12 @@ FREEZING = {
     "grad_freeze": {"param_groups": 3, "freeze_type": 0, "freeze_p": 0.5, "total_steps": 12},
 }
 OVERFLOWING_RANK, OVERFLOWING_STEP = 1, 2
+FIRST_GROUP = 2  # as after a resume: more is frozen in the first step than will be later
 
 
 def network(seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1), nn.Tanh(), nn.Linear(1, 2))
-
-
-def chain(seed: int) -> nn.Sequential:
-    torch.manual_seed(seed)
-    layers: list[nn.Module] = []
-    for i in range(15):
-        layers += [nn.Linear(3 if i == 0 else 6, 6, bias=False), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(6, 2))
 
 
 def mean_square(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -169,10 +164,16 @@ def accumulation_under_ddp(rank: int) -> dict[str, Any]:
     return accumulation(rank, ddp=True)
 
 
-def freezing(rank: int) -> dict[str, Any]:
-    net = chain(seed=rank)
-    boosted = apply(FREEZING, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
-    boosted.distribute()
+def freezing(rank: int, order: str = "own buckets") -> dict[str, Any]:
+    net: nn.Module = chain(n_in=3, seed=rank)
+    optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9)
+    if order == "wrapped before":
+        boosted = apply(FREEZING, DistributedDataParallel(net, find_unused_parameters=True), optimizer, level="O0")
+        boosted.use_freezing_group(FIRST_GROUP)
+    else:
+        boosted = apply(FREEZING, net, optimizer, level="O0")
+        boosted.use_freezing_group(FIRST_GROUP)
+        boosted.distribute(ddp=order == "wrapped by distribute")
     groups = []
     for step in range(9):
         x, y = data(step, rank)
@@ -183,20 +184,46 @@ def freezing(rank: int) -> dict[str, Any]:
     return {"weights": [p.detach() for p in net.parameters()], "groups": groups}
 
 
-def dim_reduce(rank: int) -> dict[str, Any]:
-    """Train with six components; every rank holds its share of them."""
-    net = network(seed=rank).double()
-    snapshots = Path(sys.argv[1]) / "snapshots"
-    boosted = apply(dim_reduce_config(snapshots), net, SGD(net.parameters(), lr=0.1), level="O0")
-    boosted.distribute()
-    rho = []
+def freezing_under_ddp(rank: int) -> dict[str, Any]:
+    return freezing(rank, "wrapped by distribute")
+
+
+def freezing_in_a_wrapper(rank: int) -> dict[str, Any]:
+    return freezing(rank, "wrapped before")
+
+
+def train_in_subspace(
+    snapshots: Path, ranks: Sequence[int], *, seed: int = 0, scaled: bool = False, distribute: bool = False
+) -> dict[str, Any]:
+    """Train with six components on what some ranks train on; of several, every rank holds its share of them."""
+    net = network(seed).double()  # summing over ranks rounds in another order, and the update amplifies what is lost
+    config = dim_reduce_config(snapshots) | {"loss_scale": SCALED["loss_scale"] if scaled else {"kind": "none"}}
+    boosted = apply(config, net, SGD(net.parameters(), lr=0.1), level="O0")
+    if distribute:
+        boosted.distribute()
+    rows, losses = [], []
     for step in range(8):
-        x, y = (tensor.double() for tensor in data(step, rank))
+        x, y = (torch.cat(parts).double() for parts in zip(*(data(step, rank) for rank in ranks), strict=True))
+        if scaled and step == OVERFLOWING_STEP and OVERFLOWING_RANK in ranks:
+            x[0, 0] = torch.inf
         loss_now = partial(mean_square, boosted.model, x, y)
         boosted.backward(loss_now())
-        rho.append(boosted.step(loss_now).columns["dim_reduce.rho"])
-    rows = len(boosted.update.dim_reduce.components)  # type: ignore[attr-defined]
-    return {"weights": [p.detach() for p in net.parameters()], "rho": rho, "rows": rows}
+        outcome = boosted.step(loss_now)
+        rows.append([outcome.columns.get(f"dim_reduce.{name}", -1.0) for name in ("rho", "trials")])
+        losses.append(float(outcome.loss))
+    method = boosted.update.dim_reduce  # type: ignore[attr-defined]
+    weights = [p.detach() for p in net.parameters()]
+    found = {"weights": weights, "inverse_hessian": method.inverse_hessian, "rows": rows, "losses": losses}
+    return found | {"components": len(method.components)}
+
+
+def dim_reduce(rank: int, *, scaled: bool = False) -> dict[str, Any]:
+    snapshots = Path(sys.argv[1]) / "snapshots"
+    return train_in_subspace(snapshots, [rank], seed=rank, scaled=scaled, distribute=True)
+
+
+def dim_reduce_with_an_overflow(rank: int) -> dict[str, Any]:
+    return dim_reduce(rank, scaled=True)
 
 
 CASES: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -212,7 +239,10 @@ CASES: dict[str, Callable[[int], dict[str, Any]]] = {
         accumulation_in_buckets,
         accumulation_under_ddp,
         freezing,
+        freezing_under_ddp,
+        freezing_in_a_wrapper,
         dim_reduce,
+        dim_reduce_with_an_overflow,
     )
 }
 

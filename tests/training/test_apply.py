@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,18 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, AdamW
+from torch.optim import SGD
 
-from tests.ranks import leave_together
+from tests.kit.chains import chain, mean_square, pairs
 from tests.scaling.host_reads import forbid_host_reads
-from workbench.config import BoostConfig, ConfigError
+from workbench.config import ConfigError
 from workbench.core.records import EventKind
 from workbench.loss_scale import NonFusedOptimizerWarning
 from workbench.loss_scale.gradient_statistics import tensor_norms_and_maxima
 from workbench.methods.grad_freeze.method import FreezeOpt
 from workbench.methods.less_bn.method import LessBNReport
 from workbench.training import (
-    Boosted,
     TraceBuffer,
     apply,
     training_loop,
@@ -35,78 +33,11 @@ FREEZING = {
 }
 
 
-def network(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    layers: list[nn.Module] = []
-    for i in range(15):
-        layers += [nn.Linear(4 if i == 0 else 6, 6, bias=False), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(6, 2))
-
-
-def batches(n: int, size: int = 8) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator)) for _ in range(n)]
-
-
-def mean_square(model: nn.Module, batch: Any) -> Tensor:
-    return nn.functional.mse_loss(model(batch[0]), batch[1])
-
-
-def test_a_plain_loop_in_five_lines() -> None:
-    model, criterion, loader = network(), nn.MSELoss(), batches(30)
-    optimizer = AdamW(model.parameters(), lr=0.01, fused=True)
-    config = FREEZING | {"amp": {"level": "O2", "dtype": "bfloat16"}, "loss_scale": {"kind": "dynamic"}}
-    with torch.no_grad():
-        before = sum(float(criterion(model(x), y)) for x, y in loader)
-
-    boosted = apply(config, model, optimizer)
-    for x, y in loader * 4:
-        with boosted.autocast():
-            loss = criterion(boosted.model(x), y)
-        boosted.backward(loss)
-        boosted.step()
-    boosted.finish()
-
-    with torch.no_grad():
-        assert sum(float(criterion(model(x), y)) for x, y in loader) < 0.98 * before
-    assert boosted.step_index == 120
-    assert all(p.requires_grad for p in model.parameters())
-    assert boosted.plan is not None
-    assert boosted.plan.grad_freeze
-
-
-def test_without_anything_in_effect_it_is_the_plain_loop_bit_for_bit() -> None:
-    model, twin = network(), network()
-    boosted = apply(None, model, SGD(model.parameters(), lr=0.1, momentum=0.9), level="O0")
-    optimizer = SGD(twin.parameters(), lr=0.1, momentum=0.9)
-    for batch in batches(5):
-        boosted.backward(mean_square(boosted.model, batch))
-        boosted.step()
-        optimizer.zero_grad()
-        mean_square(twin, batch).backward()
-        optimizer.step()
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(p, q)
-
-
-def test_config_dict_and_file_are_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "boost_config.json"
-    path.write_text(json.dumps(FREEZING), encoding="utf-8")
-    results = []
-    for config in (FREEZING, BoostConfig.from_dict(FREEZING), path, str(path)):
-        net = network()
-        boosted = apply(config, net, SGD(net.parameters(), lr=0.1), level="O1")
-        for _ in training_loop(boosted, mean_square, batches(6)):
-            pass
-        results.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
-    assert all(torch.equal(results[0], other) for other in results[1:])
-
-
 def test_the_seed_chooses_the_freezing_schedule() -> None:
     config = FREEZING | {"grad_freeze": {"param_groups": 5, "freeze_type": 1, "freeze_p": 0.2, "total_steps": 60}}
 
     def schedule(seed: int) -> Any:
-        net = network()
+        net = chain()
         optimizer = apply(config, net, SGD(net.parameters(), lr=0.1), level="O0", seed=seed).optimizer
         assert isinstance(optimizer, FreezeOpt)
         return optimizer.strategy
@@ -115,7 +46,7 @@ def test_the_seed_chooses_the_freezing_schedule() -> None:
 
 
 def test_wrong_arguments_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    net = network()
+    net = chain()
     optimizer = SGD(net.parameters(), lr=0.1)
     with pytest.raises(TypeError, match=r"`model` must be a torch.nn.Module, got list"):
         apply({}, [net], optimizer)  # type: ignore[arg-type]
@@ -141,10 +72,10 @@ def test_a_step_and_its_trace_never_wait_for_the_device(freezing: bool, accumula
         "loss_scale": {"kind": "dynamic", "window": 2},
         "amp": {"level": "O2", "dtype": "float16"},
     }
-    net = network()
+    net = chain()
     boosted = apply(config, net, SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True), level="O0")
     trace = TraceBuffer(boosted, exponents_every=2)
-    loop = training_loop(boosted, mean_square, batches(24), trace=trace, batch_size=lambda batch: len(batch[0]))
+    loop = training_loop(boosted, mean_square, pairs(24), trace=trace, batch_size=lambda batch: len(batch[0]))
     for _ in range(12):  # one period of the schedule: what is set up once per group is set up
         next(loop)
     with forbid_host_reads():
@@ -156,15 +87,12 @@ def test_a_step_and_its_trace_never_wait_for_the_device(freezing: bool, accumula
 
 
 def test_an_optimizer_that_is_not_fused_is_caught_by_the_same_probe() -> None:
-    net = network()
+    net = chain()
     boosted = apply({"loss_scale": {"kind": "dynamic"}}, net, SGD(net.parameters(), lr=0.1), level="O0")
-    boosted.backward(mean_square(net, batches(1)[0]))
-    with pytest.raises(AssertionError, match="makes the host wait"), forbid_host_reads(), _expected_warning():
+    boosted.backward(mean_square(net, pairs(1)[0]))
+    warned = pytest.warns(NonFusedOptimizerWarning, match="fused=True")
+    with pytest.raises(AssertionError, match="makes the host wait"), forbid_host_reads(), warned:
         boosted.step()
-
-
-def _expected_warning() -> Any:
-    return pytest.warns(NonFusedOptimizerWarning, match="fused=True")
 
 
 def test_only_parameters_behind_a_cast_have_float16_gradients() -> None:
@@ -204,7 +132,7 @@ def test_the_trace_records_the_largest_float16_gradient() -> None:
         observe(parameters)
 
     boosted.observer = look
-    for _ in training_loop(boosted, mean_square, batches(1), trace=trace):
+    for _ in training_loop(boosted, mean_square, pairs(1), trace=trace):
         pass
     (record,), _ = trace.drain()
     assert record.grad_amax == pytest.approx(max(seen.values()))
@@ -225,26 +153,26 @@ def test_norms_of_float16_gradients_may_exceed_float16() -> None:
 
 
 def test_a_backward_pass_that_failed_may_be_tried_again() -> None:
-    net = network()
+    net = chain()
     boosted = apply({}, net, SGD(net.parameters(), lr=0.1), level="O0")
     with pytest.raises(RuntimeError, match="scalar"):
         boosted.backward(net(torch.ones(2, 4)))
-    boosted.backward(mean_square(net, batches(1)[0]))
+    boosted.backward(mean_square(net, pairs(1)[0]))
     assert boosted.step().applied
 
 
 def test_samples_are_counted_in_pairs_and_dictionaries_without_being_told() -> None:
-    net = network()
+    net = chain()
     boosted = apply({}, net, SGD(net.parameters(), lr=0.1), level="O0")
     trace = TraceBuffer(boosted)
-    data = [{"x": x, "y": y} for x, y in batches(2, size=5)]
+    data = [{"x": x, "y": y} for x, y in pairs(2, size=5)]
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         return mean_square(model, (batch["x"], batch["y"]))
 
     for _ in training_loop(boosted, loss, data, trace=trace):
         pass
-    for _ in training_loop(boosted, mean_square, batches(1, size=7), trace=trace):
+    for _ in training_loop(boosted, mean_square, pairs(1, size=7), trace=trace):
         pass
     records, _ = trace.drain()
     assert [record.samples for record in records] == [5, 5, 7]
@@ -271,7 +199,7 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
 
 
 def test_a_wrapper_that_would_not_notice_is_refused(one_rank: None) -> None:
-    net = network()
+    net = chain()
     wrapped = DistributedDataParallel(net)
     with pytest.raises(RuntimeError, match=r"find_unused_parameters=True.*boosted.distribute\(\)"):
         apply(FREEZING, wrapped, SGD(net.parameters(), lr=0.1), level="O0")
@@ -281,65 +209,23 @@ def test_a_wrapper_that_would_not_notice_is_refused(one_rank: None) -> None:
 
 
 def test_distribute_needs_a_process_group() -> None:
-    net = network()
+    net = chain()
     with pytest.raises(RuntimeError, match="init_process_group"):
         apply(FREEZING, net, SGD(net.parameters(), lr=0.1), level="O0").distribute()
 
 
 def test_the_trace_of_a_distributed_model_has_its_own_names(one_rank: None) -> None:
-    net = network()
+    net = chain()
     config = FREEZING | {"loss_scale": {"kind": "dynamic"}}
     boosted = apply(config, net, SGD(net.parameters(), lr=0.1, fused=True), level="O0")
     boosted.distribute(ddp=True)
     trace = TraceBuffer(boosted, exponents_every=1)
     net[-1].bias.register_hook(lambda gradient: gradient * torch.inf)
-    for _ in training_loop(boosted, mean_square, batches(1), trace=trace):
+    for _ in training_loop(boosted, mean_square, pairs(1), trace=trace):
         pass
     (record,), events = trace.drain()
     assert [e.subject for e in events if e.kind is EventKind.OVERFLOW] == ["30"]
     assert not any("module" in histogram.group for histogram in record.grad_exponents)
-
-
-def _train_rank(rank: int, folder: str, order: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    net = network(seed=rank)  # DistributedDataParallel begins with rank 0's weights
-    if order != "wrapped before":
-        boosted = apply(FREEZING, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
-        boosted.use_freezing_group(2)  # as after a resume: more is frozen now than will be later
-        boosted.distribute(ddp=order == "wrapped by distribute")
-    else:
-        wrapped = DistributedDataParallel(net, find_unused_parameters=True)
-        boosted = apply(FREEZING, wrapped, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
-        boosted.use_freezing_group(2)
-    assert boosted.plan is not None
-    assert boosted.plan.world_size == 2
-    for x, y in batches(9):
-        half = slice(rank * 4, rank * 4 + 4)
-        boosted.backward(mean_square(boosted.model, (x[half], y[half])))
-        boosted.step()
-    torch.save([p.detach() for p in net.parameters()], f"{folder}/rank{rank}.pt")
-    leave_together()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("order", ["own buckets", "wrapped by distribute", "wrapped before"])
-def test_two_ranks_with_freezing_train_like_one_on_both_their_data(tmp_path: Path, order: str) -> None:
-    torch.multiprocessing.spawn(_train_rank, (str(tmp_path), order), nprocs=2)
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
-    net = network(seed=0)
-    alone: Boosted = apply(FREEZING, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
-    groups = set()
-    alone.use_freezing_group(2)
-    for batch in batches(9):
-        groups.add(alone.frozen_groups)
-        alone.backward(mean_square(alone.model, batch))
-        alone.step()
-    assert len(groups) == 2
-    assert 0 not in groups  # frozen from the very first step
-    for first, second, expected in zip(*ranks, net.parameters(), strict=True):
-        assert torch.equal(first, second)
-        torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-6)
 
 
 def perceptron() -> nn.Sequential:
@@ -374,13 +260,13 @@ def test_a_network_reduced_before_is_still_in_effect() -> None:
 def test_switches_left_to_the_level_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     config = {"boost": {"mode": "manual", "less_bn": False, "adasum": False}, "grad_freeze": {"param_groups": 3}}
     for _ in range(2):
-        model = network()
+        model = chain()
         boosted = apply(config, model, SGD(model.parameters(), lr=0.1))
     assert isinstance(boosted.optimizer, FreezeOpt)
     told = "switches that are not named take the default of level O1: grad_freeze on; grad_accumulation, dim_reduce, "
     assert [record.getMessage() for record in caplog.records] == [told + "loss_scale_group off"]
     assert boosted.plan is not None
     caplog.clear()
-    model = network()
+    model = chain()
     apply(boosted.plan.explicit_config(), model, SGD(model.parameters(), lr=0.1))
     assert not caplog.records

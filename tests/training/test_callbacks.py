@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.golden_files import golden_paths, load_json
+from tests.kit.callbacks import OLD_NAMES, OldStyle, Recorder, Stop
 from workbench.core import distributed as ranks
 from workbench.mindspore.callbacks import (
     Callback,
@@ -20,56 +21,12 @@ from workbench.mindspore.callbacks import (
 )
 from workbench.nn import Model
 
-OLD_NAMES = ["begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end"]
-NEW_NAMES = [f"on_train_{name}" for name in OLD_NAMES]
-
 
 def batches_of(n: int) -> list[tuple[Tensor, Tensor]]:
     return [(torch.full((2, 3), float(k)), torch.ones(2, 1)) for k in range(n)]
 
 
 BATCHES = batches_of(3)
-
-
-class Stop(Exception):  # noqa: N818  # the name that the recorded events carry
-    pass
-
-
-class Recorder(Callback):
-    """Notes every event as the golden file does, and stops or fails where it is told."""
-
-    def __init__(
-        self, raise_step: int = 0, raise_where: str = "step_end", stop_step: int = 0, stop_epoch: int = 0
-    ) -> None:
-        self.events: list[list[Any]] = []
-        self.raise_step, self.raise_where = raise_step, f"on_train_{raise_where}"
-        self.stop_step, self.stop_epoch = stop_step, stop_epoch
-
-    def __enter__(self) -> Recorder:
-        self.events.append(["__enter__", None, None])
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.events.append(["__exit__", None, None if kind is None else kind.__name__])
-
-    def note(self, name: str, context: RunContext) -> None:
-        state = context.original_args()
-        self.events.append([name, state.cur_epoch_num, state.cur_step_num])
-        reached = state.cur_epoch_num if "epoch" in name else state.cur_step_num
-        if name == self.raise_where and reached == self.raise_step:
-            raise Stop
-        if name == "on_train_step_end" and state.cur_step_num == self.stop_step:
-            context.request_stop()
-        if name == "on_train_epoch_end" and state.cur_epoch_num == self.stop_epoch:
-            context.request_stop()
-
-
-def _noting(name: str) -> Any:
-    return lambda self, context: self.note(name, context)
-
-
-for _name in [*NEW_NAMES, *(name.replace("train", "eval") for name in NEW_NAMES)]:
-    setattr(Recorder, _name, _noting(_name))
 
 
 def new_model(**arguments: Any) -> Model:
@@ -86,17 +43,6 @@ def golden_cases() -> list[Any]:
         for name, case in cases.items()
         if "raise_step" in case["options"] and case.get("events")
     ]
-
-
-class OldStyle(Callback):
-    """Overrides the older names only and notes them, without numbers, as the golden file does."""
-
-    def __init__(self, events: list[list[Any]] | None = None) -> None:
-        self.events = [] if events is None else events
-
-
-for _name in OLD_NAMES:
-    setattr(OldStyle, _name, lambda self, context, name=_name: self.events.append([name, None, None]))
 
 
 @pytest.mark.parametrize("case", golden_cases())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from tests.kit.chains import chain, mean_square, pairs
 from workbench.methods.grad_freeze.method import FreezeOpt
 from workbench.training import (
     Boosted,
@@ -43,23 +44,6 @@ def counting(compilations: list[torch.fx.GraphModule]) -> Callable[..., Any]:
     return backend
 
 
-def deep_net() -> nn.Sequential:
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for i in range(3 * GROUPS):
-        layers += [nn.Linear(4 if i == 0 else 6, 6, bias=False), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(6, 2))
-
-
-def data(n: int) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(5, 4, generator=generator), torch.randn(5, 2, generator=generator)) for _ in range(n)]
-
-
-def mean_square(model: nn.Module, batch: Any) -> Tensor:
-    return nn.functional.mse_loss(model(batch[0]), batch[1])
-
-
 def groups_used(boosted: Boosted, steps: int) -> int:
     assert isinstance(boosted.optimizer, FreezeOpt)
     assert boosted.optimizer.strategy is not None
@@ -71,14 +55,14 @@ def groups_used(boosted: Boosted, steps: int) -> int:
 def test_every_freezing_group_is_compiled_once_even_beyond_torchs_own_limit(
     when: str, compilations: list[torch.fx.GraphModule]
 ) -> None:
-    net = deep_net()
+    net = chain(3 * GROUPS)
     plain = copy.deepcopy(net)
     backend = counting(compilations)
     model: Any = torch.compile(net, backend=backend) if when == "before apply" else net
     boosted = apply(FREEZING, model, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
     if when == "after apply":
         boosted.model = torch.compile(boosted.model, backend=backend)  # type: ignore[assignment]
-    batches = data(36)
+    batches = pairs(36, 5)
     assert groups_used(boosted, 36) == GROUPS
     for _ in training_loop(boosted, mean_square, batches):
         pass
@@ -100,13 +84,13 @@ def test_a_compiled_model_is_processed_inside_its_wrapper(compilations: list[tor
 
 
 def test_names_in_the_trace_are_those_of_the_model_itself(compilations: list[torch.fx.GraphModule]) -> None:
-    net = deep_net()
+    net = chain(3 * GROUPS)
     model: Any = torch.compile(net, backend=counting(compilations))
     config = {"loss_scale": {"kind": "dynamic"}}
     boosted = apply(config, model, SGD(net.parameters(), lr=0.1, fused=True), level="O0")
     trace = TraceBuffer(boosted, exponents_every=1)
     net[-1].bias.register_hook(lambda gradient: gradient * torch.inf)
-    for _ in training_loop(boosted, mean_square, data(1), trace=trace):
+    for _ in training_loop(boosted, mean_square, pairs(1, 5), trace=trace):
         pass
     (record,), events = trace.drain()
     assert record.samples == 5

@@ -304,11 +304,11 @@ def convolutional() -> ResNet:
     return ResNet(widths=(4, 8), n_blocks=2)
 
 
-@pytest.mark.parametrize("form", ["dict", "config", "path"])
+@pytest.mark.parametrize("form", ["dict", "config", "text", "path"])
 def test_a_configuration_comes_in_any_form(form: str, tmp_path: Path) -> None:
     config = BoostConfig.from_dict(ACCUMULATION | {"amp": {"level": "O2", "dtype": "bfloat16"}})
-    config.save(tmp_path / "boost_config.json")
-    given: Any = {"dict": config.to_dict(), "config": config, "path": str(tmp_path / "boost_config.json")}[form]
+    path = config.save(tmp_path / "boost_config.json")
+    given: Any = {"dict": config.to_dict(), "config": config, "text": str(path), "path": path}[form]
     net = network()
     model = Model(net, nn.CrossEntropyLoss(), momentum(net), boost_level="O1", boost_config_dict=given)
     assert model.boosted is not None

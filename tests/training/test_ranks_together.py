@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from tests.kit.chains import chain
 from tests.training import rank_program as program
 from workbench.methods.adasum.method import adasum_tree
 from workbench.training import apply
@@ -125,11 +126,13 @@ def test_accumulation_on_four_ranks_is_one_rank_with_all_their_data(folder: Path
         torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_freezing_on_four_ranks_is_one_rank_with_all_their_data(folder: Path) -> None:
-    results = loaded(folder, "freezing")
+@pytest.mark.parametrize("case", ["freezing", "freezing_under_ddp", "freezing_in_a_wrapper"])
+def test_freezing_on_four_ranks_is_one_rank_with_all_their_data(folder: Path, case: str) -> None:
+    results = loaded(folder, case)
     assert_equal_bits([result["weights"] for result in results])
-    net = program.chain(seed=0)
+    net = chain(n_in=3)
     alone = apply(program.FREEZING, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
+    alone.use_freezing_group(program.FIRST_GROUP)
     groups = []
     for step in range(9):
         batches = [program.data(step, rank) for rank in RANKS]
@@ -143,21 +146,21 @@ def test_freezing_on_four_ranks_is_one_rank_with_all_their_data(folder: Path) ->
         torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_six_components_on_four_ranks_take_the_steps_of_one(folder: Path) -> None:
-    results = loaded(folder, "dim_reduce")
-    assert [result["rows"] for result in results] == [2, 2, 1, 1]
-    assert_equal_bits([result["weights"] for result in results])
-    net = program.network(seed=0).double()
-    config = program.dim_reduce_config(folder / "snapshots")
-    alone = apply(config, net, SGD(net.parameters(), lr=0.1), level="O0")
-    rho = []
-    for step in range(8):
-        batches = [program.data(step, rank) for rank in RANKS]
-        x, y = (torch.cat(parts).double() for parts in zip(*batches, strict=True))
-        loss_now = partial(program.mean_square, net, x, y)
-        alone.backward(loss_now())
-        rho.append(alone.step(loss_now).columns["dim_reduce.rho"])
-    assert all(result["rho"] == rho for result in results)
-    assert any(value > 0 for value in rho)
-    for found, expected in zip(results[0]["weights"], net.parameters(), strict=True):
-        torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-11)
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss scale, an overflow on one rank"])
+def test_six_components_on_four_ranks_take_the_steps_of_one(folder: Path, scaled: bool) -> None:
+    together = loaded(folder, "dim_reduce_with_an_overflow" if scaled else "dim_reduce")
+    alone = program.train_in_subspace(folder / "snapshots", RANKS, scaled=scaled)
+    assert [found["components"] for found in together] == [2, 2, 1, 1]
+    assert alone["components"] == 6
+    assert_equal_bits([found["weights"] for found in together])
+    for found in together:
+        assert found["rows"] == alone["rows"]
+        torch.testing.assert_close(found["inverse_hessian"], alone["inverse_hessian"], rtol=1e-7, atol=1e-9)
+    for ours, expected in zip(together[0]["weights"], alone["weights"], strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+    skipped = [step for step, (rho, _) in enumerate(alone["rows"]) if rho == -1.0]
+    assert skipped == ([program.OVERFLOWING_STEP] if scaled else [])
+    finite = [step for step in range(8) if step not in skipped]
+    losses = np.mean([found["losses"] for found in together], axis=0)
+    np.testing.assert_allclose(losses[finite], np.array(alone["losses"])[finite], rtol=1e-9)
+    assert any(rho > 0 for rho, _ in alone["rows"])
