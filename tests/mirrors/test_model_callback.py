@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.kit.chains import assert_same_bits
 from tests.mirrors.fake_mirror import FakeMirror
 from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.mindspore.mirror_callback import MirrorCallback
@@ -60,8 +61,7 @@ def test_it_trains_to_the_same_weights_and_leaves_nothing_behind() -> None:
     boosted = mirrored.boosted
     assert boosted is not None
     assert (boosted.observer, boosted.graph_observer, boosted.events) == (None, None, None)
-    for one, other in zip(mirrored.predict_network.parameters(), plain.predict_network.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert_same_bits(mirrored.predict_network, plain.predict_network)
 
 
 def test_a_training_that_an_exception_ends_is_told_as_interrupted() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from tests.kit.callbacks import AtStepEnd
 from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.online import RecordRules
 from workbench.rec import RecModel
@@ -80,87 +81,87 @@ class Numbers(IterableDataset[Batch]):
         return batches(3)
 
 
+def failing() -> Iterator[Batch]:
+    yield from batches(3)
+    raise OSError("the socket was closed")
+
+
+def press_twice(context: RunContext) -> None:
+    press_ctrl_c()
+    press_ctrl_c()
+
+
+def fail(error: type[BaseException]) -> Callable[[RunContext], object]:
+    def failing_callback(context: RunContext) -> None:
+        raise error
+
+    return failing_callback
+
+
+END = IN_GOOD_ORDER[1:]
+ENDLESS = 10**9
+# What is read, the step at whose end something is done, what that is, how training ends, and what follows the steps.
+ENDINGS: dict[str, tuple[Any, int, Any, Any, int, list[str]]] = {
+    "a generator ends where it ends": (lambda: batches(5), 0, None, "end of stream", 5, END),
+    "a stop that was requested happens at once": (
+        lambda: batches(ENDLESS), 3, RunContext.request_stop, "request", 3, END,
+    ),
+    "Ctrl-C waits for the step": (lambda: batches(ENDLESS), 3, press_ctrl_c, "interrupt", 3, END),
+    "Ctrl-C pressed twice is an exception": (
+        lambda: batches(ENDLESS), 2, press_twice, KeyboardInterrupt, 2, ["exit"],
+    ),
+    "an interrupt that a callback raises is a request": (
+        lambda: batches(ENDLESS), 2, fail(KeyboardInterrupt), "interrupt", 2, ["end", "exit"],
+    ),
+    "an error while reading reaches the caller": (failing, 0, None, OSError, 3, ["exit"]),
+    "an error of a callback reaches the caller": (
+        lambda: batches(ENDLESS), 2, fail(ZeroDivisionError), ZeroDivisionError, 2, ["exit"],
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("queue_size", [0, 1, 4])
-class TestEndings:
-    def test_a_generator_ends_where_it_ends(self, queue_size: int) -> None:
-        listener = Listener()
-        summary = new_model().online_train(batches(5), listener, queue_size=queue_size)
-        assert (summary.ended_by, summary.n_steps, summary.n_records) == ("end of stream", 5, 10)
-        assert listener.names == ["step_end"] * 5 + IN_GOOD_ORDER[1:]
+@pytest.mark.parametrize("name", ENDINGS)
+def test_an_ending(name: str, queue_size: int) -> None:
+    stream, at_step, do, ended, n_steps, then = ENDINGS[name]
+    listener, model = Listener(at_step, do), new_model()
+    if isinstance(ended, str):
+        summary = model.online_train(stream(), listener, queue_size=queue_size)
+        assert (summary.ended_by, summary.n_steps, summary.n_records) == (ended, n_steps, 2 * n_steps)
+    else:
+        with pytest.raises(ended):
+            model.online_train(stream(), listener, queue_size=queue_size)
+    assert listener.names == ["step_end"] * n_steps + then
 
-    def test_a_stop_that_was_requested_happens_at_once(self, queue_size: int) -> None:
-        listener = Listener(3, RunContext.request_stop)
-        summary = new_model().online_train(batches(10**9), listener, queue_size=queue_size)
-        assert (summary.ended_by, summary.n_steps) == ("request", 3)
-        assert listener.names == ["step_end"] * 3 + IN_GOOD_ORDER[1:]
 
-    def test_ctrl_c_waits_for_the_step(self, queue_size: int) -> None:
-        listener = Listener(3, press_ctrl_c)
-        summary = new_model().online_train(batches(10**9), listener, queue_size=queue_size)
-        assert (summary.ended_by, summary.n_steps) == ("interrupt", 3)
-        assert listener.names == ["step_end"] * 3 + IN_GOOD_ORDER[1:]
+@pytest.mark.parametrize("queue_size", [0, 1, 4])
+def test_ctrl_c_ends_a_wait_for_data(queue_size: int) -> None:
+    listener = Listener(2, lambda context: threading.Timer(0.2, press_ctrl_c).start())
+    began = time.monotonic()
+    summary = new_model().online_train(slow(2, 1.0), listener, queue_size=queue_size)
+    assert (summary.ended_by, summary.n_steps) == ("interrupt", 2)
+    assert time.monotonic() - began < (0.9 if queue_size == 0 else 2.5)  # a reader is waited for a while
+    assert listener.names[-4:] == IN_GOOD_ORDER
 
-    def test_ctrl_c_ends_a_wait_for_data(self, queue_size: int) -> None:
-        listener = Listener(2, lambda context: threading.Timer(0.2, press_ctrl_c).start())
-        began = time.monotonic()
-        summary = new_model().online_train(slow(2, 1.0), listener, queue_size=queue_size)
-        assert (summary.ended_by, summary.n_steps) == ("interrupt", 2)
-        assert time.monotonic() - began < (0.9 if queue_size == 0 else 2.5)  # a reader is waited for a while
-        assert listener.names[-4:] == IN_GOOD_ORDER
 
-    def test_ctrl_c_pressed_twice_is_an_exception(self, queue_size: int) -> None:
-        def twice(context: RunContext) -> None:
-            press_ctrl_c()
-            press_ctrl_c()
+@pytest.mark.parametrize("queue_size", [0, 1, 4])
+def test_a_list_is_replayed_until_stopped(queue_size: int) -> None:
+    listener = Listener(8, RunContext.request_stop)
+    summary = new_model().online_train(list(batches(3)), listener, queue_size=queue_size)
+    assert summary.n_steps == 8
+    assert listener.names.count("epoch_end") == 3
 
-        listener = Listener(2, twice)
-        with pytest.raises(KeyboardInterrupt):
-            new_model().online_train(batches(10**9), listener, queue_size=queue_size)
-        assert listener.names == ["step_end", "step_end", "exit"]
 
-    def test_an_interrupt_that_a_callback_raises_is_a_request(self, queue_size: int) -> None:
-        def interrupt(context: RunContext) -> None:
-            raise KeyboardInterrupt
+@pytest.mark.parametrize("queue_size", [0, 1, 4])
+def test_an_opener_is_read_once_from_the_beginning(queue_size: int) -> None:
+    opened: list[int] = []
 
-        listener = Listener(2, interrupt)
-        summary = new_model().online_train(batches(10**9), listener, queue_size=queue_size)
-        assert summary.ended_by == "interrupt"
-        assert listener.names == ["step_end", "step_end", "end", "exit"]
+    def stream(start: int) -> Iterable[Batch]:
+        opened.append(start)
+        return list(batches(4))[start:]
 
-    def test_an_error_while_reading_reaches_the_caller(self, queue_size: int) -> None:
-        def failing() -> Iterator[Batch]:
-            yield from batches(3)
-            raise OSError("the socket was closed")
-
-        listener = Listener()
-        with pytest.raises(OSError, match="the socket was closed"):
-            new_model().online_train(failing(), listener, queue_size=queue_size)
-        assert listener.names == ["step_end"] * 3 + ["exit"]
-
-    def test_an_error_of_a_callback_reaches_the_caller(self, queue_size: int) -> None:
-        def fail(context: RunContext) -> None:
-            raise ZeroDivisionError
-
-        listener = Listener(2, fail)
-        with pytest.raises(ZeroDivisionError):
-            new_model().online_train(batches(10**9), listener, queue_size=queue_size)
-        assert listener.names == ["step_end", "step_end", "exit"]
-
-    def test_a_list_is_replayed_until_stopped(self, queue_size: int) -> None:
-        listener = Listener(8, RunContext.request_stop)
-        summary = new_model().online_train(list(batches(3)), listener, queue_size=queue_size)
-        assert summary.n_steps == 8
-        assert listener.names.count("epoch_end") == 3
-
-    def test_an_opener_is_read_once_from_the_beginning(self, queue_size: int) -> None:
-        opened: list[int] = []
-
-        def stream(start: int) -> Iterable[Batch]:
-            opened.append(start)
-            return list(batches(4))[start:]
-
-        assert new_model().online_train(stream, queue_size=queue_size).n_steps == 4
-        assert opened == [0]
+    assert new_model().online_train(stream, queue_size=queue_size).n_steps == 4
+    assert opened == [0]
 
 
 @pytest.mark.parametrize(
@@ -259,20 +260,16 @@ def test_the_reader_waits_for_the_trainer() -> None:
 
 
 def test_the_wait_for_a_slow_source_is_measured() -> None:
-    waits: list[float] = []
+    look = AtStepEnd(lambda state: state.online["online.wait_ms"])
 
     def sleepy() -> Iterator[Batch]:
         for batch in batches(3):
             time.sleep(0.02)
             yield batch
 
-    class Look(Callback):
-        def step_end(self, run_context: RunContext) -> None:
-            waits.append(run_context.original_args().online["online.wait_ms"])
-
-    new_model().online_train(sleepy(), Look())
-    assert len(waits) == 3
-    assert all(20 <= wait < 2000 for wait in waits)
+    new_model().online_train(sleepy(), look)
+    assert len(look.values) == 3
+    assert all(20 <= wait < 2000 for wait in look.values)
 
 
 def test_training_goes_on_where_a_generator_was_left() -> None:
@@ -280,13 +277,6 @@ def test_training_goes_on_where_a_generator_was_left() -> None:
     model = new_model()
     model.online_train(stream, Listener(2, RunContext.request_stop))
     assert model.online_train(stream).n_steps == 4
-    assert model.boosted is not None
-    assert model.boosted.step_index == 6
-
-
-def test_an_epoch_of_a_model_is_what_it_was() -> None:
-    model = new_model()
-    model.train(2, list(batches(3)))
     assert model.boosted is not None
     assert model.boosted.step_index == 6
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.kit.callbacks import AtStepEnd
+from tests.kit.chains import chain
 from tests.online.recommender import Recommender, new_recommender, stream
 from workbench.core.records import EventKind
 from workbench.mindspore.callbacks import Callback, RunContext
@@ -23,7 +25,6 @@ from workbench.optim.embeddings import EvictingEmbedding
 from workbench.rec import RecModel
 from workbench.runs import RunRecorder, column_info, read_run
 from workbench.tasks.digits import ResNet
-from workbench.training import BoostStep
 
 FREEZING: dict[str, Any] = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
@@ -37,14 +38,6 @@ ACCUMULATION: dict[str, Any] = {
 
 def weights(model: Model) -> list[Tensor]:
     return [parameter.detach() for parameter in model.predict_network.parameters()]
-
-
-def deep(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    layers: list[nn.Module] = []
-    for i in range(15):
-        layers += [nn.Linear(3 if i == 0 else 6, 6, bias=False), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(6, 1))
 
 
 def clicks(n: int) -> list[tuple[Tensor, Tensor]]:
@@ -64,7 +57,7 @@ def clicks(n: int) -> list[tuple[Tensor, Tensor]]:
 )
 def test_a_stream_has_the_bits_of_a_models_epoch(arguments: dict[str, Any]) -> None:
     def new(kind: type[Model]) -> Any:
-        network = deep()
+        network = chain(n_in=3, n_out=1)
         optimizer = torch.optim.SGD(network.parameters(), 0.3, 0.9, fused=True)
         return kind(network, nn.BCEWithLogitsLoss(), optimizer, **arguments)
 
@@ -73,19 +66,12 @@ def test_a_stream_has_the_bits_of_a_models_epoch(arguments: dict[str, Any]) -> N
     summary = other.online_train(iter(clicks(24)), prequential=Prequential(100, every=3), queue_size=2)
     assert summary.n_steps == 24
     assert all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(weights(one), deep().parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(weights(one), chain(n_in=3, n_out=1).parameters(), strict=True))
 
 
 def test_level_o1_freezes_on_a_stream() -> None:
-    frozen: list[int] = []
-
-    class Look(Callback):
-        def step_end(self, run_context: RunContext) -> None:
-            outcome = run_context.original_args().outcome
-            assert outcome is not None
-            frozen.append(outcome.frozen_groups)
-
-    network = deep()
+    look = AtStepEnd(lambda state: state.outcome.frozen_groups)
+    network = chain(n_in=3, n_out=1)
     model = RecModel(
         network,
         nn.BCEWithLogitsLoss(),
@@ -93,9 +79,9 @@ def test_level_o1_freezes_on_a_stream() -> None:
         boost_level="O1",
         boost_config_dict=FREEZING,
     )
-    model.online_train(iter(clicks(40)), Look())
-    assert len(frozen) == 40
-    assert 5 < sum(number > 0 for number in frozen) < 30
+    model.online_train(iter(clicks(40)), look)
+    assert len(look.values) == 40
+    assert 5 < sum(number > 0 for number in look.values) < 30
     assert all(parameter.requires_grad for parameter in network.parameters())
 
 
@@ -126,20 +112,15 @@ def test_float16_with_a_dynamic_scale_skips_what_overflows(sparse: bool, tmp_pat
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # plain SGD on sparse gradients has no fused kernel
         model = new_recommender(sparse, amp_level="O2", loss_scale_manager=manager)
-        outputs: list[BoostStep] = []
-
-        class Look(Callback):
-            def step_end(self, run_context: RunContext) -> None:
-                outputs.append(run_context.original_args().net_outputs)
-
-        model.online_train(stream(seed=1, start=0, n=40), Look(), recorder=recorder, record_gradients=True)
+        look = AtStepEnd(lambda state: bool(state.net_outputs.overflow))
+        model.online_train(stream(seed=1, start=0, n=40), look, recorder=recorder, record_gradients=True)
     recorder.finish({})
     steps = read_run(recorder.path).steps
     assert steps["overflow"].iloc[0]
     assert not steps["overflow"].iloc[-1]
     assert steps["loss_scale"].iloc[-1] < 2.0**30
     assert steps["grad_norm"].iloc[-1] > 0
-    assert [bool(output.overflow) for output in outputs] == steps["overflow"].tolist()
+    assert look.values == steps["overflow"].tolist()
     assert all(bool(weight.isfinite().all()) for weight in weights(model))
 
 
@@ -223,18 +204,13 @@ def test_what_lies_behind_a_checkpoint_is_recorded_before_it(tmp_path: Path) -> 
 
 def test_the_size_of_growing_tables_is_recorded() -> None:
     network = nn.Sequential(EvictingEmbedding(48, 1), nn.Flatten(0))
-    seen: list[dict[str, float]] = []
-
-    class Look(Callback):
-        def step_end(self, run_context: RunContext) -> None:
-            seen.append(dict(run_context.original_args().online))
-
+    look = AtStepEnd(lambda state: dict(state.online))
     model = RecModel(network, nn.BCEWithLogitsLoss(), torch.optim.SGD(network.parameters(), 0.1))
     batch = torch.arange(4), torch.ones(4)
-    model.online_train(iter([batch] * 101), Look())
-    assert "online.table_rows" not in seen[98]
-    assert seen[99]["online.table_rows"] == 4
-    assert seen[99]["online.table_evictions"] == 0
+    model.online_train(iter([batch] * 101), look)
+    assert "online.table_rows" not in look.values[98]
+    assert look.values[99]["online.table_rows"] == 4
+    assert look.values[99]["online.table_evictions"] == 0
 
 
 @pytest.mark.long

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from sklearn import metrics as oracle
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics.functional.classification import binary_auroc
 
+from tests.kit.callbacks import AtStepEnd
 from tests.scaling.host_reads import forbid_host_reads
-from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.online import Prequential
 from workbench.online.prequential import exact_auc
 from workbench.rec import RecModel
@@ -66,14 +65,6 @@ def test_the_figures_are_those_of_exactly_the_last_records(steps: list[list[tupl
         assert judged.auc() == pytest.approx(float(oracle.roc_auc_score(labels.numpy(), logits.numpy())), abs=1e-12)
     else:
         assert math.isnan(judged.auc())
-
-
-def test_the_area_is_that_of_torchmetrics() -> None:
-    logits, labels = torch.randn(3000), (torch.rand(3000) < 0.2)
-    judged = Prequential(2000)
-    judged.see(logits, labels.float())
-    judged.take_in()
-    assert judged.auc() == pytest.approx(float(binary_auroc(logits[1000:], labels[1000:].long())), abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["logits", "probabilities", "log_probabilities"])
@@ -161,14 +152,10 @@ def test_a_step_is_judged_by_the_weights_before_its_update() -> None:
         predictions.append(output.detach())
         F.binary_cross_entropy_with_logits(output, b).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    seen: list[dict[str, float]] = []
-
-    class Look(Callback):
-        def step_end(self, run_context: RunContext) -> None:
-            seen.append(dict(run_context.original_args().online))
-
+    look = AtStepEnd(lambda state: dict(state.online))
     model = RecModel(network, nn.BCEWithLogitsLoss(), torch.optim.SGD(network.parameters(), lr=0.5, fused=True))
-    model.online_train(iter(list(zip(x, y, strict=True))), Look(), prequential=Prequential(80, every=10))
+    model.online_train(iter(list(zip(x, y, strict=True))), look, prequential=Prequential(80, every=10))
+    seen = look.values
     assert "online.auc" not in seen[8]
     for step in (9, 19, 29):
         first = max(0, step + 1 - 10)

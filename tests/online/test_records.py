@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.kit.callbacks import Kept
+from tests.kit.chains import assert_same_bits
 from tests.online.recommender import Recommender, new_recommender, stream
 from workbench.core.records import EventKind
 from workbench.online import RecordLimitError, RecordRules
@@ -242,8 +243,7 @@ def test_training_on_a_poisoned_stream_has_the_bits_of_training_on_the_clean_one
     summary = hurt.online_train(poisoned(60), recorder=kept)
     assert (summary.n_steps, summary.n_records) == (60, 60 * 16)
     assert summary.n_rejected == 9 + 9 * 16 + 8 * 16 + 8 + 8 * 16
-    for one, other in zip(clean.predict_network.parameters(), hurt.predict_network.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert_same_bits(clean.predict_network, hurt.predict_network)
     assert {event.subject for event in kept.events} == {
         "not finite",
         "wrong shape",
@@ -269,8 +269,7 @@ def test_a_first_batch_that_is_wrong_does_not_set_the_form() -> None:
     assert model.online_train(begins_badly()).n_steps == 5
     clean = new_recommender()
     clean.online_train(stream(seed=1, start=0, n=5))
-    for one, other in zip(clean.predict_network.parameters(), model.predict_network.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert_same_bits(clean.predict_network, model.predict_network)
 
 
 def test_a_stream_that_is_mostly_poison_ends_with_a_sentence() -> None:

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.checkpoint import checkpoint
 
-from tests.kit.chains import chain
+from tests.kit.chains import assert_same_bits, chain
 from workbench.config import BoostConfig
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.grad_freeze.method import FreezeOpt
@@ -155,8 +155,7 @@ def test_resuming_at_any_step_changes_no_bit(
     load_checkpoint(path, resumed, schedule)
     assert resumed.step_index == stop
     train(resumed, data[stop:], scheduler=schedule)
-    for (name, p), q in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(p, q), name
+    assert_same_bits(whole.model, resumed.model)
     assert torch.equal(whole.loss_scale, resumed.loss_scale)
     assert schedule.last_epoch == 24 // accumulation
 
@@ -254,7 +253,7 @@ def test_o3_on_a_cpu_trains_every_weight_with_a_fused_optimizer(dtype: str, stat
         return net
 
     plain, fused = trained(fused=False), trained(fused=True)
-    assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), fused.parameters(), strict=True))
+    assert_same_bits(plain, fused)
 
 
 def test_weights_in_float32_keep_the_fused_kernel() -> None:

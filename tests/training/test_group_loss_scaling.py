@@ -18,6 +18,7 @@ from torch.optim import SGD, Adam
 
 from tests.golden_files import golden_paths, load_npz
 from tests.golden_networks import assert_trajectory, build_optimizer, golden_batch, load_initial_weights
+from tests.kit.chains import assert_same_bits
 from tests.scaling.host_reads import forbid_host_reads
 from workbench import train
 from workbench.config import BoostConfig
@@ -590,8 +591,7 @@ def test_the_first_window_is_an_ordinary_float32_step() -> None:
             boosted.backward(loss)
             outcome = boosted.step()
         assert outcome.group_scales is None
-    for here, there in zip(net.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(here, there)
+    assert_same_bits(net, plain)
     assert boosted.loss_scaling.group_scales is not None
 
 
@@ -737,8 +737,7 @@ def test_training_resumed_at_any_micro_batch_is_the_same(cut: int) -> None:
     second, resumed = build()
     resumed.load_state_dict(state)
     assert run(second, resumed, range(cut, 10)) == expected[cut:]
-    for here, there in zip(second.parameters(), net.parameters(), strict=True):
-        assert torch.equal(here, there)
+    assert_same_bits(second, net)
 
 
 @pytest.mark.parametrize("before", [0, 3], ids=["while_groups_are_found", "later"])

@@ -18,10 +18,12 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassF1Score
 
+from tests.kit.callbacks import AtStepEnd
+from tests.kit.chains import assert_same_bits, chain
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.config import BoostConfig, ConfigError
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager
-from workbench.mindspore.callbacks import Callback, RunContext
+from workbench.mindspore.callbacks import Callback, CallbackParameters, RunContext
 from workbench.nn import (
     DynamicLossScaleManager,
     DynamicLossScaleUpdateCell,
@@ -29,7 +31,7 @@ from workbench.nn import (
     Model,
 )
 from workbench.tasks.digits import ResNet
-from workbench.training import BoostStep, apply
+from workbench.training import Boosted, BoostStep, apply
 
 CE = nn.CrossEntropyLoss()
 FREEZING: dict[str, Any] = {
@@ -43,11 +45,7 @@ ACCUMULATION: dict[str, Any] = {
 
 
 def network(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    layers: list[nn.Module] = []
-    for i in range(15):
-        layers += [nn.Linear(4 if i == 0 else 6, 6, bias=False), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(6, 3))
+    return chain(n_out=3, seed=seed)
 
 
 def momentum(module: nn.Module) -> SGD:
@@ -62,23 +60,21 @@ def batches(n: int = 4, sizes: tuple[int, ...] = (8, 5, 8, 1)) -> list[tuple[Ten
     ]
 
 
-def weights(module: nn.Module) -> list[Tensor]:
-    return [value.clone() for value in module.state_dict().values()]
-
-
-def assert_same_bits(one: nn.Module | list[Tensor], other: nn.Module | list[Tensor]) -> None:
-    first = weights(one) if isinstance(one, nn.Module) else one
-    second = weights(other) if isinstance(other, nn.Module) else other
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+def judged_by_hand(net: nn.Module) -> Callable[[Any], Tensor]:
+    return lambda batch: F.cross_entropy(net(batch[0]), batch[1])
 
 
 def trained_by_hand(
-    net: nn.Module, compute_loss: Callable[[Any], Tensor], data: list[Any], epochs: int, per_update: int = 1
+    net: nn.Module,
+    epochs: int,
+    data: list[Any] | None = None,
+    compute_loss: Callable[[Any], Tensor] | None = None,
+    per_update: int = 1,
 ) -> list[float]:
     """The plain loop of every tutorial."""
     optimizer, losses = momentum(net), []
-    for step, batch in enumerate(data * epochs):
-        loss = compute_loss(batch)
+    for step, batch in enumerate((data or batches()) * epochs):
+        loss = (compute_loss or judged_by_hand(net))(batch)
         losses.append(loss.item())
         torch.autograd.backward(loss / per_update)
         if (step + 1) % per_update == 0:
@@ -87,35 +83,22 @@ def trained_by_hand(
     return losses
 
 
-class Losses(Callback):
-    """Keeps the loss of every step."""
-
-    def __init__(self) -> None:
-        self.values: list[float] = []
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        outcome = run_context.original_args().outcome
-        assert outcome is not None
-        self.values.append(outcome.loss.item())
+def boosted_of(model: Model) -> Boosted:
+    assert model.boosted is not None
+    return model.boosted
 
 
-class StepTriples(Callback):
-    """Keeps what every step gave."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        self.values.append(run_context.original_args().net_outputs)
+def net_outputs(state: CallbackParameters) -> Any:
+    return state.net_outputs
 
 
 # Training
 
 
 def test_training_has_the_bits_of_a_loop_written_by_hand() -> None:
-    ours, by_hand, losses = network(), network(), Losses()
-    Model(ours, nn.CrossEntropyLoss(), momentum(ours)).train(3, batches(), losses)
-    expected = trained_by_hand(by_hand, lambda b: F.cross_entropy(by_hand(b[0]), b[1]), batches(), 3)
+    ours, by_hand, losses = network(), network(), AtStepEnd(lambda state: state.outcome.loss.item())
+    Model(ours, CE, momentum(ours)).train(3, batches(), losses)
+    expected = trained_by_hand(by_hand, 3)
     assert losses.values == expected
     assert_same_bits(ours, by_hand)
 
@@ -137,18 +120,8 @@ def test_without_a_criterion_the_network_gets_all_items_and_returns_the_loss(kin
     triples = [(x, torch.full((1,), 0.5), y) for x, y in batches()]
     data = [dict(zip(("x", "offset", "y"), items, strict=True)) if kind is dict else kind(items) for items in triples]
     Model(ours, optimizer=momentum(ours)).train(2, data)
-    trained_by_hand(by_hand, lambda items: by_hand(*items), triples, 2)
+    trained_by_hand(by_hand, 2, triples, lambda items: by_hand(*items))
     assert_same_bits(ours, by_hand)
-
-
-def test_training_called_again_goes_on() -> None:
-    once, twice = network(), network()
-    Model(once, nn.CrossEntropyLoss(), momentum(once), boost_config_dict=FREEZING).train(3, batches())
-    model = Model(twice, nn.CrossEntropyLoss(), momentum(twice), boost_config_dict=FREEZING)
-    model.train(1, batches())
-    assert all(parameter.requires_grad for parameter in twice.parameters())  # as before training
-    model.train(3, batches(), initial_epoch=1)
-    assert_same_bits(once, twice)
 
 
 def test_what_was_frozen_is_frozen_again_when_training_goes_on() -> None:
@@ -166,17 +139,18 @@ def test_what_was_frozen_is_frozen_again_when_training_goes_on() -> None:
     assert trains == [False] * 8
 
 
-def test_training_resumes_from_the_state_of_the_boosted_pair() -> None:
+def test_training_called_again_goes_on_and_resumes_from_the_state_of_the_boosted_pair() -> None:
     straight, resumed = network(), network(seed=5)
-    Model(straight, nn.CrossEntropyLoss(), momentum(straight), boost_config_dict=FREEZING).train(3, batches())
+    Model(straight, CE, momentum(straight), boost_config_dict=FREEZING).train(3, batches())
     first = network()
-    model = Model(first, nn.CrossEntropyLoss(), momentum(first), boost_config_dict=FREEZING)
+    model = Model(first, CE, momentum(first), boost_config_dict=FREEZING)
     model.train(1, batches())
-    assert model.boosted is not None
-    second = Model(resumed, nn.CrossEntropyLoss(), momentum(resumed), boost_config_dict=FREEZING)
-    assert second.boosted is not None
-    second.boosted.load_state_dict(copy.deepcopy(model.boosted.state_dict()))
-    second.train(3, batches(), initial_epoch=1)
+    assert all(parameter.requires_grad for parameter in first.parameters())  # as before training
+    second = Model(resumed, CE, momentum(resumed), boost_config_dict=FREEZING)
+    boosted_of(second).load_state_dict(copy.deepcopy(boosted_of(model).state_dict()))
+    for later in (model, second):
+        later.train(3, batches(), initial_epoch=1)
+    assert_same_bits(straight, first)
     assert_same_bits(straight, resumed)
 
 
@@ -187,7 +161,7 @@ def test_a_scheduler_on_the_optimizer_is_stepped_by_a_callback() -> None:
         def on_train_step_end(self, run_context: RunContext) -> None:
             scheduler.step()
 
-    model = Model(ours, nn.CrossEntropyLoss(), momentum(ours))
+    model = Model(ours, CE, momentum(ours))
     assert model.optimizer is not None
     scheduler = torch.optim.lr_scheduler.ExponentialLR(model.optimizer, 0.5)
     model.train(1, batches(), Decay())
@@ -242,15 +216,15 @@ def test_freezing_at_level_o1_needs_an_optimizer_and_nothing_else() -> None:
 
     class Watcher(Callback):
         def on_train_step_begin(self, run_context: RunContext) -> None:
-            self.before = weights(ours)
+            self.before = ours[0].weight.detach().clone()
 
         def on_train_step_end(self, run_context: RunContext) -> None:
             outcome = run_context.original_args().outcome
             assert outcome is not None
             frozen.append(outcome.frozen_groups)
-            unmoved.append(torch.equal(self.before[0], weights(ours)[0]))
+            unmoved.append(torch.equal(self.before, ours[0].weight))
 
-    model = Model(ours, nn.CrossEntropyLoss(), momentum(ours), boost_level="O1", boost_config_dict=FREEZING)
+    model = Model(ours, CE, momentum(ours), boost_level="O1", boost_config_dict=FREEZING)
     model.train(3, batches(), Watcher())
     assert unmoved == [n > 0 for n in frozen]
     assert {True, False} == set(unmoved)
@@ -263,16 +237,14 @@ def test_freezing_at_level_o1_needs_an_optimizer_and_nothing_else() -> None:
 
 def test_accumulation_is_a_loop_that_updates_every_second_batch() -> None:
     ours, by_hand = network(), network()
-    Model(ours, nn.CrossEntropyLoss(), momentum(ours), boost_level="O1", boost_config_dict=ACCUMULATION).train(
-        3, batches()
-    )
-    trained_by_hand(by_hand, lambda b: F.cross_entropy(by_hand(b[0]), b[1]), batches(), 3, per_update=2)
+    Model(ours, CE, momentum(ours), boost_level="O1", boost_config_dict=ACCUMULATION).train(3, batches())
+    trained_by_hand(by_hand, 3, per_update=2)
     assert_same_bits(ours, by_hand)
 
 
 def test_everything_enabled_at_level_o0_trains_in_the_subspace(tmp_path: Path) -> None:
-    ours, theirs = nn.Linear(4, 3), nn.Linear(4, 3)
-    theirs.load_state_dict(ours.state_dict())
+    ours = nn.Linear(4, 3)
+    before, theirs = copy.deepcopy(ours), copy.deepcopy(ours)
     basis = np.linalg.qr(np.random.RandomState(0).randn(15, 4))[0].T.astype(np.float32)
     np.save(tmp_path / "pca.npy", basis)
     config = BoostConfig.from_dict(
@@ -281,12 +253,11 @@ def test_everything_enabled_at_level_o0_trains_in_the_subspace(tmp_path: Path) -
             "dim_reduce": {"n_components": 4, "pca_mat_path": str(tmp_path / "pca.npy"), "alpha": 0.1},
         }
     )
-    steps = StepTriples()
+    steps = AtStepEnd(net_outputs)
     with pytest.warns(UserWarning, match="not in effect because dim_reduce is on"):
-        model = Model(ours, nn.CrossEntropyLoss(), momentum(ours), boost_level="O0", boost_config_dict=config)
-    before = weights(ours)
+        model = Model(ours, CE, momentum(ours), boost_level="O0", boost_config_dict=config)
     model.train(2, batches(), steps)
-    assert not torch.equal(before[0], ours.weight)
+    assert not torch.equal(before.weight, ours.weight)
     with pytest.warns(UserWarning, match="not in effect"):
         boosted = apply(config, theirs, momentum(theirs), level="O0")
     for x, y in batches() * 2:
@@ -310,19 +281,17 @@ def test_a_configuration_comes_in_any_form(form: str, tmp_path: Path) -> None:
     path = config.save(tmp_path / "boost_config.json")
     given: Any = {"dict": config.to_dict(), "config": config, "text": str(path), "path": path}[form]
     net = network()
-    model = Model(net, nn.CrossEntropyLoss(), momentum(net), boost_level="O1", boost_config_dict=given)
-    assert model.boosted is not None
-    assert model.boosted.window.n_steps == 2
-    assert (model.boosted.precision.level, model.boosted.precision.dtype) == ("O2", "bfloat16")
+    model = Model(net, CE, momentum(net), boost_level="O1", boost_config_dict=given)
+    assert boosted_of(model).window.n_steps == 2
+    assert (boosted_of(model).precision.level, boosted_of(model).precision.dtype) == ("O2", "bfloat16")
 
 
 def test_level_o1_changes_the_network_that_is_evaluated_and_used_to_predict() -> None:
     net = convolutional()
     config = {"grad_freeze": {"param_groups": 3}}
-    model = Model(net, nn.CrossEntropyLoss(), momentum(net), {"acc"}, boost_level="O1", boost_config_dict=config)
-    assert model.boosted is not None
-    assert model.boosted.plan is not None
-    assert model.boosted.plan.in_effect() == ("less_bn", "grad_freeze")
+    model = Model(net, CE, momentum(net), {"acc"}, boost_level="O1", boost_config_dict=config)
+    assert boosted_of(model).plan is not None
+    assert boosted_of(model).plan.in_effect() == ("less_bn", "grad_freeze")
     data = [(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0]))]
     model.train(1, data)
     assert model.eval(data)["acc"] == (model.predict(data[0][0]).argmax(1) == data[0][1]).float().mean().item()
@@ -332,7 +301,7 @@ def test_level_o1_changes_the_network_that_is_evaluated_and_used_to_predict() ->
 def test_an_evaluation_network_of_its_own_is_prepared_as_the_network_was() -> None:
     net, apart = convolutional(), convolutional()
     config = {"less_bn": {"fn_flag": False}, "grad_freeze": {"param_groups": 3}}
-    model = Model(net, nn.CrossEntropyLoss(), momentum(net), {"acc"}, apart, boost_level="O1", boost_config_dict=config)
+    model = Model(net, CE, momentum(net), {"acc"}, apart, boost_level="O1", boost_config_dict=config)
     assert sorted(apart.state_dict()) == sorted(net.state_dict())
     assert model.eval_network is apart
 
@@ -341,9 +310,9 @@ def test_an_evaluation_network_of_its_own_is_prepared_as_the_network_was() -> No
 
 
 def test_float16_with_a_dynamic_scale_has_the_bits_of_torchs_gradient_scaler() -> None:
-    ours, theirs, steps = network(), network(), StepTriples()
+    ours, theirs, steps = network(), network(), AtStepEnd(net_outputs)
     manager = DynamicLossScaleManager(init_loss_scale=2.0**24, scale_factor=2, scale_window=3)
-    model = Model(ours, nn.CrossEntropyLoss(), momentum(ours), amp_level="O2", loss_scale_manager=manager)
+    model = Model(ours, CE, momentum(ours), amp_level="O2", loss_scale_manager=manager)
     model.train(8, batches(), steps)
     optimizer = SGD(theirs.parameters(), lr=0.1, momentum=0.9)  # not fused: torch skips on the host
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_factor=2, backoff_factor=0.5, growth_interval=3)
@@ -364,16 +333,15 @@ def test_float16_with_a_dynamic_scale_has_the_bits_of_torchs_gradient_scaler() -
 
 def test_float16_has_a_dynamic_scale_unless_told_otherwise() -> None:
     net = network()
-    model = Model(net, nn.CrossEntropyLoss(), momentum(net), amp_level="O2")
-    assert model.boosted is not None
-    assert model.boosted.loss_scaling.adapts
-    assert model.boosted.loss_scale.item() == BoostConfig().loss_scale.init
+    model = Model(net, CE, momentum(net), amp_level="O2")
+    assert boosted_of(model).loss_scaling.adapts
+    assert boosted_of(model).loss_scale.item() == BoostConfig().loss_scale.init
 
 
 @pytest.mark.parametrize("drop", [True, False])
 def test_an_overflow_is_dropped_or_applied_as_the_manager_says(drop: bool) -> None:
-    net, steps = network(), StepTriples()
-    before = weights(net)
+    net, steps = network(), AtStepEnd(net_outputs)
+    before = copy.deepcopy(net)
     manager = FixedLossScaleManager(2.0**127, drop_overflow_update=drop)
     model = Model(net, nn.MSELoss(), momentum(net), loss_scale_manager=manager)
     model.train(1, [(torch.randn(8, 4), torch.full((8, 3), 1e3))], steps)
@@ -381,14 +349,14 @@ def test_an_overflow_is_dropped_or_applied_as_the_manager_says(drop: bool) -> No
         assert bool(steps.values[0].overflow)
         assert_same_bits(net, before)
     else:
-        assert not all(bool(torch.isfinite(value).all()) for value in weights(net))
+        assert not all(bool(torch.isfinite(value).all()) for value in net.parameters())
 
 
 def test_a_fixed_scale_is_divided_out_again() -> None:
     ours, by_hand = network(), network()
     manager = FixedLossScaleManager(128.0, drop_overflow_update=False)
-    Model(ours, nn.CrossEntropyLoss(), momentum(ours), loss_scale_manager=manager).train(2, batches())
-    trained_by_hand(by_hand, lambda b: F.cross_entropy(by_hand(b[0]), b[1]), batches(), 2)
+    Model(ours, CE, momentum(ours), loss_scale_manager=manager).train(2, batches())
+    trained_by_hand(by_hand, 2)
     assert_same_bits(ours, by_hand)  # a power of two costs no bit
 
 
@@ -399,34 +367,31 @@ def test_the_configuration_of_the_scale_gives_way_to_the_manager() -> None:
     assert Model(net, nn.MSELoss(), **given).boosted.loss_scale.item() == 8.0  # type: ignore[arg-type, union-attr]
     manager = DynamicLossScaleManager(64.0)
     model = Model(net, nn.MSELoss(), loss_scale_manager=manager, **given)  # type: ignore[arg-type]
-    assert model.boosted is not None
-    assert model.boosted.loss_scale.item() == 64.0
-    assert model.boosted.loss_scaling.adapts
+    assert boosted_of(model).loss_scale.item() == 64.0
+    assert boosted_of(model).loss_scaling.adapts
 
 
 def test_group_scales_come_from_their_manager_and_are_divided_out() -> None:
-    ours, by_hand, steps = network(), network(), StepTriples()
+    ours, by_hand, steps = network(), network(), AtStepEnd(net_outputs)
     manager = GroupLossScaleManager([4096.0, 16.0], [["0", "2"], ["30"]], growth_window=100)
     config = {"boost": {"mode": "manual", "loss_scale_group": True, "less_bn": False, "grad_freeze": False}}
     model = Model(ours, CE, momentum(ours), boost_level="O1", loss_scale_manager=manager, boost_config_dict=config)
     model.train(2, batches(), steps)
-    trained_by_hand(by_hand, lambda b: F.cross_entropy(by_hand(b[0]), b[1]), batches(), 2)
+    trained_by_hand(by_hand, 2)
     assert_same_bits(ours, by_hand)  # powers of two cost no bit
-    assert model.boosted is not None
-    assert model.boosted.loss_scaling.group_scales is not None
-    assert model.boosted.loss_scaling.group_scales.tolist() == [4096.0, 16.0]
+    assert boosted_of(model).loss_scaling.group_scales is not None
+    assert boosted_of(model).loss_scaling.group_scales.tolist() == [4096.0, 16.0]
     assert steps.values[-1].loss_scale.item() == 4096.0
 
 
 def test_group_scales_without_a_manager_are_found() -> None:
-    net, steps = network(), StepTriples()
+    net, steps = network(), AtStepEnd(net_outputs)
     config = {"boost": {"mode": "manual", "loss_scale_group": True}, "loss_scale": {"groups": 2}}
     model = Model(net, CE, momentum(net), amp_level="O2", boost_config_dict=config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # this little network may well need one group only
         model.train(1, batches(), steps)
-    assert model.boosted is not None
-    assert model.boosted.loss_scaling.group_scales is not None
+    assert boosted_of(model).loss_scaling.group_scales is not None
 
 
 def test_training_waits_for_nothing_on_the_device() -> None:
@@ -451,7 +416,7 @@ def test_batch_norm_has_the_format_of_the_level_or_of_the_argument(
     level: str, keep: bool | None, dtype: torch.dtype
 ) -> None:
     net = convolutional()
-    model = Model(net, nn.CrossEntropyLoss(), momentum(net), amp_level=level, keep_batchnorm_fp32=keep)
+    model = Model(net, CE, momentum(net), amp_level=level, keep_batchnorm_fp32=keep)
     assert net.bn1.weight.dtype == dtype
     assert model.predict(torch.randn(2, 1, 8, 8)).dtype == torch.float32
 
@@ -476,8 +441,7 @@ def test_an_evaluation_network_of_its_own_computes_in_the_same_precision() -> No
 def test_automatic_precision_is_none_on_a_cpu() -> None:
     net = network()
     model = Model(net, CE, momentum(net), amp_level="auto")
-    assert model.boosted is not None
-    assert model.boosted.precision.level == "O0"
+    assert boosted_of(model).precision.level == "O0"
 
 
 # Evaluation
@@ -495,7 +459,7 @@ def judged() -> tuple[nn.Sequential, Tensor, Tensor]:
 
 def test_metrics_count_every_sample_once(judged: tuple[nn.Sequential, Tensor, Tensor]) -> None:
     net, logits, targets = judged
-    result = Model(net, nn.CrossEntropyLoss(), metrics={"acc", "auc", "loss"}).eval(batches())
+    result = Model(net, CE, metrics={"acc", "auc", "loss"}).eval(batches())
     auc = oracle.roc_auc_score(targets, logits.softmax(1), multi_class="ovr")
     assert list(result) == ["acc", "auc", "loss"]
     assert result["acc"] == oracle.accuracy_score(targets, logits.argmax(1))
@@ -507,8 +471,8 @@ def test_metrics_may_be_objects_and_have_names_of_their_own(judged: tuple[nn.Seq
     net, logits, targets = judged
     f1 = oracle.f1_score(targets, logits.argmax(1), average="macro")
     metric = MulticlassF1Score(num_classes=3)
-    by_list = Model(net, nn.CrossEntropyLoss(), metrics=["accuracy", metric])
-    by_name = Model(net, nn.CrossEntropyLoss(), metrics={"mine": metric, "other": "f1"})
+    by_list = Model(net, CE, metrics=["accuracy", metric])
+    by_name = Model(net, CE, metrics={"mine": metric, "other": "f1"})
     for _ in range(2):  # nothing is carried over from one evaluation to the next
         assert by_list.eval(batches())["MulticlassF1Score"] == pytest.approx(f1)
         assert by_name.eval(batches()) == pytest.approx({"mine": f1, "other": f1})
@@ -577,7 +541,7 @@ def test_an_evaluation_leaves_no_trace_on_training() -> None:
         for module in net.modules():
             if isinstance(module, nn.Linear):
                 module.reset_parameters()
-        model = Model(net, nn.CrossEntropyLoss(), momentum(net), metrics={"acc", "loss"})
+        model = Model(net, CE, momentum(net), metrics={"acc", "loss"})
         data = batches(3)
         model.fit(4, data, NoisyPairs() if evaluate else None)
         if evaluate:
@@ -605,7 +569,7 @@ def test_fit_hands_its_results_to_callbacks_in_the_epochs_that_are_due() -> None
             seen.append(dict(run_context.original_args().eval_results))
 
     net = network()
-    model = Model(net, nn.CrossEntropyLoss(), momentum(net), metrics={"loss"})
+    model = Model(net, CE, momentum(net), metrics={"loss"})
     model.fit(4, batches(), batches(), valid_frequency=[1, 4], callbacks=Watcher())
     assert [bool(found) for found in seen] == [True, False, False, True]
     assert seen[-1] == model.eval(batches())
@@ -627,7 +591,7 @@ def test_a_dataset_needs_no_length() -> None:
             lengths.append(run_context.original_args().batch_num)
 
     net = network()
-    model = Model(net, nn.CrossEntropyLoss(), momentum(net))
+    model = Model(net, CE, momentum(net))
     model.train(1, DataLoader(Lengthless(), batch_size=None), Watcher())
     model.train(1, batches(), Watcher())
     assert lengths == [None, 4]

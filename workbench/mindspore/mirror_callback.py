@@ -9,17 +9,15 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
-import torch
-
-from workbench.core import devices
 from workbench.core import distributed as ranks
-from workbench.core.batch import batch_size_of
 from workbench.core.records import Event, EventKind
 from workbench.mindspore.callbacks import Callback, RunContext
-from workbench.runs import collect_environment, new_run_id
+from workbench.runs import new_run_id
 from workbench.runs.mirrors.live import LiveMirrors, mirrors_named
 from workbench.runs.mirrors.mirror import Mirror
 from workbench.training.boosted import Boosted
+from workbench.training.loop import samples_in
+from workbench.training.setup import run_environment
 from workbench.training.trace_buffer import TraceBuffer
 
 
@@ -70,7 +68,7 @@ class MirrorCallback(Callback):
         state = run_context.original_args()
         if self._trace is None or state.outcome is None:
             return
-        self._trace.record(state.outcome, _samples(state.train_dataset_element))
+        self._trace.record(state.outcome, samples_in(state.train_dataset_element))
         if self._trace.due():
             self._send()
 
@@ -108,8 +106,9 @@ class MirrorCallback(Callback):
         if self._trace is None:
             return
         self._send()
-        boosted, self._trace = self._trace.boosted, None
-        boosted.observer = boosted.graph_observer = boosted.events = None
+        boosted = self._trace.boosted
+        self._trace.detach()
+        self._trace = None
         in_effect = "" if boosted.plan is None else boosted.plan.summary()
         counts = {"steps": self._steps, "overflows": self._overflows}
         summary: dict[str, Any] = {"state": state, "message": message, "in_effect": in_effect, **counts}
@@ -118,15 +117,6 @@ class MirrorCallback(Callback):
         self._live.finish(summary)
 
     def _environment(self, boosted: Boosted) -> dict[str, Any]:
-        kind, name = boosted.device.type, devices.device_name(boosted.device)
-        device = {"type": kind, "name": name, "threads": torch.get_num_threads()}
         level = "" if boosted.plan is None else boosted.plan.level
-        found = collect_environment(device=device, task=self._task, level=level)
-        return found | {"started": datetime.now(UTC).isoformat(), "world_size": ranks.world_size()}
-
-
-def _samples(batch: Any) -> int:
-    try:
-        return batch_size_of(batch)
-    except ValueError:  # a batch of words, say
-        return 0
+        found = run_environment(boosted.device, task=self._task, level=level)
+        return found | {"started": datetime.now(UTC).isoformat()}

@@ -35,7 +35,6 @@ class OnlineTrace(TraceBuffer):
         *,
         gradients: bool,
     ) -> None:
-        self._before = boosted.observer, boosted.graph_observer, boosted.events
         super().__init__(boosted, gradients=gradients)
         self._sink = sink
         self._figures = figures
@@ -49,10 +48,6 @@ class OnlineTrace(TraceBuffer):
         records, events = self.drain()
         if records or events:
             self._sink.write(records, events)
-
-    def detach(self) -> None:
-        """Let the boosted pair be watched by whom it was watched before."""
-        self.boosted.observer, self.boosted.graph_observer, self.boosted.events = self._before
 
 
 def table_figures(network: nn.Module) -> dict[str, float]:

@@ -15,11 +15,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from workbench.core.records import Event, StepRecord
+from workbench.core.records import Event, ExponentCounts, StepRecord
 from workbench.runs.errors import RunError
 
 _STEP_DEFAULTS = {f.name: f.default for f in fields(StepRecord) if f.name not in {"grad_exponents", "columns"}}
 _step_values = attrgetter(*_STEP_DEFAULTS)
+_HISTOGRAM_FIELDS = [f.name for f in fields(ExponentCounts)]
+_histogram_values = attrgetter(*_HISTOGRAM_FIELDS)
 
 # For the fields every line must have; a reader never needs them, an empty table does not either.
 _BLANK_VALUES = {"step": 0, "seconds": math.nan, "step_ms": math.nan, "loss": math.nan, "kind": ""}
@@ -79,16 +81,8 @@ def _step_row(record: StepRecord) -> dict[str, Any]:
         if value != default and (value == value or default == default):
             row[name] = value
     if record.grad_exponents:
-        row["grad_exponents"] = [
-            {
-                "group": _storable(histogram.group),
-                "lowest": histogram.lowest,
-                "counts": histogram.counts,
-                "zeros": histogram.zeros,
-                "nonfinite": histogram.nonfinite,
-            }
-            for histogram in record.grad_exponents
-        ]
+        histograms = [dict(zip(_HISTOGRAM_FIELDS, _histogram_values(h), strict=True)) for h in record.grad_exponents]
+        row["grad_exponents"] = [histogram | {"group": _storable(histogram["group"])} for histogram in histograms]
     row.update(record.columns)
     return row
 

@@ -54,8 +54,7 @@ class RunRecorder:
         self._overflow_steps, self._columns = overflow_steps, set(columns)  # columns: those of methods
         self._state = "open"
         self._pending: list[Event] = []
-        self._pending_lock = threading.Lock()
-        self._write_lock = threading.RLock()
+        self._lock = threading.RLock()
 
     @classmethod
     def create(
@@ -142,8 +141,8 @@ class RunRecorder:
 
     def emit(self, event: Event) -> None:
         """Take one event, which goes to the disk with the next block; a TelemetryError when the run is closed."""
-        self._require_open()
-        with self._pending_lock:
+        with self._lock:
+            self._require_open()
             self._pending.append(event)
 
     def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
@@ -159,21 +158,15 @@ class RunRecorder:
         for name in columns - self._columns:
             if not is_method_column(name):
                 raise ValueError(f"a method's column must be {NAMED_LIKE}, got {name!r}")
-        with self._write_lock:
+        with self._lock:
             self._require_open()
-            with self._pending_lock:
-                emitted, self._pending = self._pending, []
             blocks = {
                 self.path / "steps.jsonl": encode_steps(records),
-                self.path / "events.jsonl": encode_events([*emitted, *events]),
+                self.path / "events.jsonl": encode_events([*self._pending, *events]),
             }
-            try:
-                with _telemetry_errors(f"record to {self.path}", "everything before this block is intact"):
-                    _append_all({path: block for path, block in blocks.items() if block})
-            except TelemetryError:
-                with self._pending_lock:
-                    self._pending = emitted + self._pending
-                raise
+            with _telemetry_errors(f"record to {self.path}", "everything before this block is intact"):
+                _append_all({path: block for path, block in blocks.items() if block})
+            self._pending = []
             self._columns |= columns
             self.n_steps += len(records)
             self._overflow_steps += sum(1 for record in records if record.overflow)
@@ -189,7 +182,7 @@ class RunRecorder:
             TypeError: When ``summary`` holds something that JSON cannot.
             TelemetryError: When the run is closed or a file cannot be written; the lines stay, call again.
         """
-        with self._write_lock:
+        with self._lock:
             self._require_open()
             counts = {"steps": self.n_steps, "overflow_steps": self._overflow_steps}
             recorded = {**counts, "finished": datetime.now(UTC).isoformat()}
@@ -206,7 +199,7 @@ class RunRecorder:
 
     def close(self) -> None:
         """Write the events still waiting, or raise TelemetryError, and stop writing; the run can be reopened."""
-        with self._write_lock:
+        with self._lock:
             if self._state != "open":
                 return
             try:

@@ -117,11 +117,10 @@ class Boosted:
         self._share = self._one / self.window.n_steps
         self._loss: Tensor | None = None
         self._reduction: GradientReduction | None = None
-        self._agree: Callable[[Tensor], None] | None = None
         self._distributed = False
         self._room_for_graphs = self._schedule is None
         if isinstance(model, DistributedDataParallel):
-            self._agree = self.loss_scaling.agree = _largest_over_ranks
+            self.loss_scaling.agree = _largest_over_ranks
         avoid_broken_kernel_(self._active_optimizer, self.optimizer.param_groups)
 
     @property
@@ -242,13 +241,13 @@ class Boosted:
             self._found_inf.zero_()
             if self._has_overflow_flag and (flag := devices.device_overflow(self.device)) is not None:
                 self._found_inf.copy_(flag)
-            if self._has_overflow_flag and self._agree is not None:
-                self._agree(self._found_inf)  # now, since scale groups decide in `unscale_` whose scale falls
+            if self._has_overflow_flag and scaling.agree is not None:
+                scaling.agree(self._found_inf)  # now, since scale groups decide in `unscale_` whose scale falls
             scaling.unscale_(parameters, self._found_inf)
             if isinstance(optimizer, StepOptimizer):  # gradients may have left the device during the backward pass
                 optimizer.unscale_offloaded_(scaling.scale_of, self._found_inf)
-            if self._agree is not None:  # averaged gradients are equal on all ranks, those of servers apart differ
-                self._agree(self._found_inf)
+            if scaling.agree is not None:  # averaged gradients are equal on all ranks, those of servers apart differ
+                scaling.agree(self._found_inf)
             overflow = self._found_inf > 0
         if self.observer is not None:
             self.observer(parameters)
@@ -387,7 +386,7 @@ class Boosted:
         if options and not ddp:
             raise TypeError(f"distribute() takes {', '.join(options)} with ddp=True only")
         require_same_tensors(self.model)
-        self._agree = self.loss_scaling.agree = _largest_over_ranks
+        self.loss_scaling.agree = _largest_over_ranks
         if ddp:
             unfrozen = self._schedule.unfreeze_all() if self._schedule is not None else contextlib.nullcontext()
             with unfrozen:

@@ -44,7 +44,7 @@ def training_loop(
         batch_size: Number of samples in a batch; None takes the length of its first tensor.
     """
     model = boosted.model
-    count = batch_size or _samples
+    count = batch_size or samples_in
     stream = iter(batches) if steps is None else islice(batches, steps)
     while True:
         began = time.perf_counter()
@@ -74,6 +74,7 @@ def training_loop(
         yield outcome
 
 
-def _samples(batch: Any) -> int:
+def samples_in(batch: Any) -> int:
+    """Return the length of the first tensor of a batch; 0 where there is none."""
     tensor = next(tensors_of(batch), None)
     return len(tensor) if tensor is not None and tensor.ndim else 0

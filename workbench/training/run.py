@@ -28,14 +28,14 @@ from workbench.core import distributed as ranks
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale import ScaleCollapseError, collapsed_at
-from workbench.runs import RunRecorder, collect_environment, new_run_id
+from workbench.runs import RunRecorder, new_run_id
 from workbench.tasks import Task
 from workbench.training import TraceBuffer, training_loop
 from workbench.training.checkpoint import checkpoint_state, restore_generators
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.evaluation import check_outputs, evaluate
 from workbench.training.resuming import identity, resumed_recorder, state_to_resume
-from workbench.training.setup import Prepared, prepare
+from workbench.training.setup import Prepared, prepare, run_environment
 from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder
 from workbench.training.trace_buffer import AT_FLOOR_COLUMN
 
@@ -218,15 +218,8 @@ class _Run:
         self._running_since: float | None = None
 
     def environment(self) -> dict[str, Any]:
-        device = {"type": self.device.type, "name": devices.device_name(self.device)}
-        environment = collect_environment(
-            device={**device, "threads": torch.get_num_threads()},
-            seed=self.request.seed,
-            data_hash=self.task.data_digest(),
-            task=self.task.name,
-            level=self.request.level,
-        )
-        return environment | {"steps": self.steps, "world_size": self.n_ranks}
+        facts = {"data_hash": self.task.data_digest(), "task": self.task.name, "level": self.request.level}
+        return run_environment(self.device, seed=self.request.seed, **facts) | {"steps": self.steps}
 
     def begin(self) -> None:
         """Show the run to its observer, by the recorded run's own name and environment where there is one."""

@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 from workbench.config import BoostConfig, Plan
+from workbench.core import devices
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
+from workbench.runs import collect_environment
 from workbench.tasks import Task
 from workbench.tasks.batches import mixed_seed
 from workbench.tasks.reading import read_ahead, resident
@@ -59,6 +61,12 @@ def kept_generators(device: torch.device) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
+
+
+def run_environment(device: torch.device, **facts: Any) -> dict[str, Any]:
+    """Return what ``environment.json`` says of a run of all ranks on a device; facts as for `collect_environment`."""
+    here = {"type": device.type, "name": devices.device_name(device), "threads": torch.get_num_threads()}
+    return collect_environment(device=here, **facts) | {"world_size": ranks.world_size()}
 
 
 class FirstBatchOfTask:

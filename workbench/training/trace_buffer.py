@@ -103,6 +103,7 @@ class TraceBuffer:
         self._began = self._last = self._oldest = time.perf_counter()
         self._memory_bytes, self._memory_read = 0, -math.inf
         self._was_at_floor = self._diverged = False
+        self._before = boosted.observer, boosted.graph_observer, boosted.events
         boosted.events = self
         if gradients:
             boosted.observer = self._observe
@@ -122,6 +123,10 @@ class TraceBuffer:
         """Go on where ``state_dict`` was taken, after a drain."""
         self._updates, self._was_at_floor = int(state["updates"]), bool(state["was_at_floor"])
         self._began = time.perf_counter() - state["elapsed"]
+
+    def detach(self) -> None:
+        """Let the boosted pair be watched by whom it was watched before."""
+        self.boosted.observer, self.boosted.graph_observer, self.boosted.events = self._before
 
     def restart_clock(self, left_out: float = 0.0) -> None:
         """Let the next step's time begin now, of which ``left_out`` seconds are no time of the run at all."""
