@@ -7,11 +7,11 @@ belong to no window and an optimizer that moved half of its parameters; a wait f
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -60,45 +60,41 @@ class ReadAhead:
 
     def __init__(self, items: Iterator[Read | None], size: int, stopped: Callable[[], bool]) -> None:
         self._items = items
-        self._size = size
         self._stopped = stopped
-        self._waiting: deque[Read | None] = deque()
-        self._changed = threading.Condition()
-        self._error: BaseException | None = None
-        self._is_read = False
-        self._closed = False
+        self._waiting: queue.Queue[Read | BaseException | None] = queue.Queue(size)
+        self._is_over = threading.Event()  # closed, or its end was taken
         self._thread: threading.Thread | None = None
 
     @property
     def depth(self) -> int:
         """Number of items that wait."""
-        return len(self._waiting)
+        return self._waiting.qsize()
 
     def __iter__(self) -> Iterator[Read | None]:
         return self
 
     def __next__(self) -> Read | None:
-        if self._thread is None and not self._closed:
+        if self._thread is None and not self._is_over.is_set():
             self._thread = threading.Thread(target=self._read, name="workbench-reader", daemon=True)
             self._thread.start()
-        with self._changed:
-            while not self._waiting:
-                if self._error is not None:
-                    error, self._error = self._error, None
-                    raise error
-                if self._is_read or self._closed or self._stopped():
-                    raise StopIteration
-                self._changed.wait(_POLL_SECONDS)
-            item = self._waiting.popleft()
-            self._changed.notify_all()
-            return item
+        while not self._is_over.is_set():
+            try:
+                item = self._waiting.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if self._stopped():
+                    break
+                continue
+            if not isinstance(item, BaseException):
+                return item
+            self._is_over.set()
+            raise item
+        raise StopIteration
 
     def close(self) -> None:
         """End the thread and forget what was read ahead; warn when its source is in the middle of a read."""
-        with self._changed:
-            self._closed = True
-            self._waiting.clear()
-            self._changed.notify_all()
+        self._is_over.set()
+        while not self._waiting.empty():  # so that the reader, should it wait for room, sees that nobody wants more
+            self._waiting.get()
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -111,20 +107,15 @@ class ReadAhead:
             )
 
     def _read(self) -> None:
+        ended: BaseException = StopIteration()
         try:
             for item in self._items:
-                with self._changed:
-                    self._changed.wait_for(lambda: len(self._waiting) < self._size or self._closed)
-                    if self._closed:
-                        return
-                    self._waiting.append(item)
-                    self._changed.notify_all()
+                self._waiting.put(item)
+                if self._is_over.is_set():
+                    return
         except BaseException as error:  # raised again in the trainer, whatever it is
-            self._error = error
-        finally:
-            with self._changed:
-                self._is_read = True
-                self._changed.notify_all()
+            ended = error
+        self._waiting.put(ended)
 
 
 class Feed:
