@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.kit.callbacks import AtStepEnd
 from workbench.mindspore.callbacks import Callback, RunContext
-from workbench.online import RecordRules
 from workbench.rec import RecModel
 
 Batch = tuple[Tensor, Tensor]
@@ -315,12 +314,3 @@ def test_a_network_that_refuses_every_batch_is_at_fault() -> None:
         new_model().online_train(iter(wrong))
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         new_model().online_train(iter(wrong[:1]), records=None)
-
-
-def test_the_default_rules_hold_for_the_call_without_any() -> None:
-    poisoned = [(torch.full((2, 3), float("nan")), torch.ones(2, 1)), *batches(2)]
-    model = new_model()
-    summary = model.online_train(iter(poisoned))
-    assert (summary.n_steps, summary.n_rejected) == (2, 2)
-    assert RecordRules() == RecordRules()
-    assert all(bool(parameter.isfinite().all()) for parameter in model.predict_network.parameters())

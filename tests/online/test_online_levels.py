@@ -24,7 +24,6 @@ from workbench.online import OnlineCheckpoints, PageHinkley, Prequential
 from workbench.optim.embeddings import EvictingEmbedding
 from workbench.rec import RecModel
 from workbench.runs import RunRecorder, column_info, read_run
-from workbench.tasks.digits import ResNet
 
 FREEZING: dict[str, Any] = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
@@ -67,42 +66,6 @@ def test_a_stream_has_the_bits_of_a_models_epoch(arguments: dict[str, Any]) -> N
     assert summary.n_steps == 24
     assert all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(weights(one), chain(n_in=3, n_out=1).parameters(), strict=True))
-
-
-def test_level_o1_freezes_on_a_stream() -> None:
-    look = AtStepEnd(lambda state: state.outcome.frozen_groups)
-    network = chain(n_in=3, n_out=1)
-    model = RecModel(
-        network,
-        nn.BCEWithLogitsLoss(),
-        torch.optim.SGD(network.parameters(), 0.3, fused=True),
-        boost_level="O1",
-        boost_config_dict=FREEZING,
-    )
-    model.online_train(iter(clicks(40)), look)
-    assert len(look.values) == 40
-    assert 5 < sum(number > 0 for number in look.values) < 30
-    assert all(parameter.requires_grad for parameter in network.parameters())
-
-
-def test_level_o1_with_less_bn_has_the_bits_of_a_models_epoch() -> None:
-    images = [(torch.randn(4, 1, 8, 8), torch.randint(10, (4,))) for _ in range(8)]
-    settings = {"grad_freeze": {"param_groups": 3, "freeze_type": 1, "freeze_p": 0.5, "total_steps": 8}}
-    trained: list[list[Tensor]] = []
-    for kind in (Model, RecModel):
-        torch.manual_seed(0)
-        network = ResNet()
-        optimizer = torch.optim.SGD(network.parameters(), 0.1, 0.9, fused=True)
-        model = kind(network, nn.CrossEntropyLoss(), optimizer, boost_level="O1", boost_config_dict=settings)
-        assert model.boosted is not None
-        assert model.boosted.plan is not None
-        assert {"less_bn", "grad_freeze"} <= set(model.boosted.plan.in_effect())
-        if isinstance(model, RecModel):
-            model.online_train(iter(images))
-        else:
-            model.train(1, images)
-        trained.append(weights(model))
-    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense gradients", "sparse gradients"])

@@ -172,16 +172,6 @@ def test_a_broken_parquet_file_is_refused_in_one_sentence(tmp_path: Path, conten
         read_run(path)
 
 
-@pytest.mark.long
-def test_every_truncation_of_a_parquet_file_is_refused(tmp_path: Path) -> None:
-    path = make_run(tmp_path, "run")
-    content = (path / "events.parquet").read_bytes()
-    for size in range(0, len(content), 7):
-        (path / "events.parquet").write_bytes(content[:size])
-        with pytest.raises(RunError, match=r"events\.parquet: not a readable"):
-            read_run(path)
-
-
 def test_parquet_columns_are_checked(tmp_path: Path) -> None:
     path = make_run(tmp_path, "run")
     table = pq.read_table(path / "steps.parquet")

@@ -161,34 +161,17 @@ def test_a_backward_pass_that_failed_may_be_tried_again() -> None:
     assert boosted.step().applied
 
 
-def test_samples_are_counted_in_pairs_and_dictionaries_without_being_told() -> None:
-    net = chain()
-    boosted = apply({}, net, SGD(net.parameters(), lr=0.1), level="O0")
-    trace = TraceBuffer(boosted)
-    data = [{"x": x, "y": y} for x, y in pairs(2, size=5)]
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        return mean_square(model, (batch["x"], batch["y"]))
-
-    for _ in training_loop(boosted, loss, data, trace=trace):
-        pass
-    for _ in training_loop(boosted, mean_square, pairs(1, size=7), trace=trace):
-        pass
-    records, _ = trace.drain()
-    assert [record.samples for record in records] == [5, 5, 7]
-
-
 def test_a_step_costs_little_python() -> None:
     net = nn.Linear(2, 1)
     boosted = apply({"loss_scale": {"kind": "dynamic"}}, net, SGD(net.parameters(), lr=0.1, fused=True), level="O0")
-    trace = TraceBuffer(boosted, capacity=600)
-    loop = training_loop(boosted, mean_square, [(torch.ones(1, 2), torch.ones(1, 1))] * 600, trace=trace)
+    trace = TraceBuffer(boosted, capacity=200)
+    loop = training_loop(boosted, mean_square, [(torch.ones(1, 2), torch.ones(1, 1))] * 200, trace=trace)
     for _ in range(100):
         next(loop)
     began = time.process_time()
     for _ in loop:
         pass
-    assert (time.process_time() - began) / 500 < 0.02  # about 0.5 ms on an idle core; the limit only catches disasters
+    assert (time.process_time() - began) / 100 < 0.02  # about 0.5 ms on an idle core; the limit only catches disasters
 
 
 @pytest.fixture

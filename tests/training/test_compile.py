@@ -13,7 +13,6 @@ from tests.kit.chains import chain, mean_square, pairs
 from workbench.methods.grad_freeze.method import FreezeOpt
 from workbench.training import (
     Boosted,
-    TraceBuffer,
     apply,
     training_loop,
 )
@@ -81,18 +80,3 @@ def test_a_compiled_model_is_processed_inside_its_wrapper(compilations: list[tor
     assert boosted.model is model
     assert {p.dtype for p in net.parameters()} == {torch.bfloat16}
     assert boosted.model(torch.randn(2, 1, 4, 4)).dtype == torch.float32
-
-
-def test_names_in_the_trace_are_those_of_the_model_itself(compilations: list[torch.fx.GraphModule]) -> None:
-    net = chain(3 * GROUPS)
-    model: Any = torch.compile(net, backend=counting(compilations))
-    config = {"loss_scale": {"kind": "dynamic"}}
-    boosted = apply(config, model, SGD(net.parameters(), lr=0.1, fused=True), level="O0")
-    trace = TraceBuffer(boosted, exponents_every=1)
-    net[-1].bias.register_hook(lambda gradient: gradient * torch.inf)
-    for _ in training_loop(boosted, mean_square, pairs(1, 5), trace=trace):
-        pass
-    (record,), events = trace.drain()
-    assert record.samples == 5
-    assert events[0].subject == str(6 * GROUPS)
-    assert not any("_orig_mod" in histogram.group for histogram in record.grad_exponents)

@@ -640,33 +640,30 @@ def calibrated(net: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> GroupL
     return scaling
 
 
-def test_a_module_that_multiplies_matrices_itself_is_not_divided() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention, self.head = Attention(), nn.Linear(4, 1)
+class Attended(nn.Module):
+    """An attention, whose gradients are tiny, beside a linear layer."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.attention(x).mean() * 2.0**-50 + self.head(x).mean()
-            return out
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention, self.head = attention, nn.Linear(4, 1)
 
-    scaling = calibrated(Net(), lambda net: net(torch.ones(3, 4) * torch.arange(3.0)[:, None]))
-    assert scaling.borders is not None
-    assert scaling.borders.units == {"attention": 0, "head": 1}
+    def forward(self, x: Tensor) -> Tensor:
+        own = isinstance(self.attention, Attention)
+        attended = self.attention(x) if own else self.attention(x, x, x)[0].square()
+        out: Tensor = attended.mean() * 2.0**-50 + self.head(x).mean()
+        return out
 
 
-def test_multi_head_attention_uses_its_output_weight_itself_and_stays_whole() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention, self.head = nn.MultiheadAttention(4, 2), nn.Linear(4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.attention(x, x, x)[0].square().mean() * 2.0**-50 + self.head(x).mean()
-            return out
-
+@pytest.mark.parametrize(
+    ("attention", "shape"),
+    [
+        pytest.param(Attention, (3, 4), id="multiplies matrices itself"),
+        pytest.param(lambda: nn.MultiheadAttention(4, 2), (3, 1, 4), id="uses its output weight itself"),
+    ],
+)
+def test_an_attention_is_not_divided(attention: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    scaling = calibrated(Net(), lambda net: net(torch.randn(3, 1, 4)))
+    scaling = calibrated(Attended(attention()), lambda net: net(torch.randn(shape)))
     assert scaling.borders is not None
     assert scaling.borders.units == {"attention": 0, "head": 1}
 
@@ -836,22 +833,6 @@ def test_the_creeping_growth_of_the_references_rule_is_told_once_per_octave() ->
         trace.record(boosted.step(), 2)
     _, events = trace.drain()
     assert [event.kind.value for event in events] == ["scale_up"] * 2
-
-
-def test_the_configuration_alone_switches_groups_on() -> None:
-    config = {"boost": {"mode": "manual", "loss_scale_group": True}, "amp": {"level": "O2"}, **AUTOMATIC}
-    net = chain()
-    boosted = apply(config, net, SGD(net.parameters(), lr=1e-6, fused=True), level="O0")
-    for _ in range(2):
-        with boosted.autocast():
-            loss = boosted.model(torch.ones(2, 4)).sum()
-        boosted.backward(loss)
-        outcome = boosted.step()
-    assert outcome.group_scales is not None
-    config["boost"] = {"mode": "manual", "loss_scale_group": False}
-    net = chain()
-    plain = apply(config, net, SGD(net.parameters(), lr=1e-6, fused=True), level="O0")
-    assert not isinstance(plain.loss_scaling, GroupLossScaling)
 
 
 @pytest.mark.parametrize("cell", [TrainOneStepWithLossScaleCell, BoostTrainOneStepWithLossScaleCell])

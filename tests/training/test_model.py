@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from sklearn import metrics as oracle
@@ -240,34 +239,6 @@ def test_accumulation_is_a_loop_that_updates_every_second_batch() -> None:
     Model(ours, CE, momentum(ours), boost_level="O1", boost_config_dict=ACCUMULATION).train(3, batches())
     trained_by_hand(by_hand, 3, per_update=2)
     assert_same_bits(ours, by_hand)
-
-
-def test_everything_enabled_at_level_o0_trains_in_the_subspace(tmp_path: Path) -> None:
-    ours = nn.Linear(4, 3)
-    before, theirs = copy.deepcopy(ours), copy.deepcopy(ours)
-    basis = np.linalg.qr(np.random.RandomState(0).randn(15, 4))[0].T.astype(np.float32)
-    np.save(tmp_path / "pca.npy", basis)
-    config = BoostConfig.from_dict(
-        {
-            "boost": {"mode": "enable_all"},
-            "dim_reduce": {"n_components": 4, "pca_mat_path": str(tmp_path / "pca.npy"), "alpha": 0.1},
-        }
-    )
-    steps = AtStepEnd(net_outputs)
-    with pytest.warns(UserWarning, match="not in effect because dim_reduce is on"):
-        model = Model(ours, CE, momentum(ours), boost_level="O0", boost_config_dict=config)
-    model.train(2, batches(), steps)
-    assert not torch.equal(before.weight, ours.weight)
-    with pytest.warns(UserWarning, match="not in effect"):
-        boosted = apply(config, theirs, momentum(theirs), level="O0")
-    for x, y in batches() * 2:
-
-        def loss(x: Tensor = x, y: Tensor = y) -> Tensor:
-            return F.cross_entropy(theirs(x), y)
-
-        boosted.backward(loss())
-        boosted.step(loss)
-    assert_same_bits(ours, theirs)
 
 
 def convolutional() -> ResNet:

@@ -43,10 +43,3 @@ def test_o2_without_float32_batch_norm_casts_only_batch_norm() -> None:
     cast_model_(net, Precision("O2", "bfloat16", "cpu", keep_batchnorm_fp32=False))
     assert net[1].weight.dtype == torch.bfloat16
     assert net[0].weight.dtype == torch.float32
-
-
-def test_o0_changes_nothing() -> None:
-    net = conv_net()
-    cast_model_(net, Precision("O0", "float16", "cpu"))
-    assert net(torch.randn(2, 1, 8, 8)).dtype == torch.float32
-    assert {p.dtype for p in net.parameters()} == {torch.float32}

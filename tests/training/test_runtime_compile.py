@@ -23,6 +23,15 @@ CPU = torch.device("cpu")
 COMPILED = {"boost": {"mode": "disable_all"}, "runtime": {"compile": "default"}}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect() -> Iterator[None]:
+    """Let the collections below look only at what these tests make."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_compiled() -> Iterator[None]:
     import torch.compiler.config as compiler

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 import workbench
 from workbench.config import BoostConfig
+from workbench.methods.batch.method import concatenated, parts_of
 from workbench.methods.schedule.method import factor_at, recorded
 from workbench.tasks import Task
 from workbench.tasks.errors import TaskError
@@ -148,3 +149,19 @@ def test_a_plateau_scheduler_cannot_be_stretched_and_says_so() -> None:
         recorded(lambda one, _: torch.optim.lr_scheduler.ReduceLROnPlateau(one), optimizer, 5)
     with pytest.raises(TaskError, match="is stepped with a metric"):
         rates(lambda one, _: torch.optim.lr_scheduler.ReduceLROnPlateau(one))
+
+
+def test_batches_of_any_form_are_concatenated_and_cut() -> None:
+    one = {"ids": torch.arange(6).reshape(3, 2), "inner": (torch.ones(3), "kept")}
+    two = {"ids": torch.arange(4).reshape(2, 2), "inner": (torch.zeros(2), "kept")}
+    both = concatenated([one, two])
+    assert both["ids"].shape == (5, 2)
+    assert both["inner"][1] == "kept"
+    parts = list(parts_of(both, 2))
+    assert torch.equal(torch.cat([part["ids"] for part in parts]), both["ids"])
+    assert [len(part["inner"][0]) for part in parts] == [2, 3]
+
+
+def test_batches_of_other_shapes_are_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match=r"shapes \(2, 3\), \(2, 4\) cannot be concatenated; leave `batch.factor`"):
+        concatenated([torch.zeros(2, 3), torch.zeros(2, 4)])
