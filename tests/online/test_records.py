@@ -17,7 +17,7 @@ from tests.kit.chains import assert_same_bits
 from tests.online.recommender import Recommender, new_recommender, stream
 from workbench.core.records import EventKind
 from workbench.online import RecordLimitError, RecordRules
-from workbench.online.record_rules import form_of, judge, select_rows
+from workbench.online.record_rules import Verdict, form_of, judge, select_rows
 from workbench.online.record_sieve import RecordSieve
 from workbench.rec import RecModel
 
@@ -40,6 +40,13 @@ class Named(NamedTuple):
 RULES = RecordRules(label_range=(0.0, 1.0), id_range=(0, 7), max_abs=1e6)
 
 
+def judged(batch: Any, rules: RecordRules = RULES, like: Any = None) -> Verdict:
+    """Return what is wrong with a batch of a stream whose first one was good."""
+    form = form_of(good() if like is None else like)
+    assert form is not None
+    return judge(batch, form, rules)
+
+
 @pytest.mark.parametrize(
     ("batch", "reasons"),
     [
@@ -55,9 +62,7 @@ RULES = RecordRules(label_range=(0.0, 1.0), id_range=(0, 7), max_abs=1e6)
     ],
 )
 def test_a_poisoned_record_is_found(batch: Any, reasons: dict[str, int]) -> None:
-    form = form_of(good())
-    assert form is not None
-    verdict = judge(batch, form, RULES)
+    verdict = judged(batch)
     assert (verdict.whole, verdict.reasons, verdict.n_records) == ("", reasons, 4)
     assert verdict.bad is not None
     assert int(verdict.bad.sum()) == 1
@@ -80,9 +85,7 @@ def test_a_poisoned_record_is_found(batch: Any, reasons: dict[str, int]) -> None
     ],
 )
 def test_a_batch_that_is_not_like_the_others_is_rejected_as_a_whole(batch: Any, reason: str) -> None:
-    form = form_of(good())
-    assert form is not None
-    assert judge(batch, form, RULES).whole == reason
+    assert judged(batch).whole == reason
 
 
 @given(
@@ -119,25 +122,18 @@ def test_exactly_the_poisoned_records_are_taken_out(faults: list[str], kind: Any
 
 def test_batches_without_common_rows_are_judged_as_a_whole() -> None:
     bag = {"values": torch.ones(7), "offsets": torch.tensor([0, 3]), "label": torch.zeros(2)}
-    form = form_of(bag)
-    assert form is not None
-    assert not form.by_rows
-    longer = {**bag, "values": torch.ones(9)}
-    assert judge(longer, form, RecordRules()).whole == ""
-    assert judge({**bag, "values": torch.full((7,), math.nan)}, form, RecordRules()).whole == "not finite"
+    assert judged({**bag, "values": torch.ones(9)}, like=bag).whole == ""
+    assert judged({**bag, "values": torch.full((7,), math.nan)}, like=bag).whole == "not finite"
 
 
 def test_too_few_good_records_are_none() -> None:
-    form = form_of(good())
-    assert form is not None
-    assert judge(with_value("numbers", 0, math.nan), form, RecordRules(min_rows=4)).whole == "not finite"
-    assert judge(with_value("numbers", 0, math.nan), form, RecordRules(min_rows=3)).whole == ""
+    assert judged(with_value("numbers", 0, math.nan), RecordRules(min_rows=4)).whole == "not finite"
+    assert judged(with_value("numbers", 0, math.nan), RecordRules(min_rows=3)).whole == ""
 
 
 def test_a_sum_that_overflows_is_no_fault() -> None:
-    form = form_of((torch.ones(2, 1), torch.ones(2)))
-    assert form is not None
-    assert judge((torch.full((2, 1), 3e38), torch.ones(2)), form, RecordRules()).bad is None
+    large, label = torch.full((2, 1), 3e38), torch.ones(2)
+    assert judged((large, label), RecordRules(), like=(label[:, None], label)).bad is None
 
 
 def test_rows_are_selected_in_nested_containers() -> None:

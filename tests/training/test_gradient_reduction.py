@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def mean_of(shape: tuple[int, ...]) -> Tensor:
     return torch.stack([gradient_of(rank, shape).double() for rank in range(ranks.world_size())]).mean(0)
 
 
-def average_of_mixed_kinds() -> None:
+def gradients_of_every_kind() -> None:
     shapes = [(3,), (), (2, 5), (7, 1)]
     wide, narrow = parameters(*shapes), parameters((4,), (2,), dtype=torch.float16)
     sparse = nn.Parameter(torch.zeros(6, 2))
@@ -63,19 +63,11 @@ def average_of_mixed_kinds() -> None:
     assert torch.allclose(sparse.grad, torch.tensor([[1 / 3]] * 3 + [[0.0]] * 3).expand(6, 2))
 
 
-def test_gradients_of_every_kind_are_averaged(three: Ranks) -> None:
-    three.run(average_of_mixed_kinds)
-
-
 def largest_float16_gradients() -> None:
     (parameter,) = parameters((4,), dtype=torch.float16)
     parameter.grad = torch.full((4,), 60000.0, dtype=torch.float16)
     GradientReduction().reduce_([parameter])
     assert parameter.grad.isfinite().all()
-
-
-def test_the_sum_of_float16_gradients_does_not_overflow(three: Ranks) -> None:
-    three.run(largest_float16_gradients)
 
 
 def gradients_on_one_rank_only() -> None:
@@ -88,10 +80,6 @@ def gradients_on_one_rank_only() -> None:
     assert first.grad.tolist() == [3.0, 3.0]
     assert second.grad is not None
     assert second.grad.tolist() == [2.0, 2.0, 2.0]
-
-
-def test_a_gradient_that_one_rank_has_counts_as_zero_on_the_others(three: Ranks) -> None:
-    three.run(gradients_on_one_rank_only)
 
 
 def a_late_first_gradient() -> None:
@@ -113,10 +101,6 @@ def a_late_first_gradient() -> None:
     assert first.grad.tolist() == [1.0, 1.0]
 
 
-def test_a_first_gradient_may_come_late_and_on_one_rank_only(three: Ranks) -> None:
-    three.run(a_late_first_gradient)
-
-
 def copied_reduction_over_a_group() -> None:
     group = distributed.new_group([0, 1, 2])
     (parameter,) = parameters((2,))
@@ -125,10 +109,6 @@ def copied_reduction_over_a_group() -> None:
     reduction.reduce_([parameter])
     assert reduction.group is group
     assert parameter.grad.tolist() == [1.0, 1.0]
-
-
-def test_a_copy_averages_over_the_same_ranks(three: Ranks) -> None:
-    three.run(copied_reduction_over_a_group)
 
 
 def broadcasting() -> None:
@@ -141,8 +121,19 @@ def broadcasting() -> None:
     assert int(counter) == 5
 
 
-def test_every_rank_takes_the_first_ones_values(three: Ranks) -> None:
-    three.run(broadcasting)
+@pytest.mark.parametrize(
+    ("what", "on_each_rank"),
+    [
+        ("gradients of every kind are averaged", gradients_of_every_kind),
+        ("the sum of float16 gradients does not overflow", largest_float16_gradients),
+        ("a gradient that one rank has counts as zero on the others", gradients_on_one_rank_only),
+        ("a first gradient may come late and on one rank only", a_late_first_gradient),
+        ("a copy averages over the same ranks", copied_reduction_over_a_group),
+        ("every rank takes the first one's values", broadcasting),
+    ],
+)
+def test_on_three_ranks(three: Ranks, what: str, on_each_rank: Callable[[], None]) -> None:
+    three.run(on_each_rank)
 
 
 def test_buckets_keep_dtype_and_split_group_apart_and_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,13 @@ def run(boosted: Any, trace: TraceBuffer, batches: list[Any]) -> None:
         pass
 
 
+def recorded(config: dict[str, Any], n: int, spoiled: dict[int, float] | None = None, **options: Any) -> Any:
+    """Return the records and events of some steps, of which some have inputs that are multiplied by a number."""
+    _, boosted, trace = make(config, **options)
+    run(boosted, trace, [(x * (spoiled or {}).get(i, 1.0), y) for i, (x, y) in enumerate(data(n))])
+    return trace.drain()
+
+
 def test_the_memory_is_read_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     now = iter(range(1_000_000))
@@ -66,11 +73,8 @@ def test_the_memory_is_read_at_most_ten_times_a_second(monkeypatch: pytest.Monke
 
 
 def test_records_say_what_happened_in_each_step() -> None:
-    _, boosted, trace = make({"loss_scale": {"kind": "dynamic", "init": 256.0, "window": 2}}, exponents_every=2)
-    batches = data(5)
-    batches[3] = (batches[3][0] * torch.inf, batches[3][1])
-    run(boosted, trace, batches)
-    records, events = trace.drain()
+    scale = {"kind": "dynamic", "init": 256.0, "window": 2}
+    records, events = recorded({"loss_scale": scale}, 5, {3: math.inf}, exponents_every=2)
     assert [r.step for r in records] == [0, 1, 2, 3, 4]
     assert [r.loss_scale for r in records] == [256, 256, 512, 512, 256]
     assert [r.loss_scale_after for r in records] == [256, 512, 512, 256, 256]
@@ -81,7 +85,6 @@ def test_records_say_what_happened_in_each_step() -> None:
     assert all({"time.data", "time.forward", "time.backward", "time.update"} <= set(r.columns) for r in records)
     kinds = [(e.step, e.kind) for e in events]
     assert kinds == [(1, EventKind.SCALE_UP), (3, EventKind.OVERFLOW), (3, EventKind.SCALE_DOWN)]
-    assert trace.drain() == ([], [])
 
 
 def test_a_step_is_recorded_without_reading_the_device_and_the_host_records_the_same() -> None:
@@ -93,6 +96,7 @@ def test_a_step_is_recorded_without_reading_the_device_and_the_host_records_the_
         with forbid_host_reads() if device_only else nullcontext():
             run(boosted, trace, batches)
         records, events = trace.drain()
+        assert trace.drain() == ([], [])
         kept.append((records, [(event.step, event.kind, event.subject) for event in events]))
     (here, events), (there, device_events) = kept
     assert events == device_events
@@ -142,25 +146,6 @@ def test_overflow_event_names_the_leaf_modules_whose_gradients_went_non_finite()
     overflow = [e for e in events if e.kind is EventKind.OVERFLOW]
     assert [e.subject for e in overflow] == ["0"]
     assert "overflowed at loss scale" in overflow[0].message
-
-
-def test_floor_is_reported_once_per_visit() -> None:
-    _, boosted, trace = make({"loss_scale": {"kind": "dynamic", "init": 4.0, "window": 1}})
-    batches = data(8)
-    for i in (0, 1, 2, 3, 5, 6, 7):
-        batches[i] = (batches[i][0] * torch.nan, batches[i][1])
-    run(boosted, trace, batches)
-    _, events = trace.drain()
-    assert [e.step for e in events if e.kind is EventKind.SCALE_FLOOR] == [1, 5]
-
-
-def test_divergence_without_a_loss_scale_is_an_event() -> None:
-    _, boosted, trace = make({})
-    batches = data(2)
-    batches[1] = (batches[1][0] * torch.nan, batches[1][1])
-    run(boosted, trace, batches)
-    _, events = trace.drain()
-    assert [(e.step, e.kind) for e in events] == [(1, EventKind.DIVERGED)]
 
 
 def test_buffer_is_due_when_full_or_old() -> None:
@@ -225,39 +210,49 @@ def test_groups_follow_the_module_tree_and_are_few() -> None:
     assert [groups[name] for name, _ in net.named_parameters()] == sorted(groups.values(), key=order.index)
 
 
-def test_floor_is_reported_once_per_visit_with_accumulation() -> None:
-    accumulation = {"boost": {"mode": "manual", "grad_accumulation": True}}
-    accumulation |= {"grad_accumulation": {"grad_accumulation_step": 2}}
-    _, boosted, trace = make(accumulation | {"loss_scale": {"kind": "dynamic", "init": 2.0, "window": 1}})
-    batches = data(12)
-    for i in (0, 3, 4, 10):  # windows 0, 1, 2 and 5 overflow; windows 3 and 4 let the scale grow again
-        batches[i] = (batches[i][0] * torch.inf, batches[i][1])
-    run(boosted, trace, batches)
-    events = trace.drain()[1]
-    assert [e.step for e in events if e.kind is EventKind.SCALE_FLOOR] == [1]
-    assert [e.step for e in events if e.kind is EventKind.OVERFLOW] == [1, 3, 5, 11]
+ACCUMULATION = {
+    "boost": {"mode": "manual", "grad_accumulation": True},
+    "grad_accumulation": {"grad_accumulation_step": 2},
+}
 
 
-def test_a_fixed_scale_that_drops_nothing_records_its_overflows_and_diverges_once() -> None:
-    _, boosted, trace = make({"loss_scale": {"kind": "fixed", "init": 16.0, "drop_overflow_update": False}})
-    batches = data(4)
-    batches[1] = (batches[1][0] * torch.inf, batches[1][1])
-    run(boosted, trace, batches)
-    records, events = trace.drain()
-    assert [r.overflow for r in records] == [False, True, True, True]
-    assert [r.skipped for r in records] == [False] * 4
-    assert [(e.step, e.kind) for e in events] == [
-        (1, EventKind.OVERFLOW),
-        (1, EventKind.DIVERGED),
-        (2, EventKind.OVERFLOW),
-        (3, EventKind.OVERFLOW),
-    ]
-    assert events[0].message.endswith("the update was applied all the same")
+@pytest.mark.parametrize(
+    ("accumulation", "init", "n", "spoiled", "floors", "overflows"),
+    [
+        ({}, 4.0, 8, (0, 1, 2, 3, 5, 6, 7), [1, 5], [0, 1, 2, 3, 5, 6, 7]),
+        # Windows 0, 1, 2 and 5 overflow; windows 3 and 4 let the scale grow again.
+        (ACCUMULATION, 2.0, 12, (0, 3, 4, 10), [1], [1, 3, 5, 11]),
+    ],
+    ids=["every step", "accumulation"],
+)
+def test_the_floor_is_reported_once_per_visit(
+    accumulation: dict[str, Any], init: float, n: int, spoiled: Any, floors: list[int], overflows: list[int]
+) -> None:
+    config = accumulation | {"loss_scale": {"kind": "dynamic", "init": init, "window": 1}}
+    _, events = recorded(config, n, dict.fromkeys(spoiled, math.inf))
+    assert [e.step for e in events if e.kind is EventKind.SCALE_FLOOR] == floors
+    assert [e.step for e in events if e.kind is EventKind.OVERFLOW] == overflows
 
 
-def test_a_fixed_scale_has_no_floor_to_report() -> None:
-    _, boosted, trace = make({"loss_scale": {"kind": "fixed", "init": 16.0}})
-    batches = data(3)
-    batches[1] = (batches[1][0] * torch.inf, batches[1][1])
-    run(boosted, trace, batches)
-    assert [(e.step, e.kind) for e in trace.drain()[1]] == [(1, EventKind.OVERFLOW)]
+@pytest.mark.parametrize(
+    ("scale", "kinds", "skipped"),
+    [
+        ({"kind": "none"}, [(1, "diverged")], []),
+        ({"kind": "fixed", "init": 16.0}, [(1, "overflow")], [1]),  # a fixed scale has no floor to report
+        (
+            {"kind": "fixed", "init": 16.0, "drop_overflow_update": False},
+            [(1, "overflow"), (1, "diverged"), (2, "overflow"), (3, "overflow")],
+            [],
+        ),
+    ],
+    ids=["no scale", "fixed", "fixed and nothing dropped"],
+)
+def test_overflows_and_divergence_are_events(
+    scale: dict[str, Any], kinds: list[tuple[int, str]], skipped: list[int]
+) -> None:
+    records, events = recorded({"loss_scale": scale}, 4, {1: math.inf})
+    assert [(e.step, e.kind) for e in events] == kinds
+    assert [r.step for r in records if r.skipped] == skipped
+    assert {r.step for r in records if r.overflow} == {step for step, kind in kinds if kind == "overflow"}
+    if len(kinds) > 1:
+        assert events[0].message.endswith("the update was applied all the same")

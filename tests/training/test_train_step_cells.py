@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,8 @@ def test_golden_training_with_loss_scale(path: Path, is_fused: bool) -> None:
         assert float(cell.scale_sense) == pytest.approx(arrays["scale_before"][step], rel=1e-6)
         before = {name: p.detach().clone() for name, p in net.named_parameters()}
         momenta = [optimizer.state[p].get("momentum_buffer", p.new_zeros(())).clone() for p in net.parameters()]
-        if is_fused:
+        with pytest.warns(NonFusedOptimizerWarning) if step == 0 and not is_fused else nullcontext():
             loss, overflow, scale = cell(*golden_batch(arrays, step, torch.float32))
-        else:
-            with pytest.warns(NonFusedOptimizerWarning) if step == 0 else _quiet():
-                loss, overflow, scale = cell(*golden_batch(arrays, step, torch.float32))
         if step not in meta["nan_input_steps"]:  # the recorded ReLU maps NaN to 0, torch's hands it on
             np.testing.assert_allclose(float(loss), arrays["losses"][step], rtol=1e-4, atol=1e-5)
         assert bool(overflow) == bool(arrays["overflow"][step])
@@ -113,12 +111,6 @@ def follow_flushed_gradients_(
         with torch.no_grad():
             optimizer.state[parameter]["momentum_buffer"].copy_(group["momentum"] * momentum)
             parameter.copy_(start - group["lr"] * group["momentum"] * momentum)
-
-
-def _quiet() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
 
 
 @pytest.mark.parametrize("path", golden_paths("with_loss_scale_errors.json"), ids=ids)
@@ -248,19 +240,18 @@ def _groups_as_decayed(net: nn.Module, result: dict[str, Any]) -> list[dict[str,
 def _warnings_of_plan(meta: dict[str, Any]) -> Any:
     if meta["level"] == "O2":
         return pytest.warns(UserWarning, match="adasum is not in effect")
-    return _quiet()
+    return nullcontext()
 
 
-@pytest.mark.parametrize("sens", [0, float("nan"), float("inf")])
-def test_sens_that_is_no_usable_number_is_refused(sens: float) -> None:
-    with pytest.raises(ValueError, match="finite number other than 0"):
-        TrainOneStepCell(nn.Linear(1, 1), SGD([nn.Parameter(torch.ones(1))], lr=0.1), sens)
-
-
-@pytest.mark.parametrize("sens", ["1", True, [1.0]])
-def test_sens_of_another_kind_is_a_type_error(sens: Any) -> None:
-    with pytest.raises(TypeError, match="must be a number"):
-        BoostTrainOneStepCell(nn.Linear(1, 1), SGD([nn.Parameter(torch.ones(1))], lr=0.1), sens)
+@pytest.mark.parametrize("cell", [TrainOneStepCell, BoostTrainOneStepCell])
+@pytest.mark.parametrize(
+    ("sens", "error", "words"),
+    [(sens, ValueError, "finite number other than 0") for sens in (0, float("nan"), float("inf"))]
+    + [(sens, TypeError, "must be a number") for sens in ("1", True, [1.0])],
+)
+def test_sens_that_is_no_usable_number_is_refused(cell: Any, sens: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        cell(nn.Linear(1, 1), SGD([nn.Parameter(torch.ones(1))], lr=0.1), sens)
 
 
 def test_plain_cell_returns_the_loss_before_the_update() -> None:

@@ -3,7 +3,8 @@
 Named and shaped after ``mindspore.train.Model`` (MindSpore 2.7). It adds no step of its own: batches go through
 `training_loop`, and so through the step that everything here shares (``boosted.py``). Differences: boosting needs
 only an optimizer (there also metrics or an evaluation network, and without them it silently trains unboosted), any
-iterable of batches is a dataset, metrics are torchmetrics, and an evaluation leaves no trace on the training.
+iterable of batches is a dataset, metrics are torchmetrics, and an evaluation leaves no trace on the training. The file
+is long because the reference has one class with many arguments, and each of them is documented where it is given.
 """
 
 from __future__ import annotations

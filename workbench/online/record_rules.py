@@ -166,7 +166,8 @@ def _wrong_form(tensors: list[tuple[Path, Tensor]], form: BatchForm) -> str:
 def _faults(path: Path, tensor: Tensor, rules: RecordRules) -> Iterator[tuple[str, Tensor]]:
     """Yield reasons with the entries they may concern, bool, of the tensor's shape."""
     is_label = path in _LABELS
-    span = rules.label_range if is_label else rules.id_range if _is_whole(tensor) else None
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    span = rules.label_range if is_label else rules.id_range if is_whole else None
     if span is not None and tensor.numel():
         low, high = torch.aminmax(tensor)  # NaN if there is one anywhere
         if span[0] <= low.item() and high.item() <= span[1]:
@@ -181,7 +182,3 @@ def _faults(path: Path, tensor: Tensor, rules: RecordRules) -> Iterator[tuple[st
             yield "too large", tensor.abs() > rules.max_abs
     if span is not None:
         yield "label out of range" if is_label else "id out of range", (tensor < span[0]) | (tensor > span[1])
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)

@@ -1,5 +1,7 @@
 """One training step, written once: the loop, the train-one-step modules and a user's own loop all use it.
 
+The file is long because a step, its state and its batches belong to one class, documented for whoever writes a loop.
+
 In pseudocode, each line with the reason for its place::
 
     schedule.begin_step()                    # the forward pass must know what needs gradients, or activations are saved
