@@ -129,7 +129,8 @@ def test_a_run_killed_at_any_byte_can_be_continued(tmp_path: Path) -> None:
     recorder = RunRecorder.create(tmp_path, {}, {})
     recorder.write(some_steps(0, 1))
     kept = (recorder.path / "steps.jsonl").stat().st_size
-    recorder.write(some_steps(1, 1))
+    torn = StepRecord(1, 0.5, 1.0, 0.25)
+    recorder.write([torn])
     recorder.close()
     content = (recorder.path / "steps.jsonl").read_bytes()
     for size in range(kept, len(content)):
@@ -137,8 +138,10 @@ def test_a_run_killed_at_any_byte_can_be_continued(tmp_path: Path) -> None:
         assert len(read_run(recorder.path).steps) == 1
         with RunRecorder.reopen(recorder.path) as resumed:
             assert resumed.n_steps == 1
-            resumed.write(some_steps(1, 2))
-        assert comparable(read_run(recorder.path).step_records()) == comparable(some_steps(0, 3))
+            resumed.write([torn, *some_steps(2, 1)])
+        assert comparable(read_run(recorder.path).step_records()) == comparable(
+            [*some_steps(0, 1), torn, *some_steps(2, 1)]
+        )
 
 
 KILLED_WRITER = """

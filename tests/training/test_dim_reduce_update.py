@@ -25,7 +25,6 @@ from workbench.mindspore.train_step_cells import BoostTrainOneStepCell, WithLoss
 from workbench.training import (
     AutoBoost,
     Boosted,
-    TraceBuffer,
     apply,
 )
 from workbench.training.checkpoint import load_checkpoint, save_checkpoint
@@ -240,18 +239,6 @@ def test_resuming_from_a_checkpoint_changes_nothing(tmp_path: Path, stop: int) -
     load_checkpoint(tmp_path / "checkpoint.pt", second)
     train(second, range(stop, 6))
     assert torch.equal(weights_of(second.model), weights_of(whole.model))
-
-
-def test_the_trace_has_the_columns_and_the_events(tmp_path: Path) -> None:
-    boosted = boosted_on(write_snapshots(tmp_path / "snapshots", network()))
-    trace = TraceBuffer(boosted)
-    x, y = batch(0)
-    boosted.backward(nn.functional.mse_loss(boosted.model(x), y))
-    trace.record(boosted.step(lambda: torch.tensor(float("inf"))), len(x))
-    records, events = trace.drain()
-    assert records[0].columns["dim_reduce.rho"] == 0.0
-    assert 0 < records[0].columns["dim_reduce.explained_variance"] <= 1
-    assert [event.kind for event in events] == [EventKind.LINE_SEARCH_FAILED]
 
 
 def test_wrong_uses_are_told_in_one_sentence(tmp_path: Path) -> None:

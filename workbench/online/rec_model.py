@@ -27,12 +27,11 @@ from workbench.mindspore.callbacks import CallbackList, CallbackParameters, RunC
 from workbench.mindspore.model import Callbacks, Model
 from workbench.mindspore.model_arguments import check_kind, check_sink_size
 from workbench.online.feed import Interrupts
-from workbench.online.online_trace import StepSink
 from workbench.online.page_hinkley import DriftDetector
 from workbench.online.prequential import Prequential
 from workbench.online.publishing import SnapshotPublisher
 from workbench.online.record_rules import RecordRules
-from workbench.online.session import OnlineSession, RefusedBatchError
+from workbench.online.session import OnlineSession, RefusedBatchError, StepSink
 from workbench.online.stream import OpenStream, check_stream
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint_folder import CheckpointFolder as OnlineCheckpoints

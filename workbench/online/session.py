@@ -10,15 +10,14 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from workbench.core.records import Event, EventKind
+from workbench.core.records import Event, EventKind, StepRecord
 from workbench.core.wrapped_model import unwrapped
 from workbench.mindspore.callbacks import Callback, CallbackParameters, RunContext
 from workbench.online.feed import Feed, Interrupts
-from workbench.online.online_trace import OnlineTrace, StepSink, table_figures
 from workbench.online.page_hinkley import DriftDetector
 from workbench.online.prequential import Prequential
 from workbench.online.publishing import SnapshotPublisher
@@ -29,9 +28,18 @@ from workbench.training.boosted import Boosted
 from workbench.training.checkpoint import checkpoint_state, restore_generators
 from workbench.training.checkpoint_folder import CheckpointFolder as OnlineCheckpoints
 from workbench.training.outcome import StepOutcome
+from workbench.training.trace_buffer import TraceBuffer
 
 _FIGURES_EVERY = 100  # steps between two looks at rates and table sizes where no Prequential says otherwise
 _REFUSED_IN_A_ROW = 3  # so many batches that the network cannot compute with are its fault and not theirs
+
+
+class StepSink(Protocol):
+    """What keeps a run, for example a ``workbench.runs.RunRecorder``."""
+
+    def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
+        """Keep a block of steps and the events among them."""
+        ...
 
 
 class RefusedBatchError(Exception):
@@ -56,7 +64,7 @@ class OnlineSession(Callback):
         self.sieve = RecordSieve(self.rules or RecordRules(), self._report_rejected)
         self.n_drifts = 0
         self.columns: dict[str, float] = {}  # the newest figures
-        self.trace: OnlineTrace | None = None
+        self.trace: TraceBuffer | None = None
         self.numbers = (0, 0)  # epoch and step that a resumed run continues
         self.feed: Feed  # what the trainer is fed with, once `open` was called
         self._position = StreamPosition()
@@ -143,7 +151,7 @@ class OnlineSession(Callback):
         if self.rules is not None:
             columns["online.records_per_second"] = (accepted - self._figured[1]) / max(now - self._figured[0], 1e-9)
         self._figured = now, accepted
-        columns.update(table_figures(unwrapped(self.boosted.model)))
+        columns.update(_table_figures(unwrapped(self.boosted.model)))
         return {name: value for name, value in columns.items() if not math.isnan(value)}
 
     def _take_in(self, step: int) -> None:
@@ -162,7 +170,8 @@ class OnlineSession(Callback):
 
     def __enter__(self) -> Self:
         if self.recorder is not None:
-            self.trace = OnlineTrace(self.boosted, self.recorder, self.figures_after, gradients=self.record_gradients)
+            # Norm and maximum of the gradients only if asked for: on a large table they cost as much as a step.
+            self.trace = TraceBuffer(self.boosted, gradients=self.record_gradients, figures=self.figures_after)
         return self
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -175,7 +184,7 @@ class OnlineSession(Callback):
         if self.interrupts.asked:
             run_context.request_stop()
         if self.trace is not None and self.trace.due():
-            self.trace.write()
+            self._record()
         if self.checkpoints is not None and self.checkpoints.is_due(self.boosted.step_index):
             self._save(state)
         if self.publisher is not None and self.publisher.is_due(self.boosted.step_index):
@@ -195,14 +204,20 @@ class OnlineSession(Callback):
         """Write a checkpoint, and before it every step that lies behind it: the record of a killed run has no gap."""
         assert self.checkpoints is not None
         content = self.state_dict(state)
-        if self.trace is not None:
-            self.trace.write()
+        self._record()
         self.checkpoints.save(content, self.boosted.step_index, wait=wait)
+
+    def _record(self) -> None:
+        """Hand all steps and events of the trace to the recorder."""
+        if self.trace is not None and self.recorder is not None:
+            records, events = self.trace.drain()
+            if records or events:
+                self.recorder.write(records, events)
 
     def __exit__(self, *_: object) -> None:
         with contextlib.ExitStack() as endings:  # each of them, whatever becomes of the others; the last one first
             if self.trace is not None:
-                endings.callback(self.trace.write)
+                endings.callback(self._record)
                 endings.callback(self.trace.detach)
             if self.publisher is not None:
                 endings.callback(self.publisher.close)
@@ -265,3 +280,18 @@ class OnlineSession(Callback):
     def _emit(self, event: Event) -> None:
         if self.boosted.events is not None:
             self.boosted.events.emit(event)
+
+
+def _table_figures(network: nn.Module) -> dict[str, float]:
+    """Return the figures of all growing tables of a network together, by column; empty when it has none.
+
+    A growing table says how full it is by ``occupancy()``, such as ``workbench.optim.embeddings.EvictingEmbedding``.
+    """
+    asked = (getattr(module, "occupancy", None) for module in network.modules())
+    tables = [occupancy() for occupancy in asked if callable(occupancy)]
+    if not tables:
+        return {}
+    return {
+        "online.table_rows": float(sum(table.rows_in_use for table in tables)),
+        "online.table_evictions": float(sum(table.evictions for table in tables)),
+    }

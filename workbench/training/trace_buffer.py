@@ -71,11 +71,13 @@ class TraceBuffer:
         capacity: int = 1024,  # rows on the device before a drain is due
         max_seconds: float = 1.0,  # age of the oldest row at which it is
         gradients: bool = True,  # norm, maximum and non-finite modules: three passes over the gradients
+        figures: Callable[[StepOutcome], Mapping[str, float]] | None = None,  # more numbers of each step, by column
     ) -> None:
         self.boosted = boosted
         self.exponents_every = exponents_every
         self.capacity = capacity
         self.max_seconds = max_seconds
+        self._figures = figures
         self._events: list[Event] = []
         model, device = unwrapped(boosted.model), boosted.device  # names as the user knows them
         named = list(model.named_parameters())
@@ -137,6 +139,8 @@ class TraceBuffer:
         """Add one step, with namespaced numbers the host knows (``{"time.forward": 1.2}``); no host synchronisation."""
         if len(self._rows) == self.capacity:
             raise RuntimeError("the trace buffer is full; call drain() when due() says so")
+        if self._figures is not None:
+            columns = {**(columns or {}), **self._figures(outcome)}
         now = time.perf_counter()
         row = len(self._rows)
         if row == 0:
