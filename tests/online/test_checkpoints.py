@@ -55,12 +55,17 @@ def trained_to(step: int, folder: Path, *, resume: bool = False, queue_size: int
     return model, summary, drift.state_dict()
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return trained_to(30, tmp_path_factory.mktemp("whole"))
+
+
 @pytest.mark.parametrize("queue_size", [0, 3])
 @pytest.mark.parametrize("cut", [1, 5, 12])
 def test_resumed_training_has_the_bits_of_training_that_was_not_interrupted(
-    cut: int, queue_size: int, tmp_path: Path
+    cut: int, queue_size: int, tmp_path: Path, uninterrupted: Any
 ) -> None:
-    whole, expected, drift = trained_to(30, tmp_path / "whole")
+    whole, expected, drift = uninterrupted
     trained_to(cut, tmp_path / "cut", queue_size=queue_size)
     torch.manual_seed(99)  # the generators come from the checkpoint
     resumed, summary, drift_after = trained_to(30, tmp_path / "cut", resume=True, queue_size=queue_size)
