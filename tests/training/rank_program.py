@@ -22,11 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # torchrun starts a script, 
 
 from tests.kit.chains import chain
 from tests.ranks import leave_together
-from workbench.methods.adasum.method import AdaSum
 from workbench.mindspore.train_step_cells import BoostTrainOneStepCell, WithLossCell
 from workbench.training import AutoBoost, apply
 
-SHAPES = [(1,), (2,), (3,), (5,), (7,), (128, 3), (), (4, 1, 5)]
 ADASUM = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "adasum": True}}
 SCALED = {"boost": {"mode": "manual"}, "loss_scale": {"kind": "dynamic", "init": 1024.0}}
 FREEZING = {
@@ -64,18 +62,6 @@ def dim_reduce_config(snapshots: Path) -> dict[str, Any]:
 def data(step: int, rank: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(100 * step + rank)
     return torch.randn(6, 3, generator=generator), torch.randn(6, 2, generator=generator)
-
-
-def random_changes(rank: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(rank)
-    return [torch.randn(shape, generator=generator) for shape in SHAPES]
-
-
-def adasum_of_tensors(rank: int) -> dict[str, Any]:
-    old = [torch.zeros(shape) for shape in SHAPES]
-    new = [tensor.clone() for tensor in old]
-    AdaSum(rank, 1, distributed.get_world_size(), new)(random_changes(rank), new, old)
-    return {"weights": new}
 
 
 def adasum_training(rank: int, device_number: int = 1) -> dict[str, Any]:
@@ -229,7 +215,6 @@ def dim_reduce_with_an_overflow(rank: int) -> dict[str, Any]:
 CASES: dict[str, Callable[[int], dict[str, Any]]] = {
     case.__name__: case
     for case in (
-        adasum_of_tensors,
         adasum_training,
         adasum_of_servers,
         adasum_cell,

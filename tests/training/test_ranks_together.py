@@ -73,15 +73,6 @@ def trained_alone(n_servers: int, steps: int = 5) -> list[Tensor]:
     return [p.detach() for p in nets[0].parameters()]
 
 
-def test_adasum_of_every_shape_is_the_formula_on_all_ranks(folder: Path) -> None:
-    ranks = [result["weights"] for result in loaded(folder, "adasum_of_tensors")]
-    assert_equal_bits(ranks)
-    changes = [program.random_changes(rank) for rank in RANKS]
-    for i, found in enumerate(ranks[0]):
-        expected = -adasum_tree([change[i].double() for change in changes])
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("case", "n_servers"), [("adasum_training", 4), ("adasum_of_servers", 2), ("adasum_cell", 4)], ids=str
 )
