@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.kit.callbacks import StopAt
+from workbench.core.records import Event, EventKind, StepRecord
+from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.online import (
     OnlineCheckpoints,
     OnlineSummary,
     PageHinkley,
     Prequential,
+    SnapshotPublisher,
+    load_published,
 )
 from workbench.rec import RecModel
+from workbench.tasks.click_law import ClickLaw
 from workbench.tasks.clicks import ClickModel, click_stream, row_wise_adam
+
+
+class StopAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def step_end(self, run_context: RunContext) -> None:
+        if run_context.original_args().cur_step_num >= self.step:
+            run_context.request_stop()
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.records: list[StepRecord] = []
+        self.events: list[Event] = []
+
+    def write(self, records: Any, events: Any = ()) -> None:
+        self.records += records
+        self.events += events
 
 
 def new_model(n_rows: int = 1 << 13) -> RecModel:
@@ -26,6 +52,30 @@ def new_model(n_rows: int = 1 << 13) -> RecModel:
 
 def state_of(model: RecModel) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.predict_network.state_dict().items()}
+
+
+def test_clicks_are_learned_from_a_poisoned_stream(tmp_path: Path) -> None:
+    kept, model = Kept(), new_model()
+    summary = model.online_train(
+        lambda n: click_stream(seed=0, start=n, poison=0.01, misshapen=0.01),
+        StopAt(400),
+        prequential=Prequential(window=10_000, every=50),
+        publisher=SnapshotPublisher(tmp_path, every_steps=50),
+        recorder=kept,
+        queue_size=4,
+    )
+    assert summary.n_steps == 400
+    assert summary.auc > 0.6
+    assert summary.n_records + summary.n_rejected > 400 * 64
+    reasons = {event.subject for event in kept.events if event.kind is EventKind.RECORD_REJECTED}
+    assert {"not finite", "label out of range", "wrong shape"} <= reasons
+    rows = [record.columns["online.table_rows"] for record in kept.records if "online.table_rows" in record.columns]
+    assert len(rows) == 8
+    assert rows == sorted(rows)
+    published = load_published(tmp_path)
+    assert published.step == 400
+    assert len(published.deltas) > 5
+    assert all(torch.equal(published.tensors[name], value) for name, value in state_of(model).items())
 
 
 def test_evicting_tables_and_row_wise_moments_resume_exactly(tmp_path: Path) -> None:
@@ -55,3 +105,23 @@ def test_evicting_tables_and_row_wise_moments_resume_exactly(tmp_path: Path) -> 
     assert all(torch.equal(one[name], other[name]) for name in one)
     evictions = whole.predict_network.table.occupancy().evictions  # type: ignore[union-attr,operator]
     assert evictions > 0
+
+
+@pytest.mark.long
+def test_a_drift_of_the_law_is_told_and_recovered_from() -> None:
+    """The law changes its mind at record 64,000; what was learned is worth less, and is learned again."""
+    law = ClickLaw(seed=3, drift_every=64_000)
+    kept, model = Kept(), new_model()
+
+    def stream(start: int) -> Iterator[Any]:
+        return click_stream(seed=3, start=start, law=law)
+
+    model.online_train(
+        stream, StopAt(2000), prequential=Prequential(window=6400, every=50), drift=PageHinkley(), recorder=kept
+    )
+    auc = {record.step + 1: record.columns["online.auc"] for record in kept.records if "online.auc" in record.columns}
+    told = [event.step for event in kept.events if event.kind is EventKind.DRIFT]
+    assert auc[1100] < auc[1000] - 0.02
+    assert auc[2000] > auc[1100] + 0.01
+    assert len(told) <= 2
+    assert any(1000 <= step < 1400 for step in told), (told, auc)
