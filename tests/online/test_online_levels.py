@@ -68,6 +68,25 @@ def test_a_stream_has_the_bits_of_a_models_epoch(arguments: dict[str, Any]) -> N
     assert not all(torch.equal(a, b) for a, b in zip(weights(one), chain(n_in=3, n_out=1).parameters(), strict=True))
 
 
+def test_a_stream_is_trained_on_with_smoothed_labels_where_the_configuration_asks_for_it() -> None:
+    def trained(smoothing: float, kind: type[Model]) -> list[Tensor]:
+        torch.manual_seed(4)
+        network = nn.Linear(3, 2)
+        settings = {"boost": {"mode": "disable_all"}, "regularization": {"label_smoothing": smoothing}}
+        optimizer = torch.optim.SGD(network.parameters(), 0.3, fused=True)
+        model = kind(network, nn.CrossEntropyLoss(), optimizer, boost_level="O1", boost_config_dict=settings)
+        data = [(x, (x.sum(1) > 0).long()) for x in torch.randn(8, 6, 3, generator=torch.Generator().manual_seed(1))]
+        if isinstance(model, RecModel):
+            model.online_train(iter(data))
+        else:
+            model.train(1, data)
+        return [parameter.detach().clone() for parameter in network.parameters()]
+
+    smooth, same, sharp = trained(0.2, Model), trained(0.2, RecModel), trained(0.0, RecModel)
+    assert all(torch.equal(one, other) for one, other in zip(smooth, same, strict=True))
+    assert not torch.equal(smooth[0], sharp[0])
+
+
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense gradients", "sparse gradients"])
 def test_float16_with_a_dynamic_scale_skips_what_overflows(sparse: bool, tmp_path: Path) -> None:
     manager = DynamicLossScaleManager(2.0**30, 2, 1000)

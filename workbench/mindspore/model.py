@@ -347,8 +347,12 @@ class Model:
         if self._loss_fn is None:
             return checked_loss(called_with(network, batch), "network")
         data, label = data_and_label(batch)
-        criterion = self._loss_fn if self._boosted is None else self._boosted.criterion
-        return checked_loss(criterion(network(data), label), "loss_fn")
+        return checked_loss(self._criterion(network(data), label), "loss_fn")
+
+    @property
+    def _criterion(self) -> Any:
+        """What it trains with: the one given, or what the configuration makes of it (label smoothing)."""
+        return self._loss_fn if self._boosted is None else self._boosted.criterion
 
     def _net_outputs(self, boosted: Boosted, outcome: StepOutcome) -> Tensor | BoostStep:
         in_effect = boosted.plan.in_effect() if boosted.plan is not None else ()

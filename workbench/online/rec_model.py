@@ -226,7 +226,7 @@ class RecModel(Model):
         if self._loss_fn is not None:
             data, label = data_and_label(batch)
             prediction = network(data)
-            return checked_loss(self._loss_fn(prediction, label), "loss_fn"), prediction, label
+            return checked_loss(self._criterion(prediction, label), "loss_fn"), prediction, label
         outputs = called_with(network, batch)
         if isinstance(outputs, tuple) and len(outputs) == 3:
             return checked_loss(outputs[0], "network"), outputs[1], outputs[2]
