@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, distributed, multiprocessing, nn
 
 from tests.golden_files import golden_paths, load_json, load_npz
 from tests.golden_networks import build_loss, build_network, golden_batch, load_initial_weights
+from tests.kit.twins import through_file
 from tests.ranks import leave_together
 from workbench.methods.dim_reduce.method import (
     DimReduce,
@@ -414,11 +414,8 @@ def test_saving_and_resuming_at_any_step_changes_nothing(stop: int, arithmetic: 
     resumed.hessian, resumed.minimum = whole.hessian, whole.minimum
     first, second = (reducer(net, arithmetic=arithmetic) for net in (whole, resumed))
     descend(whole, first, stop)
-    file = io.BytesIO()
-    torch.save({"net": whole.state_dict(), "dim_reduce": first.state_dict()}, file)
+    saved = through_file({"net": whole.state_dict(), "dim_reduce": first.state_dict()})
     losses = descend(whole, first, 4)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
     resumed.load_state_dict(saved["net"])
     second.load_state_dict(saved["dim_reduce"])
     assert descend(resumed, second, 4) == losses

@@ -20,6 +20,7 @@ from tests.golden_networks import (
     golden_batch,
     load_initial_weights,
 )
+from tests.kit.twins import assert_close
 from workbench.methods.grad_freeze.method import FreezeOpt
 from workbench.mindspore.freeze_cell import freeze_cell
 
@@ -84,8 +85,7 @@ def test_golden_freezing_with_accumulation_fails_there_and_works_here(path: Path
             micro[index](part)
         large[index](x)
         assert torch.equal(network.front.weight, before) is (index == 1)
-        for a, b in zip(network.parameters(), whole.parameters(), strict=True):
-            torch.testing.assert_close(a, b)
+        assert_close(network, whole)
 
 
 def test_another_group_may_not_break_into_an_open_window() -> None:
@@ -111,8 +111,7 @@ def test_gradients_are_averaged_over_ranks(tmp_path: Path) -> None:
         freeze_cell(False, alone, freezing(alone), 1.0, None, False)[0](x)
     finally:
         torch.distributed.destroy_process_group()
-    for a, b in zip(network.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    assert_close(network, alone)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.golden_files import golden_paths, load_json
+from tests.kit.twins import assert_close, assert_same, either_copy, through_file
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, allow_one_graph_per_group, split_learning_rates
 
 Build = Callable[[Any], torch.optim.Optimizer]
@@ -55,11 +54,6 @@ def train(net: nn.Module, optimizer: FreezeOpt, steps: range) -> None:
         backward(net, step)
         optimizer.step()
         optimizer.zero_grad()
-
-
-def assert_same(a: nn.Module, b: nn.Module) -> None:
-    for (name, x), (_, y) in zip(a.named_parameters(), b.named_parameters(), strict=True):
-        assert torch.equal(x, y), name
 
 
 @pytest.mark.parametrize("path", golden_paths("freeze_opt_errors*.json"), ids=lambda path: path.stem)
@@ -279,11 +273,7 @@ def test_resuming_at_any_step_changes_nothing(name: str, state: Any, strategy: l
     for step in range(stop):
         train(net, optimizer, range(step, step + 1))
         scheduler.step()
-    file = io.BytesIO()
-    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    file.seek(0)
-    loaded = torch.load(file)  # weights_only: the state holds nothing but numbers and tensors
-
+    loaded = through_file({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
     resumed = network()
     other_strategy = [2] * 3  # a strategy drawn with another seed must not matter
     again = FreezeOpt(OPTIMIZERS[name](resumed.parameters()), groups_of(resumed), other_strategy, state=state)
@@ -296,17 +286,15 @@ def test_resuming_at_any_step_changes_nothing(name: str, state: Any, strategy: l
     assert again.position == optimizer.position
 
 
-@pytest.mark.parametrize(
-    "clone", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["deepcopy", "pickle"]
-)
+@either_copy
 @pytest.mark.parametrize("state", STATES)
-def test_a_copy_goes_on_by_itself(state: Any, clone: Callable[[Any], Any]) -> None:
+def test_a_copy_goes_on_by_itself(state: Any, copied: Callable[[Any], Any]) -> None:
     net = network()
     inner = OPTIMIZERS["sgd"](net.parameters())
     inner.register_step_pre_hook(halve_gradients)
     optimizer = FreezeOpt(inner, groups_of(net), [0, 2, 1, 2], state=state)
     train(net, optimizer, range(3))
-    twin, twin_optimizer = clone((net, optimizer))
+    twin, twin_optimizer = copied((net, optimizer))
     assert twin_optimizer.param_groups[0]["params"][0] is next(iter(twin.parameters()))
     train(twin, twin_optimizer, range(3, 9))
     changed = not torch.equal(net[0].weight, twin[0].weight)
@@ -384,8 +372,7 @@ def test_torch_amp_scaler_works_with_a_fused_inner_optimizer() -> None:
         scaler.update()
         optimizer.zero_grad()
     train(plain, reference, range(4))
-    for a, b in zip(net.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    assert_close(net, plain)
 
 
 def test_another_parameter_group_is_refused_with_the_reason() -> None:

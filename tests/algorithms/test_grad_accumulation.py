@@ -23,6 +23,7 @@ from tests.golden_networks import (
     golden_batch,
     load_initial_weights,
 )
+from tests.kit.twins import assert_close, assert_same
 from workbench.methods.grad_accumulation.method import AccumulationWindow, GradientAccumulation
 
 
@@ -93,8 +94,7 @@ def test_k_micro_batches_are_one_large_batch(k: int, seed: int) -> None:
         large.zero_grad()
         (whole(x) - y).square().mean().backward()
         large.step()
-    for a, b in zip(net.parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    assert_close(net, whole)
 
 
 @given(st.integers(2, 5), st.integers(1, 4))
@@ -113,8 +113,7 @@ def test_flush_applies_what_is_left_as_its_own_mean(k: int, left: int) -> None:
     large = torch.optim.SGD(whole.parameters(), lr=0.1)
     (whole(x[:n]) - y[:n]).square().mean().backward()
     large.step()
-    for a, b in zip(net.parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    assert_close(net, whole)
 
 
 @given(st.integers(1, 4), st.integers(0, 9))
@@ -133,8 +132,7 @@ def test_resuming_in_the_middle_of_a_window_changes_nothing(k: int, stop: int) -
         accumulate(None, gradients(net, x[step : step + 4], y[step : step + 4]))
         if step >= stop:
             again(None, gradients(resumed, x[step : step + 4], y[step : step + 4]))
-    for a, b in zip(net.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_same(net, resumed)
 
 
 def test_the_sum_lives_in_grad_and_the_callers_gradients_stay_as_they_are() -> None:

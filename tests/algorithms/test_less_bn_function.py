@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrizations
 from torch.optim import SGD
 
+from tests.kit.twins import through_file
 from tests.network_families import DenseNet, ResNet
 from tests.ranks import Ranks
 from workbench.core import distributed as ranks
@@ -387,11 +387,8 @@ def test_weights_load_into_a_network_that_had_learned_otherwise(
 ) -> None:
     source = boosted(build, with_statistics=saved_with_statistics)
     train(source, size=32)
-    file = io.BytesIO()
-    torch.save(source.model.state_dict(), file)
-    file.seek(0)
     target = boosted(build, with_statistics=not saved_with_statistics)
-    target.model.eval().load_state_dict(torch.load(file))
+    target.model.eval().load_state_dict(through_file(source.model.state_dict()))
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(target.model.eval()(x), source.model.eval()(x), rtol=1e-5, atol=1e-6)
     twin = copy.deepcopy(boosted(build, with_statistics=not saved_with_statistics).model)  # copies load as well

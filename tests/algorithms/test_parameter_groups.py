@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.golden_files import golden_paths, load_json
+from tests.kit.twins import assert_close
 from workbench.methods.parameter_groups import (
     named_trainable_parameters,
     plain_name,
@@ -129,8 +130,7 @@ def test_a_rebuilt_optimizer_continues_as_the_old_one_would(build: Any) -> None:
             optimizer.zero_grad()
             net(torch.ones(4, 3) * (step + 1)).square().mean().backward()
             optimizer.step()
-    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    assert_close(nets[0], nets[1])
     assert getattr(optimizers[1], "_step_supports_amp_scaling", None) == getattr(
         optimizers[0], "_step_supports_amp_scaling", None
     )

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
+from tests.kit.twins import assert_same
 from tests.optimizers.test_adam_offload import backward, network, train
 from workbench.optim.adam_offload.host_transfer import CopyEvent, CopyStream, make_buckets
 from workbench.optim.adam_offload.optimizer import AdamOffload
@@ -85,11 +86,6 @@ def groups_of(net: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def assert_equal(a: nn.Module, b: nn.Module) -> None:
-    for ours, theirs in zip(a.parameters(), b.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 @both_streams
 @both_ways
 def test_the_way_over_the_host_changes_no_bit(make: Maker, frees: bool) -> None:
@@ -101,7 +97,7 @@ def test_the_way_over_the_host_changes_no_bit(make: Maker, frees: bool) -> None:
             model[0].requires_grad_(step % 3 != 1)  # frozen at times
         train(net, travelling, range(step, step + 1))
         train(twin, in_place, range(step, step + 1))
-        assert_equal(net, twin)
+        assert_same(net, twin)
     assert travelling._transfer is not None
     assert len(travelling._transfer.buckets) > 1
 
@@ -121,7 +117,7 @@ def test_micro_batches_add_up(make: Maker, frees: bool) -> None:
         for optimizer in (travelling, in_place):
             optimizer.step()
             optimizer.zero_grad()
-        assert_equal(net, twin)
+        assert_same(net, twin)
 
 
 def test_gradients_leave_during_the_backward_pass_and_only_once() -> None:
@@ -157,7 +153,7 @@ def test_gradients_may_change_before_the_step(make: Maker, change: str) -> None:
                     parameter.grad = parameter.grad * 2
             optimizer.step()
             optimizer.zero_grad()
-        assert_equal(net, twin)
+        assert_same(net, twin)
 
 
 @both_streams
@@ -177,7 +173,7 @@ def test_an_overflow_leaves_every_bit_and_training_goes_on(make: Maker, frees: b
             assert all(torch.equal(state[n][k], v) for n, own in before[1].items() for k, v in own.items())
         train(net, travelling, range(step, step + 1))
         train(twin, in_place, range(step, step + 1))
-        assert_equal(net, twin)
+        assert_same(net, twin)
 
 
 @pytest.mark.parametrize("bad", [None, math.inf, math.nan])
@@ -201,7 +197,7 @@ def test_gradients_on_the_host_are_unscaled_and_checked(bad: float | None) -> No
         assert bool(found) == (bad is not None and step == 2)
         if not found:
             travelling.step()
-            assert_equal(net, twin)
+            assert_same(net, twin)
         travelling.zero_grad()
 
 
@@ -225,7 +221,7 @@ def test_weights_loaded_in_between_are_read_again(make: Maker) -> None:
             twin.load_state_dict(other.state_dict())
         train(net, travelling, range(step, step + 1))
         train(twin, in_place, range(step, step + 1))
-        assert_equal(net, twin)
+        assert_same(net, twin)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
@@ -258,8 +254,8 @@ def test_masters_resume_exactly_whatever_is_loaded_first(optimizer_first: bool) 
     if not optimizer_first:
         resumed.load_state_dict(saved[1])
     train(other, resumed, range(5, 9))
+    assert_same(net, other)
     for a, b in zip(net.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
         assert torch.equal(optimizer.state[a]["master"], resumed.state[b]["master"])
 
 
@@ -277,8 +273,8 @@ def test_a_window_resumes_in_its_middle() -> None:
     for model, one in ((net, optimizer), (other, resumed), (copied_net, copied)):
         backward(model, 3)
         one.step()
-    assert_equal(net, other)
-    assert_equal(net, copied_net)
+    assert_same(net, other)
+    assert_same(net, copied_net)
 
 
 def test_clearing_gradients_clears_those_that_left() -> None:
@@ -291,7 +287,7 @@ def test_clearing_gradients_clears_those_that_left() -> None:
     travelling.zero_grad()
     train(net, travelling, range(1, 2))
     train(twin, in_place, range(1, 2))
-    assert_equal(net, twin)
+    assert_same(net, twin)
 
 
 def test_over_ranks_nothing_leaves_before_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +359,7 @@ def test_weights_of_any_layout_come_back_as_they_were() -> None:
             module(torch.ones(1, 3, 5, 5)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert_equal(convolution, twin)
+    assert_same(convolution, twin)
     assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -13,7 +11,6 @@ from torch.nn import functional as F
 
 from workbench.config import OptimizerConfig
 from workbench.core import devices
-from workbench.loss_scale.overflow import step_if_finite
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
 from workbench.optim import build_optimizer, change_optimizer_
 from workbench.optim.muon.optimizer import Muon, parameter_groups
@@ -246,43 +243,6 @@ def test_bfloat16_is_taken_where_the_device_multiplies_it_faster(monkeypatch: py
 # As an optimizer
 
 
-@pytest.mark.parametrize("at", [0, 3])
-def test_training_resumed_from_a_checkpoint_gives_the_same_bits(at: int) -> None:
-    straight, before = network(), network()
-    train(straight, Muon(straight), range(6))
-    optimizer = Muon(before)
-    train(before, optimizer, range(at))
-    file = io.BytesIO()
-    torch.save({"net": before.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    resumed = network(1)
-    resumed.load_state_dict(saved["net"])
-    again = Muon(resumed, lr=9.0)
-    again.load_state_dict(saved["optimizer"])
-    train(resumed, again, range(at, 6))
-    assert same(weights(straight), weights(resumed))
-
-
-def test_a_copy_goes_on_as_the_original_would() -> None:
-    net = network()
-    optimizer = Muon(net)
-    train(net, optimizer, range(2))
-    copied, moved = copy.deepcopy((net, optimizer))
-    train(net, optimizer, range(2, 4))
-    train(copied, moved, range(2, 4))
-    assert same(weights(net), weights(copied))
-
-
-def test_a_scheduler_scales_the_rates_of_both_kinds() -> None:
-    optimizer = Muon(network(), lr=0.4, aux_lr=0.02)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-    train(network(), optimizer, [])
-    optimizer.step()
-    scheduler.step()
-    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.01]
-
-
 def test_parameters_without_a_gradient_stay_and_keep_no_state() -> None:
     net = network()
     optimizer = Muon(net)
@@ -307,43 +267,6 @@ def test_freezing_wraps_it(state: str) -> None:
     train(net, optimizer, [1])
     moved = [not torch.equal(one, other) for one, other in zip(before, weights(net), strict=True)]
     assert moved == [False] * (len(everything) - 4) + [True] * 4
-
-
-@pytest.mark.parametrize("overflowed", [False, True])
-def test_an_overflow_leaves_every_bit_without_the_host_looking(
-    overflowed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net, twin = network(), network()
-    optimizer, other = Muon(net), Muon(twin)
-    train(net, optimizer, range(2))
-    train(twin, other, range(2))
-    backward(net, 2)
-    if overflowed:
-        for parameter in net.parameters():
-            parameter.grad.fill_(torch.nan)  # type: ignore[union-attr]
-    else:
-        train(twin, other, [2])
-    flag = torch.tensor([float(overflowed)])
-    with monkeypatch.context() as patched:
-        patched.setattr(Tensor, "item", lambda self: pytest.fail("the host looked"))
-        step_if_finite(optimizer, flag)
-    assert same(weights(net), weights(twin))
-    train(net, optimizer, [3])
-    train(twin, other, [3])
-    assert same(weights(net), weights(twin))
-
-
-def test_a_gradient_scaler_of_torch_steps_it() -> None:
-    net, twin = network(), network()
-    optimizer, other = Muon(net), Muon(twin)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    tokens, targets = batch(0)
-    scaler.scale(F.cross_entropy(net(tokens), targets)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    train(twin, other, [0])
-    for one, expected in zip(weights(net), weights(twin), strict=True):
-        assert torch.allclose(one, expected, atol=1e-6)
 
 
 def test_a_configuration_builds_it_and_changes_one_that_a_task_brings() -> None:
@@ -389,10 +312,3 @@ def test_plain_parameters_are_told_apart_by_shape() -> None:
 def test_what_cannot_work_is_refused(make: Callable[[nn.Parameter], object], sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
         make(nn.Parameter(torch.zeros(3, 3)))
-
-
-def test_sparse_gradients_are_refused() -> None:
-    table = nn.Embedding(4, 3, sparse=True)
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(RuntimeError, match="dense gradients only"):
-        Muon(table).step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 from typing import Any
 
@@ -135,25 +134,6 @@ def test_rows_without_a_gradient_keep_their_bits(kind: Any) -> None:
 
 
 @BOTH
-def test_an_overflow_leaves_every_bit_as_it_is(kind: Any) -> None:
-    model = Scored(torch.float32)
-    optimizer = kind(model.parameters())
-    backward(model, [1, 2, 2])
-    optimizer.step()
-    before = everything(optimizer, model)
-    optimizer.zero_grad()
-    backward(model, [2, 5, 5], scale=float("inf"))
-    found = unscale_and_check_([p.grad for p in model.parameters()], torch.tensor(0.5), torch.zeros(()))
-    assert found.item() == 1.0
-    step_if_finite(optimizer, found)
-    assert everything(optimizer, model) == before
-    optimizer.zero_grad()
-    backward(model, [2, 5, 5])
-    step_if_finite(optimizer, torch.zeros(()))
-    assert everything(optimizer, model) != before
-
-
-@BOTH
 def test_a_loss_scale_cancels(kind: Any) -> None:
     tables = []
     for scale in (1.0, 1024.0):
@@ -166,38 +146,6 @@ def test_a_loss_scale_cancels(kind: Any) -> None:
             optimizer.zero_grad()
         tables.append(model.table.weight.detach())
     assert torch.equal(*tables)
-
-
-@BOTH
-@pytest.mark.parametrize("through", ["state_dict", "pickle", "deepcopy"])
-def test_training_continues_bit_for_bit(kind: Any, through: str) -> None:
-    model = Scored(torch.bfloat16)
-    optimizer = kind(model.parameters(), lr=0.05)
-    for _ in range(300):  # a bfloat16 count would have stopped at 256
-        optimizer.zero_grad()
-        backward(model, [3])
-    for rows in ([1, 2, 2], [3, 4]):
-        backward(model, rows)
-        optimizer.step()
-        optimizer.zero_grad()
-    if through == "state_dict":
-        other = copy.deepcopy(model)
-        resumed = kind(other.parameters(), lr=0.7)
-        saved = copy.deepcopy(optimizer.state_dict())
-        resumed.load_state_dict(saved)
-    else:
-        both = (model, optimizer)
-        other, resumed = copy.deepcopy(both) if through == "deepcopy" else pickle.loads(pickle.dumps(both))
-    for net, own in ((model, optimizer), (other, resumed)):
-        for rows in ([2, 5], [1, 1, 5]):
-            backward(net, rows)
-            own.step()
-            own.zero_grad()
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-        for name, value in optimizer.state[mine].items():
-            assert torch.equal(value, resumed.state[theirs][name])
-            assert value.dtype == resumed.state[theirs][name].dtype
 
 
 @BOTH
@@ -262,20 +210,6 @@ def test_a_device_that_is_not_waited_for_skips_likewise(
     assert (everything(optimizer, model) == before) is bool(flag)
     assert (everything(optimizer, model) == everything(other, twin)) is not bool(flag)
     assert bool(model.table.weight.fresh_rows[2]) is bool(flag)  # type: ignore[attr-defined]
-
-
-def test_step_hooks_and_schedulers_work() -> None:
-    model, seen = Scored(), []
-    optimizer = RowWiseAdagrad(model.parameters(), lr=0.4)
-    optimizer.register_step_post_hook(lambda *_: seen.append(1))
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    for _ in range(2):
-        backward(model, [1])
-        step_if_finite(optimizer, torch.ones(()))
-        scheduler.step()
-    assert seen == [1, 1]
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
-    assert optimizer.step(lambda: 3.0) == 3.0
 
 
 def test_a_frozen_table_and_later_gradients_of_other_parameters_are_no_trouble() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -64,28 +62,14 @@ def test_one_step_from_zero_gives_the_weights_of_float32(nesterov: bool, scale: 
         torch.testing.assert_close(short.float(), exact, rtol=2.0**-7, atol=0.0)
 
 
-@pytest.mark.parametrize("travels", ["needed", "always"])
-def test_training_stays_near_and_resumes_exactly(travels: str) -> None:
-    net, exact, other = network(), network(), network()
-    options = {"moments_dtype": torch.bfloat16, "rounding_seed": 3, "transfer": travels}
-    optimizer = AdamOffload(net.parameters(), 0.003, **options)  # type: ignore[arg-type]
-    train(net, optimizer, range(20))
-    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
-    copied_net, copied = copy.deepcopy((net, optimizer))
-    train(net, optimizer, range(20, 60))
+def test_training_stays_near_full_moments() -> None:
+    net, exact, start = network(), network(), network()
+    optimizer = AdamOffload(net.parameters(), 0.003, moments_dtype=torch.bfloat16, rounding_seed=3)
+    train(net, optimizer, range(60))
     assert all(state["exp_avg_sq"].dtype == torch.bfloat16 for state in optimizer.state.values())
     train(exact, AdamOffload(exact.parameters(), 0.003), range(60))
-    resumed = AdamOffload(other.parameters(), 0.003, **options)  # type: ignore[arg-type]
-    other.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
-    train(other, resumed, range(20, 60))
-    train(copied_net, copied, range(20, 60))
-    start = list(network().parameters())
-    for i, (a, b) in enumerate(zip(net.parameters(), other.parameters(), strict=True)):
-        assert torch.equal(a, b)
-        assert torch.equal(a, list(copied_net.parameters())[i])
-        reference = list(exact.parameters())[i]
-        assert (a - reference).norm() < 0.1 * (reference - start[i]).norm()
+    for ours, reference, began in zip(net.parameters(), exact.parameters(), start.parameters(), strict=True):
+        assert (ours - reference).norm() < 0.1 * (reference - began).norm()
 
 
 def test_moments_are_full_by_default_and_bad_formats_are_refused() -> None:

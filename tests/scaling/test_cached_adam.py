@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
+from tests.kit.twins import through_file
 from workbench.loss_scale import step_if_finite
 from workbench.loss_scale.cached_adam import step_on_cached_lists
 
@@ -166,12 +166,9 @@ def test_a_saved_state_and_a_copy_go_on_alone() -> None:
     for step in range(3):
         give_gradients(params, step)
         step_if_finite(optimizer, FINITE)
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
     copied = copy.deepcopy(optimizer)
-    file.seek(0)
     loaded = Adam(copy.deepcopy(params), lr=0.1, fused=True)
-    loaded.load_state_dict(torch.load(file))
+    loaded.load_state_dict(through_file(optimizer.state_dict()))
     for one in (optimizer, copied, loaded):
         held = one.param_groups[0]["params"]
         give_gradients(held, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import pickle
 import warnings
@@ -15,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.kit.twins import either_copy
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.loss_scale import (
     NonFusedOptimizerWarning,
@@ -274,7 +274,7 @@ def test_dampened_momentum_asks_the_host_until_its_first_step_only() -> None:
         step_if_finite(optimizer, flag_of(None))
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"])
+@either_copy
 @pytest.mark.parametrize("name", ["momentum", "adam", "adagrad"])
 def test_optimizer_copies_cleanly_afterwards_and_the_copy_still_decides(name: str, copied: Any) -> None:
     params = parameters()

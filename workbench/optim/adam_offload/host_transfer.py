@@ -34,6 +34,8 @@ from torch.utils.hooks import RemovableHandle
 from workbench.core import devices
 from workbench.core import distributed as ranks
 
+DENSE_ONLY = "AdamOffload needs dense gradients; build the embedding with sparse=False"
+
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the format in which the host computes for weights of a format: float32 for 16 bits, else the same."""
@@ -326,7 +328,7 @@ def _dense(parameter: Tensor) -> Tensor:
     gradient = parameter.grad
     assert gradient is not None
     if gradient.layout != torch.strided:
-        raise RuntimeError("AdamOffload needs dense gradients; build the embedding with sparse=False")
+        raise RuntimeError(DENSE_ONLY)
     return gradient
 
 

@@ -51,7 +51,14 @@ from workbench.optim.adam_offload.host_adam import (
     form_step_groups,
     take_gradients,
 )
-from workbench.optim.adam_offload.host_transfer import Bucket, CopyStream, HostTransfer, compute_dtype, dense_strides
+from workbench.optim.adam_offload.host_transfer import (
+    DENSE_ONLY,
+    Bucket,
+    CopyStream,
+    HostTransfer,
+    compute_dtype,
+    dense_strides,
+)
 from workbench.optim.schedule import Schedule, read_schedule, value_at
 
 #: Per dynamic option of a group: the key of its schedule, and the name users know it by.
@@ -487,14 +494,13 @@ def _laid_out(step_group: StepGroup, gradients: list[Tensor]) -> list[Tensor]:
     The kernel goes through memory as if they were. Those of autograd are; those that were assigned to ``.grad`` need
     not be, and the result would be silently wrong (torch's fused Adam has this trap).
     """
-    try:
-        # The quicker question comes first and is mostly enough.
-        if step_group.is_contiguous and all(map(Tensor.is_contiguous, gradients)):
-            return gradients
-        if list(map(Tensor.stride, gradients)) == step_group.strides:
-            return gradients
-    except RuntimeError as error:  # a sparse tensor has no strides
-        raise RuntimeError("AdamOffload needs dense gradients; build the embedding with sparse=False") from error
+    # The quicker question comes first and is mostly enough.
+    if step_group.is_contiguous and all(map(Tensor.is_contiguous, gradients)):
+        return gradients
+    if any(gradient.layout != torch.strided for gradient in gradients):
+        raise RuntimeError(DENSE_ONLY)
+    if list(map(Tensor.stride, gradients)) == step_group.strides:
+        return gradients
     pairs = zip(step_group.parameters, gradients, strict=True)
     return [torch.empty_like(parameter).copy_(gradient) for parameter, gradient in pairs]
 
