@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.network_families import ResidualBlock
+
 __all__ = [
     "ConvNet",
     "MiniResidualNet",
@@ -186,65 +188,21 @@ class ConvNet(nn.Module):
         return self.fc(x.flatten(1))
 
 
-class BasicBlock(nn.Module):
-    """Residual block of two 3x3 convolutions."""
-
-    expansion = 1
-
-    def __init__(self, cin: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(cin, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _downsample(cin, width, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        main = F.relu(self.bn1(self.conv1(x)))
-        main = self.bn2(self.conv2(main))
-        shortcut = x if self.downsample is None else self.downsample(x)
-        return F.relu(main + shortcut)
-
-
-class BottleneckBlock(nn.Module):
-    """Residual block 1x1, 3x3, 1x1 with four times the width at its end."""
-
-    expansion = 4
-
-    def __init__(self, cin: int, width: int, stride: int) -> None:
-        super().__init__()
-        cout = width * self.expansion
-        self.conv1 = nn.Conv2d(cin, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, cout, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(cout)
-        self.downsample = _downsample(cin, cout, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        main = F.relu(self.bn1(self.conv1(x)))
-        main = F.relu(self.bn2(self.conv2(main)))
-        main = self.bn3(self.conv3(main))
-        shortcut = x if self.downsample is None else self.downsample(x)
-        return F.relu(main + shortcut)
-
-
 class MiniResidualNet(nn.Module):
     """Stem with max pooling, two residual blocks per stage, global mean, linear head."""
 
     def __init__(self, block: str, widths: Iterable[int], strides: Iterable[int], classes: int) -> None:
         super().__init__()
-        kind = {"basic": BasicBlock, "bottle": BottleneckBlock}[block]
+        kind = {"basic": "basic", "bottle": "bottleneck"}[block]
         widths = list(widths)
         channels = widths[0]
         self.conv1 = nn.Conv2d(3, channels, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         self.stages: list[str] = []
         for index, (width, stride) in enumerate(zip(widths, strides, strict=True), start=1):
-            first = kind(channels, width, stride)
-            channels = width * kind.expansion
-            self.add_module(f"layer{index}", nn.Sequential(first, kind(channels, width, 1)))
+            first = ResidualBlock(kind, channels, width, stride)
+            channels = first.channels
+            self.add_module(f"layer{index}", nn.Sequential(first, ResidualBlock(kind, channels, width, 1)))
             self.stages.append(f"layer{index}")
         self.fc = nn.Linear(channels, classes)
 
@@ -253,9 +211,3 @@ class MiniResidualNet(nn.Module):
         for stage in self.stages:
             x = getattr(self, stage)(x)
         return self.fc(x.mean((2, 3)))
-
-
-def _downsample(cin: int, cout: int, stride: int) -> nn.Sequential | None:
-    if cin == cout and stride == 1:
-        return None
-    return nn.Sequential(nn.Conv2d(cin, cout, 1, stride, bias=False), nn.BatchNorm2d(cout))

@@ -16,14 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = [
-    "DenseNet",
-    "MobileNetV2",
-    "PreActivationNet",
-    "ResNet",
-    "build_family_member",
-]
-
 Addition = Callable[[Tensor, Tensor], Tensor]
 
 RESNETS: dict[int, tuple[str, tuple[int, ...]]] = {
@@ -47,21 +39,22 @@ class ResidualBlock(nn.Module):
     """Basic (3x3, 3x3) or bottleneck (1x1, 3x3, 1x1) block."""
 
     def __init__(
-        self, kind: str, cin: int, width: int, stride: int, addition: Addition, identity_first: bool, groups: int = 1
+        self,
+        kind: str,
+        cin: int,
+        width: int,
+        stride: int,
+        addition: Addition = operator.add,
+        identity_first: bool = False,
+        groups: int = 1,
     ) -> None:
         super().__init__()
         self.kind, self.addition, self.identity_first = kind, addition, identity_first
-        cout = width if kind == "basic" else 4 * width
-        if kind == "basic":
-            self.conv1 = nn.Conv2d(cin, width, 3, stride, 1, bias=False)
-            self.bn1 = nn.BatchNorm2d(width)
-            self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-            self.bn2 = nn.BatchNorm2d(width)
-        else:
-            self.conv1 = nn.Conv2d(cin, width, 1, bias=False)
-            self.bn1 = nn.BatchNorm2d(width)
-            self.conv2 = nn.Conv2d(width, width, 3, stride, 1, groups=groups, bias=False)
-            self.bn2 = nn.BatchNorm2d(width)
+        self.channels = cout = width if kind == "basic" else 4 * width
+        first, second = ((3, stride, 1), (3, 1, 1)) if kind == "basic" else ((1,), (3, stride, 1, 1, groups))
+        self.conv1, self.bn1 = nn.Conv2d(cin, width, *first, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, *second, bias=False), nn.BatchNorm2d(width)
+        if kind == "bottleneck":
             self.conv3 = nn.Conv2d(width, cout, 1, bias=False)
             self.bn3 = nn.BatchNorm2d(cout)
         self.relu = nn.ReLU()
@@ -104,7 +97,7 @@ class ResNet(nn.Module):
             for index in range(n_blocks):
                 stride = 2 if index == 0 and stage > 1 else 1
                 layers.append(ResidualBlock(kind, channels, width, stride, addition, identity_first, groups))
-                channels = width if kind == "basic" else 4 * width
+                channels = layers[-1].channels
             self.add_module(f"layer{stage}", nn.Sequential(*layers))
         self.fc = nn.Linear(channels, n_classes)
 
@@ -274,6 +267,30 @@ class PreActivationNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(F.relu(self.norm(self.blocks(self.stem(x)))).mean((2, 3)))
+
+
+class Block(nn.Module):
+    """Residual block of two convolutions; LessBN removes ``bn1`` wherever it may."""
+
+    def __init__(self, norm: Callable[[int], nn.Module] = nn.BatchNorm2d, conv: type[nn.Conv2d] = nn.Conv2d) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv(4, 4, 3, padding=1, bias=False), norm(4)
+        self.conv2, self.bn2 = conv(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bn2(self.conv2(self.bn1(self.conv1(x))))
+
+
+class Net(nn.Module):
+    """Stem, residual block (or several) and linear head."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.block, self.head = block, nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block(F.relu(self.norm(self.stem(x)))).mean((2, 3)))
 
 
 def build_family_member(name: str, record: Mapping[str, Any]) -> nn.Module | None:

@@ -466,15 +466,6 @@ def test_a_row_of_zeros_is_never_moved_along() -> None:
     torch.testing.assert_close(net.flat(), wider.flat(), rtol=1e-12, atol=1e-12)
 
 
-def test_the_condition_is_that_of_the_inverse_hessian() -> None:
-    net = Bowl()
-    made = reducer(net, line_search_trials=16)
-    assert made.condition() == 1.0
-    descend(net, made, 3)
-    assert made.condition() == pytest.approx(float(np.linalg.cond(made.inverse_hessian.numpy())))
-    assert made.condition() > 1
-
-
 def test_curvature_is_kept_in_float64_where_weights_are_float32() -> None:
     net = Bowl(5, torch.float32)
     made = reducer(net, line_search_trials=16)

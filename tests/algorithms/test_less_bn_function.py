@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations
 from torch.optim import SGD
 
 from tests.kit.twins import through_file
-from tests.network_families import DenseNet, ResNet
+from tests.network_families import Block, DenseNet, Net, ResNet
 from tests.ranks import Ranks
 from workbench.core import distributed as ranks
 from workbench.methods.less_bn.batch_norm_folding import ChannelAffine
@@ -68,30 +68,6 @@ class StandardizedConv(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         deviation, mean = torch.std_mean(self.weight, (1, 2, 3), keepdim=True)
         return self._conv_forward(input, (self.weight - mean) / deviation, self.bias)
-
-
-class Block(nn.Module):
-    """Residual block of two convolutions; LessBN removes ``bn1`` wherever it may."""
-
-    def __init__(self, norm: Callable[[int], nn.Module] = nn.BatchNorm2d, conv: type[nn.Conv2d] = nn.Conv2d) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = conv(4, 4, 3, padding=1, bias=False), norm(4)
-        self.conv2, self.bn2 = conv(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.bn2(self.conv2(self.bn1(self.conv1(x))))
-
-
-class Net(nn.Module):
-    """Stem, residual block and linear head."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.block, self.head = block, nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.block(F.relu(self.norm(self.stem(x)))).mean((2, 3)))
 
 
 def learned(model: nn.Module, seed: int = 0) -> nn.Module:

@@ -168,21 +168,6 @@ def test_a_network_out_of_reach_of_the_graph_keeps_its_head() -> None:
     assert made.notes[0].startswith("head not normalised: what feeds the output is not known: torch.fx cannot trace")
 
 
-@pytest.mark.filterwarnings("ignore:less_bn had no effect")
-def test_a_tied_language_model_keeps_its_last_layer() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(vocab_size=19, n_positions=8, n_embd=8, n_layer=1, n_head=2)
-    net = transformers.GPT2LMHeadModel(config)
-    tokens = torch.arange(8)[None]
-    before = net.eval()(tokens).logits
-    boosted(net, nn.CrossEntropyLoss())
-    assert net.lm_head.weight is net.transformer.wte.weight
-    assert torch.equal(net.eval()(tokens).logits, before)
-    with pytest.warns(UserWarning, match="head not normalised"):
-        boosted(net, nn.CrossEntropyLoss(), config={"compatibility": {"fn_scope": "head"}})
-    assert net.lm_head.weight is net.transformer.wte.weight
-
-
 def test_the_head_of_a_classifier_that_lost_a_batch_norm_is_normalised_and_announced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -205,22 +205,6 @@ def test_rows_of_another_number_are_not_combined() -> None:
         kernels.combine_rows(torch.ones(3, 5), torch.ones(2, 3), torch.ones(2, 6))
 
 
-def test_what_does_not_belong_together_is_refused() -> None:
-    ones, more = listed([torch.ones(3)]), listed([torch.ones(3), torch.ones(4)])
-    narrow = kernels.listed([torch.ones(3, dtype=torch.bfloat16)], torch.bfloat16)
-    assert narrow is not None
-    for refused in (
-        lambda: kernels.unscale_and_check_(ones, [1.0, 1.0]),
-        lambda: kernels.unscale_and_check_(narrow, [1.0]),
-        lambda: kernels.norm_and_maximum(narrow),
-        lambda: kernels.inner_products(ones, more),
-        lambda: kernels.mix_(ones, ones, [1.0], []),
-        lambda: kernels.adam_(kernels.AdamLists(ones, ones, narrow, narrow), kernels.AdamSettings()),
-    ):
-        with pytest.raises(AssertionError):
-            refused()
-
-
 def test_lists_of_other_lengths_make_no_step() -> None:
     one = [torch.ones(3)]
     assert kernels.adam_lists(one, one, one, [torch.ones(4)]) is None

@@ -324,17 +324,6 @@ def test_an_optimizer_that_is_dropped_takes_its_hooks_along() -> None:
     assert hooks_on(net) == 0
 
 
-def test_between_refreshes_the_inverses_are_stale() -> None:
-    net = network()
-    optimizer = thor(net, learning_rate=0.5)
-    train(net, optimizer, range(1))
-    first = {bin_: inverse.clone() for bin_, inverse in optimizer.preconditioner.blocks.inverses.items()}
-    train(net, optimizer, range(1, 3))
-    assert all(torch.equal(first[b], v) for b, v in optimizer.preconditioner.blocks.inverses.items())
-    train(net, optimizer, range(3, 4))
-    assert not any(torch.equal(first[b], v) for b, v in optimizer.preconditioner.blocks.inverses.items())
-
-
 def test_the_trace_rule_leaves_alone_what_hardly_changed() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()

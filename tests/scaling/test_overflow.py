@@ -201,23 +201,6 @@ def test_flags_and_scales_must_be_single_elements(inverse: Any, found_inf: Any, 
 # --- step_if_finite ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [math.inf, math.nan], ids=str)
-@pytest.mark.parametrize("name", FUSED)
-def test_a_skipped_step_leaves_weights_state_and_counters_bit_identical(name: str, bad: float) -> None:
-    params = parameters()
-    optimizer = FUSED[name](params)
-    for step in range(3):
-        give_gradients(params, step)
-        step_if_finite(optimizer, flag_of(None))
-    before = contents(params, optimizer)
-    give_gradients(params, 3, bad)
-    step_if_finite(optimizer, flag_of(bad))
-    assert bitwise_equal(contents(params, optimizer), before)
-    give_gradients(params, 4)
-    step_if_finite(optimizer, flag_of(None))
-    assert not bitwise_equal(contents(params, optimizer)[: len(params)], before[: len(params)])
-
-
 @pytest.mark.parametrize("skips", [(0,), (0, 1, 2), (2,), (1, 3)], ids=str)
 @pytest.mark.parametrize("name", FUSED)
 def test_skipped_steps_are_as_if_they_had_not_been(name: str, skips: tuple[int, ...]) -> None:
@@ -380,27 +363,6 @@ def test_a_scheduler_does_not_complain_when_the_first_step_is_skipped(build: Bui
 def test_the_flag_must_be_one_element(flag: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="`found_inf` must"):
         step_if_finite(FUSED["adam"](parameters()), flag)
-
-
-def test_a_whole_float16_step_equals_torchs_own_scaler() -> None:
-    params, twins = parameters(), parameters()
-    optimizer, twin = FUSED["nesterov"](params), FUSED["nesterov"](twins)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
-    for step in range(4):
-        give_gradients(params, step)
-        for param in params:
-            assert param.grad is not None
-            param.grad.mul_(2.0**10)
-        found_inf = unscale_and_check_([param.grad for param in params], torch.tensor(2.0**-10), torch.zeros(()))
-        step_if_finite(optimizer, found_inf)
-        give_gradients(twins, step)
-        loss = sum((param * param.grad.clone()).sum() for param in twins if param.grad is not None)
-        twin.zero_grad()
-        scaler.scale(loss).backward()  # type: ignore[union-attr, arg-type]
-        scaler.step(twin)
-        scaler.update()
-    for param, other in zip(params, twins, strict=True):
-        assert torch.equal(param, other)
 
 
 # --- collapse ------------------------------------------------------------------------------------------------------

@@ -72,16 +72,6 @@ def test_replay_equals_the_naive_loop(threshold: NDArray[np.float64], chosen: li
     check(threshold, chosen)
 
 
-def test_short_and_long_windows_side_by_side_go_their_own_ways_on_a_longer_run() -> None:
-    rng = np.random.default_rng(3)
-    threshold = 2.0 ** np.round(rng.normal(12.0, 2.0, 3000))
-    threshold[1000:1400] = 0.0  # a long run on the floor
-    threshold[2000:2300] = math.inf
-    chosen = [ScalePolicy(init=2.0**16, window=window, factor=1.5) for window in (1, 2, 3, 5) * 3]
-    chosen += [ScalePolicy(init=2.0**16, window=900, maximum=2.0**17)]
-    check(threshold, chosen)
-
-
 def noisy(n: int) -> NDArray[np.float64]:
     """Return thresholds that wander, with a stretch on the floor and one without any limit."""
     rng = np.random.default_rng(5)
@@ -123,12 +113,6 @@ def test_logarithms_of_tiny_scales_do_not_underflow() -> None:
 def test_steps_outside_the_run_are_refused(at: Any) -> None:
     with pytest.raises(ValueError, match=r"`at` must be a vector of integer steps in \[0, 4\)"):
         simulate(np.ones(4), [ScalePolicy()], at=at)
-
-
-def test_an_overflow_on_every_other_step_is_counted() -> None:
-    threshold = np.where(np.arange(6000) % 2 == 0, 0.0, math.inf)
-    policy = ScalePolicy(init=4.0, window=500)
-    check(threshold, [policy])
 
 
 def test_no_policies_and_no_steps_give_empty_results() -> None:
