@@ -233,8 +233,9 @@ def test_a_linear_with_a_weight_norm_or_a_hook_is_left_alone() -> None:
         assert boosted(net, nn.CrossEntropyLoss()).notes == ("head not normalised: `fc` is not a plain Linear",)
 
 
-def trained(steps: int = 60) -> tuple[Net, Tensor, Tensor]:
-    """A network that has learned to tell which quarter of an image is bright."""
+@pytest.fixture(scope="module")
+def learned() -> tuple[Net, Tensor, Tensor]:
+    """A network that has learned to tell which quarter of an image is bright, images and labels; to be copied."""
     torch.manual_seed(0)
     labels = torch.arange(256) % 4
     x = 0.5 * images(256, seed=1)
@@ -243,15 +244,17 @@ def trained(steps: int = 60) -> tuple[Net, Tensor, Tensor]:
         x[labels == label, label % 3, row : row + 4, column : column + 4] += 1.5
     net = Net()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
-    for _ in range(steps):
+    for _ in range(60):
         optimizer.zero_grad()
         F.cross_entropy(net(x), labels).backward()
         optimizer.step()
     return net.eval(), x, labels
 
 
-def test_a_trained_head_keeps_its_predictions_and_the_size_of_its_scores() -> None:
-    net, x, labels = trained()
+def test_a_trained_head_keeps_its_predictions_and_the_size_of_its_scores(
+    learned: tuple[Net, Tensor, Tensor],
+) -> None:
+    net, x, labels = copy.deepcopy(learned)
     with torch.no_grad():
         before = net(x)
         assert (before.argmax(1) == labels).float().mean() > 0.9
@@ -264,8 +267,10 @@ def test_a_trained_head_keeps_its_predictions_and_the_size_of_its_scores() -> No
 
 @pytest.mark.filterwarnings("ignore:less_bn goes by")
 @pytest.mark.parametrize("example_inputs", [None, (torch.zeros(1, 2),)], ids=["none", "some_that_do_not_run"])
-def test_a_trained_head_of_whose_features_nothing_is_known_keeps_most_predictions(example_inputs: Any) -> None:
-    net, x, _ = trained()
+def test_a_trained_head_of_whose_features_nothing_is_known_keeps_most_predictions(
+    example_inputs: Any, learned: tuple[Net, Tensor, Tensor]
+) -> None:
+    net, x, _ = copy.deepcopy(learned)
     with torch.no_grad():
         before = net(x)
         made = boosted(net, nn.CrossEntropyLoss(), example_inputs=example_inputs)
@@ -275,8 +280,8 @@ def test_a_trained_head_of_whose_features_nothing_is_known_keeps_most_prediction
     assert not net.training
 
 
-def test_the_head_of_a_trained_network_loads_into_that_of_a_fresh_one() -> None:
-    old, fresh = trained(3)[0], Net()
+def test_the_head_of_a_trained_network_loads_into_that_of_a_fresh_one(learned: tuple[Net, Tensor, Tensor]) -> None:
+    old, fresh = copy.deepcopy(learned[0]), Net()
     boosted(old, nn.CrossEntropyLoss())
     boosted(fresh, nn.CrossEntropyLoss())
     fresh.fc.load_state_dict(old.fc.state_dict())
