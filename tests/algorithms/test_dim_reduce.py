@@ -24,29 +24,19 @@ from workbench.methods.dim_reduce.method import (
     sufficient_decrease,
     updated_curvature,
 )
+from workbench.nn import WithLossCell
 
 GRADIENT_ROUNDING = 1e-4  # of the length of a recorded gradient: its tanh is off by up to 1e-5, more where it saturates
 FLOAT32_ROUNDING = float(np.finfo(np.float32).eps)
 HYPER: dict[str, Any] = {"rho": 0.55, "gamma": 0.9, "alpha": 0.05, "sigma": 0.4}
 
 
-class LossOf(nn.Module):
-    """A network and its loss, as one module that returns the loss."""
-
-    def __init__(self, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.network, self.loss = network, loss
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.loss(self.network(x), y)
-
-
 def golden_reducer(
     meta: dict[str, Any], arrays: dict[str, np.ndarray], learning_rate: float | None = None
-) -> tuple[LossOf, DimReduce]:
+) -> tuple[WithLossCell, DimReduce]:
     net = build_network(meta["net"])  # float64: the update amplifies rounding
     load_initial_weights(net, arrays)
-    module = LossOf(net, build_loss(meta["loss"]))
+    module = WithLossCell(net, build_loss(meta["loss"]))
     parameters = dict(net.named_parameters())
     weight = [parameters[name] for name in meta.get("parameter_order", parameters)]
     optimizer = None if learning_rate is None else torch.optim.SGD(weight, lr=learning_rate)
@@ -55,7 +45,7 @@ def golden_reducer(
 
 
 def golden_step(
-    module: LossOf,
+    module: WithLossCell,
     made: DimReduce,
     batch: tuple[Tensor, Tensor],
     sens: float,
@@ -190,7 +180,7 @@ def test_golden_training_with_the_optimizer_that_autoboost_puts_in(path: Path) -
         losses, weights = [], []
         for call in range(len(arrays["losses"])):
             losses.append(golden_step(module, made, golden_batch(arrays, call), 1.0, noise).detach())
-            state = module.network.state_dict()
+            state = module.backbone.state_dict()
             weights += [state[name].clone() for name in names]
         return [*losses, *weights, made.inverse_hessian, made.previous_step, made.previous_gradient]
 
@@ -389,7 +379,7 @@ def test_a_failed_search_forgets_the_curvature_it_tried() -> None:
 @pytest.mark.parametrize("arithmetic", ["corrected", "reference"])
 def test_trials_leave_batch_norm_statistics_alone(arithmetic: Any) -> None:
     torch.manual_seed(0)
-    net = LossOf(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), nn.functional.mse_loss)
+    net = WithLossCell(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), nn.functional.mse_loss)
     weight = list(net.parameters())
     n_weights = sum(p.numel() for p in weight)
     matrix = np.linalg.qr(np.random.default_rng(0).normal(size=(n_weights, 3)))[0].T
@@ -498,29 +488,19 @@ def test_the_condition_says_how_far_the_inverse_hessian_is_stretched() -> None:
     assert made.condition() == float("inf")
 
 
-def test_an_interrupt_behind_the_line_search_leaves_no_trial_in_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+@pytest.mark.parametrize("where", ["a trial", "behind the line search"])
+def test_an_interrupt_leaves_no_trial_in_the_weights(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> Any:
         raise KeyboardInterrupt
 
     net = Bowl()
     made = reducer(net)
     descend(net, made, 2)
     before = net.flat().clone()
-    monkeypatch.setattr(made, "_subtract", interrupted)
+    if where == "behind the line search":
+        monkeypatch.setattr(made, "_subtract", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        descend(net, made, 1)
-    assert torch.equal(net.flat(), before)
-
-
-def test_an_interrupted_trial_leaves_the_weights_as_they_were() -> None:
-    net = Bowl()
-    before = net.flat().detach()
-
-    def interrupted() -> Tensor:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        reducer(net).step(net(), [torch.ones_like(p) for p in net.parameters()], interrupted)
+        made.step(net(), [torch.ones_like(p) for p in net.parameters()], interrupted if where == "a trial" else net)
     assert torch.equal(net.flat(), before)
 
 

@@ -23,16 +23,7 @@ from tests.golden_networks import (
 from tests.kit.twins import assert_close
 from workbench.methods.grad_freeze.method import FreezeOpt
 from workbench.mindspore.freeze_cell import freeze_cell
-
-
-class WithLoss(nn.Module):
-    def __init__(self, net: nn.Module, loss: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-        self.loss = loss
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.loss(self.net(x), y)
+from workbench.nn import WithLossCell
 
 
 @pytest.mark.filterwarnings("ignore:gradient freezing has no effect")  # more groups than layers may be recorded, too
@@ -44,7 +35,7 @@ def test_golden_freeze_training_through_cells(path: Path) -> None:
     frozen = freeze_optimizer_of(meta, net)
     for index in range(frozen.n_groups):
         divide_by_loss_scale(frozen.optimizer_of(index), meta)
-    cells = freeze_cell(False, WithLoss(net, build_loss(meta["loss"])), frozen, meta["sens"], None, False)
+    cells = freeze_cell(False, WithLossCell(net, build_loss(meta["loss"])), frozen, meta["sens"], None, False)
     assert len(cells) == len(meta["group_param_names"])
     for step in range(len(arrays["x"])):
         index = frozen.begin_step()

@@ -36,6 +36,7 @@ from tests.network_families import (
 )
 from workbench.methods.less_bn.batch_norm_folding import ChannelAffine
 from workbench.methods.less_bn.method import LessBN, LessBNReport, reduce_batch_norms_
+from workbench.nn import WithLossCell
 
 WIDTHS = (4, 6, 8, 10)
 
@@ -591,23 +592,12 @@ def test_unknown_match_word_is_an_error() -> None:
         reduce_batch_norms_(plain_chain(), match="names")  # type: ignore[arg-type]
 
 
-class WithLoss(nn.Module):
-    """Network and criterion in one forward, as MindSpore's WithLossCell."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, data: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(self.network(data), label)
-
-
 def test_wrapper_hands_its_arguments_on() -> None:
-    model = LessBN(WithLoss(ResNet("basic", (1, 1), (4, 6))))
+    model = LessBN(WithLossCell(ResNet("basic", (1, 1), (4, 6)), nn.CrossEntropyLoss()))
     loss = model(torch.randn(4, 3, 32, 32), label=torch.tensor([0, 1, 2, 3]))
     assert loss.shape == ()
-    assert model.report.removed == ("network.layer1.0.bn1", "network.layer2.0.bn1", "network.layer2.0.downsample.1")
-    assert isinstance(model.network, WithLoss)
+    assert model.report.removed == ("backbone.layer1.0.bn1", "backbone.layer2.0.bn1", "backbone.layer2.0.downsample.1")
+    assert isinstance(model.network, WithLossCell)
 
 
 def test_wrapping_twice_does_nothing_and_says_nothing() -> None:

@@ -1,7 +1,8 @@
-"""Names, chunks, nested groups and rebuilt optimizers."""
+"""Names, chunks, nested groups, rebuilt optimizers and the hooks that follow them."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim import SGD
 
 from tests.golden_files import golden_paths, load_json
 from tests.kit.twins import assert_close
+from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.methods.parameter_groups import (
     named_trainable_parameters,
     plain_name,
@@ -156,3 +159,36 @@ def test_an_optimizer_with_an_unusual_constructor_is_refused_with_a_reason() -> 
     optimizer = Odd(net.parameters(), "sweet")
     with pytest.raises(TypeError, match="Odd cannot be rebuilt"):
         rebuild_optimizer(optimizer, optimizer.param_groups)
+
+
+# Hooks
+
+
+def make(order: list[str]) -> SGD:
+    optimizer = SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+
+    def note(word: str) -> Any:
+        return lambda optimizer, args, kwargs: order.append(word)
+
+    optimizer.register_step_pre_hook(note("before"))
+    optimizer.register_step_pre_hook(note("just before"))
+    optimizer.register_step_post_hook(note("after"))
+    return optimizer
+
+
+def test_hooks_that_torch_drops_from_a_copy_act_again_in_their_order() -> None:
+    order: list[str] = []
+    original = make(order)
+    twin = copy.deepcopy(original)
+    assert step_hooks(twin) == ([], []), "torch keeps hooks now; this module may go"
+    register_step_hooks(twin, step_hooks(original))
+    twin.step()
+    assert order == ["before", "just before", "after"]
+
+
+def test_a_hook_is_not_registered_twice() -> None:
+    order: list[str] = []
+    optimizer = make(order)
+    register_step_hooks(optimizer, step_hooks(optimizer))
+    optimizer.step()
+    assert order == ["before", "just before", "after"]

@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,33 +105,31 @@ def test_golden_shapes_sources_and_errors(path: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     file = tmp_path / "ck0.safetensors"
-    cases: dict[str, Any] = {
-        "n_component_larger_than_file": lambda: load_pca_matrix(made, n_components=k + 2),
-        "path_none_none": lambda: prepare_pca_matrix(None, None, shapes, k, compute),
-        "path_missing_dir": lambda: prepare_pca_matrix(None, tmp_path / "nowhere", shapes, k, compute),
-        "path_file_as_dir": lambda: prepare_pca_matrix(None, file, shapes, k, compute),
-        "path_pca_wrong_suffix_and_no_dir": lambda: prepare_pca_matrix(
-            file.with_suffix(".ckpt"), None, shapes, k, compute
+    neither = "does not exist, and `weight_load_dir` names no snapshots"
+
+    def preparing(matrix: Path | None, snapshots: Path | None, n_components: int = k) -> Callable[[], object]:
+        return lambda: prepare_pca_matrix(matrix, snapshots, shapes, n_components, compute)
+
+    cases: dict[str, tuple[Callable[[], object], str]] = {
+        "n_component_larger_than_file": (
+            lambda: load_pca_matrix(made, n_components=k + 2),
+            f"must not exceed the components in .* \\({k}\\), got {k + 2}",
         ),
-        "path_pca_missing_and_no_dir": lambda: prepare_pca_matrix(tmp_path / "none.npy", None, shapes, k, compute),
-        "too_many_components": lambda: prepare_pca_matrix(None, tmp_path, shapes, n_snapshots + 1, compute),
-        "empty_dir": lambda: prepare_pca_matrix(None, empty, shapes, k, compute),
-        "load_local_timeout": lambda: wait_for_pca_matrix(tmp_path / "none.npy", 0.01),
+        "path_none_none": (preparing(None, None), r"needs a PCA matrix \(`pca_mat_path`\) or a folder"),
+        "path_missing_dir": (preparing(None, tmp_path / "nowhere"), "must be an existing folder"),
+        "path_file_as_dir": (preparing(None, file), "must be an existing folder"),
+        "path_pca_wrong_suffix_and_no_dir": (preparing(file.with_suffix(".ckpt"), None), neither),
+        "path_pca_missing_and_no_dir": (preparing(tmp_path / "none.npy", None), neither),
+        "too_many_components": (
+            preparing(None, tmp_path, n_snapshots + 1),
+            f"number of snapshots \\({n_snapshots} in .*\\), got {n_snapshots + 1}",
+        ),
+        "empty_dir": (preparing(None, empty), "holds none; it is empty"),
+        "load_local_timeout": (lambda: wait_for_pca_matrix(tmp_path / "none.npy", 0.01), "waited 0.01 s"),
     }
-    words = {
-        "n_component_larger_than_file": f"must not exceed the components in .* \\({k}\\), got {k + 2}",
-        "path_none_none": r"needs a PCA matrix \(`pca_mat_path`\) or a folder",
-        "path_missing_dir": "must be an existing folder",
-        "path_file_as_dir": "must be an existing folder",
-        "path_pca_wrong_suffix_and_no_dir": "does not exist, and `weight_load_dir` names no snapshots",
-        "path_pca_missing_and_no_dir": "does not exist, and `weight_load_dir` names no snapshots",
-        "too_many_components": f"number of snapshots \\({n_snapshots} in .*\\), got {n_snapshots + 1}",
-        "empty_dir": "holds none; it is empty",
-        "load_local_timeout": "waited 0.01 s",
-    }
-    for name, call in cases.items():
+    for name, (call, words) in cases.items():
         kind = {"ValueError": ValueError, "RuntimeError": RuntimeError}[results[name].split()[1].rstrip(":")]
-        with pytest.raises(kind, match=words[name]):
+        with pytest.raises(kind, match=words):
             call()
 
 

@@ -21,3 +21,11 @@ def is_compiled(model: nn.Module) -> bool:
     """Return whether torch.compile has wrapped a model, or the one inside a DistributedDataParallel."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     return isinstance(getattr(inner, _COMPILED, None), nn.Module)
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name as the user wrote the network, without the prefixes of DDP and ``torch.compile``."""
+    name = name.replace(f"{_COMPILED}.", "")
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name

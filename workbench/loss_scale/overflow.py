@@ -239,7 +239,7 @@ def _first_step_needs_host(optimizer: Optimizer) -> bool:
     2.13). Zeros cure this (`_give_momentum_buffers`), but with dampening the first step differs from the others.
     """
     return isinstance(optimizer, SGD) and any(
-        group["momentum"] != 0 and group["dampening"] != 0 and _without_buffer(optimizer, group["params"])
+        group["momentum"] != 0 and group["dampening"] != 0 and without_buffer(optimizer, group["params"])
         for group in optimizer.param_groups
     )
 
@@ -250,13 +250,15 @@ def _give_momentum_buffers(optimizer: Optimizer) -> None:
     if isinstance(optimizer, SGD):
         for group in optimizer.param_groups:
             if group["momentum"] != 0:
-                for parameter in _without_buffer(optimizer, group["params"]):
+                for parameter in without_buffer(optimizer, group["params"]):
                     state = optimizer.state[parameter]
                     state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
 
-def _without_buffer(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:
+def without_buffer(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return the parameters with a gradient that an SGD has no momentum buffer for yet."""
     state, trained = optimizer.state, (parameter for parameter in parameters if parameter.grad is not None)
+    # Reading alone would add an entry.
     return [one for one in trained if one not in state or state[one].get("momentum_buffer") is None]
 
 

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from workbench.core.arguments import checked_count
 from workbench.core.step_optimizer import StepOptimizer
+from workbench.core.wrapped_model import plain_name as plain_name
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 
 CHUNK_FULL = 3  # parameters: a convolution and the two of its normalization
@@ -28,14 +29,6 @@ def checked_optimizer(name: str, value: object) -> Optimizer:
     if not isinstance(value, Optimizer):
         raise TypeError(f"`{name}` must be a torch.optim.Optimizer, got {type(value).__name__}")
     return value
-
-
-def plain_name(name: str) -> str:
-    """Return a parameter's name as the user wrote the network, without the prefixes of DDP and ``torch.compile``."""
-    name = name.replace("_orig_mod.", "")
-    while name.startswith("module."):
-        name = name.removeprefix("module.")
-    return name
 
 
 def named_trainable_parameters(network: nn.Module) -> list[tuple[str, nn.Parameter]]:

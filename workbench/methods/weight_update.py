@@ -16,6 +16,7 @@ from torch.optim import SGD, Optimizer
 from workbench.core.records import EventSink
 from workbench.core.step_optimizer import StepOptimizer, skips_on_device
 from workbench.loss_scale import decides_on_device, step_if_finite
+from workbench.loss_scale.overflow import without_buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,5 @@ def _profits_from_flag(optimizer: Optimizer) -> bool:
         return True
     # Fused SGD (torch 2.13) fails when a parameter's first gradient comes later than the others', as it does where
     # layers rest at first; step_if_finite prepares the buffers. Once all are there, nothing is gained.
-    state = optimizer.state
-    return any(
-        parameter.grad is not None
-        and (parameter not in state or state[parameter].get("momentum_buffer") is None)  # reading alone adds an entry
-        for group in optimizer.param_groups
-        if group["momentum"] != 0
-        for parameter in group["params"]
-    )
+    with_momentum = (group for group in optimizer.param_groups if group["momentum"] != 0)
+    return any(without_buffer(optimizer, group["params"]) for group in with_momentum)

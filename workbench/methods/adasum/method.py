@@ -64,7 +64,7 @@ def adasum_pair(a: Tensor, b: Tensor, *, n_nodes: int = 2) -> Tensor:
 
 
 @torch.no_grad()
-def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, n_nodes: int = 2) -> None:
+def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
     """Combine two sets of updates by :func:`adasum_pair`, tensor by tensor, in place of the first."""
     if len(ours) != len(theirs):
         raise ValueError(f"`theirs` must hold one tensor for each of `ours` ({len(ours)}), got {len(theirs)}")
@@ -75,16 +75,16 @@ def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, n_nodes: i
         # Beyond float32's range a sum is inf, as on every device.
         largest = torch.finfo(torch.float32).max
         kept = ([math.copysign(math.inf, x) if abs(x) > largest else x for x in found] for found in products)
-        factors = [adasum_weights(found, n_nodes) for found in kept]
+        factors = [adasum_weights(found, n_nodes=2) for found in kept]
         kernels.mix_(a_list, b_list, [own for own, _ in factors], [other for _, other in factors])
         return
     for a, b in zip(ours, theirs, strict=True):
         is_flat_float = a.dtype in _ONE and a.is_contiguous()
         if a.shape != b.shape or a.dtype is not b.dtype or not is_flat_float or not b.is_contiguous():
-            a.copy_(adasum_pair(a, b, n_nodes=n_nodes))
+            a.copy_(adasum_pair(a, b))
             continue
         mine, other = (a, b) if a.ndim == 1 else (a.view(-1), b.view(-1))
-        _mix_(mine, other, *adasum_weights(_inner_products(mine, other), n_nodes))
+        _mix_(mine, other, *adasum_weights(_inner_products(mine, other), n_nodes=2))
 
 
 def adasum_tree(values: Sequence[Tensor]) -> Tensor:

@@ -18,6 +18,8 @@ with scaled gradients the residual mixes scaled and unscaled ones, losses of sev
 the number of ranks does not divide are lost, and trials move BatchNorm statistics. ``"corrected"`` has none of these.
 
 Vectors over the weights are flat: parameters in the order given, each row by row.
+
+One file for one class: the step, its line search and the vectors that both work in share their state.
 """
 
 from __future__ import annotations

@@ -52,15 +52,13 @@ def list_snapshots(folder: str | Path) -> list[Path]:
     return found
 
 
-def load_snapshots(
-    folder: str | Path, shapes: Shapes, *, n_components: int = 1, dtype: type[np.floating[Any]] = np.float32
-) -> NDArray[Any]:
+def load_snapshots(folder: str | Path, shapes: Shapes, *, n_components: int = 1) -> NDArray[Any]:
     """Read at least ``n_components`` snapshots of a folder into ``[n_snapshots, n_weights]``, a row per sorted file."""
     paths = _enough_snapshots(folder, n_components)
     if not shapes:
         raise ValueError("`shapes` must name the parameters that the columns belong to, got none")
     width = sum(math.prod(shape) for shape in shapes.values())
-    matrix = np.empty((len(paths), width), dtype)
+    matrix = np.empty((len(paths), width), np.float32)
     for row, path in zip(matrix, paths, strict=True):
         _read_snapshot(path, shapes, row)
         if not np.isfinite(row).all():

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from workbench.methods.parameter_groups import checked_optimizer, plain_name, rebuild_optimizer
-from workbench.methods.protocol import Method, Preparation
+from workbench.methods.protocol import GroupSchedule, Method, Preparation
 
 CentralizationRule = Literal["every_weight", "multiple_of_16"]
 
@@ -74,7 +74,7 @@ def register_centralization(
     unscaled by then; vectors and sparse ones are left alone. ``remove()`` of what is returned ends it.
     """
     checked_optimizer("optimizer", optimizer)
-    if hasattr(optimizer, "active_optimizer"):
+    if isinstance(optimizer, GroupSchedule):
         raise TypeError("register centralization on the optimizer before it is wrapped for freezing")
     if rule not in {"every_weight", "multiple_of_16"}:
         raise ValueError(f'`rule` must be "every_weight" or "multiple_of_16", got {rule!r}')
@@ -126,7 +126,7 @@ class OptimizerProcess:
 
     def __init__(self, opt: torch.optim.Optimizer) -> None:
         checked_optimizer("opt", opt)
-        if hasattr(opt, "active_optimizer"):
+        if isinstance(opt, GroupSchedule):
             raise TypeError("`opt` freezes already; process its optimizer before it is wrapped")
         self.optimizer = opt
         self.origin_params: list[dict[str, Any]] = [dict(group) for group in opt.param_groups]

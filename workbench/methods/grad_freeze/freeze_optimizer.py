@@ -14,6 +14,8 @@ on its own (overflow, accumulation) calls ``active_optimizer.step()`` and ``adva
 Two ways to keep optimizer state: ``"shared"`` (default) is one optimizer, for which a frozen parameter keeps weight and
 momentum; ``"per_group"`` is one optimizer per group, of the same class and arguments, with its own buffers and step
 count, as in MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``).
+
+One file for one class; a third of it reads what the reference lets a user write for groups, strategy and rates.
 """
 
 from __future__ import annotations

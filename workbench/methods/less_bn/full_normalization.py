@@ -37,6 +37,7 @@ NEEDS_CRITERION = "without a criterion it is not known to be a classifier; pass 
 MINIMAL_SQUARED_NORM = 1e-4
 # As upstream: the backward pass bounds the norm itself by the same number.
 MINIMAL_GRADIENT_NORM = 1e-4
+_PROBABILITY = 0.95  # of the right class, where classes are separated
 
 
 def normalize_rows(rows: Tensor) -> Tensor:
@@ -77,14 +78,14 @@ class CommonHeadLastFN(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-def smallest_multiplier(classes: int, probability: float = 0.95) -> float:
-    """Return the smallest factor with which separated classes reach a probability under softmax.
+def smallest_multiplier(classes: int) -> float:
+    """Return the smallest factor with which separated classes reach the probability p = 0.95 under softmax.
 
     Cosines lie in [-1, 1]; without a factor the softmax of 10 classes cannot exceed 0.45 and training has to find the
     factor first. ``m = (C - 1) / C * log((C - 1) p / (1 - p))``; Wang et al., "CosFace: Large Margin Cosine Loss for
     Deep Face Recognition", CVPR 2018, arXiv:1801.09414, equation 6.
     """
-    return (classes - 1) / classes * math.log((classes - 1) * probability / (1 - probability))
+    return (classes - 1) / classes * math.log((classes - 1) * _PROBABILITY / (1 - _PROBABILITY))
 
 
 def is_classification(criterion: Any) -> bool:

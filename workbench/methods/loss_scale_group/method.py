@@ -11,6 +11,8 @@ at k + 1.
 MindSpore 2.7, ``boost/group_loss_scale_manager.py``. Differences: scales have a floor and a ceiling, a growth window
 may be given, an overflow lowers the scale of the group where it arose and not of those that merely received it, and
 outputs keep float32 (there they are cast to float16, which a float32 layer behind them refuses).
+
+One file for what a user may call: the manager, the groups it is given, and the mark that it puts into a network.
 """
 
 from __future__ import annotations

@@ -47,9 +47,7 @@ class ScaleGroup:
     scale: float  # a power of two; below 1 where gradients are larger than float16 allows
 
 
-def find_scale_groups(
-    exponents: ExponentTable, limit: int, *, headroom_bits: int = HEADROOM_BITS
-) -> tuple[ScaleGroup, ...]:
+def find_scale_groups(exponents: ExponentTable, limit: int) -> tuple[ScaleGroup, ...]:
     """Divide the parts of a network into at most ``limit`` groups with a scale each, so that float16 loses least.
 
     Minimised is the sum over the parts of the share of significant bits lost (`significand_loss`), plus 0.01 for each
@@ -68,7 +66,7 @@ def find_scale_groups(
     top = np.full(n_parts, -1)
     top[filled] = n_bins - 1 - np.argmax(counts[filled, ::-1] > 0, axis=1)
     order = filled[np.argsort(top[filled], kind="stable")]  # ascending: the last of a segment reaches highest
-    height = _LARGEST_EXPONENT - headroom_bits
+    height = _LARGEST_EXPONENT - HEADROOM_BITS
     exponent = exponents.lowest + np.arange(n_bins)
     below = np.maximum.accumulate(top[order])
     # loss[i, j]: what the parts order[i..j] lose as one group.

@@ -23,6 +23,9 @@ happened to ``.grad`` before (accumulation, unscaling, clipping, averaging over 
 afterwards, so that clipping, gradient statistics and ``torch.amp.GradScaler`` find nothing, and a loss scale is divided
 out on the host (``unscale_offloaded_``, which ``Boosted`` calls). The update itself always waits for ``step``, since
 before that it is unknown whether another bucket has overflowed.
+
+This file is the optimizer as torch and a user see it, long by its arguments and by what a checkpoint and a copy must
+carry; arithmetic and transfer have files of their own.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from workbench.core.wrapped_model import plain_name
 from workbench.optim.thor.factor_blocks import FactorBlocks
 from workbench.optim.thor.kronecker_factors import patches, same_padding, sampling_offset
 
@@ -228,7 +229,7 @@ def find_layers(
             if id(parameter) in seen or id(parameter) not in wanted:
                 continue
             seen.add(id(parameter))
-            name = _plain(f"{path}.{key}" if path else key)
+            name = plain_name(f"{path}.{key}" if path else key)
             if type(module).forward is nn.LayerNorm.forward:
                 normalizations.append(parameter)
                 continue
@@ -236,7 +237,7 @@ def find_layers(
             if reason:
                 first_order.append(FirstOrder(name, reason))
             else:
-                layers.append(FactoredLayer(_plain(path), module, _kind_of(module)))
+                layers.append(FactoredLayer(plain_name(path), module, _kind_of(module)))
     return layers, normalizations, first_order
 
 
@@ -277,11 +278,3 @@ def _spacing(n: int, down: int, across: int, max_rows: int) -> int:
 
 def _kept(positions: int, every: int) -> int:
     return -(-(positions - sampling_offset(every, positions)) // every)
-
-
-def _plain(name: str) -> str:
-    """Return a name as the user wrote the network, without the prefixes of DDP and ``torch.compile``."""
-    name = name.replace("_orig_mod.", "")
-    while name.startswith("module."):
-        name = name.removeprefix("module.")
-    return name

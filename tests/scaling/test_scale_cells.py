@@ -1,4 +1,4 @@
-"""The dynamic scale on device and host: recorded sequences, agreement with the rule, exact resume."""
+"""Scales with memory, on device and host: recorded sequences, agreement with the rule, exact resume; fixed ones."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from workbench.loss_scale import (
     DynamicLossScaleManager,
     DynamicLossScaleUpdateCell,
     FixedLossScaleManager,
+    FixedLossScaleUpdateCell,
     ScalePolicy,
     ScaleState,
     next_scale,
@@ -281,3 +282,52 @@ def test_update_cell_of_a_manager_starts_from_its_present_scale_and_rule() -> No
 def test_counters_survive_a_cast_of_the_module() -> None:
     cell = DynamicLossScaleUpdateCell(8.0, 2, 3).half()
     assert cell.cur_iter.dtype == torch.int64
+
+
+# The fixed scale: it never moves, and says what happens on an overflow.
+
+
+@pytest.mark.parametrize("traces", TRACES)
+def test_golden_fixed_update_cell(traces: dict[str, Any]) -> None:
+    golden = traces["fixed_update_cell"]
+    cell = FixedLossScaleUpdateCell(golden["loss_scale_value"])
+    scale = torch.tensor(golden["passed_scale"])
+    results = [[bool(cell(scale, torch.tensor(flag))), float(scale)] for flag in golden["overflow"]]
+    assert results == golden["result_and_scale"]
+    assert cell.get_loss_scale() == golden["get_loss_scale"]
+
+
+@pytest.mark.parametrize("traces", TRACES)
+def test_golden_fixed_manager_defaults(traces: dict[str, Any]) -> None:
+    golden = traces["managers"]["fixed_defaults"]
+    manager = FixedLossScaleManager()
+    assert manager.get_loss_scale() == golden["loss_scale"]
+    assert manager.get_drop_overflow_update() is golden["drop"]
+    assert type(manager.get_update_cell()).__name__ == golden["update_cell"]
+    without = FixedLossScaleManager(drop_overflow_update=False).get_update_cell()
+    assert str(without) == golden["update_cell_when_drop_false"]
+
+
+def test_fixed_manager_does_not_move() -> None:
+    manager = FixedLossScaleManager(256)
+    manager.update_loss_scale(True)
+    assert manager.get_loss_scale() == 256.0
+
+
+@pytest.mark.parametrize(("scale", "error"), [(0.5, ValueError), (float("nan"), ValueError), ("a", TypeError)])
+def test_bad_fixed_scale_is_refused(scale: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="loss_scale"):
+        FixedLossScaleManager(scale)
+    with pytest.raises(error, match="loss_scale_value"):
+        FixedLossScaleUpdateCell(scale)
+
+
+def test_drop_overflow_update_must_be_a_bool() -> None:
+    drop: Any = "yes"
+    with pytest.raises(TypeError, match="`drop_overflow_update` must be a bool"):
+        FixedLossScaleManager(128.0, drop)
+
+
+def test_fixed_cell_checks_its_arguments_like_the_dynamic_one() -> None:
+    with pytest.raises(ValueError, match="`loss_scale` must have shape"):
+        FixedLossScaleUpdateCell(8.0)(torch.ones(2), torch.tensor(True))
