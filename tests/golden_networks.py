@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,6 +25,7 @@ __all__ = [
     "ConvNet",
     "MiniResidualNet",
     "MultilayerPerceptron",
+    "assert_training",
     "assert_trajectory",
     "build_loss",
     "build_network",
@@ -139,6 +141,21 @@ def assert_trajectory(
         compared += 1
     if not compared:
         raise ValueError(f"the file holds no trajectory with the prefix {prefix!r}")
+
+
+def assert_training(
+    net: nn.Module, optimizer: torch.optim.Optimizer, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Train on the recorded batches, and compare every loss and what every step leaves."""
+    criterion = build_loss(meta["loss"])
+    for step, expected in enumerate(meta["losses"]):
+        x, y = golden_batch(arrays, step)
+        optimizer.zero_grad()
+        loss = criterion(net(x), y)
+        loss.backward()
+        optimizer.step()
+        assert loss.item() == pytest.approx(expected, rel=1e-4)
+        assert_trajectory(net, arrays, step + 1)
 
 
 class CrossEntropy(nn.CrossEntropyLoss):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.golden_files import golden_paths, load_npz
-from tests.golden_networks import assert_trajectory, build_loss, build_network, build_optimizer, golden_batch
+from tests.golden_networks import assert_training, assert_trajectory, build_network, build_optimizer
 from workbench.methods.less_bn.full_normalization import (
     CommonHeadLastFN,
     FNScope,
@@ -176,16 +176,7 @@ def test_golden_training_with_a_normalized_head_is_reproduced(path: Path) -> Non
     net.load_state_dict(initial)
     replace_heads_(net, bias="drop")
     assert_trajectory(net, arrays, 0)
-    optimizer = build_optimizer(meta, net.parameters())
-    criterion = build_loss(meta["loss"])
-    for step, expected in enumerate(meta["losses"]):
-        x, y = golden_batch(arrays, step)
-        optimizer.zero_grad()
-        loss = criterion(net(x), y)
-        loss.backward()
-        optimizer.step()
-        assert loss.item() == pytest.approx(expected, rel=1e-4)
-        assert_trajectory(net, arrays, step + 1)
+    assert_training(net, build_optimizer(meta, net.parameters()), meta, arrays)
 
 
 @given(

@@ -17,19 +17,19 @@ from torch.nn import functional as F
 
 from tests.golden_files import golden_paths, load_json, load_npz
 from tests.golden_networks import (
-    assert_trajectory,
-    build_loss,
+    assert_training,
     build_network,
     build_optimizer,
-    golden_batch,
     load_initial_weights,
 )
 from tests.network_families import (
     DENSENETS,
     RESNETS,
     SMALL_MOBILENET,
+    Block,
     DenseNet,
     MobileNetV2,
+    Net,
     PreActivationNet,
     ResNet,
     build_family_member,
@@ -117,16 +117,7 @@ def test_golden_training_runs_are_reproduced(path: Path, match: str) -> None:
         {"params": [p for p in net.parameters() if id(p) not in scales], "weight_decay": decay},
         {"params": [p for p in net.parameters() if id(p) in scales], "weight_decay": 0.0},
     ]
-    optimizer = build_optimizer(meta, groups)
-    criterion = build_loss(meta["loss"])
-    for step, expected in enumerate(meta["losses"]):
-        x, y = golden_batch(arrays, step)
-        optimizer.zero_grad()
-        loss = criterion(net(x), y)
-        loss.backward()
-        optimizer.step()
-        assert loss.item() == pytest.approx(expected, rel=1e-4)
-        assert_trajectory(net, arrays, step + 1)
+    assert_training(net, build_optimizer(meta, groups), meta, arrays)
 
 
 # By the reference's rule: the golden lists, and the smallest that they lack.
@@ -394,39 +385,25 @@ def test_what_stands_in_for_a_frozen_norm_is_frozen() -> None:
 
 
 def test_convolution_read_by_someone_else_is_not_changed() -> None:
-    class Tapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4))
-            self.conv1, self.bn1 = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
-            self.conv2, self.bn2 = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
-
+    class Tapped(Block):
         def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x)
             first = self.conv1(x)
             return self.bn2(self.conv2(self.bn1(first)) * first.mean()) + x
 
-    model = learn_statistics(Tapped())
+    model = learn_statistics(Net(Tapped()))
     x = torch.randn(2, 3, 8, 8)
     before = model.eval()(x)
     report = reduce_batch_norms_(model)
-    assert report.affine == ("bn1",)
+    assert report.affine == ("block.bn1",)
     torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
 
 
 def test_a_module_called_twice_goes_only_if_both_calls_may() -> None:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4))
-            self.conv1, self.conv2 = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
-            self.norm = nn.BatchNorm2d(4)
-
+    class Shared(Block):
         def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x)
-            return self.norm(self.conv2(F.relu(self.norm(self.conv1(x))))) + x
+            return self.bn1(self.conv2(F.relu(self.bn1(self.conv1(x))))) + x
 
-    assert quietly(Shared()).removed == ()
+    assert quietly(Net(Shared())).removed == ()
 
 
 def test_a_norm_registered_under_two_names_is_replaced_under_both() -> None:
@@ -444,21 +421,14 @@ def test_subclasses_and_optional_arguments_are_understood() -> None:
     class OwnNorm(nn.BatchNorm2d):
         pass
 
-    class Optional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Sequential(OwnConv(3, 4, 3, padding=1), OwnNorm(4))
-            self.conv1, self.bn1 = OwnConv(4, 4, 1), OwnNorm(4)
-            self.conv2, self.bn2 = OwnConv(4, 4, 1), OwnNorm(4)
-
+    class Optional(Net):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-            x = self.stem(x)
             if mask is not None:
                 x = x * mask
-            return self.bn2(self.conv2(self.bn1(self.conv1(x)))) + x
+            return super().forward(x)
 
-    report = reduce_batch_norms_(Optional())
-    assert report.removed == ("bn1",)
+    report = reduce_batch_norms_(Optional(Block(OwnNorm, OwnConv)))
+    assert report.removed == ("block.bn1",)
     assert report.method == "graph"
 
 

@@ -42,8 +42,11 @@ class Made:
     never_waits: bool = False  # for the host to read anything
 
 
+THOR = {"learning_rate": 0.05, "damping": 0.1, "momentum": 0.9, "frequency": 3, "decay_filter": bool}  # can be pickled
+
+
 def thor(net: nn.Module, **options: Any) -> Thor:
-    return Thor(net, **({"learning_rate": 0.05, "damping": 0.1, "momentum": 0.9, "frequency": 3} | options))
+    return Thor(net, **{**THOR, **options})
 
 
 def offload(net: nn.Module, **options: Any) -> AdamOffload:
@@ -52,15 +55,13 @@ def offload(net: nn.Module, **options: Any) -> AdamOffload:
 
 RATES = [0.1 / (i + 1) for i in range(12)]
 MADE = {
-    "thor": Made(lambda net: thor(net, decay_filter=bool), counts_skips=True),
+    "thor": Made(thor, counts_skips=True),
     "thor, damping by the step": Made(
-        lambda net: thor(net, decay_filter=bool, damping=torch.tensor([0.3, 0.2, 0.1]), factor_decay=0.0),
+        lambda net: thor(net, damping=torch.tensor([0.3, 0.2, 0.1]), factor_decay=0.0),
         counts_skips=True,
     ),
-    "thor, trace rule": Made(lambda net: thor(net, decay_filter=bool, trace_threshold=0.05), counts_skips=True),
-    "thor, factors of the reference": Made(
-        lambda net: thor(net, decay_filter=bool, factors="mindspore"), counts_skips=True
-    ),
+    "thor, trace rule": Made(lambda net: thor(net, trace_threshold=0.05), counts_skips=True),
+    "thor, factors of the reference": Made(lambda net: thor(net, factors="mindspore"), counts_skips=True),
     "muon": Made(Muon, never_waits=True),
     "schedule free": Made(lambda net: ScheduleFreeAdamW(net.parameters(), lr=0.03, warmup_steps=5)),
     "adam offload": Made(lambda net: offload(net, use_locking=True)),

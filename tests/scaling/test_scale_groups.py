@@ -73,16 +73,6 @@ def test_the_largest_gradient_of_a_group_is_lifted_below_the_upper_end() -> None
     assert [group.scale for group in found] == [2.0**14, 2.0**56, 2.0**-9]
 
 
-def test_groups_need_not_be_neighbours_in_the_network() -> None:
-    found = find_scale_groups(table([{0: 1.0}, {-40: 1.0}, {-1: 1.0}, {-41: 1.0}]), 2)
-    assert [group.members for group in found] == [(0, 2), (1, 3)]
-
-
-def test_parts_alike_stay_together_whatever_the_limit() -> None:
-    found = find_scale_groups(table([{0: 1.0}, {-8: 1.0}, {0: 3.0}]), 8)
-    assert [group.members for group in found] == [(0, 1, 2)]
-
-
 def test_a_part_without_gradients_joins_the_part_before_it() -> None:
     found = find_scale_groups(table([{}, {0: 1.0}, {}, {-40: 1.0}, {}]), 4)
     assert [group.members for group in found] == [(0, 1, 2), (3, 4)]
