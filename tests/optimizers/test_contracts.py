@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import StepLR
 
-from tests.kit.twins import assert_close, assert_same, either_copy, through_file
+from tests.kit.twins import assert_close, assert_same, pickled, through_file
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.core.step_optimizer import StepOptimizer
 from workbench.loss_scale import step_if_finite
@@ -53,6 +53,7 @@ def offload(net: nn.Module, **options: Any) -> AdamOffload:
     return AdamOffload(net.named_parameters(), **({"learning_rate": 0.01} | options))
 
 
+N_STEPS, STOPS = 8, (0, 3, 4)  # before, at and after a refresh of THOR
 RATES = [0.1 / (i + 1) for i in range(12)]
 MADE = {
     "thor": Made(thor, counts_skips=True),
@@ -116,38 +117,40 @@ def train(net: nn.Sequential, optimizer: Optimizer, steps: range) -> None:
 
 
 @asked_of()
-@pytest.mark.parametrize("stop", [0, 3, 4])
-def test_training_resumed_from_a_checkpoint_gives_the_same_bits(made: Made, stop: int) -> None:
-    net, fresh = network(made), network(made)
-    optimizer, resumed = made.make(net), made.make(fresh)
-    train(net, optimizer, range(stop))
-    saved = through_file({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
-    train(net, optimizer, range(stop, 8))
-    train(fresh, resumed, range(20, 21))  # is forgotten
-    for group in resumed.param_groups:
-        group["lr"] = 0.7
-    fresh.load_state_dict(saved["net"])
-    resumed.load_state_dict(saved["optimizer"])
-    train(fresh, resumed, range(stop, 8))
-    assert_same(fresh, net)
-    for mine, theirs in zip(fresh.parameters(), net.parameters(), strict=True):
-        for name, value in optimizer.state[theirs].items():
-            found = resumed.state[mine][name]
-            assert torch.equal(torch.as_tensor(found), torch.as_tensor(value)), name
-            assert torch.as_tensor(found).dtype == torch.as_tensor(value).dtype, name
+def test_training_resumed_from_a_checkpoint_gives_the_same_bits(made: Made) -> None:
+    net, saved = network(made), {}
+    optimizer = made.make(net)
+    for step in range(N_STEPS):
+        saved[step] = through_file({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
+        train(net, optimizer, range(step, step + 1))
+    for stop in STOPS:
+        fresh = network(made)
+        resumed = made.make(fresh)
+        train(fresh, resumed, range(20, 21))  # is forgotten
+        for group in resumed.param_groups:
+            group["lr"] = 0.7
+        fresh.load_state_dict(saved[stop]["net"])
+        resumed.load_state_dict(saved[stop]["optimizer"])
+        train(fresh, resumed, range(stop, N_STEPS))
+        assert_same(fresh, net)
+        for mine, theirs in zip(fresh.parameters(), net.parameters(), strict=True):
+            for name, value in optimizer.state[theirs].items():
+                found, wanted = (torch.as_tensor(one) for one in (resumed.state[mine][name], value))
+                assert torch.equal(found, wanted), (stop, name)
+                assert found.dtype == wanted.dtype, (stop, name)
 
 
 @asked_of()
-@either_copy
-@pytest.mark.parametrize("stop", [0, 4])
-def test_a_copy_goes_on_by_itself(made: Made, stop: int, copied: Callable[[Any], Any]) -> None:
-    net = network(made)
+def test_a_copy_goes_on_by_itself(made: Made) -> None:
+    net, copies = network(made), []
     optimizer = made.make(net)
-    train(net, optimizer, range(stop))
-    twin, its_optimizer = copied((net, optimizer))
-    train(net, optimizer, range(stop, 8))
-    train(twin, its_optimizer, range(stop, 8))
-    assert_same(twin, net)
+    for step in range(N_STEPS):
+        if step in STOPS:
+            copies += [(step, *copied((net, optimizer))) for copied in (copy.deepcopy, pickled)]
+        train(net, optimizer, range(step, step + 1))
+    for step, twin, its_optimizer in copies:
+        train(twin, its_optimizer, range(step, N_STEPS))
+        assert_same(twin, net)
 
 
 @asked_of(lambda made: made.has_plain_rate)
