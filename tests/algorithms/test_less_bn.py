@@ -33,6 +33,7 @@ from tests.network_families import (
     PreActivationNet,
     ResNet,
     build_family_member,
+    learned,
 )
 from workbench.methods.less_bn.batch_norm_folding import ChannelAffine
 from workbench.methods.less_bn.method import LessBN, LessBNReport, reduce_batch_norms_
@@ -64,19 +65,6 @@ def quietly(model: nn.Module, **options: Any) -> LessBNReport:
 
 def norm_names(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
-
-
-def learn_statistics(model: nn.Module, size: int = 16) -> nn.Module:
-    """Give every BatchNorm moved statistics and its own scale and shift."""
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
-                module.weight.uniform_(0.5, 1.5)
-                module.bias.uniform_(-0.3, 0.3)
-        model.train()
-        for _ in range(3):
-            model(torch.randn(4, 3, size, size) * 2 + 1)
-    return model
 
 
 @pytest.mark.parametrize(("name", "record", "removed"), removed_records())
@@ -350,9 +338,8 @@ def test_fresh_networks_keep_their_other_weights() -> None:
 def test_trained_networks_keep_their_evaluation_output_traced_or_recorded(
     build: Callable[[], nn.Module], match: Any
 ) -> None:
-    model = learn_statistics(build(), 32)
-    recorded, x = copy.deepcopy(model), torch.randn(3, 3, 32, 32)
-    model.eval()
+    model = learned(build())
+    recorded, x = copy.deepcopy(model).train(), torch.randn(3, 3, 32, 32)
     before = model(x)
     report = quietly(model, match=match)
     torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
@@ -365,7 +352,7 @@ def test_trained_networks_keep_their_evaluation_output_traced_or_recorded(
 
 
 def test_norms_before_a_convolution_become_a_channel_affine() -> None:
-    model = learn_statistics(DenseNet((3, 2), 4, 8), 32)
+    model = learned(DenseNet((3, 2), 4, 8))
     report = reduce_batch_norms_(model)
     assert report.folded == ()
     assert set(report.affine) == set(report.removed)
@@ -374,7 +361,7 @@ def test_norms_before_a_convolution_become_a_channel_affine() -> None:
 
 
 def test_what_stands_in_for_a_frozen_norm_is_frozen() -> None:
-    model = learn_statistics(DenseNet((3, 2), 4, 8), 32)
+    model = learned(DenseNet((3, 2), 4, 8))
     for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm2d)):
         norm.requires_grad_(False)
     report = reduce_batch_norms_(model)
@@ -388,7 +375,7 @@ def test_convolution_read_by_someone_else_is_not_changed() -> None:
             first = self.conv1(x)
             return self.bn2(self.conv2(self.bn1(first)) * first.mean()) + x
 
-    model = learn_statistics(Net(Tapped()))
+    model = learned(Net(Tapped()))
     x = torch.randn(2, 3, 8, 8)
     before = model.eval()(x)
     report = reduce_batch_norms_(model)
@@ -524,7 +511,7 @@ def test_example_inputs_that_do_not_run_are_reported() -> None:
 def test_untraceable_trained_networks_keep_their_evaluation_output() -> None:
     for model in (untraceable_net(), Branching(ResNet("bottleneck", (1, 2), (4, 6))), Branching(untraceable_net())):
         body = model.body if isinstance(model, Branching) else model
-        learn_statistics(body, 32)
+        learned(body)
         x = (torch.randn(3, 3, 32, 32), torch.ones(1))[: 2 if isinstance(model, Branching) else 1]
         for example in (None, x):
             reduced = copy.deepcopy(model).eval()
@@ -551,7 +538,7 @@ def test_norms_without_running_statistics_go_only_while_unlearned() -> None:
 
     assert "layer2.1.bn1" in reduce_batch_norms_(build()).removed
     with pytest.warns(UserWarning, match=r"left layer2\.1\.bn1 alone: it keeps no running statistics"):
-        report = reduce_batch_norms_(learn_statistics(build(), 32))
+        report = reduce_batch_norms_(learned(build()))
     assert "layer2.1.bn1" in report.kept
 
 

@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrizations
 from torch.optim import SGD
 
 from tests.kit.twins import through_file
-from tests.network_families import Block, DenseNet, Net, ResNet
+from tests.network_families import Block, DenseNet, Net, ResNet, learned
 from tests.ranks import Ranks
 from workbench.core import distributed as ranks
 from workbench.methods.less_bn.batch_norm_folding import ChannelAffine
@@ -68,18 +67,6 @@ class StandardizedConv(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         deviation, mean = torch.std_mean(self.weight, (1, 2, 3), keepdim=True)
         return self._conv_forward(input, (self.weight - mean) / deviation, self.bias)
-
-
-def learned(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give every BatchNorm statistics, a scale and a shift of its own, in evaluation mode."""
-    generator = torch.Generator().manual_seed(seed)
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            tensors = (module.weight, module.bias, module.running_mean, module.running_var)
-            for tensor, (low, high) in zip(tensors, [(0.5, 1.5), (-0.5, 0.5), (-0.5, 0.5), (0.5, 2)], strict=True):
-                tensor.data.uniform_(low, high, generator=generator)
-            module.num_batches_tracked.fill_(7)
-    return model.eval()
 
 
 def change_of(model: nn.Module, *inputs: Any, **options: Any) -> tuple[float, LessBNReport]:
