@@ -29,6 +29,7 @@ from workbench.training.compare import Comparison, Side, compare_configs
 from workbench.training.resuming import FOLDER as CHECKPOINTS
 from workbench.training.resuming import run_to_resume
 from workbench.training.run import Pause, RunMonitor, RunProgress, RunResult, run_task
+from workbench.training.setup import callers_generators
 
 if TYPE_CHECKING:
     from workbench.study import RayEngine, StudyFile, StudyResult, TaskExperimenter, TuneProgress
@@ -93,7 +94,7 @@ def train(
     observer = live_mirrors(mirrors)
     level = level or ("O0" if config is None else "O1")
     folder, run_id = None if out is None else Path(out), ""
-    with ranks.joined(device) as here:
+    with ranks.joined(device) as here, callers_generators(here):
         if resume is not None:
             folder, run_id = ranks.broadcast_object(run_to_resume(Path(resume)))
         elif checkpoint_every is not None:
@@ -136,7 +137,7 @@ def compare(
         out: Folder for run directories; None records nothing.
         on_progress: Called with a label and the progress of each run.
     """
-    with ranks.joined(device) as here:
+    with ranks.joined(device) as here, callers_generators(here):
         named = {i: Path(config).name for i, config in enumerate(configs) if isinstance(config, str | Path)}
         labels = [named.get(i, f"configuration {i + 1}") for i in range(len(configs))]
         sides = [Side(label, read_config(config), level) for label, config in zip(labels, configs, strict=True)]

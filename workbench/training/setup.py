@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import random
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,6 +68,17 @@ def run_environment(device: torch.device, **facts: Any) -> dict[str, Any]:
     """Return what ``environment.json`` says of a run of all ranks on a device; facts as for `collect_environment`."""
     here = {"type": device.type, "name": devices.device_name(device), "threads": torch.get_num_threads()}
     return collect_environment(device=here, **facts) | {"world_size": ranks.world_size()}
+
+
+@contextmanager
+def callers_generators(device: torch.device) -> Iterator[None]:
+    """Let a caller's random numbers go on after some work as if it had not been done.
+
+    Beside a thread that draws meanwhile nothing can be put back, so this acts in the main thread alone.
+    """
+    is_alone = threading.current_thread() is threading.main_thread()
+    with kept_generators(device) if is_alone else nullcontext():
+        yield
 
 
 class FirstBatchOfTask:

@@ -119,22 +119,25 @@ class TaskExperimenter:
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job in this process; a run is recorded under ``runs/<run_id>``, over several ranks by rank 0 alone."""
-        outcome: Any
+        from workbench.training.setup import callers_generators
+
+        with callers_generators(self._device):
+            result: OutcomeT = self._outcome(job, monitor)
+        return result
+
+    def _outcome(self, job: Job[Any], monitor: Monitor) -> Any:
         match job:
             case TrainJob():
-                outcome = self._train(job, monitor)
+                return self._train(job, monitor)
             case SpeedJob():
-                outcome = self._speed(job, monitor.stop)
+                return self._speed(job, monitor.stop)
             case ReplayJob():
-                outcome = replay_recorded(job, self._runs.parent)
+                return replay_recorded(job, self._runs.parent)
             case AgreementJob():
-                outcome = self._agreement(job)
+                return self._agreement(job)
             case FreezingLimitJob():
-                outcome = self._freezing_limit(job, monitor.stop)
-            case _:
-                raise TypeError(f"`job` must be a job that trains, times or replays, got {type(job).__name__}")
-        result: OutcomeT = outcome
-        return result
+                return self._freezing_limit(job, monitor.stop)
+        raise TypeError(f"`job` must be a job that trains, times or replays, got {type(job).__name__}")
 
     def _train(self, job: TrainJob, monitor: Monitor) -> Trained:
         from workbench.core import distributed as ranks
