@@ -150,6 +150,12 @@ def set_steps(train: Locator, steps: int | str) -> None:
     enter(control(train, "Steps").get_by_role("textbox"), str(steps))
 
 
+def start(train: Locator, steps: int | str) -> None:
+    """Type the number of steps into the training panel and start the run."""
+    set_steps(train, steps)
+    train.get_by_role("button", name="Start", exact=True).click()
+
+
 def document_of(configure: Locator) -> dict[str, Any]:
     """Return the JSON that the Configure panel shows."""
     found: dict[str, Any] = json.loads(configure.locator(".wb-json textarea").input_value())

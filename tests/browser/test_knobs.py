@@ -1,4 +1,4 @@
-"""Knobs: a moved slider is in the JSON, what is excluded says why, a replayed policy goes into the configuration."""
+"""Knobs: a moved slider is in the JSON, what is excluded or refused says why, a replayed policy can be taken."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.browser.conftest import Lab, View
 from tests.browser.notebook_page import (
     control,
     document_of,
+    enter,
     open_section,
     opened,
     run_all,
@@ -30,7 +31,7 @@ app = Workbench(task, out="overflowing")
 app"""
 
 
-def test_a_moved_slider_is_in_the_json_and_an_excluded_one_says_why(lab: Lab, view: View) -> None:
+def test_what_is_chosen_is_in_the_json_and_what_cannot_be_says_why(lab: Lab, view: View) -> None:
     write_notebook(lab, "configure", "from workbench import Workbench\n\nWorkbench('digits-lenet')")
     configure = opened(run_all(view.page, lab, "configure"), "Configure")
     open_section(configure, "Gradient freezing")
@@ -52,7 +53,25 @@ def test_a_moved_slider_is_in_the_json_and_an_excluded_one_says_why(lab: Lab, vi
     expect(share.get_by_text("not in effect: Gradient freezing is off")).to_be_visible()
     configure.get_by_role("button", name="O1", exact=True).click()
     expect(share.get_by_role("textbox")).to_be_enabled()
-    assert document_of(configure)["grad_freeze"]["freeze_p"] == 0.67, "switched off is not forgotten"
+    before = document_of(configure)
+    assert before["grad_freeze"]["freeze_p"] == 0.67, "switched off is not forgotten"
+
+    enter(share.get_by_role("textbox"), "half")
+    expect(share.get_by_role("alert")).to_contain_text("grad_freeze.freeze_p must be a finite number in [0, 1)")
+    assert document_of(configure) == before
+    broken = lab.folder / "notebooks" / "broken.json"
+    broken.write_text('{"boost": {"mode": "manual", "grad_freez": true}}')
+    enter(configure.get_by_title("File that Save writes and Load reads"), "broken.json")
+    configure.get_by_role("button", name="Load", exact=True).click()
+    expect(configure.get_by_role("alert").filter(has_text="broken.json")).to_contain_text('did you mean "grad_freeze"?')
+    text = configure.locator(".wb-json textarea")
+    text.fill('{"boost": ')
+    text.press("Tab")
+    expect(configure.get_by_role("alert").filter(has_text="boost_config.json")).to_be_visible()
+    text.fill('{"boost": {"mode": "disable_all"}}')
+    text.press("Tab")
+    expect(configure.get_by_role("alert")).to_have_count(0)
+    assert document_of(configure)["boost"]["mode"] == "disable_all", "usable again at once"
 
 
 @pytest.mark.long

@@ -52,35 +52,13 @@ place"""
 DRAWN = "(n) => document.querySelector('.js-plotly-plot')?.calcdata?.[0]?.length === n"
 
 
-@pytest.mark.long
-def test_a_figure_whose_output_was_cleared_goes_on_unseen(lab: Lab, view: View) -> None:
-    write_notebook(lab, "figure", FIGURE)
-    page = view.page
-    run_cells(page, lab, "figure")
-    page.wait_for_function(DRAWN, arg=2)
-    page.locator(".jp-Notebook .jp-CodeCell").first.locator(".jp-InputPrompt").click()
-    choose_from_menu(page, "Edit", "Clear Cell Output")
-    expect(page.locator(".js-plotly-plot")).to_have_count(0)
-    add_and_run_cell(page, LONGER.format(n=3))
-    add_and_run_cell(page, "live.widget")
-    page.wait_for_function(DRAWN, arg=3)
-    add_and_run_cell(page, LONGER.format(n=4))
-    page.wait_for_function(DRAWN, arg=4)
-
-
-def test_a_figure_made_in_a_thread_is_drawn_although_the_page_asked_too_early(lab: Lab, view: View) -> None:
-    write_notebook(lab, "slowly_made", FIGURE, SLOWLY_MADE)
-    run_cells(view.page, lab, "slowly_made")
-    expect(view.page.locator(".js-plotly-plot")).to_have_count(2, timeout=20_000)
-
-
 Y_AXIS = "document.querySelector('.js-plotly-plot')._fullLayout.yaxis"
 
 
-def test_a_zoom_ends_with_the_question_it_was_for(lab: Lab, view: View) -> None:
-    write_notebook(lab, "zoom", FIGURE)
+def test_a_figure_keeps_its_zoom_outlives_its_place_and_is_seen_when_it_is_made_slowly(lab: Lab, view: View) -> None:
+    write_notebook(lab, "figure", FIGURE)
     page = view.page
-    run_cells(page, lab, "zoom")
+    run_cells(page, lab, "figure")
     page.wait_for_function(DRAWN, arg=2)
     box = page.locator(".nsewdrag").first.bounding_box()
     assert box is not None
@@ -97,6 +75,18 @@ def test_a_zoom_ends_with_the_question_it_was_for(lab: Lab, view: View) -> None:
     add_and_run_cell(page, LONGER.format(n=5).replace(")))", ")), anew=True)"))
     page.wait_for_function(DRAWN, arg=5)
     autorange, (low, high) = page.evaluate(f"() => [{Y_AXIS}.autorange, {Y_AXIS}.range]")
-    assert autorange
+    assert autorange  # another question: the zoom is over
     assert low < 0
     assert high > 4
+
+    page.locator(".jp-Notebook .jp-CodeCell").first.locator(".jp-InputPrompt").click()
+    choose_from_menu(page, "Edit", "Clear Cell Output")
+    expect(page.locator(".js-plotly-plot")).to_have_count(0)
+    add_and_run_cell(page, LONGER.format(n=3))
+    add_and_run_cell(page, "live.widget")
+    page.wait_for_function(DRAWN, arg=3)
+    add_and_run_cell(page, LONGER.format(n=4))
+    page.wait_for_function(DRAWN, arg=4)
+
+    add_and_run_cell(page, SLOWLY_MADE)  # the page asks too early
+    expect(page.locator(".js-plotly-plot")).to_have_count(2, timeout=20_000)

@@ -1,4 +1,4 @@
-"""A new user's way: the README's ten lines in a new notebook, a workbench on them, a run, a file."""
+"""A new user's way: the README's ten lines in a new notebook, a workbench on them, runs, a file, and a mistake."""
 
 from __future__ import annotations
 
@@ -8,30 +8,58 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Lab, View
-from tests.browser.notebook_page import A_RUN, enter, opened, run_all, set_steps, task_of_the_readme, write_notebook
+from tests.browser.notebook_page import (
+    A_RUN,
+    add_and_run_cell,
+    control,
+    enter,
+    opened,
+    run_all,
+    set_steps,
+    start,
+    task_of_the_readme,
+    write_notebook,
+)
 from workbench.config import BoostConfig
-from workbench.runs import read_run
+from workbench.runs import find_runs, read_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
+RAISING = """\
+def loss(model, batch):
+    raise RuntimeError("the cable is out")
 
-def test_from_ten_lines_to_a_file(lab: Lab, view: View) -> None:
+
+bad = Task(name="bad", model=task.model, loss=loss, optimizer=task.optimizer, train=batches, evaluate=batches,
+           metric="loss")
+Workbench(bad, out=None)"""
+
+
+def test_from_ten_lines_to_a_file_and_a_sentence(lab: Lab, view: View) -> None:
+    notebooks = lab.folder / "notebooks"
     write_notebook(
         lab, "own_task", task_of_the_readme(), "from workbench import Workbench\n\nWorkbench(task, out='own_runs')"
     )
     workbench = run_all(view.page, lab, "own_task")
     expect(workbench.locator(".wb-title").first).to_have_text("Boost Workbench: mine")
-
-    configure = opened(workbench, "Configure")
-    configure.get_by_role("button", name="O0", exact=True).click()
+    opened(workbench, "Configure").get_by_role("button", name="O0", exact=True).click()
     train = opened(workbench, "Train")
-    set_steps(train, 150)
-    train.get_by_role("button", name="Start", exact=True).click()
-    expect(train.locator(".wb-badge")).to_contain_text("done", timeout=A_RUN)
-    told = train.get_by_text(re.compile(r"150 steps in [\d.]+ m?s; accuracy [\d.]+")).first
-    expect(told).to_be_visible()
+    begin, badge = train.get_by_role("button", name="Start", exact=True), train.locator(".wb-badge")
+    start(train, 1_000_000)
+    expect(badge).to_contain_text("running")
+    train.get_by_role("button", name="Stop", exact=True).click()
+    expect(badge).to_contain_text("done")
+    expect(begin).to_be_enabled()
+    (stopped,) = find_runs(notebooks / "own_runs")
+    assert 0 < len(read_run(stopped).steps) < 1_000_000
+
+    start(train, 150)
+    expect(train.get_by_text(re.compile(r"150 steps in [\d.]+ m?s; accuracy [\d.]+")).first).to_be_visible(
+        timeout=A_RUN
+    )
+    expect(badge).to_contain_text("done")
     expect(train.get_by_text(re.compile(r"A step takes [\d.]+ x the time of O0"))).to_be_visible()
-    (recorded,) = (lab.folder / "notebooks" / "own_runs").iterdir()
+    (recorded,) = set(find_runs(notebooks / "own_runs")) - {stopped}
     run = read_run(recorded)
     assert (len(run.steps), run.environment["task"], run.environment["level"]) == (150, "mine", "O0")
 
@@ -39,4 +67,22 @@ def test_from_ten_lines_to_a_file(lab: Lab, view: View) -> None:
     enter(export.get_by_title("Name of the file"), "mine.json")
     export.get_by_role("button", name="Save", exact=True).click()
     expect(export.get_by_text(re.compile("wrote .*mine.json")).first).to_be_visible()
-    assert BoostConfig.from_json(lab.folder / "notebooks" / "mine.json") == BoostConfig()
+    assert BoostConfig.from_json(notebooks / "mine.json") == BoostConfig()
+
+    train = opened(add_and_run_cell(view.page, RAISING).locator(".wb-panel").first, "Train")
+    start(train, "many")
+    refused = control(train, "Steps").get_by_role("alert")
+    expect(refused).to_contain_text("steps must be a whole number, 1 or more")
+    expect(train.locator(".wb-badge")).to_contain_text("idle")
+    set_steps(train, 10)
+    expect(refused).to_have_count(0)
+    train.get_by_role("button", name="Start", exact=True).click()
+    expect(train.locator(".wb-badge")).to_contain_text("failed")
+    told = train.get_by_role("alert")
+    expect(told).to_contain_text("RuntimeError: the cable is out")
+    trace = told.locator("pre")
+    expect(trace).to_be_hidden()
+    told.get_by_text("Traceback", exact=True).click()
+    expect(trace).to_be_visible()
+    expect(trace).to_contain_text("in loss")
+    expect(train.get_by_role("button", name="Start", exact=True)).to_be_enabled()

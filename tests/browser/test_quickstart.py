@@ -8,15 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Lab, View
-from tests.browser.notebook_page import (
-    A_RUN,
-    opened,
-    points_of_first_line,
-    run_all,
-    set_steps,
-    task_of_the_readme,
-    write_notebook,
-)
+from tests.browser.notebook_page import A_RUN, enter, opened, points_of_first_line, run_all, start
 from workbench.config import BoostConfig
 from workbench.runs import read_run
 
@@ -31,8 +23,7 @@ def test_from_run_all_to_an_exported_file(lab: Lab, view: View) -> None:
     before = set((notebooks / "runs").iterdir())
     train = opened(workbench, "Train")
     expect(train.get_by_role("button", name="Stop", exact=True)).to_be_disabled()
-    set_steps(train, 300)
-    train.get_by_role("button", name="Start", exact=True).click()
+    start(train, 300)
     badge = train.locator(".wb-badge")
     expect(badge).to_contain_text("running")
     expect(train.get_by_role("button", name="Start", exact=True)).to_be_disabled()
@@ -45,24 +36,8 @@ def test_from_run_all_to_an_exported_file(lab: Lab, view: View) -> None:
     assert len(read_run(recorded).steps) == 300
 
     export = opened(workbench, "Export")
-    export.get_by_title("Name of the file").fill("from_the_panel.json")
-    export.get_by_title("Name of the file").press("Enter")
+    enter(export.get_by_title("Name of the file"), "from_the_panel.json")
     export.get_by_role("button", name="Save", exact=True).click()
     expect(export.get_by_text("read back, it is the same configuration").first).to_be_visible()
     expect(export.get_by_text("wrote").first).to_be_visible()
     assert BoostConfig.from_json(notebooks / "from_the_panel.json") == BoostConfig()
-
-
-def test_stop_ends_a_run_and_the_panel_is_usable_again(lab: Lab, view: View) -> None:
-    write_notebook(
-        lab, "stopped", task_of_the_readme(), "from workbench import Workbench\n\nWorkbench(task, out='stopped')"
-    )
-    train = opened(run_all(view.page, lab, "stopped"), "Train")
-    set_steps(train, 1_000_000)
-    train.get_by_role("button", name="Start", exact=True).click()
-    expect(train.locator(".wb-badge")).to_contain_text("running")
-    train.get_by_role("button", name="Stop", exact=True).click()
-    expect(train.locator(".wb-badge")).to_contain_text("done")
-    expect(train.get_by_role("button", name="Start", exact=True)).to_be_enabled()
-    (recorded,) = (lab.folder / "notebooks" / "stopped").iterdir()
-    assert 0 < len(read_run(recorded).steps) < 1_000_000

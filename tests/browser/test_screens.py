@@ -27,7 +27,7 @@ from tests.browser.notebook_page import (
     open_section,
     opened,
     run_all,
-    set_steps,
+    start,
     write_notebook,
 )
 
@@ -95,8 +95,7 @@ _FITS = f"(panel) => ({_SCROLLS_SIDEWAYS})(panel).length === 0"
 def show_something(workbench: Locator) -> None:
     """Train, open the recorded run, click a trial and compare, so that every panel has something to show."""
     train = opened(workbench, "Train")
-    set_steps(train, 200)
-    train.get_by_role("button", name="Start", exact=True).click()
+    start(train, 200)
     expect(train.locator(".wb-badge")).to_contain_text("done", timeout=A_RUN)
 
     scale = opened(workbench, "Loss scale")
