@@ -12,9 +12,10 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from workbench.panels.figure_place import FigurePlace
-from workbench.panels.panel import Panel
+from workbench.panels.panel import Panel, PanelState, WorkPanel
 
-__all__ = ["drawn", "everything", "our_threads", "text_in"]
+LONG = 120.0
+"""Seconds that a test waits for what takes milliseconds on an idle machine."""
 
 
 def everything(widget: widgets.Widget) -> list[Any]:
@@ -22,11 +23,35 @@ def everything(widget: widgets.Widget) -> list[Any]:
     return [widget, *(each for child in getattr(widget, "children", ()) for each in everything(child))]
 
 
+def one_of(widget: widgets.Widget, kind: type) -> Any:
+    """Return the only widget of a kind inside another one."""
+    (found,) = (each for each in everything(widget) if isinstance(each, kind))
+    return found
+
+
+def html_in(widget: widgets.Widget | Panel) -> str:
+    """Return all HTML inside a widget."""
+    root = widget.widget if isinstance(widget, Panel) else widget
+    return " ".join(each.value for each in everything(root) if isinstance(each, widgets.HTML))
+
+
 def text_in(widget: widgets.Widget | Panel) -> str:
     """Return the text of all HTML inside a widget, without its tags."""
-    root = widget.widget if isinstance(widget, Panel) else widget
-    raw = " ".join(w.value for w in everything(root) if isinstance(w, widgets.HTML))
-    return html.unescape(re.sub(r"<style>.*?</style>|<[^>]*>", "", raw, flags=re.DOTALL))
+    return html.unescape(re.sub(r"<style>.*?</style>|<[^>]*>", "", html_in(widget), flags=re.DOTALL))
+
+
+def ended(panel: WorkPanel, state: PanelState = PanelState.DONE) -> str:
+    """Wait for a panel's work, find the panel in a state, with no error where it is done, and return its text."""
+    assert panel.wait(LONG)
+    assert panel.state is state
+    assert state is PanelState.FAILED or panel.error is None
+    return text_in(panel)
+
+
+def run(panel: Any, state: PanelState = PanelState.DONE) -> str:
+    """Click Start, and see how it ended."""
+    panel.start_button.click()
+    return ended(panel, state)
 
 
 def our_threads() -> list[str]:

@@ -2,45 +2,34 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.experiments.small_tasks import small_task
-from tests.panels.looking import drawn, our_threads, text_in
+from tests.panels.looking import LONG, drawn, ended, our_threads, run, text_in
 from workbench.config import BoostConfig, ConfigError
 from workbench.panels.compare_panel import ComparePanel, seeds_of
 from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
 from workbench.tasks import Task
 
-LONG = 90.0
+Make = Callable[..., ComparePanel]
 OFF: dict[str, Any] = {"mode": "manual", "less_bn": False, "grad_freeze": False, "adasum": False}
 ACCUMULATING = {"boost": OFF | {"grad_accumulation": True}, "grad_accumulation": {"grad_accumulation_step": 2}}
 
 
 @pytest.fixture
-def made() -> Iterator[Callable[..., ComparePanel]]:
-    """Make panels that are closed afterwards, whatever happened; none may leave a thread."""
-    panels: list[ComparePanel] = []
-    quick: dict[str, Any] = {"steps": 4, "seeds": 2}
+def made(keep: Callable[[ComparePanel], ComparePanel]) -> Make:
+    """Make panels that compare two steps of accumulation with O0, over few steps and seeds."""
 
     def make(task: Task | str | None = None, **options: Any) -> ComparePanel:
-        shared = SharedConfig(BoostConfig.from_dict(ACCUMULATING))
-        panels.append(ComparePanel(small_task() if task is None else task, **(quick | {"shared": shared} | options)))
-        return panels[-1]
+        quick: dict[str, Any] = {"steps": 4, "seeds": 2, "shared": SharedConfig(BoostConfig.from_dict(ACCUMULATING))}
+        return keep(ComparePanel(small_task() if task is None else task, **(quick | options)))
 
-    yield make
-    for panel in panels:
-        panel.close()
-    assert our_threads() == []
-
-
-def finished(panel: ComparePanel) -> ComparePanel:
-    assert panel.wait(LONG)
-    return panel
+    return make
 
 
 def failing(task: Task, when: Callable[[], None]) -> Task:
@@ -71,18 +60,15 @@ def test_seeds_that_are_none_are_refused(text: str) -> None:
 # The panel
 
 
-def test_the_configuration_is_compared_with_o0_and_the_verdict_is_a_sentence(made: Callable[..., ComparePanel]) -> None:
+def test_the_configuration_is_compared_with_o0_and_the_verdict_is_a_sentence(made: Make) -> None:
     panel = made()
     assert panel.state is PanelState.IDLE
     assert panel.stop_button.disabled
-    panel.start_button.click()
-    finished(panel)
-    assert panel.state is PanelState.DONE
+    text = run(panel)
     assert panel.comparison is not None
     assert [side.label for side in panel.comparison.sides] == ["O0", "this configuration"]
     assert "accumulation over 2" in panel.comparison.sides[1].summary
     assert panel.comparison.seeds == (0, 1)
-    text = text_in(panel)
     for sentence in panel.comparison.sentences():
         assert sentence in text
     assert "Configuration" in text
@@ -92,7 +78,7 @@ def test_the_configuration_is_compared_with_o0_and_the_verdict_is_a_sentence(mad
     assert len(drawn(panel.figure).data[1].x) == 2
 
 
-def test_four_sides_with_a_file_and_json_text_twice_in_a_row(made: Callable[..., ComparePanel], tmp_path: Path) -> None:
+def test_four_sides_with_a_file_and_json_text_twice_in_a_row(made: Make, tmp_path: Path) -> None:
     file = BoostConfig.from_dict(ACCUMULATING).save(tmp_path / "mine.json")
     panel = made(seeds=1, steps=2)
     panel.sides[1].source.value = "A file"
@@ -102,18 +88,13 @@ def test_four_sides_with_a_file_and_json_text_twice_in_a_row(made: Callable[...,
     panel.sides[3].source.value = "A file"
     panel.sides[3].path.value = str(file)
     for _ in range(2):
-        panel.start_button.click()
-        finished(panel)
-        assert panel.state is PanelState.DONE
+        assert "one seed bounds nothing" in run(panel)
         assert panel.comparison is not None
         assert [side.label for side in panel.comparison.sides] == ["O0", "mine.json", "JSON text", "mine.json (2)"]
         assert list(drawn(panel.figure).layout.yaxis.ticktext) == ["mine.json", "JSON text", "mine.json (2)"]
-        assert "one seed bounds nothing" in text_in(panel)
 
 
-def test_what_is_wrong_with_a_side_stands_beside_it_and_nothing_starts(
-    made: Callable[..., ComparePanel], tmp_path: Path
-) -> None:
+def test_what_is_wrong_with_a_side_stands_beside_it_and_nothing_starts(made: Make, tmp_path: Path) -> None:
     panel = made()
     panel.sides[1].source.value = "A file"
     panel.sides[2].source.value = "JSON text"
@@ -142,12 +123,10 @@ def test_what_is_wrong_with_a_side_stands_beside_it_and_nothing_starts(
     assert "seeds must be a number of seeds" in text_in(panel)
     assert "steps must be a whole number of micro-batches, 1 or more, got" in text_in(panel)
     panel.seeds.value, panel.steps.value = "1", "2"
-    panel.start_button.click()
-    finished(panel)
-    assert panel.state is PanelState.DONE
+    run(panel)
 
 
-def test_two_clicks_are_one_comparison_and_stop_ends_it_within_a_step(made: Callable[..., ComparePanel]) -> None:
+def test_two_clicks_are_one_comparison_and_stop_ends_it_within_a_step(made: Make) -> None:
     reached, go = threading.Semaphore(0), threading.Event()
     steps: list[int] = []
 
@@ -170,19 +149,14 @@ def test_two_clicks_are_one_comparison_and_stop_ends_it_within_a_step(made: Call
     assert panel.state is PanelState.STOPPING
     assert panel.stop_button.disabled
     go.set()
-    finished(panel)
-    assert panel.state is PanelState.DONE
+    assert "nothing is concluded" in ended(panel)
     assert len(steps) == 7  # the step under way was the last
-    assert "nothing is concluded" in text_in(panel)
     assert panel.comparison is None
-    assert panel.error is None
     assert not panel.start_button.disabled
 
 
 @pytest.mark.parametrize("at", [1, 3], ids=["at the first step", "later"])
-def test_a_task_that_raises_is_a_sentence_and_the_panel_is_usable_again(
-    made: Callable[..., ComparePanel], at: int
-) -> None:
+def test_a_task_that_raises_is_a_sentence_and_the_panel_is_usable_again(made: Make, at: int) -> None:
     steps: list[int] = []
 
     def step() -> None:
@@ -191,38 +165,26 @@ def test_a_task_that_raises_is_a_sentence_and_the_panel_is_usable_again(
             raise KeyError("labels")
 
     panel = made(failing(small_task(), step))
-    panel.start_button.click()
-    finished(panel)
-    assert panel.state is PanelState.FAILED
-    assert "KeyError: 'labels'" in text_in(panel)
-    assert "Traceback" in text_in(panel)
-    panel.start_button.click()
-    finished(panel)
-    assert panel.state is PanelState.DONE
-    assert panel.error is None
+    text = run(panel, PanelState.FAILED)
+    assert "KeyError: 'labels'" in text
+    assert "Traceback" in text
+    run(panel)
 
 
-def test_a_task_that_cannot_be_found_is_a_sentence(made: Callable[..., ComparePanel]) -> None:
+def test_a_task_that_cannot_be_found_is_a_sentence(made: Make) -> None:
     panel = made("digits-lenett")
-    panel.start_button.click()
-    finished(panel)
-    assert panel.state is PanelState.FAILED
-    assert "digits-lenett" in text_in(panel)
-    panel.task.value = "digits-lenet"
+    assert "digits-lenett" in run(panel, PanelState.FAILED)
     assert not panel.task.disabled
 
 
-def test_a_side_that_diverges_is_said(made: Callable[..., ComparePanel]) -> None:
+def test_a_side_that_diverges_is_said(made: Make) -> None:
     panel = made(small_task(), seeds=1, steps=8)
     panel.sides[1].source.value = "JSON text"
     panel.sides[1].json.value = '{"boost": {"mode": "disable_all"}, "optimizer": {"name": "SGD", "lr": 3e38}}'
-    panel.start_button.click()
-    finished(panel)
-    assert panel.state is PanelState.DONE
-    assert "JSON text diverged on 1 of 1 seeds" in text_in(panel)
+    assert "JSON text diverged on 1 of 1 seeds" in run(panel)
 
 
-def test_progress_is_told_with_what_is_left(made: Callable[..., ComparePanel]) -> None:
+def test_progress_is_told_with_what_is_left(made: Make) -> None:
     from workbench.panels.compare_panel import _Order
     from workbench.training.run import RunProgress
 
@@ -240,7 +202,7 @@ def test_progress_is_told_with_what_is_left(made: Callable[..., ComparePanel]) -
     assert list(drawn(panel.figure).data[1].x) == [1.0, 1.0]
 
 
-def test_closing_in_the_middle_leaves_no_thread(made: Callable[..., ComparePanel]) -> None:
+def test_closing_in_the_middle_leaves_no_thread(made: Make) -> None:
     reached = threading.Event()
     panel = made(failing(small_task(), reached.set), steps=100_000)
     panel.start_button.click()

@@ -6,34 +6,11 @@ from typing import Any
 import ipywidgets as widgets
 import pytest
 
-from workbench.config import (
-    BoostConfig,
-    ConfigError,
-    ParameterInfo,
-    describe_parameters,
-)
-from workbench.panels.controls import (
-    ParameterControl,
-    number_text,
-    parsed,
-)
+from tests.panels.looking import everything, html_in, one_of
+from workbench.config import BoostConfig, ConfigError, ParameterInfo, describe_parameters
+from workbench.panels.controls import ParameterControl, number_text, parsed
 
 PARAMETERS = describe_parameters()
-
-
-def inside(widget: widgets.Widget) -> list[widgets.Widget]:
-    """Return a widget and everything in it."""
-    return [widget, *(each for child in getattr(widget, "children", ()) for each in inside(child))]
-
-
-def one(control: ParameterControl, kind: type) -> Any:
-    found = [widget for widget in inside(control.widget) if isinstance(widget, kind)]
-    assert len(found) == 1, found
-    return found[0]
-
-
-def texts(control: ParameterControl) -> str:
-    return " ".join(widget.value for widget in inside(control.widget) if isinstance(widget, widgets.HTML))
 
 
 def legal_values(info: ParameterInfo) -> list[Any]:
@@ -58,7 +35,7 @@ def test_every_parameter_has_a_control_that_shows_and_gives_back_its_legal_value
         assert control.value == value
         assert type(control.value) is type(value)
     assert heard == [], "what a program sets is no news"
-    assert info.title in texts(control).replace("&amp;", "&")
+    assert info.title in html_in(control.widget).replace("&amp;", "&")
 
 
 @pytest.mark.parametrize("info", [i for i in PARAMETERS.values() if i.low is not None], ids=lambda info: info.path)
@@ -66,7 +43,7 @@ def test_the_slider_covers_the_search_range_and_what_it_gives_is_legal(info: Par
     control = ParameterControl(info)
     assert info.low is not None
     assert info.high is not None
-    slider = next(entry for entry in inside(control.widget) if hasattr(entry, "max"))
+    slider = next(entry for entry in everything(control.widget) if hasattr(entry, "max"))
     base = BoostConfig.from_dict({"loss_scale": {"minimum": 2.0**-10}})
     for share in (1.0, 0.0, 0.31):
         if isinstance(slider, widgets.FloatLogSlider):
@@ -114,16 +91,16 @@ def test_what_is_no_legal_number_reaches_the_rule_and_is_refused_in_its_words(te
     control = ParameterControl(PARAMETERS["loss_scale.window"])
     seen: list[Any] = []
     control.observe(lambda changed: seen.append(changed.value))
-    one(control, widgets.Text).value = "7"
-    one(control, widgets.Text).value = text
+    one_of(control.widget, widgets.Text).value = "7"
+    one_of(control.widget, widgets.Text).value = text
     with pytest.raises(ConfigError, match=r"`loss_scale\.window` must") as refused:
         BoostConfig().with_values({"loss_scale.window": seen[-1]})
     control.refuse(str(refused.value))
-    assert control.problem in texts(control).replace("<code>", "`").replace("</code>", "`")
-    assert one(control, widgets.Text).value[:10] == text[:10], "what was typed stays, to be mended"
+    assert control.problem in html_in(control.widget).replace("<code>", "`").replace("</code>", "`")
+    assert one_of(control.widget, widgets.Text).value[:10] == text[:10], "what was typed stays, to be mended"
     control.set(7)
     assert control.problem == ""
-    assert "must" not in texts(control)
+    assert "must" not in html_in(control.widget)
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 65536.0, 1e-4, 2.0**-24, 1e300, 5, -0.0, 12345678.9])
@@ -137,21 +114,21 @@ def test_a_control_is_disabled_with_a_reason_that_is_shown() -> None:
     control.disable("gradient freezing is off")
     assert control.disabled
     assert all(
-        entry.disabled for entry in inside(control.widget) if isinstance(entry, (widgets.Text, widgets.FloatSlider))
+        entry.disabled for entry in everything(control.widget) if isinstance(entry, (widgets.Text, widgets.FloatSlider))
     )
-    assert "gradient freezing is off" in texts(control)
+    assert "gradient freezing is off" in html_in(control.widget)
     control.disable("")
-    assert not any(getattr(entry, "disabled", False) for entry in inside(control.widget))
-    assert "gradient freezing is off" not in texts(control)
+    assert not any(getattr(entry, "disabled", False) for entry in everything(control.widget))
+    assert "gradient freezing is off" not in html_in(control.widget)
 
 
 def test_reset_appears_with_a_difference_and_takes_it_back() -> None:
     control = ParameterControl(PARAMETERS["grad_freeze.freeze_p"])
-    assert not any(isinstance(widget, widgets.Button) for widget in inside(control.widget))
-    slider, before = one(control, widgets.FloatSlider), control.widget.children
+    assert not any(isinstance(widget, widgets.Button) for widget in everything(control.widget))
+    slider, before = one_of(control.widget, widgets.FloatSlider), control.widget.children
     slider.value = 0.5
-    assert (control.value, one(control, widgets.Text).value) == (0.5, "0.5")
-    button = one(control, widgets.Button)
+    assert (control.value, one_of(control.widget, widgets.Text).value) == (0.5, "0.5")
+    button = one_of(control.widget, widgets.Button)
     assert "wb-away" not in button._dom_classes
     assert control.widget.children == before, "what is made anew on the page loses the keyboard's focus"
     seen: list[Any] = []
@@ -159,7 +136,7 @@ def test_reset_appears_with_a_difference_and_takes_it_back() -> None:
     button.click()
     assert seen == [0.7]
     assert slider.value == 0.7
-    assert "wb-away" in one(control, widgets.Button)._dom_classes
+    assert "wb-away" in one_of(control.widget, widgets.Button)._dom_classes
     control.set(0.6)
     assert "wb-away" not in button._dom_classes
 
@@ -171,13 +148,13 @@ def test_what_is_said_beneath_leaves_the_inputs_where_they_are() -> None:
     assert control.widget.children[: len(before)] == before
     control.note("")
     control.note("frozen steps: 40 %")
-    assert "40 %" in texts(control)
+    assert "40 %" in html_in(control.widget)
     assert len(control.widget.children) == len(before) + 1
 
 
 @pytest.mark.parametrize("path", ["grad_freeze.freeze_p", "amp.level", "optimizer.betas"])
 def test_a_control_is_made_of_few_models(path: str) -> None:
-    made = inside(ParameterControl(PARAMETERS[path]).widget)
+    made = everything(ParameterControl(PARAMETERS[path]).widget)
     assert len(made) <= 5
     assert not any(widget.layout or getattr(widget, "style", None) for widget in made)
 
@@ -185,24 +162,24 @@ def test_a_control_is_made_of_few_models(path: str) -> None:
 def test_false_and_zero_are_different_choices() -> None:
     control = ParameterControl(PARAMETERS["grad_freeze.freeze_type"])
     control.set(0)
-    assert one(control, widgets.Dropdown).value == "0"
+    assert one_of(control.widget, widgets.Dropdown).value == "0"
     assert (control.value, type(control.value)) == (0, int)
     switch = ParameterControl(PARAMETERS["boost.less_bn"])
     switch.set(False)
-    assert one(switch, widgets.Dropdown).value == "no"
+    assert one_of(switch.widget, widgets.Dropdown).value == "no"
     switch.set(None)
-    assert one(switch, widgets.Dropdown).value == "unset"
+    assert one_of(switch.widget, widgets.Dropdown).value == "unset"
 
 
 def test_a_value_outside_the_slider_stays_what_it_is() -> None:
     control = ParameterControl(PARAMETERS["loss_scale.init"])
     control.set(2.0**100)
     assert control.value == 2.0**100
-    assert one(control, widgets.FloatLogSlider).value == math.exp2(24)
+    assert one_of(control.widget, widgets.FloatLogSlider).value == math.exp2(24)
 
 
 def test_help_and_unit_stand_beside_the_field() -> None:
     control = ParameterControl(PARAMETERS["loss_scale.window"])
-    assert "steps" in texts(control)
-    assert PARAMETERS["loss_scale.window"].description in texts(control)
-    assert PARAMETERS["loss_scale.window"].rule in one(control, widgets.FloatLogSlider).tooltip
+    assert "steps" in html_in(control.widget)
+    assert PARAMETERS["loss_scale.window"].description in html_in(control.widget)
+    assert PARAMETERS["loss_scale.window"].rule in one_of(control.widget, widgets.FloatLogSlider).tooltip

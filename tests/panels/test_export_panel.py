@@ -2,20 +2,19 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.panels.looking import our_threads, text_in
+from tests.panels.looking import LONG, ended, text_in
 from workbench.config import BoostConfig
 from workbench.panels.export_panel import ExportPanel, exported_files
 from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
 
-LONG = 60.0
 PROVENANCE: dict[str, Any] = {
     "verdict": "confirmed",
     "sentence": "Confirmed: the accuracy drop is at most 0.009.",
@@ -42,10 +41,8 @@ def study(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def panel(study: Path, tmp_path: Path) -> Iterator[ExportPanel]:
-    with ExportPanel(study, folder=tmp_path / "out") as made:
-        yield made
-    assert our_threads() == []
+def panel(study: Path, tmp_path: Path, keep: Callable[[ExportPanel], ExportPanel]) -> ExportPanel:
+    return keep(ExportPanel(study, folder=tmp_path / "out"))
 
 
 def test_a_study_shows_both_exports_with_verdict_and_provenance(panel: ExportPanel) -> None:
@@ -56,12 +53,16 @@ def test_a_study_shows_both_exports_with_verdict_and_provenance(panel: ExportPan
     assert "1.104 x (95 % interval 1.095 to 1.141)" in text
     assert "0.009463" in text
     assert "AMD EPYC, 2.13.0" in text
+    assert "passes over loss_scale, amp, snapshots, compatibility, provenance" in text
     assert "boost.less_bn" in text
     assert json.loads(panel.json.value) == O1.to_dict()
     panel.choice.value = "o2"
     assert "O0 it is." in text_in(panel)
     assert panel.name.value == "boost_config.o2.json"
     assert panel.config == O2
+    panel.name.value = "best.json"
+    panel.choice.value = "o1"
+    assert panel.name.value == "best.json", "a name of the user's own stays"
 
 
 def test_what_is_saved_is_the_file_on_show(panel: ExportPanel, tmp_path: Path) -> None:
@@ -108,17 +109,6 @@ def test_the_shared_configuration_is_shown_as_it_changes(tmp_path: Path) -> None
         panel.name.value = "mine.json"
         panel.save_button.click()
         assert BoostConfig.from_json(tmp_path / "mine.json") == shared.config
-
-
-def test_what_mindspore_passes_over_is_said(panel: ExportPanel) -> None:
-    text = text_in(panel)
-    assert "passes over loss_scale, amp, snapshots, compatibility, provenance" in text
-
-
-def test_a_name_of_the_users_own_stays(panel: ExportPanel) -> None:
-    panel.name.value = "best.json"
-    panel.choice.value = "o2"
-    assert panel.name.value == "best.json"
 
 
 @pytest.mark.parametrize(("name", "told"), [("", "name the file"), ("..", "is a folder; name a file")])
@@ -214,10 +204,8 @@ def test_a_whole_study_is_exported_in_the_worker(
         assert panel.save_button.disabled
         assert panel.save() is None  # one at a time
         go.set()
-        assert panel.wait(LONG)
-        assert panel.state is PanelState.DONE
+        assert "wrote boost_config.o1.json, boost_config.o2.json and the report" in ended(panel)
         assert panel.saved == tmp_path / "out" / "boost_config.o1.json"
-        assert "wrote boost_config.o1.json, boost_config.o2.json and the report" in text_in(panel)
         begun.clear()
         go.clear()
 
@@ -226,7 +214,6 @@ def test_a_study_whose_storage_is_broken_is_a_sentence(panel: ExportPanel, study
     (study / "study.db").write_text("no database")
     panel.study.value = f"{study}/"
     panel.export_button.click()
-    assert panel.wait(LONG)
-    assert panel.state is PanelState.FAILED
+    ended(panel, PanelState.FAILED)
     assert panel.error is not None
     assert not panel.save_button.disabled

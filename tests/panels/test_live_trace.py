@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.panels.live_trace import LiveTrace
 
@@ -10,16 +8,17 @@ def record(step: int, **columns: float) -> StepRecord:
     return StepRecord(step=step, seconds=step / 10, step_ms=2.0, loss=1.0 / (step + 1), columns=columns)
 
 
-def test_blocks_become_one_table_in_order() -> None:
+def test_blocks_become_one_table_in_order_and_a_time_that_is_not_known_is_missing() -> None:
     trace = LiveTrace()
-    trace.add([record(0), record(1)], [])
+    trace.add([record(0, **{"time.data": 1.0}), record(1)], [])
     trace.add([record(2, **{"time.forward": 1.5})], [])
     trace.add([], [])
     table = trace.steps
     assert table["step"].tolist() == [0, 1, 2]
     assert table["loss"].tolist() == [1.0, 0.5, 1 / 3]
     assert table["overflow"].dtype == bool
-    assert [math.isnan(value) for value in table["time.forward"]] == [True, True, False]
+    assert table["time.data"].fillna(-1.0).tolist() == [1.0, -1.0, -1.0]
+    assert table["time.forward"].fillna(-1.0).tolist() == [-1.0, -1.0, 1.5]
     assert trace.steps is table, "looking again joins nothing"
 
 
@@ -32,15 +31,6 @@ def test_a_long_run_in_small_blocks_keeps_every_step_and_earlier_tables_stay_as_
     assert trace.steps["step"].tolist() == list(range(900))
     assert trace.steps["loss"].tolist() == [1.0 / (step + 1) for step in range(900)]
     assert early["step"].tolist() == list(range(99))
-
-
-def test_a_time_that_is_known_now_and_then_is_missing_elsewhere() -> None:
-    trace = LiveTrace()
-    trace.add([record(0, **{"time.data": 1.0}), record(1)], [])
-    trace.add([record(2)], [])
-    trace.add([record(3, **{"time.update": 2.0})], [])
-    assert trace.steps["time.data"].fillna(-1.0).tolist() == [1.0, -1.0, -1.0, -1.0]
-    assert trace.steps["time.update"].fillna(-1.0).tolist() == [-1.0, -1.0, -1.0, 2.0]
 
 
 def test_evaluations_are_told_apart_from_what_happened_to_the_scale() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.panels.looking import drawn, our_threads, text_in
+from tests.panels.looking import LONG, drawn, our_threads, text_in
 from tests.panels.recorded_runs import POLICY, recorded_run
 from workbench.config import BoostConfig
 from workbench.loss_scale import ScalePolicy, simulate
@@ -21,7 +21,6 @@ from workbench.panels.shared_config import SharedConfig
 from workbench.runs import Run, read_run
 from workbench.runs.replayed_run import ReplayedRun
 
-LONG = 60.0
 INIT, FACTOR, WINDOW = "loss_scale.init", "loss_scale.factor", "loss_scale.window"
 
 
@@ -40,7 +39,9 @@ def panel(tmp_path: Path) -> Iterator[LossScalePanel]:
 # What is shown
 
 
-def test_a_run_is_opened_with_its_trace_its_map_and_fifty_policies(panel: LossScalePanel) -> None:
+def test_a_run_is_opened_with_its_trace_its_map_fifty_policies_and_what_the_replay_rests_on(
+    panel: LossScalePanel,
+) -> None:
     assert panel.state is PanelState.DONE
     text = text_in(panel)
     assert "toy, O1, 60 steps, 9 overflows" in text
@@ -48,21 +49,19 @@ def test_a_run_is_opened_with_its_trace_its_map_and_fifty_policies(panel: LossSc
     assert drawn(panel.exponents).data[0].type == "heatmap"
     assert len(panel.policies) == 50  # the recorded one is among them
     assert len(panel.choice.options) == 50
+    wasted = simulate(
+        ReplayedRun(panel.run).thresholds.scale,  # type: ignore[arg-type]
+        [panel.policies[number] for _, number in panel.choice.options],
+    ).wasted_share
+    assert np.all(np.diff(wasted) >= 0), "the list begins with the least waste"
     assert not panel.groups.widget.is_present
     assert {trace.name for trace in drawn(panel.scatter).data} >= {"replayed policy"}
-
-
-def test_the_assumption_and_the_error_are_said(panel: LossScalePanel) -> None:
-    text = text_in(panel)
     assert "Assumes the recorded trajectory" in text
     assert "Calibrated on 9 overflows, which tells 0 % of the updates wrong" in text
     assert "may lie off by a factor of" in text
-
-
-def test_the_sliders_begin_at_the_recorded_policy_and_predict_what_happened(panel: LossScalePanel) -> None:
-    assert panel.policy == POLICY
-    assert "9 overflows in 60 updates (likely" in text_in(panel)
-    assert "The recorded run had 9 overflows." in text_in(panel)
+    assert panel.policy == POLICY, "the sliders begin at the recorded one, and predict what happened"
+    assert "9 overflows in 60 updates (likely" in text
+    assert "The recorded run had 9 overflows." in text
 
 
 def test_a_moved_slider_is_answered(panel: LossScalePanel) -> None:
@@ -101,7 +100,7 @@ def test_of_requests_that_come_at_once_the_newest_is_answered(
     assert "init 2¹², factor 2" in text_in(panel)
 
 
-def test_a_clicked_point_sets_the_sliders_and_the_trace(panel: LossScalePanel) -> None:
+def test_a_clicked_point_and_a_line_of_the_list_set_the_sliders_and_the_trace(panel: LossScalePanel) -> None:
     number = next(i for i, p in enumerate(panel.policies) if (p.init, p.factor) == (2.0**12, 4.0))
     callback = panel.scatter.on_pick
     assert callback is not None
@@ -110,20 +109,9 @@ def test_a_clicked_point_sets_the_sliders_and_the_trace(panel: LossScalePanel) -
     assert panel.policy == panel.policies[number]
     assert panel.choice.value == number
     assert f"factor 4, window {panel.policies[number].window}" in text_in(panel)
-
-
-def test_a_policy_can_be_picked_from_the_list_with_the_keyboard(panel: LossScalePanel) -> None:
-    panel.choice.value = panel.choice.options[0][1]
+    panel.choice.value = panel.choice.options[0][1]  # picked from the list with the keyboard
     assert panel.wait_for_answer(LONG)
     assert panel.policy == panel.policies[panel.choice.value]
-
-
-def test_the_list_begins_with_the_least_waste(panel: LossScalePanel) -> None:
-    wasted = simulate(
-        ReplayedRun(panel.run).thresholds.scale,  # type: ignore[arg-type]
-        [panel.policies[number] for _, number in panel.choice.options],
-    ).wasted_share
-    assert np.all(np.diff(wasted) >= 0)
 
 
 def test_use_this_policy_writes_it_into_the_configuration(tmp_path: Path) -> None:
@@ -155,18 +143,16 @@ def test_a_policy_the_configuration_refuses_changes_nothing(tmp_path: Path) -> N
         assert "loss_scale.init must be at most loss_scale.maximum" in text_in(panel)
 
 
-@pytest.mark.parametrize(
-    ("path", "value"), [(INIT, "much"), (FACTOR, 1.0), (WINDOW, 0), (INIT, float("nan")), (WINDOW, 2.5)]
-)
-def test_a_value_that_is_none_is_refused_beside_its_field(panel: LossScalePanel, path: str, value: object) -> None:
-    panel.control(path)._take(value)
-    assert path in panel.control(path).problem
-    assert panel.policy is None
-    panel.use_button.click()
-    assert panel.shared.config == BoostConfig()
-    panel.control(path)._take(POLICY.window if path == WINDOW else 2.0**12)
-    assert panel.control(path).problem == ""
-    assert panel.wait_for_answer(LONG)
+def test_a_value_that_is_none_is_refused_beside_its_field(panel: LossScalePanel) -> None:
+    for path, value in ((INIT, "much"), (FACTOR, 1.0), (WINDOW, 0), (INIT, float("nan")), (WINDOW, 2.5)):
+        panel.control(path)._take(value)
+        assert path in panel.control(path).problem
+        assert panel.policy is None
+        panel.use_button.click()
+        assert panel.shared.config == BoostConfig()
+        panel.control(path)._take(POLICY.window if path == WINDOW else 2.0**12)
+        assert panel.control(path).problem == ""
+        assert panel.wait_for_answer(LONG)
 
 
 # Other lists, other runs
@@ -181,17 +167,17 @@ def test_other_lists_are_judged(panel: LossScalePanel) -> None:
     assert panel.policies[0] == POLICY
 
 
-@pytest.mark.parametrize("text", ["", "a, b", "0", "1,2,3,4,5,6,7,8,9,10,11,12", "nan"])
-def test_a_wrong_list_is_a_sentence_and_the_panel_stays_usable(panel: LossScalePanel, text: str) -> None:
-    panel.lists["window"].value = text
-    panel.judge_button.click()
-    assert panel.state is PanelState.DONE
-    assert panel.error is not None
-    assert "Traceback" not in text_in(panel)
-    panel.lists["window"].value = "10"
-    panel.judge_button.click()
-    settled(panel)
-    assert panel.error is None
+def test_a_wrong_list_is_a_sentence_and_the_panel_stays_usable(panel: LossScalePanel) -> None:
+    for text in ("", "a, b", "0", "1,2,3,4,5,6,7,8,9,10,11,12", "nan"):
+        panel.lists["window"].value = text
+        panel.judge_button.click()
+        assert panel.state is PanelState.DONE
+        assert panel.error is not None
+        assert "Traceback" not in text_in(panel)
+        panel.lists["window"].value = "10"
+        panel.judge_button.click()
+        settled(panel)
+        assert panel.error is None
 
 
 def test_a_folder_of_runs_is_listed_and_one_is_chosen(tmp_path: Path) -> None:

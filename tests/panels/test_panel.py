@@ -1,28 +1,17 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import ipywidgets as widgets
 import pytest
 
+from tests.panels.looking import everything, html_in
 from workbench.config import ConfigError
 from workbench.panels import notebook_cells
 from workbench.panels.kit import close_recursively, row, text_of
-from workbench.panels.panel import Panel, PanelState, error_sentence
-from workbench.panels.worker import RunControl
+from workbench.panels.panel import Panel, PanelState
 from workbench.tasks.errors import TaskError
-
-LONG = 20.0
-
-
-def shown(panel: Panel) -> str:
-    return " ".join(w.value for w in everything(panel.widget) if isinstance(w, widgets.HTML))
-
-
-def everything(widget: widgets.Widget) -> list[widgets.Widget]:
-    return [widget, *(each for child in getattr(widget, "children", ()) for each in everything(child))]
 
 
 def raised(error: Exception) -> Exception:
@@ -34,67 +23,60 @@ def raised(error: Exception) -> Exception:
 
 def test_a_panel_shows_its_title_and_state() -> None:
     with Panel("Train") as panel:
-        assert "Train" in shown(panel)
-        assert "○ idle" in shown(panel)
+        assert "Train" in html_in(panel)
+        assert "○ idle" in html_in(panel)
         panel.machine.to(PanelState.RUNNING)
-        assert "▶ running" in shown(panel)
+        assert "▶ running" in html_in(panel)
         assert panel.state is PanelState.RUNNING
 
 
-def test_an_error_of_the_users_code_is_a_sentence_with_its_traceback_folded() -> None:
-    with Panel("Train") as panel:
-        panel.report_error(raised(ZeroDivisionError("no <such> share")))
-        text = shown(panel)
-        assert "ZeroDivisionError: no &lt;such&gt; share (line " in text
-        assert "<details><summary>Traceback</summary>" in text
-        assert isinstance(panel.error, ZeroDivisionError)
-        panel.clear_error()
-        assert "Traceback" not in shown(panel)
-        assert panel.error is None
-
-
-def test_an_error_of_ours_is_its_own_sentence() -> None:
-    with Panel("Configure") as panel:
-        panel.report_error(raised(ConfigError("`grad_freeze.freeze_p` must lie in [0, 1), got 1.2")))
-        assert "<code>grad_freeze.freeze_p</code> must lie in [0, 1), got 1.2" in shown(panel)
-        assert "Traceback" not in shown(panel)
-
-
-def test_an_error_of_ours_that_tells_of_another_keeps_its_traceback() -> None:
+def of_another() -> Exception:
     error = TaskError("task file a.py cannot be loaded: NameError: x (line 3 of a.py)")
     error.__cause__ = raised(NameError("x"))
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence", "has_trace"),
+    [
+        (ZeroDivisionError("no <such> share"), "ZeroDivisionError: no &lt;such&gt; share (line ", True),
+        (ConfigError("`freeze_p` must lie in [0, 1)"), "<code>freeze_p</code> must lie in [0, 1)", False),
+        (of_another(), "NameError: x (line 3 of a.py)", True),
+    ],
+    ids=["the user's", "ours", "ours, of another"],
+)
+def test_an_error_is_a_sentence_and_the_traceback_of_others_is_folded(
+    error: Exception, sentence: str, has_trace: bool
+) -> None:
     with Panel("Train") as panel:
         panel.report_error(raised(error))
-        assert "NameError: x" in shown(panel)
-        assert "Traceback" in shown(panel)
-
-
-def test_an_interrupt_is_no_fault() -> None:
-    assert error_sentence(KeyboardInterrupt()) == "interrupted; start again when you like"
+        assert sentence in html_in(panel)
+        assert ("<details><summary>Traceback</summary>" in html_in(panel)) is has_trace
+        assert panel.error is error
+        panel.clear_error()
+        assert sentence not in html_in(panel)
+        assert panel.error is None
 
 
 def test_the_last_sentence_is_on_top_and_the_log_stays_short() -> None:
     with Panel("Train") as panel:
         for number in range(200):
             panel.log(f"sentence {number}.")
-        text = shown(panel)
+        text = html_in(panel)
         assert text.index("sentence 199.") < text.index("Earlier") < text.index("sentence 198.")
         assert "sentence 100." not in text
 
 
-def test_errors_in_a_handler_are_shown() -> None:
-    with Panel("Train") as panel:
-        panel.guarded(lambda: dict[str, int]()["no such control"])()
-        assert "KeyError" in shown(panel)
-
-
-def test_a_handler_that_the_kernel_interrupts_says_so_and_the_panel_stays_usable() -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("error", "told"), [(KeyError("x"), "KeyError"), (KeyboardInterrupt(), "interrupted; start again when you like")]
+)
+def test_what_a_handler_raises_is_shown_and_the_panel_stays_usable(error: BaseException, told: str) -> None:
+    def fail() -> None:
+        raise error
 
     with Panel("Train") as panel:
-        panel.guarded(interrupted)()
-        assert "interrupted; start again when you like" in shown(panel)
+        panel.guarded(fail)()
+        assert told in html_in(panel)
         clicks: list[int] = []
         panel.guarded(lambda: clicks.append(1))()
         assert clicks == [1]
@@ -129,20 +111,6 @@ def test_what_was_last_made_is_cleaned_up_first() -> None:
     assert order == ["last made", "first made"]
     panel.cleaned_up_by(lambda: order.append("too late"))
     assert order[-1] == "too late"
-
-
-def test_closing_a_panel_ends_its_work() -> None:
-    panel, seen = Panel("Train"), threading.Event()
-
-    def work(control: RunControl) -> None:
-        seen.set()
-        control._stop.wait(LONG)
-
-    worker = panel.new_worker(lambda messages: None, lambda outcome: None)
-    worker.start(work)
-    assert seen.wait(LONG)
-    panel.close()
-    assert [t for t in threading.enumerate() if t.name.startswith("workbench Train")] == []
 
 
 def test_a_theme_is_one_of_three() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.panels.looking import everything, our_threads, text_in
+from tests.panels.looking import LONG, ended, everything, one_of, run, text_in
 from tests.reports.synthetic_study import fastest_study
 from workbench.config import BoostConfig
 from workbench.panels.panel import PanelState
@@ -23,8 +23,11 @@ from workbench.study import read_result, read_study
 from workbench.study.store.storage import holding_study
 from workbench.tasks import Task
 
-LONG = 120.0
-QUICK = {"confirm.seeds_min": 2, "confirm.seeds_max": 2, "confirm.candidates": 1, "speed.rounds": 2}
+Make = Callable[..., StudyPanel]
+QUICK = {"confirm.seeds_min": 2, "confirm.seeds_max": 2, "confirm.candidates": 1, "speed.rounds": 2} | {
+    "allowed_drop.o1": 9.0,
+    "allowed_drop.o2": 9.0,
+}
 SPACE = {
     "level": ["O1"],
     "boost.less_bn": [False],
@@ -71,60 +74,52 @@ def tiny_task(loss: Loss | None = None) -> Task:
     )
 
 
+def with_a_small_question(panel: StudyPanel, **values: Any) -> StudyPanel:
+    for path, value in (QUICK | values).items():
+        panel.entries[path].set(value)
+    panel.space.set(SPACE)
+    return panel
+
+
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., StudyPanel]]:
-    """Make panels that are closed afterwards, whatever happened; none may leave a thread."""
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: Callable[[StudyPanel], StudyPanel]) -> Make:
+    """Make panels in an empty folder; a new study is a small one."""
     monkeypatch.chdir(tmp_path)
-    panels: list[StudyPanel] = []
 
-    def make(given: Any, shared: SharedConfig | None = None, **options: Any) -> StudyPanel:
-        options = {"trials": 2, "steps": 6} | options
-        panel = StudyPanel(given, shared, **options)
-        panels.append(panel)
+    def make(given: Any, shared: SharedConfig | None = None) -> StudyPanel:
+        panel = keep(StudyPanel(given, shared, trials=2, steps=6))
         assert panel.wait(LONG)
-        if not (Path(panel.folder.value) / "study.toml").exists():
-            for path, value in {**QUICK, "allowed_drop.o1": 9.0, "allowed_drop.o2": 9.0}.items():
-                panel.entries[path].set(value)
-            panel.space.set(SPACE)
-        return panel
+        is_new = not (Path(panel.folder.value) / "study.toml").exists()
+        return with_a_small_question(panel) if is_new else panel
 
-    yield make
-    for panel in panels:
-        panel.close()
-    assert our_threads() == []
+    return make
 
 
 @pytest.fixture(scope="module")
-def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("finished")
-    with StudyPanel(tiny_task(), studies=folder, trials=2, steps=6) as panel:
+def finished_panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyPanel]:
+    """Return a panel whose study has run to its end, to be looked at."""
+    with StudyPanel(tiny_task(), studies=tmp_path_factory.mktemp("finished"), trials=2, steps=6) as panel:
         # No pruner: on a busy machine a trial may be timed slower than O0, and is then not worth finishing.
-        for path, value in {**QUICK, "pruner.name": "none", "allowed_drop.o1": 9.0, "allowed_drop.o2": 9.0}.items():
-            panel.entries[path].set(value)
-        panel.space.set(SPACE)
-        panel.start_button.click()
-        assert panel.wait(LONG)
-        assert panel.error is None
-        assert panel.state is PanelState.DONE
-    return folder / "tiny"
+        run(with_a_small_question(panel, **{"pruner.name": "none"}))
+        yield panel
 
 
 @pytest.fixture
-def finished(finished_once: Path, tmp_path: Path) -> Path:
-    """Return the folder of a study that has run to its end, the test's own copy."""
-    return shutil.copytree(finished_once, tmp_path / "studies" / "tiny")
+def finished(finished_panel: StudyPanel, tmp_path: Path) -> Path:
+    """Return the folder of that study, the test's own copy."""
+    return shutil.copytree(finished_panel.folder.value, tmp_path / "studies" / "tiny")
 
 
 def titles(panel: StudyPanel) -> dict[str, str]:
     return {name: str(live.widget.layout.title.text) for name, live in panel.live.items()}
 
 
-def ended(panel: StudyPanel) -> list[int]:
+def trials_ended(panel: StudyPanel) -> list[int]:
     assert panel.study is not None
     return [one.number for one in panel.study.trials if one.state in {"complete", "pruned"}]
 
 
-def test_a_new_panel_says_what_it_will_ask_and_makes_no_figure_yet(made: Callable[..., StudyPanel]) -> None:
+def test_a_new_panel_says_what_it_will_ask_and_makes_no_figure_yet(made: Make) -> None:
     panel = made(tiny_task(), SharedConfig(BoostConfig().with_values({"optimizer.name": "Adam", "optimizer.lr": 0.01})))
     assert panel.state is PanelState.IDLE
     assert panel.entries["study.task"].disabled
@@ -138,31 +133,26 @@ def test_a_new_panel_says_what_it_will_ask_and_makes_no_figure_yet(made: Callabl
     assert not Path("studies").exists()
 
 
-def test_a_study_runs_to_its_answer(made: Callable[..., StudyPanel]) -> None:
-    panel = made(tiny_task())
-    panel.start_button.click()
-    assert panel.wait(LONG)
-    assert panel.error is None
-    assert panel.state is PanelState.DONE
-    file = read_study(Path("studies/tiny"))
+def test_a_study_runs_to_its_answer(finished_panel: StudyPanel) -> None:
+    panel, folder = finished_panel, Path(finished_panel.folder.value)
+    file = read_study(folder)
     assert (file.study.task, file.study.n_trials, file.study.budget_steps) == ("tiny", 2, 6)
     assert file.base_config().grad_freeze.total_steps == 6
-    assert ended(panel)[:2] == [0, 1]
+    assert trials_ended(panel)[:2] == [0, 1]
     text = text_in(panel)
     for target in ("o1", "o2"):
-        path = Path(f"studies/tiny/result/boost_config.{target}.json")
-        origin = BoostConfig.from_json(path).provenance
+        origin = BoostConfig.from_json(folder / "result" / f"boost_config.{target}.json").provenance
         assert origin is not None
         assert str(origin["sentence"])[:40].replace("`", "") in text
         assert panel.take_buttons[target].is_present
-    assert Path("studies/tiny/result/report.html").exists()
+    assert (folder / "result" / "report.html").exists()
     assert "Open report.html" in text
     assert "boost_config.o1.json" in panel.static_html()
     assert len(panel.live["history"].widget.data) > 0
     assert panel.start_button.description == "Continue"
 
 
-def test_opening_a_study_shows_its_state_and_trains_nothing(made: Callable[..., StudyPanel], finished: Path) -> None:
+def test_opening_a_study_shows_its_state_and_trains_nothing(made: Make, finished: Path) -> None:
     before = sorted(path for path in finished.rglob("*") if "runs" in path.parts)
     panel = made(finished)
     assert panel.state is PanelState.IDLE
@@ -177,12 +167,25 @@ def test_opening_a_study_shows_its_state_and_trains_nothing(made: Callable[..., 
 
 
 def _unfold_more(panel: StudyPanel) -> None:
-    (sections,) = [each for each in everything(panel.controls) if isinstance(each, widgets.Accordion)]
+    sections = one_of(panel.controls, widgets.Accordion)
     sections.selected_index = list(sections.titles).index("More")
 
 
-def test_controls_of_a_folded_section_are_made_when_it_is_unfolded(made: Callable[..., StudyPanel]) -> None:
-    panel = made(tiny_task(Loss()))
+def test_time_and_drop_are_asked_first_and_controls_of_a_folded_section_are_made_when_it_is_unfolded(
+    made: Make,
+) -> None:
+    panel = made(tiny_task())
+    first, second, *_ = panel.controls.children
+    assert "How long may I search?" in text_in(first)
+    assert "minutes" in text_in(first)
+    assert "How much may it drop?" in text_in(second)
+    sections = one_of(panel.controls, widgets.Accordion)
+    assert sections.selected_index is None
+    assert list(sections.titles) == ["Study", "What is searched", "More"]
+    assert panel.folder not in everything(panel.controls)
+    sections.selected_index = 0
+    assert panel.folder in everything(panel.controls)
+    assert "Objective" in text_in(panel.controls)
     panel.entries["confirm.seeds_max"].set(7)
     panel.entries["sampler.name"].lock(True)
     assert "Confirmation seeds, most" not in text_in(panel)
@@ -190,29 +193,13 @@ def test_controls_of_a_folded_section_are_made_when_it_is_unfolded(made: Callabl
     assert "Confirmation seeds, most" in text_in(panel)
     shown = panel.entries["confirm.seeds_max"].widget
     assert shown in everything(panel.controls)
-    assert [w.value for w in everything(shown) if isinstance(w, widgets.Text)] == ["7"]
-    (sampler,) = [w for w in everything(panel.entries["sampler.name"].widget) if isinstance(w, widgets.Dropdown)]
-    assert sampler.disabled
+    assert one_of(shown, widgets.Text).value == "7"
+    assert one_of(panel.entries["sampler.name"].widget, widgets.Dropdown).disabled
     panel.close()
     assert shown.comm is None
 
 
-def test_time_and_drop_are_asked_first_and_the_rest_is_folded(made: Callable[..., StudyPanel]) -> None:
-    panel = made(tiny_task())
-    first, second, *_ = panel.controls.children
-    assert "How long may I search?" in text_in(first)
-    assert "minutes" in text_in(first)
-    assert "How much may it drop?" in text_in(second)
-    (sections,) = [each for each in everything(panel.controls) if isinstance(each, widgets.Accordion)]
-    assert sections.selected_index is None
-    assert list(sections.titles) == ["Study", "What is searched", "More"]
-    assert panel.folder not in everything(panel.controls)
-    sections.selected_index = 0
-    assert panel.folder in everything(panel.controls)
-    assert "Objective" in text_in(panel.controls)
-
-
-def test_minutes_are_kept_as_seconds(made: Callable[..., StudyPanel], tmp_path: Path) -> None:
+def test_minutes_are_kept_as_seconds(made: Make, tmp_path: Path) -> None:
     panel = made(tiny_task())
     panel.entries["study.timeout_seconds"].set(1.5)
     assert values_of(panel.form.text())["study.timeout_seconds"] == 90.0
@@ -229,7 +216,7 @@ def test_minutes_are_kept_as_seconds(made: Callable[..., StudyPanel], tmp_path: 
     assert values_of(opened.form.text())["study.timeout_seconds"] == 120.0
 
 
-def test_the_answer_has_headline_waterfall_and_tuned_plain(made: Callable[..., StudyPanel]) -> None:
+def test_the_answer_has_headline_waterfall_and_tuned_plain(made: Make) -> None:
     panel = made(tiny_task())
     study = fastest_study()
     panel.study = study
@@ -253,10 +240,15 @@ def test_the_answer_has_headline_waterfall_and_tuned_plain(made: Callable[..., S
         assert len(panel.figures.gains.children) == n_shown
 
 
-def test_stop_ends_the_study_within_the_step_and_continue_goes_on(made: Callable[..., StudyPanel]) -> None:
+def test_o0_that_does_not_train_is_mended_stop_ends_the_study_within_the_step_and_continue_goes_on(made: Make) -> None:
     loss = Loss()
-    loss.hold_at = 9
     panel = made(tiny_task(loss))
+    loss.factor = float("nan")
+    fails(panel, "O0 itself does not train")
+    loss.factor, loss.error = 1.0, ZeroDivisionError("at step 1")
+    fails(panel, "at step 1")
+    assert "Traceback" in text_in(panel)
+    loss.error, loss.hold_at = None, loss.computed + 9
     _unfold_more(panel)
     panel.start_button.click()
     assert loss.reached.wait(LONG)
@@ -269,30 +261,27 @@ def test_stop_ends_the_study_within_the_step_and_continue_goes_on(made: Callable
     assert text_in(panel.header).endswith("stopping ")
     assert panel.stop_button.disabled
     loss.go_on.set()
-    assert panel.wait(LONG)
-    assert loss.computed == 9
-    assert panel.state is PanelState.DONE
-    assert panel.error is None
-    assert "stopped; everything finished is kept" in text_in(panel)
-    assert ended(panel) == [0]
+    assert "stopped; everything finished is kept" in ended(panel)
+    assert loss.computed == loss.hold_at
+    assert trials_ended(panel) == [0]
     assert panel.start_button.description == "Continue"
-    panel.start_button.click()
-    assert panel.wait(LONG)
-    assert panel.error is None
-    assert ended(panel)[:2] == [0, 1]
+    run(panel)
+    assert trials_ended(panel)[:2] == [0, 1]
     assert panel.study is not None
     assert set(panel.study.exported) == {"o1", "o2"}
 
 
-def test_two_studies_in_a_row(made: Callable[..., StudyPanel], finished: Path) -> None:
+def test_a_refused_question_writes_no_file_and_two_studies_follow_each_other(made: Make, finished: Path) -> None:
     panel = made(tiny_task())
     assert panel.study is not None
     panel.folder.value = "studies/other"
     assert panel.study is None
     assert panel.start_button.description == "Start"
-    panel.start_button.click()
-    assert panel.wait(LONG)
-    assert panel.error is None
+    panel.space.set({**SPACE, "grad_freeze.freeze_p": {"low": 0.9, "high": 0.3}})
+    fails(panel, "[space] `grad_freeze.freeze_p`: `low` must not exceed `high`, got low 0.9 and high 0.3")
+    assert not Path("studies/other/study.toml").exists()
+    panel.space.set(SPACE)
+    run(panel)
     assert read_study(Path("studies/other")).study.task == "tiny"
     assert set(read_result("studies/other").exported) == {"o1", "o2"}
     panel.folder.value = str(finished)
@@ -301,41 +290,33 @@ def test_two_studies_in_a_row(made: Callable[..., StudyPanel], finished: Path) -
     assert panel.study.name == "tiny"
 
 
-def test_another_question_asks_for_a_fresh_start(made: Callable[..., StudyPanel], finished: Path) -> None:
+def test_another_question_asks_for_a_fresh_start(made: Make, finished: Path) -> None:
     panel = made(tiny_task())
     text = (finished / "study.toml").read_text()
     panel.entries["study.budget_steps"].set(5)
-    panel.start_button.click()
-    assert panel.wait(LONG)
-    assert panel.state is PanelState.FAILED
-    assert "study.budget_steps was 6, is 5" in text_in(panel)
+    assert "study.budget_steps was 6, is 5" in run(panel, PanelState.FAILED)
     assert panel.fresh_button.is_present
     assert (finished / "study.toml").read_text() == text  # the stored question stands until the user says so
     panel.fresh_button.click()
-    assert panel.wait(LONG)
-    assert panel.error is None
+    ended(panel)
     assert not panel.fresh_button.is_present
     assert read_study(finished).study.budget_steps == 5
     assert len(list((finished / "archive").iterdir())) == 1
-    assert ended(panel)[:2] == [0, 1]
+    assert trials_ended(panel)[:2] == [0, 1]
 
 
-def test_more_trials_are_no_other_question(made: Callable[..., StudyPanel], finished: Path) -> None:
+def test_more_trials_are_no_other_question(made: Make, finished: Path) -> None:
     panel = made(tiny_task())
     text = (finished / "study.toml").read_text()
     panel.entries["study.n_trials"].set(3)
     panel.space.set({**SPACE})
-    panel.start_button.click()
-    assert panel.wait(LONG)
-    assert panel.error is None
+    run(panel)
     assert (finished / "study.toml").read_text() == text
     assert panel.study is not None
     assert panel.study.n_trials == 3
 
 
-def test_a_picked_trial_goes_to_the_other_panels_and_its_curves_are_overlaid(
-    made: Callable[..., StudyPanel], finished: Path
-) -> None:
+def test_a_picked_trial_goes_to_the_other_panels_and_its_curves_are_overlaid(made: Make, finished: Path) -> None:
     shared = SharedConfig(level="O0")
     panel = made(finished, shared)
     assert panel.study is not None
@@ -357,7 +338,7 @@ def test_a_picked_trial_goes_to_the_other_panels_and_its_curves_are_overlaid(
     assert [len(curve.evaluations) > 0 for curve in panel.figures.curves] == [True, True]
 
 
-def test_an_export_goes_to_the_other_panels(made: Callable[..., StudyPanel], finished: Path) -> None:
+def test_an_export_goes_to_the_other_panels(made: Make, finished: Path) -> None:
     shared = SharedConfig()
     panel = made(finished, shared)
     panel.take_buttons["o2"].click()
@@ -373,23 +354,9 @@ def test_an_export_goes_to_the_other_panels(made: Callable[..., StudyPanel], fin
 
 
 def fails(panel: StudyPanel, sentence: str) -> None:
-    panel.start_button.click()
-    assert panel.wait(LONG)
-    assert panel.state is PanelState.FAILED
-    assert sentence.replace("`", "") in text_in(panel)
+    assert sentence.replace("`", "") in run(panel, PanelState.FAILED)
     assert not panel.start_button.disabled
     assert not panel.folder.disabled
-
-
-def test_low_above_high_writes_no_file(made: Callable[..., StudyPanel]) -> None:
-    panel = made(tiny_task())
-    panel.space.set({**SPACE, "grad_freeze.freeze_p": {"low": 0.9, "high": 0.3}})
-    fails(panel, "[space] `grad_freeze.freeze_p`: `low` must not exceed `high`, got low 0.9 and high 0.3")
-    assert not Path("studies/tiny/study.toml").exists()
-    panel.space.set(SPACE)
-    panel.start_button.click()
-    assert panel.wait(LONG)
-    assert panel.error is None
 
 
 @pytest.mark.parametrize(
@@ -402,15 +369,13 @@ def test_low_above_high_writes_no_file(made: Callable[..., StudyPanel]) -> None:
         ("study.device", "abacus", "abacus"),
     ],
 )
-def test_values_that_cannot_be_are_refused(
-    made: Callable[..., StudyPanel], path: str, value: Any, sentence: str
-) -> None:
+def test_values_that_cannot_be_are_refused(made: Make, path: str, value: Any, sentence: str) -> None:
     panel = made(tiny_task())
     panel.entries[path].set(value)
     fails(panel, sentence)
 
 
-def test_a_broken_file_of_somebody_else_is_left_alone(made: Callable[..., StudyPanel], tmp_path: Path) -> None:
+def test_a_broken_file_of_somebody_else_is_left_alone(made: Make, tmp_path: Path) -> None:
     folder = tmp_path / "studies" / "own"
     folder.mkdir(parents=True)
     for text, sentence in (
@@ -429,16 +394,14 @@ def test_a_broken_file_of_somebody_else_is_left_alone(made: Callable[..., StudyP
         assert (folder / "study.toml").read_text() == text
 
 
-def test_a_study_that_another_process_tunes_is_refused(made: Callable[..., StudyPanel], finished: Path) -> None:
+def test_a_study_that_another_process_tunes_is_refused(made: Make, finished: Path) -> None:
     panel = made(tiny_task())
     with holding_study(finished):
         fails(panel, "this study is being tuned by")
-    panel.start_button.click()
-    assert panel.wait(LONG)
-    assert panel.error is None
+    run(panel)
 
 
-def test_a_database_that_is_none_is_a_sentence(made: Callable[..., StudyPanel], finished: Path) -> None:
+def test_a_database_that_is_none_is_a_sentence(made: Make, finished: Path) -> None:
     (finished / "study.db").write_bytes(b"this is no database" * 100)
     panel = made(finished)
     assert panel.state is PanelState.IDLE
@@ -446,27 +409,12 @@ def test_a_database_that_is_none_is_a_sentence(made: Callable[..., StudyPanel], 
     assert not panel.start_button.disabled
 
 
-def test_a_task_that_cannot_be_loaded_is_a_sentence(made: Callable[..., StudyPanel], tmp_path: Path) -> None:
+def test_a_task_that_cannot_be_loaded_is_a_sentence(made: Make, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise NameError('no such thing')\n")
     fails(made(f"{tmp_path / 'broken.py'}:task"), "NameError: no such thing")
 
 
-def test_o0_that_does_not_train_is_a_sentence_and_can_be_mended(made: Callable[..., StudyPanel]) -> None:
-    loss = Loss()
-    panel = made(tiny_task(loss))
-    loss.factor = float("nan")
-    fails(panel, "O0 itself does not train")
-    loss.factor, loss.error = 1.0, ZeroDivisionError("at step 1")
-    fails(panel, "at step 1")
-    assert "Traceback" in text_in(panel)
-    loss.error = None
-    panel.start_button.click()
-    assert panel.wait(LONG)
-    assert panel.error is None
-    assert panel.state is PanelState.DONE
-
-
-def test_several_workers_need_a_task_they_can_load(made: Callable[..., StudyPanel]) -> None:
+def test_several_workers_need_a_task_they_can_load(made: Make) -> None:
     panel = made(tiny_task())
     panel.jobs.set(2)
     fails(panel, "`jobs` must be 1 for a task that only this program knows")
@@ -476,7 +424,7 @@ def test_several_workers_need_a_task_they_can_load(made: Callable[..., StudyPane
     assert "jobs must be a whole number" in text_in(panel)
 
 
-def test_closing_ends_a_study_that_runs(made: Callable[..., StudyPanel]) -> None:
+def test_closing_ends_a_study_that_runs(made: Make) -> None:
     loss = Loss()
     loss.hold_at = 4
     panel = made(tiny_task(loss))
@@ -490,11 +438,9 @@ def test_closing_ends_a_study_that_runs(made: Callable[..., StudyPanel]) -> None
 
 
 def test_a_figure_that_is_drawn_while_the_panel_closes_is_closed_too(
-    made: Callable[..., StudyPanel], monkeypatch: pytest.MonkeyPatch
+    made: Make, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    panel = made(tiny_task())
-    panel.start_button.click()
-    assert panel.wait(LONG)
+    panel = made(finished)
     draw = panel.figures.draw
 
     def draw_meanwhile(name: str) -> Any:

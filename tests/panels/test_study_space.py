@@ -6,7 +6,7 @@ from typing import Any
 import ipywidgets as widgets
 import pytest
 
-from tests.panels.looking import everything
+from tests.panels.looking import everything, html_in
 from workbench.config import ConfigError
 from workbench.panels.panel import Panel
 from workbench.panels.study_space import SearchSpace
@@ -31,10 +31,6 @@ def space() -> Iterator[SearchSpace]:
         made = SearchSpace(panel)
         made.set(SPACE)
         yield made
-
-
-def text_of(space: SearchSpace) -> str:
-    return " ".join(w.value for w in everything(space.widget) if isinstance(w, widgets.HTML))
 
 
 def test_a_space_that_is_shown_reads_back_as_it_was(space: SearchSpace) -> None:
@@ -63,12 +59,8 @@ def test_the_parameters_of_an_optimizer_can_be_searched_and_show_their_units(spa
     row.high.value = "50"
     assert space.value["optimizer.name"] == ["SGD", "thor"]
     assert space.value["optimizer.frequency"] == {"low": 2, "high": 50, "log": True}
-    units = {
-        path: " ".join(w.value for w in everything(one.widget) if isinstance(w, widgets.HTML))
-        for path, one in space.rows.items()
-    }
-    assert ">steps<" in units["optimizer.frequency"]
-    assert ">steps<" not in units["optimizer.damping"]
+    assert ">steps<" in html_in(space.rows["optimizer.frequency"].widget)
+    assert ">steps<" not in html_in(space.rows["optimizer.damping"].widget)
     read_space(space.value)
 
 
@@ -124,11 +116,11 @@ def test_a_parameter_is_added_over_its_declared_range_and_removed(space: SearchS
 def test_unknown_paths_are_refused_beside_the_field(space: SearchSpace) -> None:
     space.path.value = "grad_freeze.freeze"
     space.add_button.click()
-    assert 'unknown parameter "grad_freeze.freeze"; did you mean "grad_freeze.freeze_p"?' in text_of(space)
+    assert 'unknown parameter "grad_freeze.freeze"; did you mean "grad_freeze.freeze_p"?' in html_in(space.widget)
     assert space.value == SPACE
     space.path.value = "level"
     space.add_button.click()
-    assert "is searched already" in text_of(space)
+    assert "is searched already" in html_in(space.widget)
     with pytest.raises(ConfigError, match="unknown parameter"):
         space.set({"nothing.like_it": [1]})
     assert space.value == SPACE

@@ -10,13 +10,11 @@ from torch import nn
 import workbench
 import workbench.panels
 from tests.experiments.small_tasks import small_task
-from tests.panels.looking import everything, our_threads, text_in
+from tests.panels.looking import ended, everything, our_threads, text_in
 from workbench.config import BoostConfig
-from workbench.panels.panel import PanelState
 from workbench.panels.workbench import Workbench
 
 TITLES = ("Configure", "Train", "Loss scale", "Tune", "Compare", "Export")
-LONG = 60.0
 
 
 @pytest.fixture
@@ -35,15 +33,15 @@ def test_there_are_six_tabs_and_the_first_is_open(bench: Workbench) -> None:
     assert "Boost Workbench: small" in text_in(bench)
 
 
-@pytest.mark.parametrize("title", TITLES)
-def test_every_tab_is_made_when_it_is_opened_and_only_once(bench: Workbench, title: str) -> None:
-    bench.tabs.selected_index = TITLES.index(title)
-    (shown,) = bench.tabs.children[TITLES.index(title)].children
-    assert bench.panel(title).widget is shown
-    bench.tabs.selected_index = 0
-    bench.tabs.selected_index = TITLES.index(title)
-    assert bench.tabs.children[TITLES.index(title)].children == (shown,)
-    assert bench.panel(title).shared is bench.shared
+def test_every_tab_is_made_when_it_is_opened_and_only_once(bench: Workbench) -> None:
+    for index, title in enumerate(TITLES):
+        bench.tabs.selected_index = index
+        (shown,) = bench.tabs.children[index].children
+        assert bench.panel(title).widget is shown
+        bench.tabs.selected_index = (index + 1) % len(TITLES)
+        bench.tabs.selected_index = index
+        assert bench.tabs.children[index].children == (shown,)
+        assert bench.panel(title).shared is bench.shared
 
 
 def test_all_tabs_look_at_one_configuration(bench: Workbench) -> None:
@@ -80,8 +78,7 @@ def test_a_run_goes_on_while_another_tab_is_looked_at(bench: Workbench) -> None:
     train.measure.value = False
     train.start()
     bench.tabs.selected_index = 4
-    assert train.wait(LONG)
-    assert train.state is PanelState.DONE
+    ended(train)
     assert "4 steps in" in bench.static_html()
 
 
@@ -98,33 +95,20 @@ def test_export_offers_what_the_study_of_the_tune_tab_has_found(bench: Workbench
     assert export.choice.value == "this configuration"
 
 
-def test_closing_the_workbench_closes_every_tab(tmp_path: Path) -> None:
-    made = Workbench(small_task(), out=tmp_path, studies=tmp_path)
-    panels = [made.panel(title) for title in TITLES]
-    assert len(everything(made.widget)) > 100
-    made.close()
-    assert all(panel.closed for panel in panels)
-    assert our_threads() == []
-
-
-def test_closing_the_workbench_leaves_no_widget(tmp_path: Path) -> None:
+def test_closing_the_workbench_or_a_panel_alone_leaves_neither_thread_nor_widget(tmp_path: Path) -> None:
     before = set(widgets.widget._instances)
-    for _ in range(10):
+    for _ in range(3):
         made = Workbench(small_task(), out=tmp_path, studies=tmp_path)
+        panels = [made.panel(title) for title in TITLES]
+        opened = set(widgets.widget._instances)
         for title in TITLES:
-            made.panel(title)
+            made._makers[title]().close()
+            assert set(widgets.widget._instances) == opened, title
+        assert len(everything(made.widget)) > 100
         made.close()
+        assert all(panel.closed for panel in panels)
         assert {type(widgets.widget._instances[name]) for name in set(widgets.widget._instances) - before} == set()
         assert our_threads() == []
-
-
-@pytest.mark.parametrize("title", TITLES)
-def test_a_panel_alone_leaves_no_widget(tmp_path: Path, title: str) -> None:
-    with Workbench(small_task(), out=tmp_path, studies=tmp_path) as made:
-        made.panel("Configure")  # a tab that stays
-        before = set(widgets.widget._instances)
-        made._makers[title]().close()
-        assert set(widgets.widget._instances) == before
 
 
 def test_configurations_of_every_source_and_rows_of_every_kind_leave_no_widget(tmp_path: Path) -> None:
@@ -135,6 +119,7 @@ def test_configurations_of_every_source_and_rows_of_every_kind_leave_no_widget(t
     space = made.panel("Tune").space
     space.set({"grad_freeze.freeze_p": True, "boost.less_bn": True, "loss_scale.init": [2.0, 4.0]})
     space.set({"grad_freeze.freeze_p": True})
+    made.panel("Configure").sections.selected_index = 3
     made.close()
     assert set(widgets.widget._instances) == before
 

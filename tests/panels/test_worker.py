@@ -1,76 +1,99 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from workbench.panels.worker import Outcome, RunControl, Worker
+from tests.panels.looking import our_threads
+from workbench.panels.worker import Outcome, RunControl, Worker, short_turns
 
 LONG = 20.0
+SHORT_TURN = pytest.approx(0.001, rel=0.01)
 
 
 class Display:
-    """Collects what a worker tells."""
+    """Collects what a worker tells; ``draw`` and ``end`` are called with it, too."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self, *, hz: float = 200, draw: Callable[[], Any] | None = None, end: Any = None, **options: Any
+    ) -> None:
         self.batches: list[list[Any]] = []
         self.times: list[float] = []
         self.outcomes: queue.Queue[Outcome] = queue.Queue()
-        self.worker = Worker(self.take, self.outcomes.put, **options)
+        self._draw, self._end = draw or (lambda: None), end or (lambda outcome: None)
+        self.worker = Worker(self.take, self.ended, hz=hz, **options)
 
     def take(self, messages: list[Any]) -> None:
+        self._draw()
         self.batches.append(messages)
         self.times.append(time.monotonic())
+
+    def ended(self, outcome: Outcome) -> None:
+        self.outcomes.put(outcome)
+        self._end(outcome)
 
     @property
     def messages(self) -> list[Any]:
         return [message for batch in self.batches for message in batch]
 
-    def outcome(self) -> Outcome:
+    def outcome(self, work: Callable[[RunControl], Any] | None = None) -> Outcome:
+        """Return how the work ended, that of a function if one is given to be begun."""
+        if work is not None:
+            self.worker.start(work)
         return self.outcomes.get(timeout=LONG)
 
 
 @pytest.fixture
-def display() -> Iterator[Display]:
-    made = Display(hz=200)
-    yield made
-    assert made.worker.close(LONG)
+def make() -> Iterator[Callable[..., Display]]:
+    """Make displays whose workers are closed afterwards."""
+    made: list[Display] = []
+
+    def new(**options: Any) -> Display:
+        made.append(Display(**options))
+        return made[-1]
+
+    yield new
+    assert all(display.worker.close(LONG) for display in made)
 
 
-def ours() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("workbench")]
+@pytest.fixture
+def display(make: Callable[..., Display]) -> Display:
+    return make()
+
+
+def chat(control: RunControl) -> None:
+    while not control.stop_requested():
+        control.send("step")
+        time.sleep(0.001)
 
 
 def test_what_the_function_returns_becomes_the_outcome(display: Display) -> None:
-    display.worker.start(lambda control: 6 * 7)
-    outcome = display.outcome()
+    outcome = display.outcome(lambda control: 6 * 7)
     assert (outcome.result, outcome.error) == (42, None)
 
 
-def test_what_the_function_raises_becomes_the_outcome_with_its_traceback(display: Display) -> None:
+# A module of the user's may exit the interpreter: that ends the work only.
+@pytest.mark.parametrize("error", [ZeroDivisionError("no such share"), SystemExit(3)], ids=["fails", "exits"])
+def test_what_the_function_raises_becomes_the_outcome_with_its_traceback(
+    display: Display, error: BaseException
+) -> None:
     def fail(control: RunControl) -> None:
-        raise ZeroDivisionError("no such share")
+        raise error
 
-    display.worker.start(fail)
-    outcome = display.outcome()
-    assert isinstance(outcome.error, ZeroDivisionError)
+    before = sys.getswitchinterval()
+    outcome = display.outcome(fail)
+    assert outcome.error is error
     trace = "".join(traceback.format_exception(outcome.error))
     assert "in fail" in trace
-    assert "no such share" in trace
-
-
-def test_a_module_that_exits_the_interpreter_ends_the_work_only(display: Display) -> None:
-    def leave(control: RunControl) -> None:
-        raise SystemExit(3)
-
-    display.worker.start(leave)
-    assert isinstance(display.outcome().error, SystemExit)
+    assert str(error) in trace
+    assert sys.getswitchinterval() == pytest.approx(before, rel=0.01)
 
 
 def test_every_message_arrives_once_in_order_and_before_the_outcome(display: Display) -> None:
@@ -78,68 +101,43 @@ def test_every_message_arrives_once_in_order_and_before_the_outcome(display: Dis
         for number in range(5000):
             control.send(number)
 
-    display.worker.start(count)
-    display.outcome()
+    display.outcome(count)
     assert display.messages == list(range(5000))
 
 
-def test_messages_are_coalesced_to_the_given_rate() -> None:
-    display = Display(hz=20)
-    release = threading.Event()
-
-    def chat(control: RunControl) -> None:
-        until = time.monotonic() + 0.5
-        while time.monotonic() < until:
-            control.send("step")
-        release.set()
-
+def test_messages_are_coalesced_to_the_given_rate(make: Callable[..., Display]) -> None:
+    display = make(hz=20)
     display.worker.start(chat)
+    threading.Timer(0.5, display.worker.stop).start()
     display.outcome()
-    assert release.is_set()
     gaps = [later - earlier for earlier, later in zip(display.times[:-2], display.times[1:-1], strict=True)]
     assert len(display.batches) <= 12  # 0.5 s at 20 Hz, and the last one
     assert all(gap > 0.04 for gap in gaps)
-    assert len(display.messages) > 100
-    assert display.worker.close()
+    assert len(display.messages) > 3 * len(display.batches)
 
 
-def test_a_display_that_costs_much_is_refreshed_less_often() -> None:
-    batches: list[float] = []
-    done: queue.Queue[Outcome] = queue.Queue()
-
-    def draw(messages: list[Any]) -> None:
+def test_a_display_that_costs_much_is_refreshed_less_often(make: Callable[..., Display]) -> None:
+    def draw() -> None:
         until = time.thread_time() + 0.01
         while time.thread_time() < until:
             pass
-        batches.append(time.monotonic())
 
-    def chat(control: RunControl) -> None:
-        while not control.stop_requested():
-            control.send("step")
-            time.sleep(0.001)
-
-    worker = Worker(draw, done.put, hz=50)
-    worker.start(chat)
-    threading.Timer(1.2, worker.stop).start()
-    done.get(timeout=LONG)
+    display = make(hz=50, draw=draw)
+    display.worker.start(chat)
+    threading.Timer(1.2, display.worker.stop).start()
+    display.outcome()
     # 10 ms of drawing at 2 % of a core is one refresh in half a second.
-    assert 2 <= len(batches) <= 5
-    assert worker.close()
+    assert 2 <= len(display.batches) <= 5
 
 
 def test_a_request_to_stop_is_seen_by_the_function(display: Display) -> None:
-    def work(control: RunControl) -> str:
-        while not control.stop_requested():
-            control.send("step")
-        return "stopped"
-
-    display.worker.start(work)
+    display.worker.start(chat)
     display.worker.stop()
-    assert display.outcome().result == "stopped"
+    assert display.outcome().error is None
 
 
 def test_a_pause_holds_the_function_until_it_is_resumed(display: Display) -> None:
-    held, steps = threading.Event(), list[int]()
+    held, entered, steps = threading.Event(), threading.Event(), list[int]()
 
     def work(control: RunControl) -> int:
         for step in range(3):
@@ -150,7 +148,6 @@ def test_a_pause_holds_the_function_until_it_is_resumed(display: Display) -> Non
             steps.append(step)
         return len(steps)
 
-    entered = threading.Event()
     display.worker.start(work)
     assert held.wait(LONG)
     display.worker.pause()
@@ -173,8 +170,6 @@ def test_a_request_to_stop_ends_a_pause(display: Display) -> None:
 
 
 def test_one_run_at_a_time(display: Display) -> None:
-    display.worker.start(lambda control: control.pause.wait() if not control.stop_requested() else None)
-    display.outcome()
     release = threading.Event()
     display.worker.start(lambda control: release.wait(LONG))
     with pytest.raises(RuntimeError, match="work is under way"):
@@ -183,81 +178,85 @@ def test_one_run_at_a_time(display: Display) -> None:
     display.outcome()
 
 
-def test_the_next_run_may_begin_where_the_last_outcome_is_told() -> None:
-    results: queue.Queue[Any] = queue.Queue()
-
+def test_the_next_run_may_begin_where_the_last_outcome_is_told(make: Callable[..., Display]) -> None:
     def again(outcome: Outcome) -> None:
-        results.put(outcome.result)
         if outcome.result == "first":
-            worker.start(lambda control: "second")
+            display.worker.start(lambda control: "second")
 
-    worker = Worker(lambda messages: None, again, hz=200)
-    worker.start(lambda control: "first")
-    assert [results.get(timeout=LONG), results.get(timeout=LONG)] == ["first", "second"]
-    assert worker.close()
+    display = make(end=again)
+    assert [display.outcome(lambda control: "first").result, display.outcome().result] == ["first", "second"]
 
 
-def test_a_display_that_fails_leaves_the_work_alone() -> None:
-    outcomes: queue.Queue[Outcome] = queue.Queue()
-
-    def broken(messages: list[Any]) -> None:
-        raise KeyError("no such trace")
-
+def test_a_display_that_fails_leaves_the_work_alone(make: Callable[..., Display]) -> None:
     def work(control: RunControl) -> str:
         control.send(1)
         return "done"
 
-    worker = Worker(broken, outcomes.put, hz=200)
-    worker.start(work)
-    outcome = outcomes.get(timeout=LONG)
+    outcome = make(draw=lambda: dict[str, int]()["no such trace"]).outcome(work)
     assert outcome.result == "done"
     assert isinstance(outcome.display_error, KeyError)
-    assert worker.close()
 
 
-def test_closing_stops_the_work_and_leaves_no_thread() -> None:
-    display = Display(hz=200)
+def test_closing_stops_the_work_and_leaves_no_thread(display: Display) -> None:
     display.worker.start(lambda control: control._stop.wait(LONG))
-    assert len(ours()) == 2
+    assert len(our_threads()) == 2
     assert display.worker.close(LONG)
-    assert ours() == []
+    assert our_threads() == []
     assert display.outcomes.empty(), "a closed panel is told nothing"
     with pytest.raises(RuntimeError, match="closed"):
         display.worker.start(lambda control: None)
 
 
-def test_closing_does_not_wait_for_ever_for_a_step_that_does_not_end() -> None:
-    display, release = Display(hz=200), threading.Event()
+def test_closing_does_not_wait_for_ever_for_a_step_that_does_not_end(display: Display) -> None:
+    release = threading.Event()
     display.worker.start(lambda control: release.wait(LONG))
     assert not display.worker.close(timeout=0.05)
     release.set()
     assert display.worker.join(LONG)
-    assert ours() == []
+    assert our_threads() == []
 
 
 def test_fifty_runs_leave_no_thread(display: Display) -> None:
     for number in range(50):
-        display.worker.start(lambda control, number=number: number)  # type: ignore[misc]
-        assert display.outcome().result == number
+        assert display.outcome(lambda control, number=number: number).result == number  # type: ignore[misc]
         assert display.worker.join(LONG)
-    assert ours() == []
+    assert our_threads() == []
 
 
-def test_warnings_of_the_work_go_to_its_listener_and_others_where_they_went() -> None:
-    heard: list[str] = []
-    done: queue.Queue[Outcome] = queue.Queue()
-    worker = Worker(lambda messages: None, done.put, hz=200, on_warning=heard.append)
-
+def test_warnings_of_the_work_go_to_its_listener_and_others_where_they_went(make: Callable[..., Display]) -> None:
     def work(control: RunControl) -> None:
         warnings.warn("the network has no BatchNorm", UserWarning, stacklevel=1)
 
+    heard: list[str] = []
+    display = make(on_warning=heard.append)
     with warnings.catch_warnings(record=True) as elsewhere:
         warnings.simplefilter("always")
         for _ in range(2):
-            worker.start(work)
-            assert done.get(timeout=LONG).error is None
-            assert worker.join(LONG)
+            assert display.outcome(work).error is None
+            assert display.worker.join(LONG)
         warnings.warn("of somebody else", UserWarning, stacklevel=1)
     assert heard == ["the network has no BatchNorm"] * 2
     assert [str(warning.message) for warning in elsewhere] == ["of somebody else"]
-    assert worker.close()
+
+
+def test_turns_are_short_while_blocks_overlap_and_as_they_were_afterwards(display: Display) -> None:
+    before = sys.getswitchinterval()
+    first, second = short_turns(), short_turns()
+    first.__enter__()
+    second.__enter__()
+    assert sys.getswitchinterval() == SHORT_TURN
+    first.__exit__(None, None, None)
+    assert sys.getswitchinterval() == SHORT_TURN
+    second.__exit__(None, None, None)
+    assert sys.getswitchinterval() == pytest.approx(before, rel=0.01)
+    assert display.outcome(lambda control: sys.getswitchinterval()).result == SHORT_TURN
+
+
+def test_turns_shorter_still_are_left_alone() -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.0002)
+    try:
+        with short_turns():
+            assert sys.getswitchinterval() == pytest.approx(0.0002, rel=0.01)
+    finally:
+        sys.setswitchinterval(before)

@@ -10,13 +10,7 @@ from xml.etree import ElementTree
 import pandas as pd
 
 from tests.reports.synthetic_study import fastest_study
-from workbench.core.records import (
-    CandidateRecord,
-    Choice,
-    StudyResult,
-    TrialRecord,
-    Verdict,
-)
+from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRecord, Verdict
 from workbench.report.result_files import results_page, write_result_files
 
 BASE = TrialRecord(
@@ -60,6 +54,8 @@ def test_a_candidate_stands_with_interval_drop_and_verdict() -> None:
     assert row in page
     assert "* o1: trial 1 (freezing)." in page
     assert "* o2: O0 is exported: nothing." in page
+    assert "Where the gain" not in page, "of another objective there are no parts"
+    assert "What was left out" not in page
 
 
 def test_speed_is_the_inverse_of_the_step_time_ends_exchanged() -> None:
@@ -119,12 +115,6 @@ def test_the_fastest_set_up_is_told_with_its_parts_and_its_references() -> None:
     assert "| all parts together | 2.00 |" in page
     assert "| whole runs of trial 7, measured | 2.00 | 1.80 to 2.25 |" in page
     assert "* torch.compile: it does not pay for itself within the time." in page
-
-
-def test_a_study_of_another_objective_has_no_parts_and_nothing_left_out() -> None:
-    page = results_page(_study())
-    assert "Where the gain" not in page
-    assert "What was left out" not in page
 
 
 def test_the_still_picture_says_what_its_speed_is_of(tmp_path: Path) -> None:

@@ -5,13 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from workbench.panels.study_form import (
-    new_study_text,
-    space_of,
-    study_text,
-    values_of,
-)
+from workbench.panels.study_form import new_study_text, space_of, study_fields, study_text, values_of
 from workbench.study import parse_study
+from workbench.study.sample.sampling import PRUNERS, SAMPLERS
 
 EVERYTHING = Path(__file__).parents[2] / "studies" / "everything" / "study.toml"
 
@@ -66,3 +62,8 @@ def test_a_new_study_says_what_it_is_asked_and_nothing_else() -> None:
 def test_what_is_no_toml_is_refused() -> None:
     with pytest.raises(ValueError, match="Expected"):
         values_of("[study")
+
+
+@pytest.mark.parametrize(("path", "names"), [("sampler.name", SAMPLERS), ("pruner.name", PRUNERS)])
+def test_whatever_a_study_file_may_name_is_offered(path: str, names: dict[str, object]) -> None:
+    assert set(study_fields()[path].choices) == set(names)
