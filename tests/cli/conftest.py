@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +72,13 @@ class Outcome:
 Command = Callable[..., Outcome]
 
 
+def write_study(folder: Path) -> None:
+    """Write the task and a study of it that has not begun."""
+    (folder / "wine.py").write_text(TASK)
+    (folder / "study").mkdir()
+    (folder / "study" / "study.toml").write_text(STUDY)
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in an empty folder that holds the task."""
@@ -82,8 +92,28 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def study(here: Path) -> Path:
     """Return the folder of a study that has not begun."""
-    (here / "study").mkdir()
-    (here / "study" / "study.toml").write_text(STUDY)
+    write_study(here)
+    return Path("study")
+
+
+@pytest.fixture(scope="session")
+def tuned_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """Return a folder that holds the task and a study of it that ran to its end, and what the command said."""
+    folder = tmp_path_factory.mktemp("tuned")
+    write_study(folder)
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        patch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as ended:
+            main(["tune", "study"])
+    return folder, Outcome(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def tuned(tuned_once: tuple[Path, Outcome], here: Path) -> Path:
+    """Return the folder of a study that has run to its end, the test's own copy."""
+    shutil.copytree(tuned_once[0] / "study", here / "study")
     return Path("study")
 
 

@@ -149,8 +149,8 @@ def test_a_study_that_was_not_started_has_no_status_and_nothing_to_export(workbe
         assert "has not been started; run `workbench tune study` first" in outcome.sentence
 
 
-def test_an_edited_study_says_what_changed_and_keeps_everything(workbench: Command, study: Path) -> None:
-    assert workbench("tune", study).code == 0
+def test_an_edited_study_says_what_changed_and_keeps_everything(workbench: Command, tuned: Path) -> None:
+    study = tuned
     before = json.loads(workbench("status", study, "--json").out)["trials"]
     file = study / "study.toml"
     file.write_text(file.read_text().replace("budget_steps = 12", "budget_steps = 13"))
@@ -245,19 +245,18 @@ def test_a_full_disk_while_recording_is_one_sentence_and_keeps_what_was_written(
 
 
 def test_a_full_disk_while_exporting_leaves_the_former_files(
-    workbench: Command, study: Path, monkeypatch: pytest.MonkeyPatch
+    workbench: Command, tuned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert workbench("tune", study).code == 0
-    files = {path: path.read_bytes() for path in (study / "result").iterdir()}
+    files = {path: path.read_bytes() for path in (tuned / "result").iterdir()}
 
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(atomic_file, "_flush_to_disk", full)
-    outcome = workbench("export", study)
+    outcome = workbench("export", tuned)
     assert outcome.code == 1
     assert "no space left to write" in outcome.sentence
-    assert {path: path.read_bytes() for path in (study / "result").iterdir()} == files
+    assert {path: path.read_bytes() for path in (tuned / "result").iterdir()} == files
 
 
 def test_a_folder_that_may_not_be_written_is_one_sentence(
@@ -278,9 +277,13 @@ def test_a_folder_that_may_not_be_written_is_one_sentence(
         assert "ermission denied" in outcome.sentence
 
 
-def test_a_run_without_gradients_cannot_be_replayed(workbench: Command, here: Path) -> None:
+def test_a_policy_that_cannot_be_is_refused_and_without_gradients_any(workbench: Command, here: Path) -> None:
     workbench("train", "--task", "wine.py", "--steps", 2, "--device", "cpu")
     (run,) = (here / "runs").iterdir()
+    for option, value in (("--init", "nan"), ("--factor", "1"), ("--window", "0")):
+        outcome = workbench("replay", run, option, value)
+        assert outcome.code == 2
+        assert f"`{option.removeprefix('--')}` must" in outcome.sentence
     table = parquet.read_table(run / "steps.parquet")
     index = table.column_names.index("grad_amax")
     unknown = pyarrow.array([math.nan] * len(table), table.schema.field(index).type)
@@ -288,12 +291,3 @@ def test_a_run_without_gradients_cannot_be_replayed(workbench: Command, here: Pa
     outcome = workbench("replay", run)
     assert outcome.code == 2
     assert "nothing to replay" in outcome.sentence
-
-
-@pytest.mark.parametrize(("option", "value"), [("--init", "nan"), ("--factor", "1"), ("--window", "0")])
-def test_a_policy_that_cannot_be_is_refused(workbench: Command, here: Path, option: str, value: str) -> None:
-    workbench("train", "--task", "wine.py", "--steps", 2, "--device", "cpu")
-    (run,) = (here / "runs").iterdir()
-    outcome = workbench("replay", run, option, value)
-    assert outcome.code == 2
-    assert f"`{option.removeprefix('--')}` must" in outcome.sentence

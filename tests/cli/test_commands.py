@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, Outcome
 from workbench import __version__
 from workbench.cli import _each_note_once
 from workbench.config import BoostConfig
@@ -113,13 +113,15 @@ def test_runs_are_listed_and_pruned(workbench: Command, here: Path) -> None:
     assert [path.name for path in (here / "runs").iterdir()] == [newest]
 
 
-def test_tune_status_export_and_validate_make_one_way(workbench: Command, study: Path, here: Path) -> None:
-    tuned = workbench("tune", study)
-    assert tuned.code == 0, tuned.err
+def test_tune_status_export_and_validate_make_one_way(
+    workbench: Command, tuned_once: tuple[Path, Outcome], tuned: Path, here: Path
+) -> None:
+    study, told_by_tune = tuned, tuned_once[1]
+    assert told_by_tune.code == 0, told_by_tune.err
     for target in ("o1", "o2"):
-        assert f"wrote study/result/boost_config.{target}.json" in tuned.out
-    assert "wrote study/result/report.html" in tuned.out
-    assert "search: 0 of 3" in tuned.err
+        assert f"wrote study/result/boost_config.{target}.json" in told_by_tune.out
+    assert "wrote study/result/report.html" in told_by_tune.out
+    assert "search: 0 of 3" in told_by_tune.err
 
     status = workbench("status", study)
     assert "3 of 3 trials finished" in status.out

@@ -10,19 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench.cli.output import (
-    only_result_on_stdout,
-    plain,
-    print_json,
-    print_table,
-)
+from workbench.cli.output import only_result_on_stdout, plain, print_json, print_table
 from workbench.core.records import TrialRecord
 
 COLUMNS = ("trial", "state", "in effect")
 ROWS = [(0, "complete", "nothing switched on"), (1, "pruned", "LessBN + freezing (frozen steps: 30 %) [sic]")]
 
 
-def _terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     """Make stdout look like a terminal; not in a fixture, since pytest gives the test another stdout."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
@@ -39,7 +34,7 @@ def test_a_table_in_a_pipe_has_one_line_per_row(capsys: pytest.CaptureFixture[st
 
 
 def test_a_terminal_wraps_the_last_column(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    _terminal(monkeypatch, 50)
+    terminal(monkeypatch, 50)
     print_table(COLUMNS, ROWS)
     out = capsys.readouterr().out
     assert max(len(line) for line in out.splitlines()) <= 50
@@ -48,7 +43,7 @@ def test_a_terminal_wraps_the_last_column(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_a_narrow_terminal_gets_paragraphs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    _terminal(monkeypatch, 30)
+    terminal(monkeypatch, 30)
     print_table(COLUMNS, ROWS)
     first, second = capsys.readouterr().out.split("\n\n")
     assert first.splitlines() == ["trial      0", "state      complete", "in effect  nothing switched on"]
@@ -66,11 +61,8 @@ def test_json_has_no_nan_and_no_foreign_types(capsys: pytest.CaptureFixture[str]
     print_json({"record": TrialRecord(0, "complete"), "path": Path("a/b"), "n": np.int64(3), "x": np.float32("inf")})
     told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert told["path"] == "a/b"
-    assert (told["n"], told["x"], told["record"]["metric"]) == (3, None, None)
-
-
-def test_plain_keeps_order_and_makes_keys_text() -> None:
     assert list(plain({2: (1, 2), 1: {"b": None}}).items()) == [("2", [1, 2]), ("1", {"b": None})]
+    assert (told["n"], told["x"], told["record"]["metric"]) == (3, None, None)
 
 
 def test_what_others_print_goes_to_stderr_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,22 @@ def failing(here: Path) -> str:
     return "failing.py"
 
 
+@pytest.fixture
+def failing_study(two_ranks: Path, failing: str) -> Path:
+    """Let the study over two ranks search that task."""
+    file = two_ranks / "study.toml"
+    file.write_text(file.read_text().replace("wine.py", failing))
+    return two_ranks
+
+
+@pytest.fixture
+def as_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be the first of two ranks."""
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+
+
 def environment(**variables: object) -> dict[str, str]:
     plain = {name: value for name, value in os.environ.items() if not name.startswith("WORKBENCH")}
     return (
@@ -76,6 +92,19 @@ def run(*command: object, **variables: object) -> subprocess.CompletedProcess[st
     words = [str(word) for word in command]
     told = environment(**variables)
     return subprocess.run(words, env=told, capture_output=True, text=True, timeout=200, check=False)
+
+
+def interrupted(command: list[str], folder: Path, awaited: str, seconds: float) -> tuple[int, str]:
+    """Press Ctrl-C so long after a file is there; return exit code and stderr."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, env=environment(SLOW=0.1), stdout=pipe, stderr=pipe, text=True)
+    until = time.monotonic() + 60
+    while not list(folder.glob(awaited)) and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    return process.returncode, stderr
 
 
 def sentences(stderr: str) -> list[str]:
@@ -135,12 +164,10 @@ def test_tune_under_torchrun_finishes_the_same_study(two_ranks: Path) -> None:
     assert done.stdout.count("boost_config.o1.json") == 1, "rank 0 alone prints"
 
 
+@pytest.mark.usefixtures("as_rank_0")
 def test_ranks_that_disagree_with_the_study_are_one_sentence(
     study: Path, workbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for name, value in place.items():
-        monkeypatch.setenv(name, value)
     outcome = workbench("tune", study)
     assert outcome.code == 2
     assert outcome.sentence.startswith("workbench: `study.ranks` is 1, but 2 ranks were started")
@@ -149,91 +176,65 @@ def test_ranks_that_disagree_with_the_study_are_one_sentence(
     assert (outcome.code, outcome.err) == (2, ""), "rank 0 has said it"
 
 
-def test_several_workers_and_several_ranks_exclude_each_other(
-    two_ranks: Path, workbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for name, value in place.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.usefixtures("as_rank_0")
+def test_several_workers_and_several_ranks_exclude_each_other(two_ranks: Path, workbench: Command) -> None:
     outcome = workbench("tune", two_ranks, "--jobs", 2)
     assert outcome.code == 2
     assert "--jobs must be 1 for a study with `study.ranks` = 2" in outcome.sentence
 
 
 @pytest.mark.long
-def test_a_step_that_fails_on_every_rank_ends_a_study_with_its_own_sentence(two_ranks: Path, failing: str) -> None:
-    file = two_ranks / "study.toml"
-    file.write_text(file.read_text().replace("wine.py", failing))
-    done = run(*ALONE, "tune", two_ranks, WHO="0 1", HOW="fails")
+def test_a_step_that_fails_on_every_rank_ends_a_study_with_its_own_sentence(failing_study: Path) -> None:
+    done = run(*ALONE, "tune", failing_study, WHO="0 1", HOW="fails")
     assert done.returncode == 1
     assert len(sentences(done.stderr)) == 1
     assert "the label is missing" in sentences(done.stderr)[0]
-    assert run(*ALONE, "tune", two_ranks).returncode == 0, "nothing finished was lost"
+    assert run(*ALONE, "tune", failing_study).returncode == 0, "nothing finished was lost"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_file_that_one_rank_misses_ends_the_study_on_all(two_ranks: Path, failing: str, who: int) -> None:
-    file = two_ranks / "study.toml"
-    file.write_text(file.read_text().replace("wine.py", failing))
-    done = run(*ALONE, "tune", two_ranks, WHO=who, HOW="has no file")
+def test_a_file_that_one_rank_misses_ends_the_study_on_all(failing_study: Path, who: int) -> None:
+    done = run(*ALONE, "tune", failing_study, WHO=who, HOW="has no file")
     assert len(sentences(done.stderr)) == 1
     assert "labels.txt" in sentences(done.stderr)[0]
     assert done.returncode in (1, 2)
-    assert run(*ALONE, "tune", two_ranks).returncode == 0, "the same command continues"
+    assert run(*ALONE, "tune", failing_study).returncode == 0, "the same command continues"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_rank_that_dies_ends_a_study_with_its_name(two_ranks: Path, failing: str, who: int) -> None:
-    file = two_ranks / "study.toml"
-    file.write_text(file.read_text().replace("wine.py", failing))
-    done = run(*ALONE, "tune", two_ranks, WHO=who, HOW="dies", SLOW=0.1)
+def test_a_rank_that_dies_ends_a_study_with_its_name(failing_study: Path, who: int) -> None:
+    done = run(*ALONE, "tune", failing_study, WHO=who, HOW="dies", SLOW=0.1)
     assert done.returncode == 1
     assert sentences(done.stderr) == [f"workbench: rank {who} of 2 has died"]
-    assert run(*ALONE, "tune", two_ranks).returncode == 0, "the same command continues"
+    assert run(*ALONE, "tune", failing_study).returncode == 0, "the same command continues"
 
 
 @pytest.mark.long
-def test_when_all_ranks_are_killed_the_command_that_started_them_says_so(two_ranks: Path, failing: str) -> None:
-    file = two_ranks / "study.toml"
-    file.write_text(file.read_text().replace("wine.py", failing))
-    done = run(*ALONE, "tune", two_ranks, WHO="0 1", HOW="dies")
+def test_when_all_ranks_are_killed_the_command_that_started_them_says_so(failing_study: Path) -> None:
+    done = run(*ALONE, "tune", failing_study, WHO="0 1", HOW="dies")
     assert done.returncode == 1
     assert sentences(done.stderr) == ["workbench: all 2 ranks were ended from outside (rank 0 by SIGKILL)"]
 
 
 @pytest.mark.long
-def test_ctrl_c_ends_every_rank_of_a_study_and_the_same_command_continues(two_ranks: Path, failing: str) -> None:
-    file = two_ranks / "study.toml"
-    file.write_text(file.read_text().replace("wine.py", failing).replace("budget_steps = 12", "budget_steps = 200"))
-    command = [*ALONE, "tune", str(two_ranks)]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, env=environment(SLOW=0.1), stdout=pipe, stderr=pipe, text=True)
-    until = time.monotonic() + 60
-    while not list((two_ranks / "runs").glob("trial_0000")) and time.monotonic() < until:
-        time.sleep(0.1)
-    time.sleep(2)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
+def test_ctrl_c_ends_every_rank_of_a_study_and_the_same_command_continues(failing_study: Path) -> None:
+    file = failing_study / "study.toml"
+    file.write_text(file.read_text().replace("budget_steps = 12", "budget_steps = 200"))
+    command = [*ALONE, "tune", str(failing_study)]
+    code, stderr = interrupted(command, failing_study / "runs", "trial_0000", 2.0)
+    assert code == 130
     assert "everything finished is saved" in stderr
     assert sentences(stderr) == []
-    summary = json.loads((two_ranks / "runs" / "trial_0000" / "summary.json").read_text())
+    summary = json.loads((failing_study / "runs" / "trial_0000" / "summary.json").read_text())
     assert summary["state"] == "interrupted"
 
 
 @pytest.mark.long
 def test_ctrl_c_ends_a_run_under_torchrun_at_one_step_of_all_ranks(here: Path, failing: str) -> None:
     command = [*TORCHRUN, "train", "--task", failing, "--steps", "500", "--evaluate-every", "500"]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, env=environment(SLOW=0.1), stdout=pipe, stderr=pipe, text=True)
-    until = time.monotonic() + 60
-    while not list((here / "runs").glob("*/steps*")) and time.monotonic() < until:
-        time.sleep(0.1)
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = interrupted(command, here / "runs", "*/steps*", 1.0)
     assert "interrupted; the" in stderr
     runs = list((here / "runs").iterdir())
     assert json.loads((runs[0] / "summary.json").read_text())["state"] == "stopped"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_output import terminal
 from tests.reports.synthetic_study import PARTS, candidate, fastest_study
 from workbench import study as tuning
 from workbench.cli.study_commands import _print_result, status
@@ -61,9 +62,7 @@ def test_tune_says_headline_candidates_parts_and_tuned_plain(capsys: pytest.Capt
 def test_a_row_of_the_waterfall_fits_into_eighty_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "80")
+    terminal(monkeypatch, 80)
     _print_result(fastest_study(), json=False)
     (row,) = [line for line in capsys.readouterr().out.splitlines() if line.endswith("LessBN")]
     assert row.strip().startswith("█")

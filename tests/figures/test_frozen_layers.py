@@ -6,12 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workbench.figures import (
-    TimeSaved,
-    frozen_layers_figure,
-    frozen_layers_numbers,
-    time_saved_in_run,
-)
+from workbench.figures import TimeSaved, frozen_layers_figure, frozen_layers_numbers, time_saved_in_run
 from workbench.figures.drawing import figure_text
 from workbench.figures.labels import unmarked
 

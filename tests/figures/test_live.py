@@ -306,9 +306,6 @@ def test_a_click_gives_what_the_point_carries() -> None:
     _click(live, 0, 0)
     _click(live, 0, [0, 0])  # a cell of a heat map
     assert picked == [8, 5.0, "word"]
-    live.on_pick(None)
-    _click(live, 0, 0)
-    assert len(picked) == 3
 
 
 def test_a_closed_figure_holds_no_data_and_ignores_updates() -> None:

@@ -6,12 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workbench.figures import (
-    MetricScale,
-    RunCurve,
-    loss_curve_numbers,
-    loss_curves_figure,
-)
+from workbench.figures import MetricScale, RunCurve, loss_curve_numbers, loss_curves_figure
 
 
 def _frame(loss: list[float], **columns: object) -> pd.DataFrame:

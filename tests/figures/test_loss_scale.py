@@ -56,13 +56,6 @@ def test_a_skipped_window_wastes_all_its_micro_batches() -> None:
     assert loss_scale_numbers(steps).wasted_share == pytest.approx(0.5)
 
 
-def test_records_and_tables_give_the_same_numbers() -> None:
-    frame = pd.DataFrame([{f: getattr(r, f) for f in r.__slots__ if f != "columns"} for r in STEPS])
-    table, records = loss_scale_numbers(frame), loss_scale_numbers(STEPS)
-    assert table.line.y.tolist() == records.line.y.tolist()
-    assert table.wasted_share == records.wasted_share
-
-
 def test_a_scale_that_is_no_number_leaves_a_gap() -> None:
     numbers = loss_scale_numbers([_record(0, 4.0, float("inf")), _record(1, float("inf"), float("inf"))])
     assert numbers.line.x.tolist() == [0]

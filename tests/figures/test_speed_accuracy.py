@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from workbench.core.records import (
-    CandidateRecord,
-    Choice,
-    TrialRecord,
-    Verdict,
-)
+from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict
 from workbench.figures import MetricScale, speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.drawing import figure_text
 from workbench.figures.labels import unmarked

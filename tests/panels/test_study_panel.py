@@ -305,11 +305,13 @@ def test_another_question_asks_for_a_fresh_start(made: Make, finished: Path) -> 
     assert trials_ended(panel)[:2] == [0, 1]
 
 
-def test_more_trials_are_no_other_question(made: Make, finished: Path) -> None:
+def test_more_trials_are_no_other_question_but_wait_for_another_process_that_tunes(made: Make, finished: Path) -> None:
     panel = made(tiny_task())
     text = (finished / "study.toml").read_text()
     panel.entries["study.n_trials"].set(3)
     panel.space.set({**SPACE})
+    with holding_study(finished):
+        fails(panel, "this study is being tuned by")
     run(panel)
     assert (finished / "study.toml").read_text() == text
     assert panel.study is not None
@@ -392,13 +394,6 @@ def test_a_broken_file_of_somebody_else_is_left_alone(made: Make, tmp_path: Path
         assert panel.state is PanelState.IDLE
         assert "mend the file, or name another folder" in text_in(panel)
         assert (folder / "study.toml").read_text() == text
-
-
-def test_a_study_that_another_process_tunes_is_refused(made: Make, finished: Path) -> None:
-    panel = made(tiny_task())
-    with holding_study(finished):
-        fails(panel, "this study is being tuned by")
-    run(panel)
 
 
 def test_a_database_that_is_none_is_a_sentence(made: Make, finished: Path) -> None:

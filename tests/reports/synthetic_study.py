@@ -9,15 +9,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.config import BoostConfig
-from workbench.core.records import (
-    CandidateRecord,
-    Choice,
-    GainPart,
-    StudyResult,
-    TrialRecord,
-    TunedPlain,
-    Verdict,
-)
+from workbench.core.records import CandidateRecord, Choice, GainPart, StudyResult, TrialRecord, TunedPlain, Verdict
 from workbench.report.sources import FreezingSchedule, Recording, Sources
 
 HOSTILE = '</script><script>alert("x")</script><img src="https://example.org/x.png">'

@@ -12,67 +12,31 @@ points of a line.
 
 from __future__ import annotations
 
-from workbench.figures.attribution import AttributionNumbers, attribution_figure, attribution_numbers
-from workbench.figures.dim_reduce import DimReduceNumbers, SubspacePair, dim_reduce_figure, dim_reduce_numbers
+from workbench.figures.attribution import attribution_figure, attribution_numbers
+from workbench.figures.dim_reduce import SubspacePair, dim_reduce_figure, dim_reduce_numbers
 from workbench.figures.drawing import empty_figure, figure_text
-from workbench.figures.frozen_layers import (
-    FrozenLayersNumbers,
-    TimeSaved,
-    frozen_layers_figure,
-    frozen_layers_numbers,
-    time_saved_in_run,
-)
-from workbench.figures.gradient_exponents import (
-    GradientExponentNumbers,
-    gradient_exponents_figure,
-    gradient_exponents_numbers,
-)
-from workbench.figures.group_scales import GroupScalesNumbers, group_scales_figure, group_scales_numbers
-from workbench.figures.importance import ImportanceNumbers, importance_figure, importance_numbers
+from workbench.figures.frozen_layers import TimeSaved, frozen_layers_figure, frozen_layers_numbers, time_saved_in_run
+from workbench.figures.gradient_exponents import gradient_exponents_figure, gradient_exponents_numbers
+from workbench.figures.group_scales import group_scales_figure, group_scales_numbers
+from workbench.figures.importance import importance_figure, importance_numbers
 from workbench.figures.labels import MetricScale
-from workbench.figures.loss_curves import LossCurveNumbers, RunCurve, loss_curve_numbers, loss_curves_figure
-from workbench.figures.loss_scale import LossScaleNumbers, loss_scale_figure, loss_scale_numbers
-from workbench.figures.offload import OffloadNumbers, offload_figure, offload_numbers
-from workbench.figures.online_quality import OnlineQualityNumbers, online_quality_figure, online_quality_numbers
-from workbench.figures.online_stream import OnlineStreamNumbers, online_stream_figure, online_stream_numbers
-from workbench.figures.parallel_coordinates import (
-    ParallelCoordinatesNumbers,
-    parallel_coordinates_figure,
-    parallel_coordinates_numbers,
-)
-from workbench.figures.replay_policies import (
-    ReplayPoliciesNumbers,
-    policy_names,
-    replay_policies_figure,
-    replay_policies_numbers,
-)
-from workbench.figures.second_order import SecondOrderNumbers, second_order_figure, second_order_numbers
-from workbench.figures.speed_accuracy import SpeedAccuracyNumbers, speed_accuracy_figure, speed_accuracy_numbers
-from workbench.figures.step_time import StepTimeNumbers, step_time_figure, step_time_numbers
-from workbench.figures.study_history import StudyHistoryNumbers, study_history_figure, study_history_numbers
+from workbench.figures.loss_curves import RunCurve, loss_curve_numbers, loss_curves_figure
+from workbench.figures.loss_scale import loss_scale_figure, loss_scale_numbers
+from workbench.figures.offload import offload_figure, offload_numbers
+from workbench.figures.online_quality import online_quality_figure, online_quality_numbers
+from workbench.figures.online_stream import online_stream_figure, online_stream_numbers
+from workbench.figures.parallel_coordinates import parallel_coordinates_figure, parallel_coordinates_numbers
+from workbench.figures.replay_policies import policy_names, replay_policies_figure, replay_policies_numbers
+from workbench.figures.second_order import second_order_figure, second_order_numbers
+from workbench.figures.speed_accuracy import speed_accuracy_figure, speed_accuracy_numbers
+from workbench.figures.step_time import step_time_figure, step_time_numbers
+from workbench.figures.study_history import study_history_figure, study_history_numbers
 from workbench.figures.theme import FIGURE_CONFIG, Theme
 
 __all__ = [
     "FIGURE_CONFIG",
-    "AttributionNumbers",
-    "DimReduceNumbers",
-    "FrozenLayersNumbers",
-    "GradientExponentNumbers",
-    "GroupScalesNumbers",
-    "ImportanceNumbers",
-    "LossCurveNumbers",
-    "LossScaleNumbers",
     "MetricScale",
-    "OffloadNumbers",
-    "OnlineQualityNumbers",
-    "OnlineStreamNumbers",
-    "ParallelCoordinatesNumbers",
-    "ReplayPoliciesNumbers",
     "RunCurve",
-    "SecondOrderNumbers",
-    "SpeedAccuracyNumbers",
-    "StepTimeNumbers",
-    "StudyHistoryNumbers",
     "SubspacePair",
     "Theme",
     "TimeSaved",

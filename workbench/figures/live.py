@@ -90,10 +90,6 @@ class LiveFigure:
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         return self.widget._repr_mimebundle_(**options)
 
-    def on_pick(self, callback: Pick | None) -> None:
-        """Call this with ``customdata[0]`` of every point that is clicked from now on; None calls nobody."""
-        self._on_pick = callback
-
     def update(self, figure: go.Figure | Drawing, *, anew: bool = False) -> None:
         """Show a newly computed figure, or the drawing of one, which is made in a twentieth of the time.
 

@@ -23,6 +23,7 @@ class _Placed(widgets.DOMWidget):  # type: ignore[misc]  # ipywidgets ships no t
     layout = InstanceDict(widgets.Layout, allow_none=True).tag(sync=True, **widgets.widget_serialization)
 
     def __init__(self, *arguments: Any, css: str = "", **options: Any) -> None:
+        # ipywidgets names them so; `add_class` would send a message for each of them once the widget is made.
         super().__init__(*arguments, _dom_classes=tuple(css.split()), **options)
 
     def present(self, is_there: bool) -> None:
@@ -31,7 +32,7 @@ class _Placed(widgets.DOMWidget):  # type: ignore[misc]  # ipywidgets ships no t
 
     @property
     def is_present(self) -> bool:
-        """Whether the widget is seen."""
+        """Whether the widget is seen; ipywidgets has no other way to ask for a class than its own list."""
         return "wb-gone" not in self._dom_classes
 
     def lock(self, locked: bool) -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from workbench.core.records import StudyResult, objective_title
-from workbench.figures import (
-    MetricScale,
-    RunCurve,
-    attribution_figure,
-    importance_figure,
-    parallel_coordinates_figure,
-    speed_accuracy_figure,
-    study_history_figure,
-)
+from workbench.core.records import StudyResult
+from workbench.figures import MetricScale, RunCurve
 from workbench.figures.live import LiveFigure
 from workbench.figures.loss_curves import loss_curves_drawing
+from workbench.figures.study_figure import study_figure
 from workbench.panels import kit
 from workbench.panels.figure_place import nothing_html
 from workbench.panels.panel import Panel
@@ -100,35 +92,11 @@ class StudyFigures:
             return self.live[name]
 
     def draw(self, name: str) -> Any:
-        """Compute a figure from what is known now; ``"gain o1"`` says where the gain of an export comes from."""
-        study, theme = self.study, self._theme
-        if study is None:  # what is drawn is drawn of a study
+        """Compute a figure of ``study_figure``, or the ``"curves"`` of the picked trials, from what is known now."""
+        if self.study is None:  # what is drawn is drawn of a study
             raise RuntimeError(f"there is no study to draw {name!r} of")
-        objective, metric = objective_title(study.objective), MetricScale.of(study)
-        drops, plain = study.allowed_drops, study.fair_baselines
-        match name:
-            case "history":
-                return study_history_figure(study.trials, objective=objective, allowed_drops=drops, theme=theme)
-            case "parameters":
-                shares = study.importance
-                return parallel_coordinates_figure(study.trials, importance=shares, objective=objective, theme=theme)
-            case "importance":
-                return importance_figure(study.importance, theme=theme)
-            case "curves":
-                return loss_curves_drawing(self.curves, x="relative_time", metric=metric, theme=theme)
-            case "speed":
-                return speed_accuracy_figure(
-                    study.trials,
-                    study.candidates,
-                    metric=metric,
-                    allowed_drops=drops,
-                    choices=list(study.choices.values()),
-                    per=study.per,
-                    tuned_plain=plain,
-                    theme=theme,
-                    height=460,
-                )
-        target = name.removeprefix("gain ")
-        taken = study.choices[target].candidate if target in study.choices else None
-        _, speed = plain.get(target, (None, math.nan))
-        return attribution_figure(study.attribution.get(target, ()), taken, speed, theme=theme)
+        if name == "curves":
+            metric = MetricScale.of(self.study)
+            return loss_curves_drawing(self.curves, x="relative_time", metric=metric, theme=self._theme)
+        height = {"height": 460} if name == "speed" else {}  # less than in a report
+        return study_figure(self.study, name, theme=self._theme, **height)

@@ -19,24 +19,21 @@ from markupsafe import Markup
 
 from workbench.config import BoostConfig, describe_parameters
 from workbench.core.files import write_text_atomically
-from workbench.core.records import CandidateRecord, StudyResult, objective_title
+from workbench.core.records import CandidateRecord, StudyResult
 from workbench.core.text import format_duration
 from workbench.core.trial_counts import outcome_of
 from workbench.figures import (
     MetricScale,
     RunCurve,
-    attribution_figure,
     frozen_layers_figure,
     gradient_exponents_figure,
-    importance_figure,
     loss_curves_figure,
     loss_scale_figure,
     loss_scale_numbers,
     replay_policies_figure,
-    speed_accuracy_figure,
-    study_history_figure,
 )
 from workbench.figures.labels import compact, percent
+from workbench.figures.study_figure import study_figure
 from workbench.methods.registry import METHODS
 from workbench.report.page import embed, render
 from workbench.report.result_files import write_result_files
@@ -119,20 +116,14 @@ def shares_of(config: BoostConfig) -> dict[str, float]:
 def _figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> dict[str, go.Figure]:
     drawn: dict[str, go.Figure] = {}
     if answer.candidates or any(t.number and t.relative_step_time > 0 for t in answer.trials):
-        shown: Any = {"metric": metric, "allowed_drops": answer.allowed_drops, "per": answer.per}
-        shown |= {"choices": list(answer.choices.values()), "tuned_plain": answer.fair_baselines}
-        drawn["speed-accuracy"] = speed_accuracy_figure(answer.trials, answer.candidates, **shown)
+        drawn["speed-accuracy"] = study_figure(answer, "speed")
     for target, parts in answer.attribution.items():
         if parts:
-            taken = answer.choices[target].candidate if target in answer.choices else None
-            _, plain_speed = answer.fair_baselines.get(target, (None, math.nan))
-            drawn[f"attribution-{target}"] = attribution_figure(parts, taken, plain_speed)
+            drawn[f"attribution-{target}"] = study_figure(answer, f"gain {target}")
     if any(t.number and math.isfinite(t.value) for t in answer.trials):
-        drawn["history"] = study_history_figure(
-            answer.trials, objective=objective_title(answer.objective), allowed_drops=answer.allowed_drops
-        )
+        drawn["history"] = study_figure(answer, "history")
         if answer.importance:
-            drawn["importance"] = importance_figure(answer.importance)
+            drawn["importance"] = study_figure(answer, "importance")
         curves = _learning_curves(answer)
         if curves:
             drawn["curves"] = loss_curves_figure(curves, x="relative_time", metric=metric, height=600)
