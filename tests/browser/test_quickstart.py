@@ -1,4 +1,4 @@
-"""The quickstart as a person meets it: open it, run all, train in the panel, watch, export, find the file."""
+"""The quickstart as a person meets it: open it, run all, train in the panel, export, find the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Lab, View
-from tests.browser.notebook_page import A_RUN, enter, opened, points_of_first_line, run_all, start
+from tests.browser.notebook_page import A_RUN, enter, opened, run_all, start
 from workbench.config import BoostConfig
 from workbench.runs import read_run
 
@@ -16,24 +16,19 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
 
 def test_from_run_all_to_an_exported_file(lab: Lab, view: View) -> None:
-    page, notebooks = view.page, lab.folder / "notebooks"
-    workbench = run_all(page, lab, "00_quickstart")
+    notebooks = lab.folder / "notebooks"
+    workbench = run_all(view.page, lab, "00_quickstart")
     expect(workbench.locator(".wb-title").first).to_have_text("Boost Workbench: digits-resnet")
 
     before = set((notebooks / "runs").iterdir())
     train = opened(workbench, "Train")
     expect(train.get_by_role("button", name="Stop", exact=True)).to_be_disabled()
-    start(train, 300)
-    badge = train.locator(".wb-badge")
-    expect(badge).to_contain_text("running")
-    expect(train.get_by_role("button", name="Start", exact=True)).to_be_disabled()
-    page.wait_for_function("() => document.querySelectorAll('.wb-panel .scatterlayer .trace path.js-line').length > 0")
-    early = points_of_first_line(train)
-    expect(badge).to_contain_text("done", timeout=A_RUN)
-    expect(train.get_by_text(re.compile(r"300 steps in [\d.]+ s; accuracy")).first).to_be_visible()
-    assert points_of_first_line(train) > early, "the trace grew while it was watched"
+    start(train, 60)
+    expect(train.locator(".wb-badge")).to_contain_text("running")
+    expect(train.locator(".wb-badge")).to_contain_text("done", timeout=A_RUN)
+    expect(train.get_by_text(re.compile(r"60 steps in [\d.]+ s; accuracy")).first).to_be_visible()
     (recorded,) = set((notebooks / "runs").iterdir()) - before
-    assert len(read_run(recorded).steps) == 300
+    assert len(read_run(recorded).steps) == 60
 
     export = opened(workbench, "Export")
     enter(export.get_by_title("Name of the file"), "from_the_panel.json")

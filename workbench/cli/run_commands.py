@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,6 +17,8 @@ from workbench.cli.progress import progress_bar
 from workbench.core.rank_environment import is_first_rank
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from workbench.training.run import RunProgress, RunResult
 
 TaskOption = typer.Option(
@@ -180,7 +183,7 @@ def replay(
             "-" if math.isnan(row.underflow_share) else f"{100 * row.underflow_share:.3f} %",
             f"{row.final_scale:g}",
         )
-        for row in table.itertuples()
+        for row in _rows(table)
     ]
     say(f"{run}: {result.windows} updates recorded, {result.recorded_overflows} of them overflowed")
     print_table(("init", "factor", "window", "overflows (range)", "wasted", "underflow", "final scale"), rows)
@@ -213,7 +216,7 @@ def list_recorded(root: Path = RunsArgument, json: bool = JsonOption) -> None:
             f"{row.size_bytes / 1024:.0f} KiB",
             "yes" if row.finished else "no",
         )
-        for row in frame.itertuples()
+        for row in _rows(frame)
     ]
     print_table(("run", "started (UTC)", "task", "level", "steps", "metric", "overflows", "size", "finished"), rows)
 
@@ -268,6 +271,11 @@ def _print_run(result: RunResult) -> None:
     say(f"recorded in {result.path}")
     if result.overflows:
         say(f"other loss-scale policies, judged on this run: workbench replay {quoted(result.path)}")
+
+
+def _rows(frame: pd.DataFrame) -> Iterator[Any]:
+    # Named tuples of columns that no checker can know.
+    yield from frame.itertuples()
 
 
 def _note(progress: RunProgress) -> str:
