@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Command, Outcome
+from tests.cli.conftest import TASK, Command, Outcome
 from workbench import __version__
 from workbench.cli import _each_note_once
 from workbench.config import BoostConfig
@@ -144,15 +144,36 @@ def test_tune_status_export_and_validate_make_one_way(
     assert json.loads(workbench("status", study, "--json").out)["trials"] == told["trials"]
 
 
+# The smallest network in which a BatchNorm can be spared: a residual branch of two behind one that stays.
+RESIDUAL = """
+import dataclasses
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.one, self.two = (nn.Sequential(nn.Conv2d(n, 8, 1), nn.BatchNorm2d(8)) for n in (13, 8, 8))
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.stem(x[..., None, None]))
+        return self.fc(torch.relu(x + self.two(torch.relu(self.one(x)))).flatten(1))
+
+task = dataclasses.replace(task, name="residual", model=Residual)
+"""
+
+
 def test_train_and_compare_say_whose_head_was_normalised(workbench: Command, here: Path) -> None:
+    (here / "residual.py").write_text(TASK + RESIDUAL)
     (here / "less_bn.json").write_text('{"boost": {"mode": "manual", "grad_freeze": false}}')
-    trained = workbench("train", "--task", "digits-resnet", "--config", "less_bn.json", "--steps", 1)
+    trained = workbench("train", "--task", "residual.py", "--config", "less_bn.json", "--steps", 1)
     assert "in effect: LessBN\n  head `fc` normalised\n" in trained.out
-    compared = workbench("compare", "--task", "digits-resnet", "less_bn.json", "--seeds", 1, "--steps", 1)
+    compared = workbench("compare", "--task", "residual.py", "less_bn.json", "--seeds", 1, "--steps", 1)
     assert "LessBN; head `fc` normalised" in compared.out
 
 
-def test_validate_says_what_is_not_in_effect_and_why(workbench: Command, here: Path) -> None:
+def test_validate_says_what_is_not_in_effect_and_what_the_file_leaves_to_the_level(
+    workbench: Command, here: Path
+) -> None:
     (here / "one.json").write_text('{"boost": {"mode": "manual", "adasum": true, "grad_freeze": true}}')
     outcome = workbench("validate", "one.json", "--level", "O1", "--world-size", 1)
     assert outcome.code == 0
@@ -162,14 +183,11 @@ def test_validate_says_what_is_not_in_effect_and_why(workbench: Command, here: P
     assert "adasum" in told["not_in_effect"]
     assert "grad_freeze.freeze_p" in told["parameters"]
 
-
-def test_validate_names_the_switches_that_the_file_leaves_to_the_level(workbench: Command, here: Path) -> None:
-    (here / "one.json").write_text('{"boost": {"mode": "manual", "less_bn": true}}')
-    told = "switches that are not named take the default of level O1: grad_freeze on; adasum, grad_accumulation, "
-    assert told in workbench("validate", "one.json").out
-    left = json.loads(workbench("validate", "one.json", "--json").out)["level_defaults"]
-    assert left["grad_freeze"] is True
-    BoostConfig.from_json(here / "one.json").resolve("O1").explicit_config().save(here / "all.json")
+    (here / "two.json").write_text('{"boost": {"mode": "manual", "less_bn": true}}')
+    left = "switches that are not named take the default of level O1: grad_freeze on; adasum, grad_accumulation, "
+    assert left in workbench("validate", "two.json").out
+    assert json.loads(workbench("validate", "two.json", "--json").out)["level_defaults"]["grad_freeze"] is True
+    BoostConfig.from_json(here / "two.json").resolve("O1").explicit_config().save(here / "all.json")
     assert "are not named" not in workbench("validate", "all.json").out
 
 

@@ -6,8 +6,6 @@ import base64
 import itertools
 import json
 import shutil
-import subprocess
-import sys
 import threading
 from copy import deepcopy
 from typing import Any
@@ -353,18 +351,6 @@ def test_a_saved_notebook_has_a_static_figure_and_words() -> None:
     assert len(static["data"]) == len(figure.data)
     assert figure_text(empty_figure("Why?", "Nothing yet.")) == "Why?\nNothing yet."
     assert set(static_mimebundle(figure)) == {"text/plain", "application/vnd.plotly.v1+json"}
-
-
-@pytest.mark.slow
-def test_widgets_are_imported_only_here() -> None:
-    program = (
-        "import sys, workbench.figures\n"
-        "print(sorted({'ipywidgets', 'anywidget'} & set(sys.modules)))\n"
-        "import workbench.figures.live\n"
-        "print('anywidget' in sys.modules, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:2] == ["[]", "True False"]
 
 
 @pytest.mark.browser

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 
-from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict
+from tests.reports.synthetic_study import candidate
+from workbench.core.records import Choice, TrialRecord, Verdict
 from workbench.figures import MetricScale, speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.drawing import figure_text
 from workbench.figures.labels import unmarked
@@ -18,13 +20,17 @@ def _trial(number: int, value: float = 1.0, *, state: str = "complete", **known:
     return TrialRecord(number=number, state=state, value=value, **known)
 
 
-def _candidate(verdict: Verdict, **changed: Any) -> CandidateRecord:
-    values: dict[str, Any] = {
-        "label": "trial 2", "trial_number": 2, "target": "o1", "summary": "freezing", "config": {}, "speedup": 1.4,
-        "speedup_low": 1.3, "speedup_high": 1.5, "drop": 0.01, "drop_bound": 0.03, "allowed_drop": 0.05, "n_seeds": 6,
-        "verdict": verdict, "sentence": "",
-    }  # fmt: skip
-    return CandidateRecord(**(values | changed))
+_candidate = functools.partial(
+    candidate,
+    label="trial 2",
+    trial_number=2,
+    speedup=1.4,
+    speedup_low=1.3,
+    speedup_high=1.5,
+    drop=0.01,
+    drop_bound=0.03,
+    allowed_drop=0.05,
+)
 
 
 TRIALS = [
@@ -80,7 +86,7 @@ def test_a_candidate_stands_where_its_paired_drop_puts_it(higher: bool, metric: 
     assert point.metric_bound == pytest.approx(bound)
 
 
-def test_the_title_names_what_is_exported_and_nothing_else() -> None:
+def test_the_title_names_what_is_exported_and_nothing_else_and_its_point_is_marked() -> None:
     first, second = _candidate(Verdict.CONFIRMED, label="trial 1", speedup=1.45), _candidate(Verdict.CONFIRMED)
 
     def title(*choices: Choice) -> str:
@@ -92,10 +98,6 @@ def test_the_title_names_what_is_exported_and_nothing_else() -> None:
     both = title(Choice("o1", None, ""), Choice("o2", second, ""))
     assert both == "Exported: o1 O0; o2 trial 2, 1.40 × O0 (confirmed)"
     assert title() == "How much faster can this task be trained, and what does that cost?"
-
-
-def test_the_exported_candidate_is_marked_at_its_point() -> None:
-    first, second = _candidate(Verdict.CONFIRMED, label="trial 1"), _candidate(Verdict.CONFIRMED)
     figure = speed_accuracy_figure(TRIALS, [first, second], metric=ACCURACY, choices=[Choice("o1", second, "")])
     confirmed = next(t for t in figure.data if t.name.startswith("confirmed"))
     assert list(confirmed.text) == ["", "o1: trial 2 ✓"]
