@@ -6,10 +6,11 @@ import time
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 
 from workbench.core.records import Event, EventKind, StepRecord
-from workbench.figures import loss_scale_figure, loss_scale_numbers
+from workbench.figures import figure_text, loss_scale_figure, loss_scale_numbers
 from workbench.figures.labels import unmarked
 
 
@@ -76,16 +77,18 @@ def test_the_figure_names_every_mark_and_its_axes() -> None:
     assert all(trace.hovertemplate.rstrip().endswith(".<extra></extra>") for trace in figure.data)
 
 
-def test_a_run_without_overflow_says_so() -> None:
-    figure = loss_scale_figure([_record(0, 8.0, 8.0)])
-    assert unmarked(figure.layout.title.text).startswith("No overflow")
-    assert len(figure.data) == 1
-
-
-def test_an_empty_log_gives_a_sentence() -> None:
-    figure = loss_scale_figure([])
-    assert len(figure.data) == 0
-    assert "No step has been recorded" in figure.layout.annotations[0].text
+@pytest.mark.parametrize(
+    ("figure", "answer", "n_traces"),
+    [
+        (loss_scale_figure([_record(0, 8.0, 8.0)]), "No overflow", 1),
+        (loss_scale_figure(STEPS, EVENTS), "The loss scale collapsed", 6),
+        (loss_scale_figure([]), "Which loss scale fits, and what did overflows cost?\nNo step has been recorded", 0),
+    ],
+    ids=["no overflow", "a collapse", "no step"],
+)
+def test_the_title_answers(figure: go.Figure, answer: str, n_traces: int) -> None:
+    assert figure_text(figure).startswith(answer)
+    assert len(figure.data) == n_traces
 
 
 def test_a_replayed_trace_of_another_length_is_refused() -> None:
@@ -128,10 +131,6 @@ def test_marks_of_a_change_stand_on_the_corner_of_the_line() -> None:
     growth = next(trace for trace in figure.data if trace.name == "growth")
     assert list(growth.x) == [3]  # step 2 let it grow; step 3 is the first that used it
     assert growth.customdata.tolist() == [[2, 16]]
-
-
-def test_a_collapse_is_the_answer() -> None:
-    assert unmarked(loss_scale_figure(STEPS, EVENTS).layout.title.text).startswith("The loss scale collapsed")
 
 
 def test_the_first_overflows_are_told_from_later_ones() -> None:

@@ -111,24 +111,21 @@ def test_the_shared_configuration_is_shown_as_it_changes(tmp_path: Path) -> None
         assert BoostConfig.from_json(tmp_path / "mine.json") == shared.config
 
 
-@pytest.mark.parametrize(("name", "told"), [("", "name the file"), ("..", "is a folder; name a file")])
-def test_a_name_that_is_no_file_is_refused(panel: ExportPanel, name: str, told: str) -> None:
-    panel.name.value = name
-    panel.save_button.click()
-    assert panel.state is PanelState.FAILED
-    assert told in text_in(panel)
-    panel.name.value = "good.json"
+def test_what_cannot_be_written_is_a_sentence_and_the_panel_is_usable_again(panel: ExportPanel, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for name, folder, told in (
+        ("", "out", "name the file"),
+        ("..", "out", "is a folder; name a file"),
+        ("good.json", "file", "cannot be written"),
+    ):
+        panel.name.value, panel.folder.value = name, str(tmp_path / folder)
+        panel.save_button.click()
+        assert panel.state is PanelState.FAILED
+        assert told in text_in(panel)
+        assert "Traceback" not in text_in(panel)
+    panel.folder.value = str(tmp_path / "out")
     panel.save_button.click()
     assert panel.state is PanelState.DONE
-
-
-def test_a_folder_that_cannot_be_written_is_a_sentence(panel: ExportPanel, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    panel.folder.value = str(tmp_path / "file")
-    panel.save_button.click()
-    assert panel.state is PanelState.FAILED
-    assert "cannot be written" in text_in(panel)
-    assert "Traceback" not in text_in(panel)
 
 
 def test_a_configuration_that_cannot_be_used_as_it_is_can_be_saved_and_says_so(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from workbench.config import BoostConfig
 from workbench.loss_scale import ScalePolicy, simulate
 from workbench.panels.loss_scale_panel import LossScalePanel
 from workbench.panels.panel import PanelState
-from workbench.panels.shared_config import SharedConfig
 from workbench.runs import Run, read_run
 from workbench.runs.replayed_run import ReplayedRun
 
@@ -114,33 +113,25 @@ def test_a_clicked_point_and_a_line_of_the_list_set_the_sliders_and_the_trace(pa
     assert panel.policy == panel.policies[panel.choice.value]
 
 
-def test_use_this_policy_writes_it_into_the_configuration(tmp_path: Path) -> None:
-    shared = SharedConfig(BoostConfig.from_dict({"amp": {"level": "O2"}}))
-    with LossScalePanel(recorded_run(tmp_path), shared) as panel:
-        settled(panel)
-        panel.control(INIT)._take(2.0**9)
-        panel.control(FACTOR)._take(4.0)
-        panel.use_button.click()
-        rule = shared.config.loss_scale
-        assert (rule.init, rule.factor, rule.window) == (512.0, 4.0, 10)
-        assert "has it now: init 2⁹, factor 4, window 10." in text_in(panel)
-        assert "no say yet" not in text_in(panel)
-
-
-def test_a_policy_without_a_loss_scale_is_written_and_said_to_have_no_say(panel: LossScalePanel) -> None:
+def test_use_this_policy_writes_it_into_the_configuration_or_says_why_not(panel: LossScalePanel) -> None:
     panel.use_button.click()
     assert panel.shared.config.loss_scale.init == 2.0**20
     assert "It has no say yet: there is no loss scale" in text_in(panel)
 
+    panel.shared.set(BoostConfig.from_dict({"amp": {"level": "O2"}, "loss_scale": {"maximum": 2.0**24}}))
+    panel.control(INIT)._take(2.0**9)
+    panel.control(FACTOR)._take(4.0)
+    panel.use_button.click()
+    rule = panel.shared.config.loss_scale
+    assert (rule.init, rule.factor, rule.window) == (512.0, 4.0, 10)
+    assert "has it now: init 2⁹, factor 4, window 10." in text_in(panel)
+    assert "no say yet" not in text_in(panel)
 
-def test_a_policy_the_configuration_refuses_changes_nothing(tmp_path: Path) -> None:
-    shared = SharedConfig(BoostConfig.from_dict({"loss_scale": {"maximum": 2.0**24}}))
-    with LossScalePanel(recorded_run(tmp_path), shared) as panel:
-        settled(panel)
-        panel.control(INIT)._take(2.0**30)
-        panel.use_button.click()
-        assert shared.config.loss_scale.init == 65536.0
-        assert "loss_scale.init must be at most loss_scale.maximum" in text_in(panel)
+    panel.control(INIT)._take(2.0**30)
+    panel.use_button.click()
+    assert panel.shared.config.loss_scale.init == 512.0
+    assert "loss_scale.init must be at most loss_scale.maximum" in text_in(panel)
+    assert panel.wait_for_answer(LONG)
 
 
 def test_a_value_that_is_none_is_refused_beside_its_field(panel: LossScalePanel) -> None:
@@ -247,7 +238,7 @@ def test_a_run_that_lacks_something_is_a_sentence(
         assert panel.groups.widget.is_present is ("groups" in options)
 
 
-def test_a_run_of_a_newer_version_is_a_sentence_and_another_can_be_opened(tmp_path: Path) -> None:
+def test_a_run_of_a_newer_version_and_a_file_are_sentences_and_another_run_can_be_opened(tmp_path: Path) -> None:
     path = recorded_run(tmp_path)
     environment = path / "environment.json"
     environment.write_text(json.dumps(json.loads(environment.read_text()) | {"schema_version": 99}))
@@ -256,18 +247,15 @@ def test_a_run_of_a_newer_version_is_a_sentence_and_another_can_be_opened(tmp_pa
         assert panel.state is PanelState.FAILED
         assert "read the run with the version of the workbench that wrote it" in text_in(panel)
         assert not panel.folder.disabled
+        (tmp_path / "note.txt").write_text("x")
+        panel.open(tmp_path / "note.txt")
+        settled(panel)
+        assert panel.state is PanelState.FAILED
+        assert "is not a run directory: it is a file" in text_in(panel)
         panel.open(recorded_run(tmp_path, run_id="good"))
         settled(panel)
         assert panel.state is PanelState.DONE
         assert panel.error is None
-
-
-def test_a_file_is_no_run(tmp_path: Path) -> None:
-    (tmp_path / "note.txt").write_text("x")
-    with LossScalePanel(tmp_path / "note.txt") as panel:
-        settled(panel)
-        assert panel.state is PanelState.FAILED
-        assert "is not a run directory: it is a file" in text_in(panel)
 
 
 def test_opening_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
