@@ -162,10 +162,11 @@ def document_of(configure: Locator) -> dict[str, Any]:
     return found
 
 
-def points_of_first_line(panel: Locator) -> int:
-    """Return how many points the first line of the panel's figure has."""
-    paths = panel.locator(".js-plotly-plot .scatterlayer .trace path.js-line")
-    return len(re.findall(r"[ML]", paths.first.get_attribute("d") or "")) if paths.count() else 0
+def last_step_drawn(panel: Locator, after: float = -1.0) -> float:
+    """Wait until the first line of the panel's figure ends after a step, and return where it ends."""
+    plot, end = panel.locator(".js-plotly-plot").first.element_handle(), "(plot) => plot.calcdata?.[0]?.at(-1)?.x ?? -1"
+    panel.page.wait_for_function(f"([plot, step]) => ({end})(plot) > step", arg=[plot, after])
+    return float(plot.evaluate(end))
 
 
 def click_point(plot: Locator, number: int) -> None:

@@ -13,6 +13,7 @@ from tests.browser.notebook_page import (
     add_and_run_cell,
     control,
     enter,
+    last_step_drawn,
     opened,
     run_all,
     set_steps,
@@ -47,8 +48,11 @@ def test_from_ten_lines_to_a_file_and_a_sentence(lab: Lab, view: View) -> None:
     begin, badge = train.get_by_role("button", name="Start", exact=True), train.locator(".wb-badge")
     start(train, 1_000_000)
     expect(badge).to_contain_text("running")
+    expect(begin).to_be_disabled()
+    early = last_step_drawn(train)
     train.get_by_role("button", name="Stop", exact=True).click()
     expect(badge).to_contain_text("done")
+    last_step_drawn(train, after=early)
     expect(begin).to_be_enabled()
     (stopped,) = find_runs(notebooks / "own_runs")
     assert 0 < len(read_run(stopped).steps) < 1_000_000
