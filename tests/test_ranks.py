@@ -38,15 +38,18 @@ def told(error):
     sys.exit(1)
 """
 
-DIES = """
+TOLD = """
 try:
     with ranks.joined("cpu"):
-        for step in train():
-            if step == 20 and ranks.rank() == {who}:
-                os.kill(os.getpid(), signal.SIGKILL)
+        {work}
 except ranks.RankFailure as error:
     told(error)
 """
+DIES = TOLD.format(
+    work="""for step in train():
+            if step == 20 and ranks.rank() == {who}:
+                os.kill(os.getpid(), signal.SIGKILL)"""
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,23 +64,20 @@ def started(script: str, n_ranks: int, **variables: str) -> list[subprocess.Pope
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes = []
-    for rank in range(n_ranks):
-        told = {
-            "RANK": rank,
-            "WORLD_SIZE": n_ranks,
-            "LOCAL_RANK": rank,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-        }
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
-        environment |= {name: str(value) for name, value in told.items()} | variables | {"PYTHONPATH": str(ROOT)}
-        environment["MASTER_ADDR"] = "127.0.0.1"
-        environment["TORCH_CPP_LOG_LEVEL"] = "FATAL"
-        command = [sys.executable, "-c", HEAD + script]
-        pipe = subprocess.PIPE
-        processes.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
-    return processes
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
+    environment |= {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment |= {"PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "FATAL"} | variables
+    command, pipe = [sys.executable, "-c", HEAD + script], subprocess.PIPE
+    return [
+        subprocess.Popen(
+            command,
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
+        for rank in range(n_ranks)
+    ]
 
 
 def ended(processes: list[subprocess.Popen[str]]) -> tuple[list[int], list[str], list[str]]:
@@ -151,11 +151,6 @@ def test_a_timeout_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
             ranks.joined("cpu"),
         ):
             pass
-    with (
-        pytest.raises(ValueError, match="`timeout_seconds` must be above 0, got nan"),
-        ranks.joined("cpu", timeout_seconds=float("nan")),
-    ):
-        pass
 
 
 def test_the_backend_is_the_devices() -> None:
@@ -247,47 +242,28 @@ with ranks.joined("cpu"):
 
 @pytest.mark.long
 def test_work_that_fails_on_one_rank_alone_ends_all() -> None:
-    script = """
-try:
-    with ranks.joined("cpu"):
-        try:
+    work = """try:
             for step in train():
                 if step == 3 and ranks.rank() == 1: raise ValueError("out of memory")
         except ValueError as error:
-            ranks.together(error)
-except ranks.RankFailure as error:
-    told(error)
-"""
-    codes, _, errs = ended(started(script, 2))
+            ranks.together(error)"""
+    codes, _, errs = ended(started(TOLD.format(work=work), 2))
     assert codes == [1, 1]
     assert errs == ["rank 1 of 2 ended with an error: ValueError: out of memory\n", ""]
 
 
 @pytest.mark.long
 def test_a_rank_that_does_not_answer_is_told_from_one_that_died() -> None:
-    script = """
-try:
-    with ranks.joined("cpu"):
-        for step in train():
-            if step == 5 and ranks.rank() == 1: time.sleep(20)
-except ranks.RankFailure as error:
-    told(error)
-"""
-    codes, _, errs = ended(started(script, 2, WORKBENCH_RANKS_TIMEOUT="5"))
+    work = """for step in train():
+            if step == 5 and ranks.rank() == 1: time.sleep(20)"""
+    codes, _, errs = ended(started(TOLD.format(work=work), 2, WORKBENCH_RANKS_TIMEOUT="5"))
     assert codes == [1, 1]
     assert errs[0].startswith("all 2 ranks are alive, but one does not answer within 5 seconds"), errs[0]
 
 
 @pytest.mark.long
 def test_a_rank_that_never_comes_is_waited_for_no_longer_than_the_timeout() -> None:
-    script = """
-try:
-    with ranks.joined("cpu"):
-        pass
-except ranks.RankFailure as error:
-    told(error)
-"""
-    processes = started(script, 3, WORKBENCH_RANKS_TIMEOUT="10")
+    processes = started(TOLD.format(work="pass"), 3, WORKBENCH_RANKS_TIMEOUT="10")
     processes[1].kill()
     codes, _, errs = ended(processes)
     assert codes == [1, -signal.SIGKILL, 1]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import math
-import multiprocessing
-import os
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from tests.kit.fake_runner import calls, make_fake, make_slow_fake, write_study
+from tests.kit.processes import kill, start, wait_until
 from workbench.config import BoostConfig
 from workbench.study import (
     StudyBusyError,
@@ -78,34 +77,6 @@ def drive(directory: Path, url: str | None, jobs: int) -> None:
 def work(directory: Path, url: str | None) -> None:
     """Work as `workbench worker` does."""
     join_study(directory, url, make_experimenter=make_slow_fake)
-
-
-def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """Start a process that is killed later, forked from a fresh one that has imported what a study needs."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "tests.cluster.kills", "tests.cluster.preloaded"])
-    settings = {name: value for name, value in os.environ.items() if name.startswith("WORKBENCH_")}
-    process = context.Process(target=_run, args=(settings, target, arguments))
-    process.start()
-    return process
-
-
-def _run(settings: dict[str, str], target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """Run in the environment of now; the one that is forked from has that of its own beginning."""
-    os.environ.update(settings)
-    target(*arguments)
-
-
-def kill(process: BaseProcess) -> None:
-    process.kill()
-    process.join()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = _PATIENCE_SECONDS) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.02)
 
 
 @functools.cache

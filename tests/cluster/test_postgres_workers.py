@@ -21,6 +21,7 @@ from tests.cli.conftest import TASK
 from tests.cluster import kills
 from tests.cluster.postgres import PASSWORD, PostgresServer
 from tests.kit.fake_runner import calls, make_slow_fake
+from tests.kit.processes import start, wait_until
 from workbench.study import StudyFailedError, join_study
 
 pytestmark = pytest.mark.cluster
@@ -65,7 +66,7 @@ def test_two_workers_finish_a_study_although_one_is_killed_and_no_password_is_to
     second = command(wine, url, "worker", "study")
     killed = command(wine, url, "worker", "study", "--json")
     try:
-        kills.wait_until(lambda: any(_running(url)) or any(one.poll() is not None for one in (first, second, killed)))
+        wait_until(lambda: any(_running(url)) or any(one.poll() is not None for one in (first, second, killed)))
         killed.kill()
         told = [one.communicate(timeout=_PATIENCE_SECONDS) for one in (first, second, killed)]
     finally:
@@ -94,9 +95,7 @@ def test_ctrl_c_puts_the_trial_back(postgres: PostgresServer, wine: Path) -> Non
     url = postgres.new_database()
     worker = command(wine, url, "worker", "study")
     try:
-        kills.wait_until(
-            lambda: any(path.stat().st_size for path in wine.rglob("steps.jsonl")) or worker.poll() is not None
-        )
+        wait_until(lambda: any(path.stat().st_size for path in wine.rglob("steps.jsonl")) or worker.poll() is not None)
         worker.send_signal(random.Random(0).choice([signal.SIGINT, signal.SIGTERM]))
         out, err = worker.communicate(timeout=_PATIENCE_SECONDS)
     finally:
@@ -115,7 +114,7 @@ def test_a_database_that_is_restarted_is_waited_for(
     url = postgres.new_database()
 
     def restart() -> None:
-        kills.wait_until(lambda: "trained" in "".join(calls(directory)))
+        wait_until(lambda: "trained" in "".join(calls(directory)))
         postgres.stop()
         time.sleep(2.0)  # away, as long as a restart takes
         postgres.start()
@@ -140,8 +139,8 @@ def test_a_database_that_stays_away_ends_the_worker_with_its_trial_recoverable(
     monkeypatch.setenv("WORKBENCH_PATIENCE_SECONDS", "1")
     directory = kills.write_killed_study(tmp_path / "s", 1)
     url = postgres.new_database()
-    worker = kills.start(kills.work, directory, url)
-    kills.wait_until(lambda: "trained" in "".join(calls(directory)))
+    worker = start(kills.work, directory, url)
+    wait_until(lambda: "trained" in "".join(calls(directory)))
     postgres.stop()
     try:
         worker.join(_PATIENCE_SECONDS)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import optuna
 import pytest
 from optuna.trial import TrialState
 
 from tests.cluster.ray_cluster import cluster, environment
 from tests.cluster.ray_fakes import DIES_ONCE, make_mortal, make_together, make_very_slow_fake, processes
-from tests.kit.fake_runner import STUDY, calls, make_fake, write_study
+from tests.kit.fake_runner import STUDY, calls, make_fake, stored_trials, write_study
+from tests.kit.processes import kill, wait_until
 from workbench.study import RayEngine, StudyError, tune
-from workbench.study.store.storage import default_storage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(580)]
 
@@ -40,24 +38,11 @@ def address() -> Iterator[str]:
             ray.shutdown()
 
 
-def trials_of(directory: Path) -> list[optuna.trial.FrozenTrial]:
-    storage = default_storage(directory)
-    name = optuna.get_all_study_names(storage)[0]
-    return optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.05)
-
-
 def test_one_place_runs_the_same_trials_as_one_process(address: str, tmp_path: Path) -> None:
     here, there = write_study(tmp_path / "a" / "s"), write_study(tmp_path / "b" / "s")
     expected = tune(here, make_experimenter=make_fake)
     found = tune(there, make_experimenter=make_fake, ray=RayEngine("CPU=1", address, jobs=1))
-    for mine, its in zip(trials_of(there), trials_of(here), strict=True):
+    for mine, its in zip(stored_trials(there), stored_trials(here), strict=True):
         assert (mine.number, mine.state, mine.params, mine.values) == (its.number, its.state, its.params, its.values)
         assert mine.intermediate_values == its.intermediate_values
     assert calls(there) == calls(here)
@@ -68,7 +53,7 @@ def test_one_place_runs_the_same_trials_as_one_process(address: str, tmp_path: P
 def test_a_killed_worker_costs_no_trial_and_two_share_what_allows_two(address: str, tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", NO_CONFIRMATION)
     tune(directory, make_experimenter=make_mortal, ray=RayEngine("CPU=0.5, slot=0.5", address))
-    trials, lines = trials_of(directory), calls(directory)
+    trials, lines = stored_trials(directory), calls(directory)
     assert [trial.number for trial in trials] == list(range(len(trials)))
     assert {trial.state for trial in trials} <= {TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL}
     ran = [trial for trial in trials if "trained" in trial.user_attrs and "repeats" not in trial.user_attrs]
@@ -89,11 +74,10 @@ def test_a_killed_driver_loses_nothing(address: str, tmp_path: Path) -> None:
     driver = multiprocessing.get_context("spawn").Process(target=drive, args=(directory, address))
     driver.start()
     wait_until(lambda: sum(line.startswith("trained") for line in calls(directory)) >= 3 or not driver.is_alive())
-    driver.kill()
-    driver.join()
-    finished = {trial.number: trial for trial in trials_of(directory) if trial.state.is_finished()}
+    kill(driver)
+    finished = {trial.number: trial for trial in stored_trials(directory) if trial.state.is_finished()}
     tune(directory, make_experimenter=make_fake, ray=RayEngine("CPU=1", address, jobs=1))
-    trials = trials_of(directory)
+    trials = stored_trials(directory)
     assert [trial.number for trial in trials] == list(range(len(trials)))
     assert all(trial.state.is_finished() for trial in trials)
     assert finished
@@ -107,12 +91,12 @@ def test_two_ranks_train_a_trial_together(address: str, tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", text)
     tune(directory, make_experimenter=make_together, ray=RayEngine("CPU=0.5", address))
     lines = calls(directory)
-    trained = sum("trained" in t.user_attrs and "repeats" not in t.user_attrs for t in trials_of(directory))
+    trained = sum("trained" in t.user_attrs and "repeats" not in t.user_attrs for t in stored_trials(directory))
     assert trained == 3
     for rank in range(2):
         assert lines.count(f"rank {rank} of 2") == trained
     assert lines.count("sum 1") == 2 * trained
-    assert {trial.state for trial in trials_of(directory)} <= {TrialState.COMPLETE, TrialState.PRUNED}
+    assert {trial.state for trial in stored_trials(directory)} <= {TrialState.COMPLETE, TrialState.PRUNED}
 
 
 def test_what_no_node_has_is_said_at_once(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import optuna
 
 from workbench.config import BoostConfig
 from workbench.methods.dim_reduce.pca_files import list_snapshots, save_pca_matrix
@@ -31,6 +32,7 @@ from workbench.study.run.job import (
     Trained,
     TrainJob,
 )
+from workbench.study.store.storage import default_storage
 
 if TYPE_CHECKING:
     from workbench.config import NetworkFacts
@@ -207,3 +209,10 @@ def make_slow_fake(file: StudyFile, directory: Path) -> FakeRunner:
 def calls(directory: Path) -> list[str]:
     log = directory / "calls.log"
     return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+
+
+def stored_trials(directory: Path) -> list[optuna.trial.FrozenTrial]:
+    """Return the trials of the study in a folder as its database has them now."""
+    storage = default_storage(directory)
+    name = optuna.get_all_study_names(storage)[0]
+    return optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)

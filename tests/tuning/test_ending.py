@@ -83,11 +83,11 @@ def test_the_dominated_area_is_that_of_the_union_of_rectangles() -> None:
 
 def test_device_hours_add_up_over_trials_and_ranks_and_survive_a_clock_set_back() -> None:
     trials = [ended(1.0, seconds=3600), ended(1.0, seconds=1800, state=TrialState.FAIL), ended(1.0, seconds=-600)]
-    assert device_hours(study_of(*trials), ranks=1) == pytest.approx(1.5)
-    assert device_hours(study_of(*trials), ranks=4) == pytest.approx(6.0)
+    assert device_hours(trials, ranks=1) == pytest.approx(1.5)
+    assert device_hours(trials, ranks=4) == pytest.approx(6.0)
     running = create_trial(state=TrialState.RUNNING)
     running.datetime_start = datetime.datetime.now() - datetime.timedelta(hours=2)
-    assert device_hours(study_of(*trials, running), ranks=1) == pytest.approx(3.5, abs=0.01)
+    assert device_hours([*trials, running], ranks=1) == pytest.approx(3.5, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_whichever_limit_comes_first_ends_the_search_and_is_named(keys: str, sen
     text = STUDY.replace("n_trials = 10\n", "") if "n_trials" in keys else STUDY
     file = parse_study(text.replace("[study]\n", f"[study]\n{keys}\n"))
     study = study_of(ended(1.0, seconds=1800), ended(2.0, seconds=1800))
-    reason = SearchEnd(study, file, file.study.n_trials).reason()
+    reason = SearchEnd(study, file, file.study.n_trials).reason(study.get_trials())
     assert sentence in reason
     assert bool(sentence) == bool(reason)
 
@@ -112,10 +112,9 @@ def test_given_set_ups_are_counted_beside_the_trials() -> None:
     given = ended(1.0)
     given.set_user_attr("given", {"batch.factor": 2.0})
     file = parse_study(STUDY)
-    assert (
-        "; 1 of 10 trials had finished, beside 1 given ones."
-        in SearchEnd(study_of(ended(1.0), given), file, 10).out_of_time()
-    )
+    study = study_of(ended(1.0), given)
+    sentence = SearchEnd(study, file, 10).out_of_time(study.get_trials())
+    assert "; 1 of 10 trials had finished, beside 1 given ones." in sentence
 
 
 @pytest.mark.slow

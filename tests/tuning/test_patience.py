@@ -95,6 +95,7 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
     [
         "s3cret",
         "postgresql+psycopg://me:s3cret:@host:s3cret/x",
+        "postgresql+psycopg://me:s3cret@localhost:1/x",
         "nosuchdatabase://me:s3cret@host/x",
         "sqlite:////no/such/folder/study.db?password=s3cret",
     ],

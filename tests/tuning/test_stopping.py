@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import torch
 from optuna.trial import TrialState
 from torch import nn
 
-from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, make_slow_fake, write_study
+from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, make_slow_fake, stored_trials, write_study
 from workbench.config import BoostConfig
 from workbench.study import (
     StudyStoppedError,
@@ -24,8 +23,9 @@ from workbench.study import (
     tune,
 )
 from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, SpeedJob, TrainJob
-from workbench.study.store.storage import default_storage
 from workbench.tasks import Task
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 6", "seeds_max = 3")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
@@ -69,9 +69,7 @@ class StopsWhen(FakeRunner):
 
 
 def states(directory: Path) -> list[TrialState]:
-    storage = default_storage(directory)
-    name = optuna.get_all_study_names(storage)[0]
-    return [one.state for one in optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)]
+    return [trial.state for trial in stored_trials(directory)]
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 from optuna.trial import TrialState
-from sqlalchemy import Engine, event
 
 from tests.kit.fake_runner import (
     LIMIT,
@@ -23,6 +20,7 @@ from tests.kit.fake_runner import (
     cost_of,
     final_metric,
     make_slow_fake,
+    stored_trials,
     write_study,
 )
 from workbench.config import BoostConfig
@@ -47,7 +45,6 @@ from workbench.study.run.job import (
 )
 from workbench.study.run.objective import Baseline, prospect
 from workbench.study.run.stopping import StoppableExperimenter
-from workbench.study.store.storage import default_storage
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("seeds_max = 8", "seeds_max = 6")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
@@ -66,19 +63,9 @@ boost.mode = "manual"
 seeds_min = 2
 seeds_max = 2
 """
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
 STEP, EVALUATION = 1.0, 2.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_waiting_for_the_disk() -> Iterator[None]:
-    """Spare this process the wait for the disk; it is not killed."""
-
-    def hurry(connection: Any, _: Any) -> None:
-        connection.execute("PRAGMA synchronous=OFF")
-
-    event.listen(Engine, "connect", hurry)
-    yield
-    event.remove(Engine, "connect", hurry)
 
 
 class Clock:
@@ -151,9 +138,7 @@ class Clocked(FakeRunner):
 
 
 def states(directory: Path) -> list[TrialState]:
-    storage = default_storage(directory)
-    name = optuna.get_all_study_names(storage)[0]
-    return [one.state for one in optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)]
+    return [trial.state for trial in stored_trials(directory)]
 
 
 def run(directory: Path, clock: Clock, limit: float | None) -> tuple[Any, float]:
@@ -332,9 +317,7 @@ def test_a_trial_that_cannot_win_any_more_ends_pruned_with_a_sentence(objective:
     assert others
     assert {one.state for one in others} == {"pruned"}
     assert all("it can no longer be better than O0" in one.message for one in others)
-    storage = default_storage(directory)
-    study = optuna.load_study(study_name=optuna.get_all_study_names(storage)[0], storage=storage)
-    for trial in study.get_trials(states=(TrialState.PRUNED,)):  # what samplers need is there
+    for trial in (one for one in stored_trials(directory) if one.state == TrialState.PRUNED):  # what samplers need
         assert trial.intermediate_values
         assert math.isfinite(trial.constraints["metric_deficit"])
         assert max(step for step, _ in trial.user_attrs["trained"]["curve"]) <= 60

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import shutil
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +15,7 @@ import optuna
 import pytest
 
 from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, write_study
+from tests.kit.processes import kill, start, wait_until
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord, Verdict
 from workbench.methods.dim_reduce.pca_files import load_pca_matrix
@@ -27,6 +25,8 @@ from workbench.study.answer.selection import Contender
 from workbench.study.ask.study_file import StudyFile, parse_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
 from workbench.study.run.warm_up import WarmUpError, WarmUps, find_warm_up
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 REDUCING = STUDY.replace(
     STUDY[STUDY.index("[space]") : STUDY.index("[confirm]")],
@@ -246,24 +246,13 @@ def make_given(file: StudyFile, directory: Path) -> Given:
     return Given(directory)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.001)
-
-
 @pytest.mark.slow
 def test_kill_minus_nine_in_the_warm_up_leaves_nothing_that_is_taken_for_complete(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", REDUCING)
     half = directory / "runs" / "warm_up_seed_0" / "snapshots"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "tests.kit.fake_runner", "workbench.study"])
-    process = context.Process(target=tune, args=(directory,), kwargs={"make_experimenter": make_very_slow_fake})
-    process.start()
+    process = start(tune, directory, make_experimenter=make_very_slow_fake)
     wait_until(lambda: half.is_dir() and any(half.iterdir()))
-    process.kill()  # SIGKILL
-    process.join()
+    kill(process)
     assert 0 < len(list(half.iterdir())) < 5
     assert find_warm_up(FILE, directory, 0) is None
     result = tune(directory, make_experimenter=make_fake)

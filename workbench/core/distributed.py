@@ -70,12 +70,12 @@ def rank() -> int:
 
 
 @contextlib.contextmanager
-def joined(device: str | torch.device = "auto", *, timeout_seconds: float | None = None) -> Iterator[torch.device]:
+def joined(device: str | torch.device = "auto") -> Iterator[torch.device]:
     """Train together with the other ranks while the block runs, when torchrun or its like started this process.
 
     Without ``WORLD_SIZE``, with one rank, or inside somebody else's process group only the device is chosen. Blocks may
-    be nested; the outer one counts. ``timeout_seconds`` is how long a collective may wait for the other ranks, by
-    default ``WORKBENCH_RANKS_TIMEOUT``, or 600.
+    be nested; the outer one counts. A collective may wait for the other ranks for ``WORKBENCH_RANKS_TIMEOUT`` seconds,
+    by default 600.
 
     Raises:
         ValueError: When the device is not present, or ranks are to share one accelerator.
@@ -87,7 +87,7 @@ def joined(device: str | torch.device = "auto", *, timeout_seconds: float | None
         local = None if here is None else here.local_rank
         yield devices.select_device(device) if local is None else devices.rank_device(device, local)
         return
-    session = _Joined.session = _Session(here, _timeout(timeout_seconds))
+    session = _Joined.session = _Session(here, seconds_from(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS))
     try:
         with _signals_of_a_rank(session):
             try:
@@ -366,14 +366,6 @@ def _control() -> distributed.ProcessGroup:
 def _control_group_of(world: Any) -> distributed.ProcessGroup:
     group: distributed.ProcessGroup = distributed.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
     return group
-
-
-def _timeout(given: float | None) -> float:
-    if given is None:
-        return seconds_from(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS)
-    if not 0 < given < float("inf"):
-        raise ValueError(f"`timeout_seconds` must be above 0, got {given!r}")
-    return given
 
 
 def _fate(silent: Sequence[int], n: int, *, come: bool) -> str:

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import optuna
 from optuna.study import StudyDirection
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import baseline_trial
 from workbench.study.sample.per_trial_sampler import PerTrialSampler
-from workbench.study.store.stored_records import FINISHED, allowed_drop_of, counted_trials
+from workbench.study.store.stored_records import FINISHED, allowed_drop_of, counted_among, counted_trials
 from workbench.study.store.study_storage import seconds_of
 
 _REPEATS_PER_TRIAL = 3
@@ -32,18 +32,17 @@ class SearchEnd:
         self._section, self._most_plans = file.study, file.most_plans()
         self._n_trials = n_trials
 
-    def reason(self) -> str:
-        """Return why no further trial is wanted, as a sentence; empty while one is."""
-        counted = counted_trials(self._study)
-        n_counted, most = len(counted), self._most_plans
+    def reason(self, trials: Sequence[FrozenTrial]) -> str:
+        """Return why no further trial is wanted beside those of the study, as a sentence; empty while one is."""
+        n_counted, most = len(counted_among(trials)), self._most_plans
         if n_counted >= self._n_trials:
             return f"The search ended with all {self._n_trials} trials."
-        finished = self._finished()
-        begun = self._study.get_trials(deepcopy=False, states=(*FINISHED, TrialState.RUNNING))
+        finished = self._finished(trials)
+        begun = sum(one.state in (*FINISHED, TrialState.RUNNING) for one in trials)
         # Repeats cost nothing, but a space with fewer plans than trials would be drawn from for ever.
-        if len(begun) - n_counted >= _REPEATS_PER_TRIAL * self._n_trials:
+        if begun - n_counted >= _REPEATS_PER_TRIAL * self._n_trials:
             return f"The search ended because nearly every draw repeated a plan; {finished}."
-        if most == 1 and counted:
+        if most == 1 and n_counted:
             return "The search ended with O0, since nothing that is searched acts on this network."
         if most is not None and n_counted >= most:
             return f"The search ended because nothing else that it may draw acts on this network; {finished}."
@@ -52,7 +51,7 @@ class SearchEnd:
             return f"The search ended because every point of the grid has been tried; {finished}."
         limit = self._section.device_hours
         if limit is not None:
-            used = device_hours(self._study, self._section.ranks)
+            used = device_hours(trials, self._section.ranks)
             if used >= limit:
                 return f"The search ended because it has used {used:.3g} of {limit:g} device-hours; {finished}."
         patience = self._section.patience
@@ -63,13 +62,13 @@ class SearchEnd:
                 return f"The search ended because {idle} trials in a row found nothing better ({rule}); {finished}."
         return ""
 
-    def out_of_time(self) -> str:
+    def out_of_time(self, trials: Sequence[FrozenTrial]) -> str:
         """Return the sentence for a search that its command's time limit has ended."""
-        return f"The search ended with its share of the time limit; {self._finished()}."
+        return f"The search ended with its share of the time limit; {self._finished(trials)}."
 
-    def _finished(self) -> str:
-        finished = sum(trial.state in FINISHED for trial in counted_trials(self._study))
-        given = sum("given" in one.user_attrs for one in self._study.get_trials(deepcopy=False, states=FINISHED))
+    def _finished(self, trials: Sequence[FrozenTrial]) -> str:
+        finished = sum(trial.state in FINISHED for trial in counted_among(trials))
+        given = sum("given" in one.user_attrs for one in trials if one.state in FINISHED)
         beside = f", beside {given} given ones" if given else ""
         return f"{finished} of {self._n_trials} trials had finished{beside}"
 
@@ -79,14 +78,14 @@ class SearchEnd:
             self._study.set_user_attr(_ATTRIBUTE, sentence)
 
 
-def device_hours(study: optuna.Study, ranks: int) -> float:
-    """Return what the trials of a study have taken: hours times ranks, and so devices, of one trial.
+def device_hours(trials: Sequence[FrozenTrial], ranks: int) -> float:
+    """Return what trials have taken: hours times ranks, and so devices, of one trial.
 
     Failed trials and those that run now count, too; of a trial that was run again only the last run is known.
     """
     now = datetime.datetime.now()
     seconds = 0.0
-    for trial in study.get_trials(deepcopy=False):
+    for trial in trials:
         if trial.datetime_start is not None and trial.state != TrialState.WAITING:
             ended = trial.datetime_complete is not None
             taken = seconds_of(trial) if ended else (now - trial.datetime_start).total_seconds()

@@ -163,7 +163,7 @@ class Search:
             self._watch.trial_finished()
             trials = self._trials()
             _end_if_workers_keep_dying(trials)
-            if not self._end.reason():
+            if not self._end.reason(trials):
                 try:
                     failures = 0 if self._run_one(self._study.ask()) else failures + 1
                 except OutOfTimeError:  # it waits for the next command
@@ -175,7 +175,8 @@ class Search:
             if failures >= _FAILURES_IN_A_ROW:
                 last = self._study.get_trials(deepcopy=False, states=(TrialState.FAIL,))[-1]
                 raise StudyFailedError(f"{failures} trials in a row failed, the last with: {_message(last)}")
-        self._end.note(self._end.reason() or self._end.out_of_time())
+        trials = self._trials()
+        self._end.note(self._end.reason(trials) or self._end.out_of_time(trials))
         self._watch.trial_finished()
 
     def run_given(self, values: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
@@ -198,7 +199,8 @@ class Search:
 
     def is_wanted(self) -> bool:
         """Return whether the study wants further trials, or some are running."""
-        return not self._end.reason() or any(trial.state == TrialState.RUNNING for trial in self._trials())
+        trials = self._trials()
+        return not self._end.reason(trials) or any(trial.state == TrialState.RUNNING for trial in trials)
 
     def _trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)

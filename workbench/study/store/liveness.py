@@ -63,15 +63,12 @@ def heartbeat(storage: StudyStorage, trial_id: int) -> Iterator[threading.Event]
     lost, stop = threading.Event(), threading.Event()
 
     def beat() -> None:
-        try:
-            while not lost.is_set() and not stop.wait(storage.grace_seconds / _HEARTBEATS_PER_GRACE):
-                try:
-                    if not storage.beat(trial_id):
-                        lost.set()
-                except STORAGE_ERRORS:  # a database that is away for a moment ends no training
-                    storage.patience.note_failure()
-        finally:
-            storage.remove_session()
+        while not lost.is_set() and not stop.wait(storage.grace_seconds / _HEARTBEATS_PER_GRACE):
+            try:
+                if not storage.beat(trial_id):
+                    lost.set()
+            except STORAGE_ERRORS:  # a database that is away for a moment ends no training
+                storage.patience.note_failure()
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()

@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import json
 import math
 import threading
 import time
@@ -65,17 +64,12 @@ TAKEN_ERRORS = (TrialTakenError, UpdateFinishedTrialError)
 
 @dataclass(frozen=True, slots=True)
 class RunningTrial:
-    """A trial that is stored as running, with its process's mark as JSON."""
+    """A trial that is stored as running."""
 
     trial_id: int
     number: int
-    marked: str
-
-    @property
-    def mark(self) -> dict[str, Any] | None:
-        """Mark of the process that runs it, with its heartbeats so far; None when it has none."""
-        mark: dict[str, Any] | None = json.loads(self.marked)
-        return mark
+    mark: Mapping[str, Any] | None = field(hash=False)
+    """Mark of the process that runs it, with its heartbeats so far; None when it has none."""
 
 
 @dataclass(slots=True)
@@ -148,7 +142,6 @@ class StudyStorage(BaseStorage):
     get_study_system_attrs = _of_optuna(RDBStorage.get_study_system_attrs)
     get_all_studies = _of_optuna(RDBStorage.get_all_studies)
     get_trial_id_from_study_id_trial_number = _of_optuna(RDBStorage.get_trial_id_from_study_id_trial_number)
-    remove_session = _of_optuna(RDBStorage.remove_session)
     _stored = _of_optuna(RDBStorage.get_trial)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -183,7 +176,7 @@ class StudyStorage(BaseStorage):
         running = [one for one in self._read(study_id) if one.state == TrialState.RUNNING]
         ids = [self.get_trial_id_from_study_id_trial_number(study_id, one.number) for one in running]
         return [
-            RunningTrial(trial_id, one.number, json.dumps(one.user_attrs.get(_MARK)))
+            RunningTrial(trial_id, one.number, one.user_attrs.get(_MARK))
             for trial_id, one in zip(ids, running, strict=True)
         ]
 
@@ -197,9 +190,8 @@ class StudyStorage(BaseStorage):
         """Create a trial; without a template it runs, marked as this process's."""
         mark = new_mark(self.role, self.grace_seconds) if template_trial is None else None
         wanted = template_trial or create_trial(state=TrialState.RUNNING, user_attrs={_MARK: mark})
-        key, states = _MARK, [TrialState.RUNNING]
-        if mark is None:
-            key, states = _BASELINE, [TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE]
+        key = _BASELINE if mark is None else _MARK
+        states = [TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE]
 
         def create() -> int:
             with self._transaction() as connection:
@@ -398,10 +390,8 @@ class StudyStorage(BaseStorage):
 
         return self.patience.call(once)
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        with one_transaction(self._backend) as connection:
-            yield connection
+    def _transaction(self) -> contextlib.AbstractContextManager[Connection]:
+        return one_transaction(self._backend)
 
     def _hold(self, trial_id: int) -> FrozenTrial:
         """Lock a trial and return it; one that was put back and has not begun since is taken again."""
@@ -415,10 +405,8 @@ class StudyStorage(BaseStorage):
     def _change(self, trial_id: int, changes: _Changes) -> FrozenTrial:
         """Write changes of a trial of this process, and return the trial as it was before."""
         before = self._hold(trial_id)
-        for (method, name), what in changes.items():
-            # A parameter is drawn once; it is there already where an earlier request got through.
-            if method is not RDBStorage.set_trial_param or name not in before.params:
-                method(self._backend, trial_id, name, *what)
+        for (method, name), what in changes.items():  # a parameter that is there already stays as it is
+            method(self._backend, trial_id, name, *what)
         return before
 
     def _is_ours(self, trial_id: int, mark: Mapping[str, Any] | None) -> bool:

@@ -1,0 +1,44 @@
+"""Processes of a study that a test kills."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+_PRELOADED = ("pytest", "tests.kit.fake_runner", "workbench.study", "tests.cluster.preloaded")
+
+
+def start(target: Callable[..., Any], *arguments: Any, **options: Any) -> BaseProcess:
+    """Start a process that is killed later, forked from a fresh one that has imported what a study needs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))  # one that is not installed is left out
+    settings = {name: value for name, value in os.environ.items() if name.startswith("WORKBENCH_")}
+    process = context.Process(target=_run, args=(settings, target, arguments, options))
+    process.start()
+    return process
+
+
+def _run(
+    settings: dict[str, str], target: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """Run in the environment of now; the one that is forked from has that of its own beginning."""
+    os.environ.update(settings)
+    target(*arguments, **options)
+
+
+def kill(process: BaseProcess) -> None:
+    """End a process by SIGKILL."""
+    process.kill()
+    process.join()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+    """Wait until something has happened."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.005)
