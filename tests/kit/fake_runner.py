@@ -62,6 +62,20 @@ seeds_max = 8
 candidates = 2
 """
 
+DIM_REDUCE = """
+[study]
+task = "fake"
+budget_steps = 100
+n_trials = 3
+[baseline]
+boost.mode = "manual"
+[space]
+"boost.dim_reduce" = [true]
+"dim_reduce.n_components" = [2, 4]
+[confirm]
+seeds_min = 2
+seeds_max = 2
+"""
 
 LIMIT = FreezingLimitMeasured(1.1, 1.0, 1.2, 1.2, 1.1, 1.3, 0.5, 0.4, 0.6)
 

@@ -13,7 +13,16 @@ import torch
 from optuna.trial import TrialState
 from torch import nn
 
-from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, make_slow_fake, stored_trials, write_study
+from tests.kit.fake_runner import (
+    DIM_REDUCE,
+    STUDY,
+    FakeRunner,
+    calls,
+    make_fake,
+    make_slow_fake,
+    stored_trials,
+    write_study,
+)
 from workbench.config import BoostConfig
 from workbench.study import (
     StudyStoppedError,
@@ -29,20 +38,6 @@ pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 6", "seeds_max = 3")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
-DIM_REDUCE = """
-[study]
-task = "fake"
-budget_steps = 100
-n_trials = 3
-[baseline]
-boost.mode = "manual"
-[space]
-"boost.dim_reduce" = [true]
-"dim_reduce.n_components" = [2, 4]
-[confirm]
-seeds_min = 2
-seeds_max = 2
-"""
 
 
 class StopsWhen(FakeRunner):

@@ -12,6 +12,7 @@ import pytest
 from optuna.trial import TrialState
 
 from tests.kit.fake_runner import (
+    DIM_REDUCE,
     LIMIT,
     STUDY,
     FakeRunner,
@@ -49,20 +50,6 @@ from workbench.study.run.stopping import StoppableExperimenter
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("seeds_max = 8", "seeds_max = 6")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
 LIMITS = "\n[freezing_limit]\nrounds = 5\n"
-DIM_REDUCE = """
-[study]
-task = "fake"
-budget_steps = 100
-n_trials = 3
-[baseline]
-boost.mode = "manual"
-[space]
-"boost.dim_reduce" = [true]
-"dim_reduce.n_components" = [2, 4]
-[confirm]
-seeds_min = 2
-seeds_max = 2
-"""
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 STEP, EVALUATION = 1.0, 2.0

@@ -23,24 +23,15 @@ from workbench.study.run.workers import core_share, take_device
 TEXT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("[confirm]", "[confirm]\nenabled = false")
 
 
-class Deadly(FakeRunner):
-    """A task that is killed, as by the system when memory is short, whenever it trains with LessBN."""
+class DeadlyOnce(FakeRunner):
+    """A task that is killed, as by the system when memory is short, the first time it trains with LessBN."""
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        if isinstance(job, TrainJob) and job.config.resolve(job.level).less_bn and self.kills():
+        was_killed = any(line.startswith("killed") for line in calls(self.directory))
+        if isinstance(job, TrainJob) and job.config.resolve(job.level).less_bn and not was_killed:
             self.log(f"killed {job.run_id}")
             os.kill(os.getpid(), signal.SIGKILL)
         return super().run(job, monitor)
-
-    def kills(self) -> bool:
-        return True
-
-
-class DeadlyOnce(Deadly):
-    """One that is killed the first time only."""
-
-    def kills(self) -> bool:
-        return not any(line.startswith("killed") for line in calls(self.directory))
 
 
 def make_deadly_once(file: StudyFile, directory: Path) -> FakeRunner:

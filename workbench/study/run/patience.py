@@ -78,6 +78,7 @@ class Patience:
         while True:
             try:
                 result = request()
+                break
             except STORAGE_ERRORS as error:
                 if not may_pass(error):
                     raise
@@ -91,10 +92,9 @@ class Patience:
                     _log.warning("%s; trying again for up to %.0f s", why, self._seconds)
                 self._sleep(min(wait * random.uniform(0.5, 1.0), left))
                 wait = min(2.0 * wait, _LONGEST_WAIT_SECONDS)
-                continue
-            if noted:
-                _log.warning("the study's database answers again after %.0f s", time.monotonic() - began)
-            return result
+        if noted:
+            _log.warning("the study's database answers again after %.0f s", time.monotonic() - began)
+        return result
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:

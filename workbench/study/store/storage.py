@@ -14,6 +14,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -43,6 +44,7 @@ _NETWORK = "network_facts"
 _GRACE_SECONDS = 180.0
 _PATIENCE_SECONDS = 300.0
 _TIMES_TO_MAKE_TABLES = 8
+_MADE_MEANWHILE = re.compile("already exists|duplicate key|UNIQUE constraint")
 
 
 def default_storage(directory: Path) -> str:
@@ -64,22 +66,18 @@ def open_storage(
         patience = Patience(seconds_from("WORKBENCH_PATIENCE_SECONDS", _PATIENCE_SECONDS))
     except ValueError as error:
         raise StudyError(str(error)) from None
-    try:
+
+    def open_once() -> StudyStorage:
         options = _engine_options(url)
+        return StudyStorage(url, patience=patience, role=role, grace_seconds=grace, engine_kwargs=options)
 
-        def open_once() -> StudyStorage:
-            return StudyStorage(url, patience=patience, role=role, grace_seconds=grace, engine_kwargs=options)
-
-        for attempt in range(_TIMES_TO_MAKE_TABLES):
+    try:
+        for further_times in reversed(range(_TIMES_TO_MAKE_TABLES)):
             try:
                 return patience.call(open_once) if wait else open_once()
             except (optuna.exceptions.StorageInternalError, DBAPIError) as error:
                 # Of several processes that come to an empty database at once, one makes each table.
-                reason = str(error.__cause__ or error)
-                made_meanwhile = any(
-                    word in reason for word in ("already exists", "duplicate key", "UNIQUE constraint")
-                )
-                if not made_meanwhile or attempt == _TIMES_TO_MAKE_TABLES - 1:
+                if not (further_times and _MADE_MEANWHILE.search(str(error.__cause__ or error))):
                     raise
                 time.sleep(random.uniform(0.05, 0.5))
         raise AssertionError("the loop above returns or raises")
@@ -128,15 +126,10 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
         directions = [metric, StudyDirection.MINIMIZE]
     # A new study is completed before it gets its name's attributes, in an order that a kill may cut anywhere: the
     # file last, so that a study without it is one that never began.
-    name = _stored_name(storage, file.study.name)
-    if name is None:  # several processes may come here at once
-        study = optuna.create_study(
-            study_name=file.study.name, storage=storage, directions=directions, load_if_exists=True
-        )
-    else:
-        study = optuna.load_study(study_name=name, storage=storage)
+    name = _stored_name(storage, file.study.name) or file.study.name
+    study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
     stored = study.user_attrs
-    if name is not None and stored.get("study_file") is not None:
+    if stored.get("study_file") is not None:
         _refuse_changes(stored["study_file"], file.canonical())
         before, now = stored.get("data_hash", ""), experimenter.data_hash
         if before and now and before != now:

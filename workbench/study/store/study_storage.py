@@ -194,7 +194,7 @@ class StudyStorage(BaseStorage):
         states = [TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE]
 
         def create() -> int:
-            with self._transaction() as connection:
+            with self._transaction(savepoints=True) as connection:
                 trial_id = self._backend.create_new_trial(study_id, wanted)  # locks the study
                 if wanted.user_attrs.get(key):
                     # What a request would create a second time: a trial begun under the same mark, or O0.
@@ -390,8 +390,8 @@ class StudyStorage(BaseStorage):
 
         return self.patience.call(once)
 
-    def _transaction(self) -> contextlib.AbstractContextManager[Connection]:
-        return one_transaction(self._backend)
+    def _transaction(self, *, savepoints: bool = False) -> contextlib.AbstractContextManager[Connection]:
+        return one_transaction(self._backend, savepoints=savepoints)
 
     def _hold(self, trial_id: int) -> FrozenTrial:
         """Lock a trial and return it; one that was put back and has not begun since is taken again."""
@@ -405,8 +405,10 @@ class StudyStorage(BaseStorage):
     def _change(self, trial_id: int, changes: _Changes) -> FrozenTrial:
         """Write changes of a trial of this process, and return the trial as it was before."""
         before = self._hold(trial_id)
-        for (method, name), what in changes.items():  # a parameter that is there already stays as it is
-            method(self._backend, trial_id, name, *what)
+        for (method, name), what in changes.items():
+            # A parameter is drawn once; it is there already where an earlier request got through.
+            if method is not RDBStorage.set_trial_param or name not in before.params:
+                method(self._backend, trial_id, name, *what)
         return before
 
     def _is_ours(self, trial_id: int, mark: Mapping[str, Any] | None) -> bool:
