@@ -82,7 +82,8 @@ def test_a_waiting_trial_is_taken_once(study: optuna.Study, here: Forgetful, the
     trial = study.get_trials()[0]
     assert there.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
     assert not here.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-    assert [one.trial_id for one in here.running(study._study_id) if there.is_held_here(one)] == [trial._trial_id]
+    assert [one.trial_id for one in here.running(study._study_id)] == [trial._trial_id]
+    assert there.running(study._study_id) == []  # it holds that one itself
 
 
 def test_whoever_comes_first_enqueues_o0(directory: Path, here: Forgetful, there: Forgetful) -> None:
@@ -171,8 +172,9 @@ def test_a_trial_that_ends_three_workers_is_given_up(study: optuna.Study, here: 
 
 def test_a_trial_that_is_handed_back_is_never_given_up(study: optuna.Study, here: Forgetful) -> None:
     for _ in range(5):
-        assert study.ask().number == 0
-        assert here.put_back(here.running(study._study_id)[0], died=False)
+        trial = study.ask()
+        assert trial.number == 0
+        here.hand_back(trial._trial_id)
 
 
 def test_silence_tells_of_a_process_elsewhere(
@@ -233,11 +235,9 @@ def test_a_trial_from_before_the_machine_was_started_again_is_nobodys_where_nobo
 
 
 def test_ctrl_c_during_an_outage_waits_for_nothing(study: optuna.Study, here: Forgetful) -> None:
-    from workbench.study.store.storage import put_back
-
     trial = study.ask()
     here.away = True
-    put_back(here, study, trial.number)
+    here.hand_back(trial._trial_id)
     here.away = False
     assert study.get_trials()[0].state == TrialState.RUNNING  # found abandoned later
 

@@ -310,14 +310,11 @@ def test_a_trial_that_cannot_win_any_more_ends_pruned_with_a_sentence(objective:
         assert max(step for step, _ in trial.user_attrs["trained"]["curve"]) <= 60
 
 
-def test_without_a_pruner_every_run_goes_to_its_end(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SLOW.format(objective="time_to_target", pruner="none"))
-    result = tune(directory, make_experimenter=lambda file, folder: Late(folder))
-    assert {one.state for one in result.trials} == {"complete"}
-
-
-def test_with_two_objectives_every_run_goes_to_its_end(tmp_path: Path) -> None:
-    text = SLOW.format(objective="pareto", pruner="none").replace('name = "grid"', 'name = "random"')
+@pytest.mark.parametrize(("objective", "sampler"), [("time_to_target", "grid"), ("pareto", "random")])
+def test_without_a_pruner_and_with_two_objectives_every_run_goes_to_its_end(
+    objective: str, sampler: str, tmp_path: Path
+) -> None:
+    text = SLOW.format(objective=objective, pruner="none").replace('name = "grid"', f'name = "{sampler}"')
     result = tune(write_study(tmp_path / "s", text), make_experimenter=lambda file, folder: Late(folder))
     assert {one.state for one in result.trials} == {"complete"}
 

@@ -19,7 +19,7 @@ from tests.kit.processes import kill, start, wait_until
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord, Verdict
 from workbench.methods.dim_reduce.pca_files import load_pca_matrix
-from workbench.study import StudyError, export_study, tune
+from workbench.study import StudyError, export_study, read_result, tune
 from workbench.study.answer.confirming import Confirmation
 from workbench.study.answer.selection import Contender
 from workbench.study.ask.study_file import StudyFile, parse_study
@@ -164,7 +164,7 @@ def test_all_trials_share_one_warm_up_and_every_seed_of_the_confirmation_has_its
 
 
 def test_the_warm_up_counts_into_the_time_to_target(finished: Path) -> None:
-    o0, *reducing = tune(finished, make_experimenter=make_fake).trials
+    o0, *reducing = read_result(finished).trials
     assert o0.warm_up_steps == 0
     for trial in reducing:
         assert trial.warm_up_steps == 24
@@ -173,7 +173,7 @@ def test_the_warm_up_counts_into_the_time_to_target(finished: Path) -> None:
 
 
 def test_a_candidate_tells_its_warm_up(finished: Path) -> None:
-    result = tune(finished, make_experimenter=make_fake)
+    result = read_result(finished)
     assert result.chosen["o1"] != "O0"
     assert all("After a warm-up of 24 micro-batches of O0." in one.sentence for one in result.candidates)
 

@@ -226,7 +226,7 @@ class Search:
         except (Exception, KeyboardInterrupt, SystemExit):
             # Somebody asked to end, O0 does not train, the disk is full or the database gone: no later trial would do
             # better, and this one is worth repeating.
-            kept.put_back(database, self._study, trial.number)
+            database.hand_back(trial_id)
             raise
         finally:
             self._lost = None

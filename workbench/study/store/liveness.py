@@ -101,7 +101,7 @@ class StaleTrials:
         if not alone and now - self._looked_at < min(_LOOK_SECONDS, self._database.grace_seconds / 12.0):
             return []
         self._looked_at = now
-        running = [one for one in self._database.running(self._study_id) if not self._database.is_held_here(one)]
+        running = self._database.running(self._study_id)
         self._heard = {one: self._heard.get(one, now) for one in running}
         gone = [one for one in running if self._has_no_process(one, alone) or self._is_silent(one, now)]
         put_back = [one.number for one in gone if self._database.put_back(one, died=not _is_this_process(one.mark))]

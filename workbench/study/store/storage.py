@@ -245,14 +245,6 @@ def requeue_interrupted(storage: StudyStorage, study: optuna.Study) -> list[int]
     return StaleTrials(storage, study).put_back(alone=storage.engine.name == "sqlite")
 
 
-def put_back(storage: StudyStorage, study: optuna.Study, number: int) -> None:
-    """Put this process's running trial back, as it is about to end; if the database is away, others find it later."""
-    with storage.patience.suspended(), contextlib.suppress(*STORAGE_ERRORS):
-        for trial in storage.running(storage.get_study_id_from_name(study.study_name)):
-            if trial.number == number and storage.is_held_here(trial):
-                storage.put_back(trial, died=False)
-
-
 @contextlib.contextmanager
 def plain_storage_errors() -> Iterator[None]:
     """Turn what a database driver raises while the study runs into one sentence; a full disk is a DiskFullError."""

@@ -172,17 +172,13 @@ class StudyStorage(BaseStorage):
         return self._request(lambda: self._readers[study_id].get_trials(deepcopy=False))
 
     def running(self, study_id: int) -> list[RunningTrial]:
-        """Return the running trials of a study."""
-        running = [one for one in self._read(study_id) if one.state == TrialState.RUNNING]
-        ids = [self.get_trial_id_from_study_id_trial_number(study_id, one.number) for one in running]
-        return [
-            RunningTrial(trial_id, one.number, one.user_attrs.get(_MARK))
-            for trial_id, one in zip(ids, running, strict=True)
-        ]
-
-    def is_held_here(self, trial: RunningTrial) -> bool:
-        """Return whether this process runs a trial."""
-        return self._is_ours(trial.trial_id, trial.mark)
+        """Return the running trials of a study, but those that this process holds."""
+        found = []
+        for one in self._read(study_id):
+            if one.state == TrialState.RUNNING:
+                trial_id = self.get_trial_id_from_study_id_trial_number(study_id, one.number)
+                found.append(RunningTrial(trial_id, one.number, one.user_attrs.get(_MARK)))
+        return [one for one in found if not self._is_ours(one.trial_id, one.mark)]
 
     # -- beginning and ending a trial ----------------------------------------------------------------------------------
 
@@ -308,6 +304,14 @@ class StudyStorage(BaseStorage):
         if done:
             self.forget(seen.trial_id)
         return done
+
+    def hand_back(self, trial_id: int) -> None:
+        """Put a trial of this process back, as it is about to end; if the database is away, others find it later."""
+        with self.patience.suspended(), contextlib.suppress(*STORAGE_ERRORS):
+            trial = self._stored(trial_id)
+            mark = trial.user_attrs.get(_MARK)
+            if self._is_ours(trial_id, mark):
+                self.put_back(RunningTrial(trial_id, trial.number, mark), died=False)
 
     # -- what a trial draws, measures and reports ----------------------------------------------------------------------
 
