@@ -71,13 +71,16 @@ def parameter_at(path: str) -> ParameterInfo:
 @functools.cache
 def describe_parameters() -> Mapping[str, ParameterInfo]:
     """Return every parameter by its path, in file order; ``provenance`` is no parameter."""
-    entries: dict[str, ParameterInfo] = {}
-    for section, model in sections_of(BoostConfig).items():
-        entries |= {
-            f"{section}.{name}": describe_field(f"{section}.{name}", field)
-            for name, field in model.model_fields.items()
-        }
-    return MappingProxyType(entries)
+    return MappingProxyType({one.path: one for part in parameters_by_section().values() for one in part.values()})
+
+
+@functools.cache
+def parameters_by_section() -> Mapping[str, Mapping[str, ParameterInfo]]:
+    """Return the parameters of each section by their names in it, in file order."""
+    return {
+        section: {name: describe_field(f"{section}.{name}", field) for name, field in model.model_fields.items()}
+        for section, model in sections_of(BoostConfig).items()
+    }
 
 
 @functools.cache

@@ -11,14 +11,13 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from workbench.config.boost import SWITCHES, SwitchesInEffect, requested_switches
 from workbench.config.conditions import loss_scale_kind
 from workbench.config.errors import ConfigError, shown
 from workbench.config.facts import Facts
-from workbench.config.parameters import describe_parameters
+from workbench.config.parameters import describe_parameters, parameters_by_section
 from workbench.config.section import MethodSection
 from workbench.methods.registry import METHODS
 
@@ -54,6 +53,10 @@ class Plan(SwitchesInEffect):
 
     def in_effect(self) -> tuple[str, ...]:
         """Return the methods in effect: the reference's switches in its order, then those with their own section."""
+        return self._methods
+
+    @cached_property
+    def _methods(self) -> tuple[str, ...]:  # a search asks each of thousands of plans for every method
         switches = (name for name in SWITCHES if getattr(self, name))
         with_sections = ((one.name, getattr(self.config, one.section)) for one in METHODS if one.section_class)
         return (*switches, *(name for name, part in with_sections if section_acts(part, self.config, self.facts)))
@@ -100,20 +103,19 @@ class Plan(SwitchesInEffect):
     def _effective(self) -> dict[str, Any]:
         config, facts = self.config, self.facts
         effective: dict[str, Any] = {f"boost.{name}": getattr(self, name) for name in SWITCHES}
-        by_section = groupby(describe_parameters().items(), key=lambda item: item[0].partition(".")[0])
-        for section, parameters in by_section:
+        for section, parameters in parameters_by_section().items():
             part = getattr(config, section)
             if section == "boost" or part is None or not section_acts(part, config, facts):
                 continue  # a method that is off is as one that does not exist: keys of plans outlive new methods
-            for path, about in parameters:
-                value = getattr(part, path.partition(".")[2])
+            for name, about in parameters.items():
+                value = getattr(part, name)
                 if value is None and about.unset is not None:
                     value = about.unset(config)
                 if value is not None and not about.when.why_not(config, facts):
-                    effective[path] = value
+                    effective[about.path] = value
         return {**effective, "loss_scale.kind": loss_scale_kind(config)}
 
-    @property
+    @cached_property
     def facts(self) -> Facts:
         """What the configuration meets."""
         return Facts(self.level, self.world_size, self.network)
@@ -244,18 +246,16 @@ def _idle_sections(config: BoostConfig, facts: Facts) -> Iterator[Dropped]:
 
 
 def _idle_optimizer_parameters(config: BoostConfig, facts: Facts) -> Iterator[Dropped]:
-    infos, optimizer = describe_parameters(), config.optimizer
+    parameters, optimizer = parameters_by_section()["optimizer"], config.optimizer
     if optimizer is None:
         return
-    reason = infos["optimizer.name"].when.why_not(config, facts)
+    reason = parameters["name"].when.why_not(config, facts)
     if reason:
         yield Dropped("optimizer", f"section optimizer is not in effect because {reason}")
         return
-    for name in type(optimizer).model_fields:
-        path = f"optimizer.{name}"
-        reason = infos[path].when.why_not(config, facts)
-        if reason and getattr(optimizer, name) is not None:
-            yield Dropped(path, f"`{path}` is not in effect because {reason}")
+    for name, about in parameters.items():
+        if getattr(optimizer, name) is not None and (reason := about.when.why_not(config, facts)):
+            yield Dropped(about.path, f"`{about.path}` is not in effect because {reason}")
 
 
 def _digest(effective: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ spaces, the JSON schema, error sentences and the documentation are derived from 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
@@ -122,7 +123,7 @@ class MethodSection(Section):
     @property
     def enabled(self) -> bool:
         """Whether anything is asked for."""
-        return self != type(self)()
+        return self != _default(type(self))
 
     def why_not(self, config: BoostConfig, facts: Facts) -> str:
         """Return why the method, asked for, is not in effect, to stand after "because"; empty where it is."""
@@ -131,3 +132,8 @@ class MethodSection(Section):
     def left_out(self, config: BoostConfig, facts: Facts) -> Mapping[str, str]:
         """Return which of its parameters are asked for in vain while the method acts, and why: name -> reason."""
         return {}
+
+
+@functools.cache
+def _default(kind: type[MethodSection]) -> MethodSection:
+    return kind()

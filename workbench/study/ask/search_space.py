@@ -16,7 +16,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import optuna
@@ -150,6 +150,8 @@ class SearchedSpace:
     dimensions: tuple[Dimension, ...]
     base: BoostConfig
     plans: StudyPlans
+    #: What `_may_be_in_effect` has answered, by the dimension and the values that it is asked beside.
+    _may_be: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @functools.cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -163,27 +165,32 @@ class SearchedSpace:
         return {path: one for path, one in self.distributions.items() if not isinstance(one, CategoricalDistribution)}
 
     def suggest(self, draws: Draws) -> Suggestion:
-        """Draw a trial's configuration, as `suggest` does."""
-        return suggest(draws, self.dimensions, self.base, self.plans)
+        """Draw one trial's configuration: only what is in effect, given what was drawn before it.
+
+        Switches set in the study count in mode manual only, so that mode is taken when the study searches a switch and
+        does not search the mode itself. At level O0 everything is off, whatever the switches would say. Values that
+        contradict each other (``init`` below ``minimum``) raise a ConfigError.
+        """
+        values: dict[str, Any] = {one.path: one.draw(draws) for one in self.dimensions if one.path == "level"}
+        level = values.get("level", _USUAL_LEVEL)
+        config, drawn = _beginning(level, self.dimensions, self.base)
+        read: dict[str, Any] = {}  # drawn and set, for conditions to read
+        unset: dict[str, Any] = {}  # drawn, and not read by any condition yet: a search makes thousands of these
+        for place, one in enumerate(drawn):
+            if not unset.keys().isdisjoint(_deciding(one.parameter)):
+                config, read, unset = config.with_values(unset), read | unset, {}
+            sections = _sections_deciding(one.parameter)
+            state = repr((level, one.path, [item for item in read.items() if item[0].partition(".")[0] in sections]))
+            if state not in self._may_be:
+                self._may_be[state] = _may_be_in_effect(one, config, level, self.plans, drawn[place:])
+            if self._may_be[state]:
+                values[one.path] = unset[one.parameter] = one.draw(draws)
+        return Suggestion(level, config.with_values(unset), values)
 
 
 def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, plans: StudyPlans) -> Suggestion:
-    """Draw one trial's configuration: only what is in effect, given what was drawn before it.
-
-    Switches set in the study count in mode manual only, so that mode is taken when the study searches a switch and
-    does not search the mode itself. At level O0 everything is off, whatever the switches would say. Values that
-    contradict each other (``init`` below ``minimum``) raise a ConfigError.
-    """
-    values: dict[str, Any] = {one.path: one.draw(trial) for one in dimensions if one.path == "level"}
-    level = values.get("level", _USUAL_LEVEL)
-    config, drawn = _beginning(level, dimensions, base)
-    unset: dict[str, Any] = {}  # drawn, and not read by any condition yet: a search makes thousands of configurations
-    for place, one in enumerate(drawn):
-        if not unset.keys().isdisjoint(_deciding(one.parameter)):
-            config, unset = config.with_values(unset), {}
-        if _may_be_in_effect(one, config, level, plans, drawn[place:]):
-            values[one.path] = unset[one.parameter] = one.draw(trial)
-    return Suggestion(level, config.with_values(unset), values)
+    """Draw one trial's configuration, see `SearchedSpace.suggest`."""
+    return SearchedSpace(tuple(dimensions), base, plans).suggest(trial)
 
 
 def plans_by_level(space: SearchedSpace) -> dict[str, str | None]:
@@ -254,6 +261,12 @@ def _deciding(path: str) -> frozenset[str]:
     infos = describe_parameters()
     shut_out = [other for other in _SWITCHES if path in _SWITCHES and path in infos[other].needs.reads]
     return parents_of(path).union(shut_out, *(parents_of(other) for other in shut_out))
+
+
+@functools.cache
+def _sections_deciding(path: str) -> frozenset[str]:
+    """Return the sections whose values decide whether a dimension is in effect: rules of a section join its values."""
+    return frozenset(one.partition(".")[0] for one in (*_deciding(path), "optimizer.name"))
 
 
 @functools.cache
