@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from workbench.study.answer.loss_scale_policy import choose_policy, policies_of
-from workbench.study.ask.study_file import LossScaleReplaySection
+from workbench.study.ask.sections import LossScaleReplaySection
 from workbench.study.run.job import PolicyOutcome
 
 GOOD = PolicyOutcome(2.0**12, 2.0, 100, 1.0, 0.0, 2.0, 0.02, 0.001, 4096.0)

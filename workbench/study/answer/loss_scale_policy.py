@@ -16,7 +16,8 @@ from typing import Any
 import optuna
 
 from workbench.study.ask.search_space import all_off
-from workbench.study.ask.study_file import LossScaleReplaySection, StudyFile
+from workbench.study.ask.sections import LossScaleReplaySection
+from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import Monitor, PolicyOutcome, ReplayJob, RunStep, Trained, TrainJob, plain
 from workbench.study.run.runner import JobRunner
 

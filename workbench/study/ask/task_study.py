@@ -23,7 +23,8 @@ from workbench.config import BoostConfig, Facts, describe_parameters
 from workbench.core.files import write_text_atomically
 from workbench.core.text import format_duration
 from workbench.methods.registry import METHODS
-from workbench.study.ask.study_file import AllowedDrop, read_study
+from workbench.study.ask.sections import AllowedDrop
+from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyError
 
 if TYPE_CHECKING:
