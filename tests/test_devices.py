@@ -148,10 +148,6 @@ def test_the_hardware_summary_is_plain_json_and_names_this_machine() -> None:
     assert (summary["accelerator_count"] > 0) == torch.accelerator.is_available()
 
 
-def test_waiting_for_a_cpu_is_possible_and_does_nothing() -> None:
-    devices.synchronize("cpu")
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_without_an_npu_the_gradients_must_tell(device: str) -> None:
     assert not devices.has_overflow_flag(device)

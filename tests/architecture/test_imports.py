@@ -165,11 +165,6 @@ def test_every_library_is_imported_at_home_only() -> None:
     assert not offences, listed(offences)
 
 
-def test_figures_and_study_never_meet() -> None:
-    offences = [e for e in ALL_IMPORTS if {home(e.importer), home(e.target)} == {"figures", "study"}]
-    assert not offences, listed(offences)
-
-
 def test_every_imported_library_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {canonical(re.split(r"[\[<>=!~; ]", line)[0]) for line in project["dependencies"]}

@@ -80,8 +80,10 @@ def test_a_run_directory_holds_config_environment_steps_events_and_summary(tmp_p
     assert kinds.count(EventKind.SCALE_UP) == 2
     evaluations = written.events[written.events["kind"] == EventKind.EVALUATION]
     assert [tuple(row) for row in evaluations[["step", "value"]].to_numpy()] == [(s - 1, v) for s, v in result.curve]
-    summary = written.summary
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text(encoding="utf-8"))
+    assert summary == written.summary
     assert summary["state"] == "finished"
+    assert summary["in_effect"] == result.plan.summary()
     assert summary["metric"] == result.metric
     assert summary["curve"] == [list(point) for point in result.curve]
     assert summary["recorded"]["steps"] == 8
@@ -407,13 +409,6 @@ def test_schedulers_count_updates_not_micro_batches() -> None:
     }
     prepare(task, BoostConfig.from_dict(config), level="O0", seed=0, device=CPU, steps=12)
     assert totals == [4]
-
-
-def test_the_summary_is_plain_json(tmp_path: Path) -> None:
-    result = run(small_task(), steps=3, out=tmp_path)
-    assert result.path is not None
-    text = (result.path / "summary.json").read_text(encoding="utf-8")
-    assert json.loads(text)["in_effect"] == result.plan.summary()
 
 
 class Gate:

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from workbench.tasks import TaskError
 from workbench.tasks.batches import (
     EvaluationBatches,
-    SeekableBatches,
     ShuffledBatches,
     endless_batches,
 )
@@ -80,10 +79,6 @@ def test_the_shares_of_all_ranks_are_the_stream_dealt_out(name: str, n_ranks: in
 def test_one_rank_gets_the_whole_stream() -> None:
     for source in SOURCES.values():
         assert taken(source, 12) == taken(source, 12, share=(0, 1))
-
-
-def test_a_seekable_source_is_recognised() -> None:
-    assert isinstance(Counted(), SeekableBatches)
 
 
 def distributed_loader(rank: int, n_ranks: int) -> DataLoader[Any]:

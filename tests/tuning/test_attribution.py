@@ -1,13 +1,23 @@
-"""The factor of a part that was taken out, from the runs that were trained without it."""
+"""Set-ups taken apart: the factor of a part from the runs without it, what is no gain, and what fails meanwhile."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.kit.set_up_search import LINEAR, predicted_time, run, searching, taken_of, write
+from tests.kit.surface_runner import SurfaceRunner, optimizer_of
 from workbench.config import BoostConfig
-from workbench.study.set_up.attribution import Part, _bar, _is_idle, _Needed, parts_of
+from workbench.methods.batch.section import BatchSection
+from workbench.methods.schedule.section import ScheduleSection
+from workbench.study.run.job import UNMONITORED, Job, Monitor, TrainJob
+from workbench.study.set_up.attribution import Attributor, Part, _bar, _is_idle, _Needed, attribution_of, parts_of
+from workbench.study.set_up.total_time import StepTimes
 
 
 def part() -> Part:
@@ -39,3 +49,127 @@ def test_a_part_takes_along_what_is_set_but_not_in_effect() -> None:
     assert part.name == "AdamW"
     assert set(part.paths) == {"optimizer.name", "optimizer.lr", "optimizer.aux_lr"}
     assert given.with_values(part.taken_out({}, given)) == given
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_part_that_does_nothing_is_taken_out_of_what_is_exported(tmp_path: Path, seed: int) -> None:
+    average = '"regularization.weight_average" = ["ema"]\n"regularization.decay" = [0.9]'
+    folder = write(tmp_path / "study", space=f"{LINEAR}\n{average}")
+    result = run(folder, SurfaceRunner(folder, noise=0.003, seed=seed))
+    _, config = taken_of(result)
+    assert config.leaves()["regularization.weight_average"] == "none"
+    assert not any("average" in bar.part for bar in result.attribution["o1"])
+    product = math.prod(bar.factor for bar in result.attribution["o1"])
+    assert product == pytest.approx(1.0 / predicted_time(config), rel=0.01)
+
+
+class SmoothBatches(SurfaceRunner):
+    """Merging two batches saves 30 % of the time, and is worth it only where labels are smoothed, too."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        super().__init__(directory, truth=self.quality, **options)
+
+    @staticmethod
+    def quality(config: BoostConfig) -> float:
+        merged = config.part(BatchSection).factor == 2.0
+        worth = config.part(ScheduleSection).length * (0.69 if merged and smoothing_of(config) == 0.0 else 1.0)
+        return 0.98 + 0.04 * math.log2(worth * (1.1 if smoothing_of(config) else 1.0))
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        outcome = super().run(job, monitor)
+        if isinstance(job, TrainJob):
+            return outcome
+        ratio = job.configs[1].part(BatchSection).factor ** 0.5
+        return replace(outcome, ratio=ratio, low=0.99 * ratio, high=1.01 * ratio)
+
+
+def smoothing_of(config: BoostConfig) -> float:
+    return float(config.leaves()["regularization.label_smoothing"])
+
+
+class SmoothingFirst(Attributor):
+    """Takes the smoothing for the least useful part, as a regression over few runs may."""
+
+    def _least_useful(self, parts: Sequence[Part], now: Any) -> Part:
+        return max(parts, key=lambda part: part.name.startswith("label smoothing"))
+
+
+def test_a_part_that_helps_only_beside_another_one_is_kept(tmp_path: Path) -> None:
+    """Once the smoothing has gone, merging batches is no gain; in the whole set-up it is."""
+    space = f'{LINEAR}\n"batch.factor" = [1.0, 2.0]\n"regularization.label_smoothing" = [0.0, 0.1]'
+    folder = write(tmp_path / "study", space=space, plain_runs=0)
+    runner = SmoothBatches(folder, noise=0.003)
+    run(folder, runner, trials=1)
+    with searching(folder, runner) as (file, study, search):
+        whole = {"schedule.length": 0.64, "batch.factor": 2.0, "regularization.label_smoothing": 0.1}
+        number = search.run_given({**whole, "schedule.shape": "linear"}, {"n_seeds": 3})
+        attributor = SmoothingFirst(study, file, StepTimes(study, file, runner), search.run_given, None)
+        bars = {bar.part: bar for bar in attributor.take_apart(number)}
+        assert bars["batch x 2"].low < 1.0
+        assert bars["batch x 2"].alone == pytest.approx(2.0**0.5, rel=0.15)
+        assert attributor.without_idle_parts(number) == number
+
+
+class UsefulBatches(SmoothBatches):
+    """Merging two batches saves 30 % of the time and costs nothing; smoothing labels does nothing."""
+
+    @staticmethod
+    def quality(config: BoostConfig) -> float:
+        return 0.98 + 0.02 * math.log2(config.part(ScheduleSection).length)
+
+
+def test_what_is_no_gain_goes_although_without_all_that_is_no_sure_gain_a_run_takes_longer(tmp_path: Path) -> None:
+    """Few runs may not bound the factor of a part that helps: it goes back, the one that does nothing stays away."""
+    space = f'{LINEAR}\n"batch.factor" = [1.0, 2.0]\n"regularization.label_smoothing" = [0.0, 0.1]'
+    folder = write(tmp_path / "study", space=space, plain_runs=0)
+    runner = UsefulBatches(folder, noise=0.002)
+    run(folder, runner, trials=1)
+    with searching(folder, runner) as (file, study, search):
+        merged = {"batch.factor": 2.0, "schedule.shape": "linear", "regularization.label_smoothing": 0.0}
+        for length in (0.6, 0.75, 0.9):
+            search.run_given({"schedule.length": length, **merged}, {"n_seeds": 4})
+        whole = {"schedule.length": 0.75, **merged} | {"regularization.label_smoothing": 0.1}
+        number = search.run_given(whole, {"n_seeds": 4})
+        bars = [
+            {"part": "length 0.75, linear", "factor": 1.33},
+            {"part": "batch x 2", "factor": 1.07, "low": 0.79, "high": 1.45, "alone": 1.21},
+            {"part": "label smoothing 0.1", "factor": 1.02, "low": 0.95, "high": 1.09, "alone": 1.02},
+        ]
+        study.set_user_attr("attribution", {str(number): bars})
+        study.set_user_attr("idle_parts", {str(number): ["label smoothing 0.1", "batch x 2"]})
+        attributor = Attributor(study, file, StepTimes(study, file, runner), search.run_given, None)
+        remaining = attributor.without_idle_parts(number)
+        config = BoostConfig.from_dict(study.get_trials(deepcopy=False)[remaining].user_attrs["config"])
+        assert remaining != number
+        assert smoothing_of(config) == 0.0
+        assert config.part(BatchSection).factor == 2.0
+        (first, kept) = attribution_of(study.user_attrs)[str(remaining)]
+        assert first.part.startswith("length")
+        assert kept.part == "batch x 2"
+        assert "no sure gain by itself, but without it and label smoothing 0.1 a run takes 1." in kept.note
+        assert study.user_attrs["remaining_set_up"]["idle"] == {"regularization.label_smoothing": 0.0}
+
+
+class FailingCompiler(SurfaceRunner):
+    """Nothing but AdamW gets through its compiler."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        is_shorter = isinstance(job, TrainJob) and job.config.part(ScheduleSection).length < 1.0
+        if is_shorter and optimizer_of(job.configs[0]) == "task":
+            raise RuntimeError("the compiler failed")
+        return super().run(job, monitor)
+
+
+def test_a_run_that_fails_while_a_set_up_is_taken_apart_ends_nothing(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", space=LINEAR, plain_runs=0)
+    result = run(folder, FailingCompiler(folder, noise=0.004, seed=3))
+    assert optimizer_of(taken_of(result)[1]) == "AdamW"
+    assert any(trial.state == "failed" and "the compiler failed" in trial.message for trial in result.trials)
+
+
+def test_taking_apart_may_come_to_the_baseline_itself(tmp_path: Path) -> None:
+    """Without AdamW and at full length nothing is left of the set-up, so that run is a repeat of O0's."""
+    folder = write(tmp_path / "study", space="")
+    result = run(folder, SurfaceRunner(folder, noise=0.004, seed=3))
+    assert result.choices["o1"].sentence

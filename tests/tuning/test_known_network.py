@@ -62,6 +62,10 @@ def test_no_switch_of_a_method_without_work_is_drawn_and_no_trial_repeats_anothe
     assert all("LessBN" not in trial.summary for trial in result.trials)
     told = "`grad_freeze.param_groups` = 4, 10 is not tried: this network can be cut into 3 groups at most."
     assert told in result.messages
+    for path in result.exported.values():
+        written = json.loads(path.read_text())
+        assert written["boost"]["less_bn"] is False
+        assert "LessBN" not in written["provenance"]["in_effect"]
 
 
 def test_single_values_beside_what_cannot_act_make_no_second_plan(tmp_path: Path) -> None:
@@ -75,15 +79,6 @@ def test_single_values_beside_what_cannot_act_make_no_second_plan(tmp_path: Path
     )
     assert "grad_freeze is not in effect" not in answer
     assert result.is_over
-
-
-def test_exports_name_only_what_acts(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT.replace("[confirm]", f"{GROUPS}[2, 3]\n[confirm]"))
-    result = tune(directory, make_experimenter=make_plain)
-    for path in result.exported.values():
-        written = json.loads(path.read_text())
-        assert written["boost"]["less_bn"] is False
-        assert "LessBN" not in written["provenance"]["in_effect"]
 
 
 def test_a_study_that_began_without_facts_goes_on_without_them(tmp_path: Path) -> None:
@@ -174,4 +169,11 @@ def test_a_real_task_is_looked_at_once_and_kept_with_the_study(tmp_path: Path) -
     known = NetworkFacts.from_dict(study.user_attrs["network_facts"])
     assert known.no_resolution == "the batches hold no images (4-D floating-point tensors)"
     assert replace(known, no_resolution="", no_sequence="") == NetworkFacts(0, 0, 1, 1, 0, 1)
-    assert BoostConfig.from_json(result.exported["o1"]).resolve("O1").in_effect() == ()
+    assert result.chosen == {"o1": "O0", "o2": "O0"}
+    assert result.report is not None
+    assert "no BatchNorm" in result.report.read_text(encoding="utf-8")
+    for path in result.exported.values():
+        config = BoostConfig.from_json(path)
+        assert config.resolve("O1").in_effect() == ()
+        assert config.boost.less_bn is False
+        assert config.to_dict()["provenance"]["in_effect"] == "nothing switched on"

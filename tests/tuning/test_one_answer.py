@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,23 @@ from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMe
 from workbench.study.store.storage import default_storage, open_storage
 
 DROPS = {"o1": 0.01, "o2": 0.03}
+
+
+@pytest.fixture(scope="module")
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = write_study(tmp_path_factory.mktemp("finished") / "s")
+    tune(directory, make_experimenter=make_fake)
+    return directory
+
+
+@pytest.fixture
+def finished(finished_once: Path, tmp_path: Path) -> Path:
+    """Return the folder of a study that has run to its end, the test's own copy."""
+    return shutil.copytree(finished_once, tmp_path / "s")
+
+
+def stored(directory: Path) -> optuna.Study:
+    return optuna.load_study(study_name="s", storage=open_storage(default_storage(directory)))
 
 
 def trial(number: int, state: str = "complete", deficit: float = math.nan, **known: Any) -> TrialRecord:
@@ -135,24 +153,25 @@ def test_progress_names_no_leader_once_the_confirmation_decides(tmp_path: Path) 
     assert not any(one.best for one in deciding)
 
 
-def test_every_place_counts_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = write_study(tmp_path / "s")
-    tune(directory, make_experimenter=make_fake)
-    study = optuna.load_study(study_name="s", storage=open_storage(default_storage(directory)))
-    study.enqueue_trial({"level": "O1"})
-    export(directory)
-    result = read_result(directory)
+def test_every_place_counts_the_same(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored(finished).enqueue_trial({"level": "O1"})
+    export(finished)
+    result = read_result(finished)
     assert len(result.trials) == 11
     told = result.counts.text()
     assert told.endswith("besides 1 waiting")
     assert not result.is_over
-    assert f"10 of 10 trials finished: {told}." in (directory / "result" / "results.md").read_text(encoding="utf-8")
-    page = (directory / "result" / "report.html").read_text(encoding="utf-8")
+    assert f"10 of 10 trials finished: {told}." in (finished / "result" / "results.md").read_text(encoding="utf-8")
+    page = (finished / "result" / "report.html").read_text(encoding="utf-8")
     assert f'<span class="value">10</span><span class="note">{told}</span>' in page
     assert f"All trials: {told}" in page
     with pytest.raises(SystemExit, match=r"^0$"):
-        main(["status", str(directory)])
-    assert told in capsys.readouterr().out
+        main(["status", str(finished)])
+    shown = capsys.readouterr().out
+    assert told in shown
+    for label in {*result.chosen.values()} - {"O0"}:
+        assert label in shown
+        assert label in page
 
 
 def candidate(**changed: Any) -> CandidateRecord:
@@ -198,25 +217,21 @@ def test_exports_with_one_answer_say_it_once() -> None:
     assert "The same as for o1, for the same reason." in told
 
 
-def test_a_stored_command_names_the_folder_as_it_is_called_now(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s")
-    tune(directory, make_experimenter=make_fake)
-    study = optuna.load_study(study_name="s", storage=open_storage(default_storage(directory)))
-    stored = study.user_attrs["candidates"]
-    stored[0]["sentence"] = (
+def test_a_stored_command_names_the_folder_as_it_is_called_now(finished: Path) -> None:
+    study = stored(finished)
+    candidates = study.user_attrs["candidates"]
+    candidates[0]["sentence"] = (
         "Undecided. About 9 fresh seeds would decide: `workbench tune elsewhere --confirm-seeds 44`."
     )
-    study.set_user_attr("candidates", stored)
-    told = read_result(directory).candidates[0].sentence
-    assert told.endswith(f"would decide: `workbench tune {directory} --confirm-seeds 44`.")
+    study.set_user_attr("candidates", candidates)
+    told = read_result(finished).candidates[0].sentence
+    assert told.endswith(f"would decide: `workbench tune {finished} --confirm-seeds 44`.")
 
 
-def test_status_says_that_the_limit_ended_the_confirmation(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s")
-    tune(directory, make_experimenter=make_fake)
-    study = optuna.load_study(study_name="s", storage=open_storage(default_storage(directory)))
+def test_status_says_that_the_limit_ended_the_confirmation(finished: Path) -> None:
+    study = stored(finished)
     assert json.dumps(study.user_attrs["cut_short"]) == '""'
     sentence = "The time limit ended the confirmation; the same command goes on from there."
     study.set_user_attr("cut_short", sentence)
-    assert sentence in read_result(directory).messages
-    assert sentence not in tune(directory, make_experimenter=make_fake).messages
+    assert sentence in read_result(finished).messages
+    assert sentence not in tune(finished, make_experimenter=make_fake).messages

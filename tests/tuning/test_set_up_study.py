@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,82 +12,31 @@ from typing import Any
 import optuna
 import pytest
 
+from tests.kit.set_up_search import (
+    ALLOWED,
+    LINEAR,
+    predicted_time,
+    run,
+    searching,
+    stored_trials,
+    taken_of,
+    waiting_trials,
+    write,
+)
 from tests.kit.surface_runner import SurfaceRunner, optimizer_of, step_ratio, true_metric
 from workbench.config import BoostConfig
 from workbench.core.records import StudyResult, Verdict
 from workbench.core.trial_counts import outcome_of
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
-from workbench.study import read_result, tune
+from workbench.study import read_result
 from workbench.study.answer.selection import FORM_OF
-from workbench.study.ask.study_file import StudyFile, read_study
+from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
-from workbench.study.run.searching import Search
-from workbench.study.set_up.attribution import Attributor, Part, attribution_of
 from workbench.study.set_up.objective import SKIPPED
 from workbench.study.set_up.stages import settle
 from workbench.study.set_up.standing import standing_now
-from workbench.study.set_up.total_time import StepTimes
-from workbench.study.store import storage as kept
-from workbench.study.store.quiet import quiet_optuna
-
-ALLOWED = 0.02
-STUDY = """\
-[study]
-task = "fake"
-budget_steps = 200
-n_trials = 14
-objective = "time_to_quality"
-[allowed_drop]
-o1 = {allowed}
-[sampler]
-name = "promise"
-[pruner]
-name = "none"
-[set_up]
-plain_rates = [0.05, 0.1]
-plain_runs = 9
-leader_seeds = 6
-{set_up}
-[space]
-"optimizer.name" = ["AdamW", "SGD"]
-"optimizer.lr" = {{low = 0.001, high = 0.3, log = true}}
-"schedule.length" = {{low = 0.1, high = 0.9, log = true}}
-{space}
-[confirm]
-seeds_min = 10
-seeds_max = 20
-candidates = 1
-"""
-LINEAR = '"schedule.shape" = ["linear"]'
-
-
-def write(
-    folder: Path, *, space: str = LINEAR + '\n"batch.factor" = [1.0, 2.0]', allowed: Any = ALLOWED, set_up: str = ""
-) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "study.toml").write_text(STUDY.format(space=space, allowed=allowed, set_up=set_up))
-    return folder
-
-
-def run(folder: Path, *runners: SurfaceRunner, **options: Any) -> StudyResult:
-    """Tune with a runner of the surface; a given one records what it was asked."""
-    runner = runners[0] if runners else SurfaceRunner(folder)
-    return tune(folder, make_experimenter=lambda _file, _folder: runner, **options)
-
-
-def stored_trials(folder: Path) -> list[optuna.trial.FrozenTrial]:
-    study = optuna.load_study(study_name=folder.name, storage=f"sqlite:///{folder / 'study.db'}")
-    return study.get_trials(deepcopy=False)
-
-
-def waiting_trials(folder: Path) -> list[optuna.trial.FrozenTrial]:
-    return [one for one in stored_trials(folder) if one.state == optuna.trial.TrialState.WAITING]
-
-
-def predicted_time(config: BoostConfig) -> float:
-    return step_ratio(config) * config.part(ScheduleSection).length / config.part(BatchSection).factor
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +52,7 @@ Searched = tuple[Path, StudyResult, SurfaceRunner]
 
 def test_what_is_exported_is_faster_and_truly_keeps_the_quality(searched: Searched) -> None:
     _, result, _ = searched
-    taken = result.choices["o1"].candidate
-    assert taken is not None
-    config = BoostConfig.from_dict(taken.config)
+    taken, config = taken_of(result)
     assert 1.0 / predicted_time(config) > 1.3
     assert taken.speedup == pytest.approx(1.0 / predicted_time(config), rel=0.05)
     assert true_metric(BoostConfig()) - true_metric(config) < ALLOWED
@@ -115,8 +60,7 @@ def test_what_is_exported_is_faster_and_truly_keeps_the_quality(searched: Search
 
 def test_its_verdict_follows_from_its_figures_and_is_said_everywhere(searched: Searched) -> None:
     _, result, _ = searched
-    taken = result.choices["o1"].candidate
-    assert taken is not None
+    taken, _ = taken_of(result)
     holds = taken.speedup_low > 1.0 and taken.drop_bound <= taken.allowed_drop
     assert str(taken.verdict) == ("confirmed" if holds else "undecided")
     assert str(taken.verdict) in result.choices["o1"].sentence.lower()
@@ -128,11 +72,9 @@ def test_its_verdict_follows_from_its_figures_and_is_said_everywhere(searched: S
 
 def test_the_exported_file_means_the_plan_that_was_confirmed(searched: Searched) -> None:
     _, result, _ = searched
-    taken = result.choices["o1"].candidate
-    assert taken is not None
+    _, confirmed = taken_of(result)
     assert list(result.exported) == ["o1"], "one drop, one export"
     exported = BoostConfig.from_json(result.exported["o1"])
-    confirmed = BoostConfig.from_dict(taken.config)
     assert exported.resolve("O1").key() == confirmed.resolve("O1").key()
     assert true_metric(exported) == true_metric(confirmed)
     assert predicted_time(exported) == predicted_time(confirmed)
@@ -162,8 +104,7 @@ def test_a_trial_keeps_the_quality_where_all_runs_of_the_search_say_so(searched:
         if trial.state == "complete":
             assert trial.feasible == (trial.chance >= 0.9)
             assert outcome_of(trial, result.allowed_drops) != "within the allowed drop" or trial.feasible
-    taken = result.choices["o1"].candidate
-    assert taken is not None
+    taken, _ = taken_of(result)
     faster = [
         trial.number
         for trial in result.trials[1:]
@@ -175,10 +116,8 @@ def test_a_trial_keeps_the_quality_where_all_runs_of_the_search_say_so(searched:
 
 def test_the_parts_of_the_gain_multiply_to_the_total(searched: Searched) -> None:
     _, result, _ = searched
-    taken = result.choices["o1"].candidate
-    assert taken is not None
     parts = result.attribution["o1"]
-    total = 1.0 / predicted_time(BoostConfig.from_dict(taken.config))
+    total = 1.0 / predicted_time(taken_of(result)[1])
     assert math.prod(part.factor for part in parts) == pytest.approx(total, rel=0.01)
     assert parts[0].part.startswith("length"), "the schedule is the ground on which the others stand"
 
@@ -190,9 +129,7 @@ def test_tuned_plain_differs_from_the_task_in_its_schedule_and_rate_alone(search
     assert optimizer_of(config) == "task"
     assert config.part(BatchSection).factor == 1.0
     assert beside.relative_time == pytest.approx(config.part(ScheduleSection).length, rel=0.02)
-    taken = result.choices["o1"].candidate
-    assert taken is not None
-    expected = beside.relative_time / predicted_time(BoostConfig.from_dict(taken.config))
+    expected = beside.relative_time / predicted_time(taken_of(result)[1])
     assert beside.speedup == pytest.approx(expected, rel=0.05)
 
 
@@ -297,7 +234,7 @@ def test_a_finished_study_is_not_trained_any_further(searched: Searched) -> None
 
 
 def test_a_relative_drop_is_a_share_of_the_mean_baseline_and_stays_it(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", allowed='"2 %"')
+    folder = write(tmp_path / "study", allowed='"2 %"', plain_runs=0)
     runner = SurfaceRunner(folder)
     first = run(folder, runner, trials=3)
     baseline = next(job.config for job in runner.jobs if isinstance(job, TrainJob))
@@ -312,71 +249,6 @@ def test_a_relative_drop_is_a_share_of_the_mean_baseline_and_stays_it(tmp_path: 
     assert read_result(folder).allowed_drops == first.allowed_drops
 
 
-@pytest.mark.parametrize(("metric", "share"), [("accuracy", None), ("val_accuracy", None), ("f1", 0.01), ("mse", 0.01)])
-def test_the_usual_drop_is_half_a_point_of_an_accuracy_and_else_one_percent(
-    tmp_path: Path, metric: str, share: float | None
-) -> None:
-    folder = write(tmp_path / "study", allowed=0.5)
-    text = (folder / "study.toml").read_text().replace("[allowed_drop]\no1 = 0.5\n", "")
-    (folder / "study.toml").write_text(text)
-    runner = SurfaceRunner(folder)
-    runner.metric_name = metric
-    result = run(folder, runner, trials=1)
-    expected = 0.005 if share is None else share * result.baseline_metric
-    assert result.allowed_drops == {"o1": pytest.approx(expected)}
-
-
-def useless_average(folder: Path) -> Path:
-    return write(folder, space=f'{LINEAR}\n"regularization.weight_average" = ["ema"]\n"regularization.decay" = [0.9]')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_part_that_does_nothing_is_taken_out_of_what_is_exported(tmp_path: Path, seed: int) -> None:
-    folder = useless_average(tmp_path / "study")
-    result = run(folder, SurfaceRunner(folder, noise=0.003, seed=seed))
-    taken = result.choices["o1"].candidate
-    assert taken is not None
-    assert BoostConfig.from_dict(taken.config).leaves()["regularization.weight_average"] == "none"
-    assert not any("average" in bar.part for bar in result.attribution["o1"])
-    assert math.prod(bar.factor for bar in result.attribution["o1"]) == pytest.approx(
-        1.0 / predicted_time(BoostConfig.from_dict(taken.config)), rel=0.01
-    )
-
-
-class SmoothBatches(SurfaceRunner):
-    """Merging two batches saves 30 % of the time, and is worth it only where labels are smoothed, too."""
-
-    def __init__(self, directory: Path, **options: Any) -> None:
-        super().__init__(directory, truth=self.quality, **options)
-
-    @staticmethod
-    def quality(config: BoostConfig) -> float:
-        merged = config.part(BatchSection).factor == 2.0
-        worth = config.part(ScheduleSection).length * (0.69 if merged and smoothing_of(config) == 0.0 else 1.0)
-        return 0.98 + 0.04 * math.log2(worth * (1.1 if smoothing_of(config) else 1.0))
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        outcome = super().run(job, monitor)
-        if isinstance(job, TrainJob):
-            return outcome
-        ratio = job.configs[1].part(BatchSection).factor ** 0.5
-        return replace(outcome, ratio=ratio, low=0.99 * ratio, high=1.01 * ratio)
-
-
-def smoothing_of(config: BoostConfig) -> float:
-    return float(config.leaves()["regularization.label_smoothing"])
-
-
-@contextmanager
-def searching(folder: Path, runner: SurfaceRunner) -> Iterator[tuple[StudyFile, optuna.Study, Search]]:
-    """Open a study that was begun, to run trials in it by hand."""
-    with quiet_optuna():
-        database = kept.open_storage(kept.default_storage(folder))
-        study, file = kept.find_study(database, folder.name), read_study(folder)
-        yield file, study, Search(file, folder, database, study, runner, {"o1": ALLOWED}, 14, None)
-
-
 @pytest.mark.slow
 def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(tmp_path: Path) -> None:
     """The first seeds flatter every plan: on the sixth it turns out to be worse than is allowed."""
@@ -387,9 +259,7 @@ def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(tmp_pa
             is_candidate = isinstance(job, TrainJob) and optimizer_of(job.config) == "AdamW"
             return replace(outcome, metric=0.5) if is_candidate and job.seed >= 5 else outcome
 
-    folder = write(tmp_path / "study")
-    text = (folder / "study.toml").read_text().replace("plain_runs = 9", "plain_runs = 0")
-    (folder / "study.toml").write_text(text)
+    folder = write(tmp_path / "study", plain_runs=0)
     runner = Flattering(folder, noise=0.001)
     run(folder, runner, trials=1)
     with searching(folder, runner) as (file, study, search):
@@ -400,121 +270,12 @@ def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(tmp_pa
         assert len(study.get_trials(deepcopy=False)) > n_trials
 
 
-class SmoothingFirst(Attributor):
-    """Takes the smoothing for the least useful part, as a regression over few runs may."""
-
-    def _least_useful(self, parts: Sequence[Part], now: Any) -> Part:
-        return max(parts, key=lambda part: part.name.startswith("label smoothing"))
-
-
-def test_a_part_that_helps_only_beside_another_one_is_kept(tmp_path: Path) -> None:
-    """Once the smoothing has gone, merging batches is no gain; in the whole set-up it is."""
-    space = f'{LINEAR}\n"batch.factor" = [1.0, 2.0]\n"regularization.label_smoothing" = [0.0, 0.1]'
-    folder = write(tmp_path / "study", space=space)
-    runner = SmoothBatches(folder, noise=0.003)
-    run(folder, runner, trials=1)
-    with searching(folder, runner) as (file, study, search):
-        whole = {"schedule.length": 0.64, "batch.factor": 2.0, "regularization.label_smoothing": 0.1}
-        number = search.run_given({**whole, "schedule.shape": "linear"}, {"n_seeds": 3})
-        attributor = SmoothingFirst(study, file, StepTimes(study, file, runner), search.run_given, None)
-        bars = {bar.part: bar for bar in attributor.take_apart(number)}
-        assert bars["batch x 2"].low < 1.0
-        assert bars["batch x 2"].alone == pytest.approx(2.0**0.5, rel=0.15)
-        assert attributor.without_idle_parts(number) == number
-
-
-class UsefulBatches(SmoothBatches):
-    """Merging two batches saves 30 % of the time and costs nothing; smoothing labels does nothing."""
-
-    @staticmethod
-    def quality(config: BoostConfig) -> float:
-        return 0.98 + 0.02 * math.log2(config.part(ScheduleSection).length)
-
-
-def test_what_is_no_gain_goes_although_without_all_that_is_no_sure_gain_a_run_takes_longer(tmp_path: Path) -> None:
-    """Few runs may not bound the factor of a part that helps: it goes back, the one that does nothing stays away."""
-    space = f'{LINEAR}\n"batch.factor" = [1.0, 2.0]\n"regularization.label_smoothing" = [0.0, 0.1]'
-    folder = write(tmp_path / "study", space=space)
-    runner = UsefulBatches(folder, noise=0.002)
-    run(folder, runner, trials=1)
-    with searching(folder, runner) as (file, study, search):
-        merged = {"batch.factor": 2.0, "schedule.shape": "linear", "regularization.label_smoothing": 0.0}
-        for length in (0.6, 0.75, 0.9):
-            search.run_given({"schedule.length": length, **merged}, {"n_seeds": 4})
-        whole = {"schedule.length": 0.75, **merged} | {"regularization.label_smoothing": 0.1}
-        number = search.run_given(whole, {"n_seeds": 4})
-        bars = [
-            {"part": "length 0.75, linear", "factor": 1.33},
-            {"part": "batch x 2", "factor": 1.07, "low": 0.79, "high": 1.45, "alone": 1.21},
-            {"part": "label smoothing 0.1", "factor": 1.02, "low": 0.95, "high": 1.09, "alone": 1.02},
-        ]
-        study.set_user_attr("attribution", {str(number): bars})
-        study.set_user_attr("idle_parts", {str(number): ["label smoothing 0.1", "batch x 2"]})
-        attributor = Attributor(study, file, StepTimes(study, file, runner), search.run_given, None)
-        remaining = attributor.without_idle_parts(number)
-        config = BoostConfig.from_dict(study.get_trials(deepcopy=False)[remaining].user_attrs["config"])
-        assert remaining != number
-        assert smoothing_of(config) == 0.0
-        assert config.part(BatchSection).factor == 2.0
-        (first, kept) = attribution_of(study.user_attrs)[str(remaining)]
-        assert first.part.startswith("length")
-        assert kept.part == "batch x 2"
-        assert "no sure gain by itself, but without it and label smoothing 0.1 a run takes 1." in kept.note
-        assert study.user_attrs["remaining_set_up"]["idle"] == {"regularization.label_smoothing": 0.0}
-
-
-def test_without_time_to_train_the_parts_that_change_a_step_s_time_are_still_measured(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", space=f'{LINEAR}\n"regularization.label_smoothing" = [0.0, 0.1]')
-    runner = SurfaceRunner(folder, noise=0.002)
-    run(folder, runner, trials=1)
-    with searching(folder, runner) as (file, study, search):
-        whole = {"schedule.length": 0.5, "schedule.shape": "linear", "regularization.label_smoothing": 0.1}
-        number = search.run_given(whole | {"amp.level": "O2"}, {})
-        over = time.monotonic() - 1.0
-        bars = Attributor(study, file, StepTimes(study, file, runner), search.run_given, over).take_apart(number)
-    assert [bar.part for bar in bars] == ["label smoothing 0.1, length 0.5, linear", "amp O2 float16"]
-    assert bars[1].factor == pytest.approx(1.25, abs=0.02)
-    assert "no time was left" in bars[0].note
-
-
-class FailingCompiler(SurfaceRunner):
-    """Nothing but AdamW gets through its compiler."""
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        is_shorter = isinstance(job, TrainJob) and job.config.part(ScheduleSection).length < 1.0
-        if is_shorter and optimizer_of(job.configs[0]) == "task":
-            raise RuntimeError("the compiler failed")
-        return super().run(job, monitor)
-
-
-def test_a_run_that_fails_while_a_set_up_is_taken_apart_ends_nothing(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", space=LINEAR)
-    text = (folder / "study.toml").read_text().replace("plain_runs = 9", "plain_runs = 0")
-    (folder / "study.toml").write_text(text)
-    result = run(folder, FailingCompiler(folder, noise=0.004, seed=3))
-    taken = result.choices["o1"].candidate
-    assert taken is not None
-    assert optimizer_of(BoostConfig.from_dict(taken.config)) == "AdamW"
-    assert any(trial.state == "failed" and "the compiler failed" in trial.message for trial in result.trials)
-
-
-def test_taking_apart_may_come_to_the_baseline_itself(tmp_path: Path) -> None:
-    """Without AdamW and at full length nothing is left of the set-up, so that run is a repeat of O0's."""
-    folder = write(tmp_path / "study", space="")
-    result = run(folder, SurfaceRunner(folder, noise=0.004, seed=3))
-    assert result.choices["o1"].sentence
-
-
 def test_a_drawn_plan_that_waits_is_not_taken_for_a_given_one(tmp_path: Path) -> None:
     """A trial that the time limit has ended waits; tuned plain and the attribution must not train it for their own."""
-    folder = write(tmp_path / "study", space=LINEAR)
+    folder = write(tmp_path / "study", space=LINEAR, plain_runs=0)
     run(folder, SurfaceRunner(folder), trials=1)
-    with quiet_optuna():
-        database = kept.open_storage(kept.default_storage(folder))
-        study = kept.find_study(database, folder.name)
+    with searching(folder, SurfaceRunner(folder)) as (_, study, search):
         study.enqueue_trial({"optimizer.name": "SGD"})
-        file = read_study(folder)
-        search = Search(file, folder, database, study, SurfaceRunner(folder), {"o1": ALLOWED}, 14, None)
         given = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}
         number = search.run_given(given, {"purpose": "a test"})
         trial = study.get_trials(deepcopy=False)[number]
@@ -554,10 +315,11 @@ def _explicit(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
     )
 
 
+FORMS = {"set_up": "attribution_share = 0.0001"}
+
+
 def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_is_exported(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", set_up="attribution_share = 0.0001")
-    text = (folder / "study.toml").read_text().replace("candidates = 1", "candidates = 3")
-    (folder / "study.toml").write_text(text)
+    folder = write(tmp_path / "study", **FORMS, candidates=3)
     runner = SurfaceRunner(folder, noise=0.004, seed=3)
     result = run(folder, runner)
     trials = stored_trials(folder)
@@ -572,18 +334,14 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
     assert lengths[0] == pytest.approx(1.12 * lengths[1], abs=2e-3)
     assert all(one.n_seeds >= 10 for one in result.candidates), "no look before the fewest seeds"
     confirmed = [one for one in result.candidates if one.verdict is Verdict.CONFIRMED]
-    taken = result.choices["o1"].candidate
-    assert confirmed
-    assert taken is not None
+    taken, config = taken_of(result)
     assert taken.speedup == max(one.speedup for one in confirmed)
     schedule = result.attribution["o1"][0].part
-    assert f"length {BoostConfig.from_dict(taken.config).part(ScheduleSection).length:.3g}" in schedule
+    assert f"length {config.part(ScheduleSection).length:.3g}" in schedule
 
 
 def test_the_bolder_form_of_the_leader_is_tested_last_and_exported_where_it_is_confirmed(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", set_up="attribution_share = 0.0001")
-    text = (folder / "study.toml").read_text().replace("candidates = 1", "candidates = 3")
-    (folder / "study.toml").write_text(text)
+    folder = write(tmp_path / "study", **FORMS, candidates=3)
     runner = SurfaceRunner(folder, noise=0.004, seed=4)
     result = run(folder, runner)
     forms = [BoostConfig.from_dict(one.config) for one in result.candidates]
@@ -604,10 +362,8 @@ def test_the_bolder_form_of_the_leader_is_tested_last_and_exported_where_it_is_c
 
 
 def test_where_nothing_leads_what_is_likely_has_a_safer_form_that_is_tested_first(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", set_up="attribution_share = 0.0001")
-    text = (folder / "study.toml").read_text().replace("candidates = 1", "candidates = 2")
-    (folder / "study.toml").write_text(text)
-    result = run(folder, SurfaceRunner(folder, noise=0.018, seed=11))
+    folder = write(tmp_path / "study", **FORMS, candidates=2)
+    result = run(folder, SurfaceRunner(folder, noise=0.018, seed=8))
     study = optuna.load_study(study_name=folder.name, storage=f"sqlite:///{folder / 'study.db'}")
     assert standing_now(study, read_study(folder)).leader is None
     safer = {one.user_attrs.get("repeats", one.number) for one in study.trials if FORM_OF in one.user_attrs}

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.kit.set_up_search import LINEAR, run, write
 from tests.kit.surface_runner import SurfaceRunner
-from tests.tuning.test_set_up_study import LINEAR, run, write
 from workbench.config import BoostConfig
 from workbench.core.records import Verdict
 from workbench.methods.schedule.section import ScheduleSection
 
 ALLOWED = 0.02
-SMALL = {"n_trials = 14": "n_trials = 5", "plain_runs = 9": "plain_runs = 0"}
 
 
 def truth_with(drop: float) -> Callable[[BoostConfig], float]:
@@ -32,11 +31,7 @@ def verdict_of(folder: Path, seed: int) -> tuple[float, Verdict]:
     """Search once; return the true drop of what was tested, as a share of the allowed one, and the verdict."""
     drop = ALLOWED * float(np.random.default_rng(seed).uniform(0.6, 1.15))
     truth = truth_with(drop)
-    write(folder, space=LINEAR, allowed=ALLOWED, set_up="attribution_share = 0.0")
-    text = (folder / "study.toml").read_text()
-    for before, after in SMALL.items():
-        text = text.replace(before, after)
-    (folder / "study.toml").write_text(text)
+    write(folder, space=LINEAR, allowed=ALLOWED, set_up="attribution_share = 0.0", n_trials=5, plain_runs=0)
     result = run(folder, SurfaceRunner(folder, noise=0.008, seed=seed, truth=truth))
     if not result.candidates:
         return np.nan, Verdict.UNDECIDED
