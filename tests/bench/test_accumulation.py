@@ -13,8 +13,10 @@ REQUEST = Request(1, device=torch.device("cpu"), threads=(1,))
 TINY = {"width": 8, "depth": 1, "micro_batches": 3, "batch": 2}
 
 
-def test_ours_the_peer_and_the_bytes_are_found() -> None:
+def test_ours_the_peer_and_the_bytes_are_found_and_tensors_without_memory_do_not_count() -> None:
+    left_behind = FakeTensorMode().from_tensor(torch.ones(3))
     ours, buffers, operations, held = accumulation.measure(REQUEST, **TINY)
+    del left_behind
     assert ours.what == "accumulation 3 x 2, 1 thread: ours / native .grad"
     assert ours.estimate is not None
     assert buffers.what.endswith("separate buffers / native .grad")
@@ -23,14 +25,6 @@ def test_ours_the_peer_and_the_bytes_are_found() -> None:
     assert held.estimate is not None
     assert held.estimate.value == 1.0  # gradients, and nothing beside them
     assert held.note.startswith("1.00 times the parameters")
-
-
-def test_tensors_without_memory_are_not_counted() -> None:
-    left_behind = FakeTensorMode().from_tensor(torch.ones(3))
-    held = accumulation.measure(REQUEST, **TINY)[-1]
-    assert held.estimate is not None
-    assert held.estimate.value == 1.0
-    del left_behind
 
 
 @pytest.mark.long

@@ -146,7 +146,8 @@ def make_one(file: StudyFile, directory: Path) -> OneCandidate:
 
 def test_progress_names_no_leader_once_the_confirmation_decides(tmp_path: Path) -> None:
     seen: list[TuneProgress] = []
-    tune(write_study(tmp_path / "s"), make_experimenter=make_one, on_progress=seen.append)
+    directory = write_study(tmp_path / "s", STUDY.replace("n_trials = 10", "n_trials = 4"))
+    tune(directory, make_experimenter=make_one, on_progress=seen.append)
     assert any(one.best for one in seen if one.phase == "search")
     deciding = [one for one in seen if one.phase in {"confirm", "export"}]
     assert deciding
