@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.tasks import Task, load_task
+from tests.kit.plain_training import evaluated, trained
+from workbench.tasks import load_task
 from workbench.tasks.autoencoder import Autoencoder, ReconstructionError, load_pixels
 from workbench.tasks.digits import load_images
 
@@ -51,13 +52,10 @@ def test_the_error_is_the_squared_distance_of_an_image() -> None:
 def test_the_metric_is_the_mean_over_all_images_though_the_last_batch_is_no_shorter() -> None:
     task = load_task("digits-autoencoder")
     model = task.new_model()
-    metric = task.new_metric()
     with torch.no_grad():
-        for batch in task.evaluation_batches(0):
-            task.update_metric(metric, model, batch)
         kept = torch.cat([x for x, _ in task.evaluation_batches(0)])
         expected = ((model(kept) - kept) ** 2).sum() / len(kept)
-    assert metric.compute() == pytest.approx(expected.item(), rel=1e-5)
+    assert evaluated(task, model) == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_network_narrows_to_its_code_and_mirrors_itself() -> None:
@@ -67,13 +65,6 @@ def test_the_network_narrows_to_its_code_and_mirrors_itself() -> None:
     assert [sum(isinstance(m, nn.Tanh) for m in half) for half in (model.encoder, model.decoder)] == [1, 1]
     assert isinstance(model.encoder[-1], nn.Linear), "the code is linear"
     assert sum(p.numel() for p in Autoencoder().parameters()) == 117_712
-
-
-def test_the_model_is_one_graph_to_the_compiler() -> None:
-    model = load_task("digits-autoencoder").new_model()
-    pixels = torch.rand(3, 64)
-    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(pixels), model(pixels))
-    torch.testing.assert_close(torch.fx.symbolic_trace(model)(pixels), model(pixels))
 
 
 def linear_error(n_components: int, seed: int) -> float:
@@ -88,27 +79,12 @@ def linear_error(n_components: int, seed: int) -> float:
     return float(rest.square().sum(dim=1).mean())
 
 
-def error_after(task: Task, n_steps: int) -> float:
-    torch.manual_seed(0)
-    model = task.new_model()
-    optimizer = task.new_optimizer(model)
-    for _, batch in zip(range(n_steps), task.batches(0), strict=False):
-        task.compute_loss(model, batch).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-    metric = task.new_metric()
-    with torch.no_grad():
-        for batch in task.evaluation_batches(0):
-            task.update_metric(metric, model, batch)
-    return metric.compute()
-
-
 def test_gradient_descent_rests_near_the_linear_solution() -> None:
     task, linear = load_task("digits-autoencoder"), linear_error(16, seed=0)
-    early = error_after(task, 250)
+    _, early = trained(task, seed=0, n_steps=250)
     assert 0.9 * linear < early < 1.4 * linear
 
 
 @pytest.mark.long
 def test_longer_training_leaves_the_linear_solution_behind() -> None:
-    assert error_after(load_task("digits-autoencoder"), 1500) < 0.9 * linear_error(16, seed=0)
+    assert trained(load_task("digits-autoencoder"), seed=0, n_steps=1500)[1] < 0.9 * linear_error(16, seed=0)

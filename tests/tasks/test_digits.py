@@ -8,33 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from workbench.tasks import Task, load_task
-from workbench.tasks.digits import (
-    LeNet,
-    ResNet,
-    load_images,
-    split_indices,
-)
+from tests.kit.plain_training import trained
+from workbench.tasks import load_task
+from workbench.tasks.digits import ResNet, load_images, split_indices
 
 TASKS = ["digits-lenet", "digits-resnet"]
-
-
-def trained(task: Task, seed: int, n_steps: int) -> tuple[nn.Module, float]:
-    torch.manual_seed(seed)
-    model = task.new_model()
-    optimizer = task.new_optimizer(model)
-    scheduler = task.new_scheduler(optimizer, n_steps)
-    for _, batch in zip(range(n_steps), task.batches(seed), strict=False):
-        task.compute_loss(model, batch).backward()
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-    model.eval()
-    metric = task.new_metric()
-    with torch.no_grad():
-        for batch in task.evaluation_batches(seed):
-            task.update_metric(metric, model, batch)
-    return model, metric.compute()
 
 
 @settings(max_examples=30, deadline=None)
@@ -73,22 +51,6 @@ def test_images_are_centred_and_scaled() -> None:
     assert targets.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert images.mean().item() == pytest.approx(0.0, abs=1e-3)
     assert images.std().item() == pytest.approx(1.0, abs=1e-3)
-
-
-@pytest.mark.parametrize("network", [LeNet, ResNet])
-def test_a_network_can_be_traced_and_still_computes_the_same(network: type[nn.Module]) -> None:
-    model = network().eval()
-    traced = torch.fx.symbolic_trace(model)
-    images = torch.randn(3, 1, 8, 8)
-    torch.testing.assert_close(traced(images), model(images))
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_a_model_is_one_graph_to_the_compiler(name: str) -> None:
-    model = load_task(name).new_model()
-    images = torch.randn(3, 1, 8, 8)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(images), model(images))
 
 
 def test_the_resnet_is_a_resnet20() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.kit.plain_training import trained
 from workbench.tasks import BUILT_IN, TaskError, load_task
 from workbench.tasks.loading import task_sources
 
@@ -59,6 +60,16 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if name != "clicks"])
+def test_a_built_in_model_is_one_graph_to_the_compiler_and_to_tracing(name: str) -> None:
+    task = load_task(name)
+    model, inputs = task.new_model(), next(task.batches(0))[0][:3]
+    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(inputs), model(inputs))
+    if name != "topics-gpt":  # whose positions follow the length of what comes
+        traced = torch.fx.symbolic_trace(model.eval())
+        torch.testing.assert_close(traced(inputs), model(inputs))
+
+
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_task_is_found_by_its_name(name: str) -> None:
     task = load_task(name)
@@ -69,17 +80,7 @@ def test_a_built_in_task_is_found_by_its_name(name: str) -> None:
 def test_a_ten_line_task_in_a_file_is_found_and_learns(tmp_path: Path) -> None:
     (tmp_path / "wine.py").write_text(WINE)
     task = load_task(str(tmp_path / "wine.py"))
-    model = task.new_model()
-    optimizer = task.new_optimizer(model)
-    for _, batch in zip(range(150), task.batches(0), strict=False):
-        task.compute_loss(model, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    metric = task.new_metric()
-    with torch.no_grad():
-        for batch in task.evaluation_batches(0):
-            task.update_metric(metric, model, batch)
-    assert metric.compute() > 0.9
+    assert trained(task, seed=0, n_steps=150)[1] > 0.9
     assert task.data_digest().startswith("first 8 batches sha256:")
 
 
