@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -173,3 +174,17 @@ def test_taking_apart_may_come_to_the_baseline_itself(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", space="")
     result = run(folder, SurfaceRunner(folder, noise=0.004, seed=3))
     assert result.choices["o1"].sentence
+
+
+def test_without_time_to_train_the_parts_that_change_a_step_s_time_are_still_measured(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", space=f'{LINEAR}\n"regularization.label_smoothing" = [0.0, 0.1]')
+    runner = SurfaceRunner(folder, noise=0.002)
+    run(folder, runner, trials=1)
+    with searching(folder, runner) as (file, study, search):
+        whole = {"schedule.length": 0.5, "schedule.shape": "linear", "regularization.label_smoothing": 0.1}
+        number = search.run_given(whole | {"amp.level": "O2"}, {})
+        over = time.monotonic() - 1.0
+        bars = Attributor(study, file, StepTimes(study, file, runner), search.run_given, over).take_apart(number)
+    assert [bar.part for bar in bars] == ["label smoothing 0.1, length 0.5, linear", "amp O2 float16"]
+    assert bars[1].factor == pytest.approx(1.25, abs=0.02)
+    assert "no time was left" in bars[0].note

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.set_up_search import LINEAR, run, write
 from tests.kit.surface_runner import SurfaceRunner, optimizer_of
-from tests.tuning.test_set_up_study import LINEAR, run, write
 from workbench.config import BoostConfig
 
 AVERAGE = '"regularization.weight_average" = ["ema"]\n"regularization.decay" = [0.9]'
