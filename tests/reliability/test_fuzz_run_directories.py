@@ -58,6 +58,10 @@ def record(root: Path, *, finish: bool) -> Path:
         recorder.emit(event)
     if finish:
         recorder.finish({"metric": 0.9, "metric_name": "accuracy", "state": "finished"})
+        # As of an earlier version: what was changed on purpose has the checksums that belong to it.
+        summary = json.loads((recorder.path / "summary.json").read_text())
+        del summary["crc32"], summary["recorded"]["files"]
+        (recorder.path / "summary.json").write_text(json.dumps(summary))
     recorder.close()
     return recorder.path
 

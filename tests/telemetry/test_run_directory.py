@@ -35,14 +35,14 @@ DAY = 86_400.0
 def make_run(root: Path, name: str, *, n_steps: int = 4, finish: bool = True, age_days: float = 1.0) -> Path:
     """Write a run and make it look as if it was written some days ago."""
     recorder = RunRecorder.create(root, {}, {"task": "toy", "level": "O1"}, name)
-    recorder.write(some_steps(0, n_steps))
-    if finish:
-        recorder.finish({"metric": 0.25, "metric_name": "accuracy"})
-    recorder.close()
     then = time.time() - age_days * DAY
     environment = json.loads((recorder.path / "environment.json").read_text())
     environment["started"] = pd.Timestamp(then, unit="s", tz="UTC").isoformat()
     (recorder.path / "environment.json").write_text(json.dumps(environment))
+    recorder.write(some_steps(0, n_steps))
+    if finish:
+        recorder.finish({"metric": 0.25, "metric_name": "accuracy"})
+    recorder.close()
     for path in [*recorder.path.iterdir(), recorder.path]:
         os.utime(path, (then, then))
     return recorder.path

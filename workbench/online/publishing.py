@@ -27,11 +27,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from workbench.core.checksums import crc_of_file, is_intact, sealed
 from workbench.core.files import replacing, write_text_atomically
 from workbench.training.background_writer import BackgroundWriter
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
+_FILES = "files"  # of a manifest: the checksum of each file that it names
 _ROWS, _VALUES, _WHOLE = "rows:", "values:", "whole:"
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 _CHUNK_ROWS = 1 << 16  # rows compared at a time: the mask of a whole table would be a quarter of its size
@@ -152,7 +154,13 @@ class SnapshotPublisher:
         before = _read_manifest(self.folder)
         with replacing(self.folder / file) as temporary:
             save_file(dict(content), temporary)
-        write_text_atomically(self.folder / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        files = [manifest["base"], *manifest["deltas"]]
+        known = {} if before is None else before.get(_FILES, {})
+        crcs = {
+            name: known[name] if name in known and name != file else crc_of_file(self.folder / name) for name in files
+        }
+        whole = sealed({**manifest, _FILES: crcs})
+        write_text_atomically(self.folder / _MANIFEST, json.dumps(whole, indent=2) + "\n")
         # A reader that has just read the manifest before finds its files; one that is slower reads the new manifest.
         needed = {name for one in (manifest, before) if one for name in (one["base"], *one["deltas"])}
         for path in self.folder.glob("*.safetensors"):
@@ -198,8 +206,12 @@ def _load(folder: Path, manifest: Mapping[str, Any], since: Published | None) ->
     continues = since is not None and since.base == base and deltas[: len(since.deltas)] == since.deltas
     done = len(since.deltas) if since is not None and continues else 0
     # All files are read and checked before anything is changed, so that a missing or wrong one leaves `since` as it is.
-    new = {name: _read_tensors(folder / name) for name in deltas[done:]}
-    published = since if since is not None and continues else Published(0, 0, _read_tensors(folder / base), base, ())
+    crcs = manifest.get(_FILES, {})
+    new = {name: _read_tensors(folder / name, crcs.get(name)) for name in deltas[done:]}
+    if since is not None and continues:
+        published = since
+    else:
+        published = Published(0, 0, _read_tensors(folder / base, crcs.get(base)), base, ())
     updates: list[tuple[Tensor, Any, Tensor]] = []
     for name, delta in new.items():
         try:
@@ -213,8 +225,10 @@ def _load(folder: Path, manifest: Mapping[str, Any], since: Published | None) ->
     return published
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path, crc: int | None) -> dict[str, Tensor]:
     try:
+        if crc is not None and crc_of_file(path) != crc:  # manifests of earlier versions have none
+            raise ValueError("it was damaged after it was written")
         return load_file(path)
     except FileNotFoundError:
         raise
@@ -282,6 +296,8 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{folder / _MANIFEST}: not a manifest, it is no JSON ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise ValueError(f"{folder / _MANIFEST}: not a manifest of format {_FORMAT}")
+    if not is_intact(manifest) or not isinstance(manifest.get(_FILES, {}), dict):
+        raise ValueError(f"{folder / _MANIFEST}: it was damaged after it was written")
     base, deltas = manifest.get("base"), manifest.get("deltas")
     named = isinstance(deltas, list) and all(isinstance(name, str) and _DELTA.fullmatch(name) for name in deltas)
     if not named or not isinstance(base, str) or not _FULL.fullmatch(base):  # files of this folder, and no others

@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from workbench.core.checksums import crc_of_file, sealed
 from workbench.core.files import DISK_FULL_CODES, write_bytes_atomically, write_text_atomically
 from workbench.core.records import Event, StepRecord
 from workbench.runs import tables, writer_lock
@@ -175,8 +176,8 @@ class RunRecorder:
         """Turn the lines into Parquet, write the summary and close the run; a crash at any point leaves a whole run.
 
         Args:
-            summary: Results, as plain values; ``metric`` is what ``list_runs`` shows. Counts and the time of the end
-                are added as ``recorded``.
+            summary: Results, as plain values; ``metric`` is what ``list_runs`` shows. Counts, the time of the end and
+                checksums of the files are added as ``recorded``, and a checksum of all that.
 
         Raises:
             TypeError: When ``summary`` holds something that JSON cannot.
@@ -185,13 +186,16 @@ class RunRecorder:
         with self._lock:
             self._require_open()
             counts = {"steps": self.n_steps, "overflow_steps": self._overflow_steps}
-            recorded = {**counts, "finished": datetime.now(UTC).isoformat()}
-            text = _json_text({**summary, "recorded": recorded}, "summary")
+            recorded: dict[str, Any] = {**counts, "finished": datetime.now(UTC).isoformat()}
+            plain = json.loads(_json_text(summary, "summary"))
             self.write(())
             with _telemetry_errors(f"finish the run {self.path}", "everything recorded is intact"):
                 for table in _TABLES:
                     tables.compact(self.path, table, self._columns)
-                write_text_atomically(self.path / "summary.json", text)
+                files = ["config.json", "environment.json", *(f"{table.name}.parquet" for table in _TABLES)]
+                recorded["files"] = {name: crc_of_file(self.path / name) for name in files}
+                whole = sealed({**plain, "recorded": recorded})
+                write_text_atomically(self.path / "summary.json", json.dumps(whole, indent=2) + "\n")
                 for table in _TABLES:
                     (self.path / f"{table.name}.jsonl").unlink()
             self._state = "finished"

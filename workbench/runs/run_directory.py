@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from workbench.core.checksums import crc_of_file, is_intact
 from workbench.core.records import Event, EventKind, ExponentCounts, StepRecord
 from workbench.runs import writer_lock
 from workbench.runs.errors import RunError
@@ -168,7 +169,17 @@ def read_run(path: str | os.PathLike[str], *, most_histograms: int | None = None
     # Last, because it appears last: a run that finishes meanwhile is read as running, never as finished but empty.
     finished = (path / "summary.json").exists()
     summary = _read_json(path / "summary.json") if finished else {}
+    _check_intact(path, summary)
     return Run(path, config, environment, summary, steps, events, finished)
+
+
+def _check_intact(path: Path, summary: dict[str, Any]) -> None:
+    """Compare a finished run's files with their checksums, which runs of earlier versions lack."""
+    known = summary.get("recorded", {}).get("files", {}) if isinstance(summary.get("recorded"), dict) else {}
+    changed = [name for name, crc in known.items() if (path / name).is_file() and crc_of_file(path / name) != crc]
+    if not is_intact(summary) or changed:
+        name = changed[0] if changed else "summary.json"
+        raise RunError(f"{path / name}: it was damaged after it was written; restore it or rerun")
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:

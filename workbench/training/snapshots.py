@@ -17,6 +17,7 @@ from torch import Tensor
 
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
+from workbench.core.checksums import SEAL, crc_of_arrays
 from workbench.core.files import replacing
 from workbench.methods.plan_mark import trained_parameters
 from workbench.training import Boosted
@@ -100,8 +101,9 @@ class SnapshotRecorder:
         if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
             warnings.warn(f"the weights after {done} steps are inf or NaN; {path.name} was not written", stacklevel=2)
             return None
+        crc = crc_of_arrays({name: weight.numpy() for name, weight in weights.items()})
         with replacing(path) as temporary:
-            save_file(weights, temporary, metadata={"step": str(done)})
+            save_file(weights, temporary, metadata={"step": str(done), SEAL: str(crc)})
         return path
 
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from workbench.core.checksums import SEAL, crc_of_arrays
 from workbench.core.files import replacing, write_text_atomically
 
 TENSOR_NAME = "pca_mat"
@@ -214,6 +215,7 @@ def _read_snapshot(path: Path, shapes: Shapes, row: NDArray[Any]) -> None:
     try:
         with safe_open(path, framework="pt") as snapshot:  # numpy's reader knows no bfloat16
             names, start = set(snapshot.keys()), 0
+            _check_intact(path, snapshot)
             for name, shape in shapes.items():
                 if name not in names:
                     raise ValueError(
@@ -232,6 +234,16 @@ def _read_snapshot(path: Path, shapes: Shapes, row: NDArray[Any]) -> None:
                 start += tensor.numel()
     except (SafetensorError, OSError) as error:
         raise ValueError(f"snapshot {path} cannot be read as safetensors: {error}") from error
+
+
+def _check_intact(path: Path, snapshot: Any) -> None:
+    """Compare a snapshot of ours with its checksum; those of other programs and of earlier versions have none."""
+    expected = (snapshot.metadata() or {}).get(SEAL)
+    if expected is None:
+        return
+    tensors = {name: snapshot.get_tensor(name) for name in snapshot.keys()}  # noqa: SIM118  # no mapping
+    if expected != str(crc_of_arrays({name: tensor.numpy() for name, tensor in tensors.items()})):
+        raise ValueError(f"snapshot {path} was damaged after it was written; remove it from the folder")
 
 
 def _open_npy(path: Path) -> NDArray[Any]:
