@@ -15,6 +15,9 @@ from torch import nn
 
 from tests.experiments.small_tasks import small_task
 from tests.kit.runs import run_task
+from tests.kit.set_up_search import run, write
+from tests.kit.surface_runner import SurfaceRunner
+from workbench.cli import main
 from workbench.config import BoostConfig
 from workbench.methods.dim_reduce.pca_files import load_snapshots
 from workbench.online import SnapshotPublisher, load_published
@@ -129,6 +132,36 @@ def test_a_flipped_bit_is_noticed(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", KEPT)
 def test_of_a_thousand_flipped_bits_none_is_read_as_something_else(name: str, tmp_path: Path) -> None:
     assert silently_wrong(name, tmp_path / "kept", 1000, 1) == []
+
+
+def bugs_told_of(folder: Path, n_flips: int, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Flip bits of a study's database, one at a time; return what `workbench status` then calls a bug of its own."""
+    write(folder, n_trials=5, plain_runs=0)
+    run(folder, SurfaceRunner(folder))
+    path, rng, told = folder / "study.db", np.random.default_rng(2), list[str]()
+    whole = path.read_bytes()
+    for _ in range(n_flips):
+        for left in folder.glob("study.db*"):
+            left.unlink()
+        path.write_bytes(whole)
+        flip(path, rng)
+        with pytest.raises(SystemExit):
+            main(["status", str(folder)])
+        said = capsys.readouterr().err
+        told += [said] * ("bug" in said or "Traceback" in said)
+    return told
+
+
+def test_a_damaged_study_is_told_as_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bugs_told_of(tmp_path / "study", 20, capsys) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_of_two_hundred_flipped_bits_of_a_study_none_is_called_a_bug(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bugs_told_of(tmp_path / "study", 200, capsys) == []
 
 
 def test_a_run_of_an_earlier_version_is_read_without_checksums(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
     Raises:
         StudyError: When the study is wrong or has not been started.
     """
-    with quiet_optuna():
+    with quiet_optuna(), kept.plain_storage_errors():
         study, file, directory = open_begun(study_dir, storage)
         # Sentences were stored with a command; the study's folder may be called otherwise by now.
         here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
@@ -91,7 +91,7 @@ def export_study(
         StudyError: When the study is wrong, has not been started or has no finished O0 trial.
     """
     result = read_result(study_dir, storage=storage)
-    with quiet_optuna():
+    with quiet_optuna(), kept.plain_storage_errors():
         study, file, directory = open_begun(study_dir, storage)
         if baseline_trial(study) is None:
             raise StudyError(

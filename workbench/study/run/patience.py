@@ -7,9 +7,11 @@ part, so that a hundred workers do not come back at once. A wrong password or a 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import random
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -26,6 +28,9 @@ _LONGEST_WAIT_SECONDS = 8.0
 
 # What a server says to who may not come in, however long he waits.
 _REFUSED = ("password", "authentication", "no pg_hba.conf entry", "does not exist", "permission denied")
+
+# What SQLite says of a file of which a part is wrong.
+_DAMAGED = ("malformed", "not a database", "could not decode", "corrupt", "invalid isoformat", "no such column")
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("workbench")
@@ -44,6 +49,16 @@ def may_pass(error: BaseException) -> bool:
     if any(word in reason for word in _REFUSED):
         return False
     return cause.connection_invalidated or isinstance(cause, (OperationalError, InterfaceError))
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return whether an error of a request says that what the database holds is not what was written."""
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) or type(error) is LookupError:
+        return True  # a value, or the name of a state
+    if type(error) is ValueError:  # a date: what SQLAlchemy cannot turn into one
+        *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+        return str(frame.f_globals.get("__name__", "")).startswith("sqlalchemy")
+    return isinstance(error, STORAGE_ERRORS) and any(word in reason_of(error).lower() for word in _DAMAGED)
 
 
 def reason_of(error: BaseException) -> str:

@@ -38,7 +38,8 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy import Connection
 
-from workbench.study.run.patience import STORAGE_ERRORS, Patience
+from workbench.study.errors import StudyFailedError
+from workbench.study.run.patience import STORAGE_ERRORS, Patience, is_damage, reason_of
 from workbench.study.store.liveness import new_mark
 from workbench.study.store.transactions import one_transaction
 from workbench.study.store.write_ahead import follow_journal_mode
@@ -388,8 +389,14 @@ class StudyStorage(BaseStorage):
         def once() -> _R:
             try:
                 return ask()
-            except STORAGE_ERRORS:
-                self._backend.remove_session()  # its transaction died with the connection
+            except (*STORAGE_ERRORS, ValueError, LookupError) as error:
+                if is_damage(error):
+                    raise StudyFailedError(
+                        f"the study's database is damaged ({reason_of(error)}); put a copy of it back, or begin again "
+                        "with --fresh, which archives it"
+                    ) from error
+                if isinstance(error, STORAGE_ERRORS):
+                    self._backend.remove_session()  # its transaction died with the connection
                 raise
 
         return self.patience.call(once)
