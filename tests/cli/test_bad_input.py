@@ -13,6 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.cli.conftest import TASK, Command
+from tests.kit.runs import without_checksums
 from workbench.core import files as atomic_file
 from workbench.runs import list_runs, read_run
 
@@ -284,6 +285,7 @@ def test_a_policy_that_cannot_be_is_refused_and_without_gradients_any(workbench:
         outcome = workbench("replay", run, option, value)
         assert outcome.code == 2
         assert f"`{option.removeprefix('--')}` must" in outcome.sentence
+    without_checksums(run)
     table = parquet.read_table(run / "steps.parquet")
     index = table.column_names.index("grad_amax")
     unknown = pyarrow.array([math.nan] * len(table), table.schema.field(index).type)

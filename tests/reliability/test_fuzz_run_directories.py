@@ -16,6 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from tests.kit.runs import without_checksums
 from tests.reliability.guarded import FUZZ, result_or_sentence
 from tests.reliability.mutations import json_texts, mutated, odd_values
 from tests.telemetry.run_samples import some_steps
@@ -58,10 +59,7 @@ def record(root: Path, *, finish: bool) -> Path:
         recorder.emit(event)
     if finish:
         recorder.finish({"metric": 0.9, "metric_name": "accuracy", "state": "finished"})
-        # As of an earlier version: what was changed on purpose has the checksums that belong to it.
-        summary = json.loads((recorder.path / "summary.json").read_text())
-        del summary["crc32"], summary["recorded"]["files"]
-        (recorder.path / "summary.json").write_text(json.dumps(summary))
+        without_checksums(recorder.path)
     recorder.close()
     return recorder.path
 

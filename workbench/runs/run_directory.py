@@ -161,7 +161,7 @@ def read_run(path: str | os.PathLike[str], *, most_histograms: int | None = None
     version = environment.get("schema_version")
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise RunError(
-            f"{path}: `schema_version` in environment.json must be at most {SCHEMA_VERSION}, got {version!r}; "
+            f"{path}: `schema_version` in environment.json must be at most {SCHEMA_VERSION}, got {version!r:.60}; "
             "read the run with the version of the workbench that wrote it"
         )
     config = _read_json(path / "config.json")
