@@ -19,7 +19,7 @@ from workbench.report import Sources, study_report, study_report_html, write_stu
 from workbench.report.study_report import parameter_text
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 ACCURACY = MetricScale("accuracy")
 SECTIONS = ["speed", "candidates", "history", "loss-scale", "exponents", "freezing", "exports", "use", "reproduce"]
@@ -214,6 +214,15 @@ def test_the_report_replaces_an_older_one_whole(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 
 
+def wait_until(view: Page, condition: str) -> None:
+    """Wait for a condition in JavaScript; the page's own policy forbids the ``eval`` that Playwright would wait with."""
+    for _ in range(200):
+        if view.evaluate(condition):
+            return
+        view.wait_for_timeout(50)
+    raise AssertionError(f"it has not come true in 10 s: {condition}")
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize(("scheme", "width", "other_width"), [("light", 1300, 900), ("dark", 900, 1300)])
 def test_a_real_browser_draws_it_without_a_complaint(
@@ -229,10 +238,10 @@ def test_a_real_browser_draws_it_without_a_complaint(
     view.on("dialog", lambda dialog: complaints.append(dialog.message))
     view.on("request", lambda request: requests.append(request.url))
     view.goto(path.as_uri())
-    view.wait_for_function(f"document.querySelectorAll('.plot .main-svg .gtitle').length >= {len(FIGURES)}")
+    wait_until(view, f"document.querySelectorAll('.plot .main-svg .gtitle').length >= {len(FIGURES)}")
     assert view.evaluate("document.documentElement.scrollWidth") <= width
     view.set_viewport_size({"width": other_width, "height": 1000})
-    view.wait_for_function(f"document.documentElement.scrollWidth <= {other_width}")
+    wait_until(view, f"document.documentElement.scrollWidth <= {other_width}")
     page_colour = view.evaluate("getComputedStyle(document.body).backgroundColor")
     ink = view.evaluate("getComputedStyle(document.querySelector('.gtitle')).fill")
     view.get_by_text("boost_config.o1.json").last.scroll_into_view_if_needed()
