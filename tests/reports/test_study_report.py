@@ -215,7 +215,7 @@ def test_the_report_replaces_an_older_one_whole(tmp_path: Path) -> None:
 
 
 def wait_until(view: Page, condition: str) -> None:
-    """Wait for a condition in JavaScript; the page's own policy forbids the ``eval`` that Playwright would wait with."""
+    """Wait for a condition in JavaScript; the page's policy forbids the ``eval`` that Playwright would wait with."""
     for _ in range(200):
         if view.evaluate(condition):
             return
