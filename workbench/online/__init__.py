@@ -1,8 +1,9 @@
 """Training on a stream without end: RecModel and what people who train online need.
 
 ``stream`` and ``feed`` say what is read, ``record_rules`` what of it can be used, ``prequential`` how good the model
-is, ``page_hinkley`` when the world has changed, ``checkpoints`` how to go on after a kill, ``publishing`` how the
-weights get to those who serve them. ``rec_model`` puts them around the loop that every Model trains with.
+is, ``page_hinkley`` when the world has changed, ``publishing`` how the weights get to those who serve them.
+``rec_model`` puts them around the loop that every Model trains with. How to go on after a kill, every training shares
+(`workbench.training.checkpoint_folder`).
 """
 
 from workbench.online.page_hinkley import DriftDetector, PageHinkley
