@@ -215,6 +215,7 @@ class _Run:
         self.message = ""
         self.checkpoints: CheckpointFolder | None = None
         self.resumed: dict[str, Any] | None = None  # the checkpoint that it goes on from
+        self.identity = ""  # of the run, as its checkpoints name it
         self._running_since: float | None = None
 
     def environment(self) -> dict[str, Any]:
@@ -239,7 +240,9 @@ class _Run:
         """Keep the run's state there, and go on from what is there."""
         folder = checkpoints.folder if self.leads else checkpoints.folder / f"rank-{ranks.rank()}"
         self.checkpoints = checkpoints.at(folder)
-        self.resumed = state_to_resume(self.checkpoints, identity(self.task, self.request), self.device)
+        this = identity(self.task, self.request)  # once: it reads a part of the data
+        self.identity = json.dumps(this)
+        self.resumed = state_to_resume(self.checkpoints, this, self.device)
         if self.resumed is None:
             return
         self.boosted.load_state_dict(self.resumed["boosted"])
@@ -261,7 +264,7 @@ class _Run:
         }
         state = {
             **checkpoint_state(self.boosted),
-            "identity": json.dumps(identity(self.task, self.request)),
+            "identity": self.identity,
             "run_id": "" if self.recorder is None else self.recorder.run_id,
             "trace": self.trace.state_dict(),
             "run": run,

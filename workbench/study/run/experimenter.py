@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -153,7 +154,7 @@ class TaskExperimenter:
             job = dataclasses.replace(job, run_id=free_path(self._runs / job.run_id).name)
         checkpoints = self._checkpoints_of(job) if ranks.world_size() == 1 else None
         result = run_task(
-            self._task,
+            self._task if checkpoints is None else self._digested_task,
             job,
             device=self._device,
             out=self._runs if job.run_id else None,
@@ -165,6 +166,11 @@ class TaskExperimenter:
         path = "" if result.path is None else result.path.relative_to(self._runs.parent).as_posix()
         how = (result.seconds, result.diverged, result.message, path, result.overflows, result.steps)
         return Trained(result.metric, result.curve, *how)
+
+    @functools.cached_property
+    def _digested_task(self) -> Task:
+        """The task with its data's digest, which a checkpoint names; read once and not for each run."""
+        return dataclasses.replace(self._task, data_hash=self._task.data_digest())
 
     def _checkpoints_of(self, job: TrainJob) -> CheckpointFolder:
         from workbench.training.checkpoint_folder import CheckpointFolder
