@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.core.records import Event, EventKind, StepRecord
-from workbench.mindspore.callbacks import Callback, RunContext
+from tests.kit.callbacks import Kept, StopAt
+from workbench.core.records import EventKind
 from workbench.online import (
     OnlineCheckpoints,
     OnlineSummary,
@@ -23,25 +23,6 @@ from workbench.online import (
 from workbench.rec import RecModel
 from workbench.tasks.click_law import ClickLaw
 from workbench.tasks.clicks import ClickModel, click_stream, row_wise_adam
-
-
-class StopAt(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def step_end(self, run_context: RunContext) -> None:
-        if run_context.original_args().cur_step_num >= self.step:
-            run_context.request_stop()
-
-
-class Kept:
-    def __init__(self) -> None:
-        self.records: list[StepRecord] = []
-        self.events: list[Event] = []
-
-    def write(self, records: Any, events: Any = ()) -> None:
-        self.records += records
-        self.events += events
 
 
 def new_model(n_rows: int = 1 << 13) -> RecModel:

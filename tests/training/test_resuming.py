@@ -236,6 +236,18 @@ def test_two_ranks_go_on_from_the_newest_checkpoint_that_both_have(tmp_path: Pat
         pair.close()
 
 
+def test_a_job_of_a_study_whose_checkpoints_are_damaged_is_trained_from_the_start(tmp_path: Path) -> None:
+    job = TrainJob(BoostConfig.from_dict(NOTHING), "O1", steps=STEPS)
+    experimenter = TaskExperimenter(small_task(), "cpu", tmp_path / "runs")
+    whole = experimenter.run(job)
+    experimenter.run(job, Monitor(stop=stopping_after(9)))
+    for path in (tmp_path / "checkpoints").glob("*/checkpoint-*.pt"):
+        path.write_bytes(b"torn")
+    with pytest.warns(RuntimeWarning, match="it is passed over"):
+        trained = experimenter.run(job)
+    assert (trained.metric, trained.curve, trained.steps) == (whole.metric, whole.curve, STEPS)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no such signals")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
+
+from tests.kit.database import without_waiting_for_the_disk
 
 
 @pytest.fixture(scope="module")
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """Spare this process the wait for the disk; it is not killed. Those that are have a connection like the user's."""
-
-    def hurry(connection: Any, _: Any) -> None:
-        connection.execute("PRAGMA synchronous=OFF")
-
-    event.listen(Engine, "connect", hurry)
-    yield
-    event.remove(Engine, "connect", hurry)
+    """Spare the tests of a module the wait for the disk."""
+    with without_waiting_for_the_disk():
+        yield

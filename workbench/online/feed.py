@@ -93,7 +93,7 @@ class ReadAhead:
     def close(self) -> None:
         """End the thread and forget what was read ahead; warn when its source is in the middle of a read."""
         self._is_over.set()
-        while not self._waiting.empty():  # so that the reader, should it wait for room, sees that nobody wants more
+        while not self._waiting.empty():  # wakes a reader that waits for room, so that it ends
             self._waiting.get()
         thread, self._thread = self._thread, None
         if thread is None:

@@ -1,6 +1,6 @@
 """One training step, written once: the loop, the train-one-step modules and a user's own loop all use it.
 
-The file is long because a step, its state and its batches belong to one class, documented for whoever writes a loop.
+The file is long because a step, its state and its batches belong to one class, the one that a training loop calls.
 
 In pseudocode, each line with the reason for its place::
 

@@ -55,7 +55,7 @@ def state_to_resume(folder: CheckpointFolder, this: Mapping[str, Any], device: t
         if steps:
             raise ResumeError(f"none of the {len(steps)} checkpoints in {folder.folder} is whole; train from the start")
         return None
-    was = json.loads(state["identity"])
+    was = json.loads(state.get("identity", "{}"))  # a checkpoint of another kind names none
     differs = [name for name in this if was.get(name) != this[name]]
     if differs:
         name = differs[0]

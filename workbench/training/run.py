@@ -4,6 +4,8 @@ What was drained from the device is kept until the recorder has it on the disk, 
 a step that was measured. Of several ranks all train; rank 0 alone records, evaluates, reports and asks its caller. What
 a clock or a caller decides (drain now, stop) is put to the vote at each step and done by all at the next one, so that
 no rank is left in a collective that the others never reach.
+
+The file is long because what a run is asked, what it reports and its one loop are read together.
 """
 
 from __future__ import annotations

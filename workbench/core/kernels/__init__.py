@@ -10,7 +10,7 @@ and 20 M in 60 (one thread of an AMD EPYC under load, torch 2.13; a tenth is noi
 * `unscale_and_check_`, in every step with a loss scale: 0.50, 0.63, 1.1.
 * `adam_`, in every step of a fused Adam: 1.0, 0.96, 0.86, and it takes any number of threads to the same bits; in
   AdamOffload 0.84, 0.97, 0.95.
-* `adam_rounded_`, AdamOffload with moments in bfloat16: 0.02, 0.01, 0.31; without it nobody would use them.
+* `adam_rounded_`, AdamOffload with moments in bfloat16: 0.02, 0.01, 0.31; without it they would be too slow to use.
 * `norm_and_maximum`, in every step that is recorded: 0.30 for 1 M in 60.
 * `inner_products` and `mix_`, AdaSum of two sets in one process: 0.35, 0.06, 1.15.
 * `combine_rows`, twice in every step of DimReduce: 0.67 for 32 components of 1 M weights.

@@ -142,7 +142,8 @@ class TaskExperimenter:
 
     def _train(self, job: TrainJob, monitor: Monitor) -> Trained:
         from workbench.core import distributed as ranks
-        from workbench.training.run import RunMonitor, RunProgress, run_task
+        from workbench.training.resuming import ResumeError
+        from workbench.training.run import RunMonitor, RunProgress, RunResult, run_task
 
         def tell(progress: RunProgress) -> None:
             if monitor.on_step is not None:
@@ -153,14 +154,23 @@ class TaskExperimenter:
             # What an interrupted run of that name left behind stays to be looked at.
             job = dataclasses.replace(job, run_id=free_path(self._runs / job.run_id).name)
         checkpoints = self._checkpoints_of(job) if ranks.world_size() == 1 else None
-        result = run_task(
-            self._task if checkpoints is None else self._digested_task,
-            job,
-            device=self._device,
-            out=self._runs if job.run_id else None,
-            monitor=RunMonitor(tell, monitor.on_evaluation, monitor.stop),
-            checkpoints=checkpoints,
-        )
+
+        def run() -> RunResult:
+            return run_task(
+                self._task if checkpoints is None else self._digested_task,
+                job,
+                device=self._device,
+                out=self._runs if job.run_id else None,
+                monitor=RunMonitor(tell, monitor.on_evaluation, monitor.stop),
+                checkpoints=checkpoints,
+            )
+
+        try:
+            result = run()
+        except ResumeError:  # what an earlier process left is of no use
+            assert checkpoints is not None
+            shutil.rmtree(checkpoints.folder)
+            result = run()
         if checkpoints is not None and not result.stopped:
             shutil.rmtree(checkpoints.folder, ignore_errors=True)
         path = "" if result.path is None else result.path.relative_to(self._runs.parent).as_posix()
