@@ -101,7 +101,8 @@ class Run:
                 for step, kind, subject, value, message in self.events.itertuples(index=False)
             ]
         except ValueError as error:
-            raise RunError(f"{self.path}: unknown kind of event ({error}); read it with a newer version") from error
+            unknown = f"unknown kind of event ({str(error):.80})"
+            raise RunError(f"{self.path}: {unknown}; read it with a newer version") from error
 
     def _facts(self) -> dict[str, str]:
         metric = _metric(self.summary)
