@@ -101,7 +101,7 @@ class Run:
                 for step, kind, subject, value, message in self.events.itertuples(index=False)
             ]
         except ValueError as error:
-            unknown = f"unknown kind of event ({str(error):.80})"
+            unknown = f"unknown kind of event ({error!s:.80})"
             raise RunError(f"{self.path}: {unknown}; read it with a newer version") from error
 
     def _facts(self) -> dict[str, str]:
