@@ -38,14 +38,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The reference's names; streams without end.
     "mindspore": METHODS | {"runs", "training"},
     "online": {"mindspore", "training"},
+    # Other people's loops; files in their words.
+    "integrations": METHODS | STEP,
     # Siblings that never meet: a study runs without a display, a figure is drawn from plain records without a study.
     "study": METHODS | STEP,
     "figures": set(),
     # The page replays the recorded loss scale and draws a freezing schedule; its answer is a plain record of core.
     "report": {"figures", "loss_scale", "methods", "runs"},
     # On top: what puts the layers together for a user.
-    "api": METHODS | STEP | ANSWERS,
-    "panels": METHODS | STEP | ANSWERS | {"api"},
+    "api": METHODS | STEP | ANSWERS | {"integrations"},
+    "panels": METHODS | STEP | ANSWERS | {"api", "integrations"},
     # It times; what it times, panels included, is asked by files of studies/bench.
     "bench": {"runs", "training"},
     "cli": STEP | ANSWERS | {"", "api", "bench", "panels"},
@@ -76,7 +78,7 @@ LOOKS_UP = {"workbench.training.callbacks", "workbench.config.boost_config", "wo
 LIBRARY_HOMES: dict[str, set[str]] = {
     "optuna": {"study"},
     "plotly": {"figures", "report"},
-    "jinja2": {"report"},
+    "jinja2": {"integrations", "report"},
     "markupsafe": {"report"},
     "tsdownsample": {"figures"},
     "anywidget": {"figures"},
@@ -85,7 +87,10 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "tomlkit": {"panels"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "torch": {"core", *METHODS, "training", "mindspore", "online", "tasks", "bench"},
+    "torch": {"core", *METHODS, "training", "mindspore", "online", "integrations", "tasks", "bench"},
+    "transformers": {"integrations"},
+    "lightning": {"integrations"},
+    "accelerate": {"integrations"},
     "torchmetrics": {"core"},
     "safetensors": {"training", "online", "methods"},
     "sklearn": {"tasks", "study"},
