@@ -23,6 +23,7 @@ from workbench.runs.replay import ReplayResult
 from workbench.runs.replay import replay as replay_run
 from workbench.runs.replayed_run import policy_grid
 from workbench.tasks import Task, load_task
+from workbench.tasks.in_memory import task_in_memory
 from workbench.training.apply import read_config
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.compare import Comparison, Side, compare_configs
@@ -32,6 +33,9 @@ from workbench.training.run import Pause, RunMonitor, RunProgress, RunResult, ru
 from workbench.training.setup import callers_generators
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
     from workbench.study import RayEngine, StudyFile, StudyResult, TaskExperimenter, TuneProgress
 
 __all__ = ["compare", "export", "replay", "train", "tune"]
@@ -181,8 +185,15 @@ def replay(
 
 
 def tune(
-    study: str | Path | Task,
+    study: str | Path | Task | nn.Module | Callable[[], nn.Module],
+    train: Any = None,
+    evaluate: Any = None,
     *,
+    loss: Any = None,
+    optimizer: Any = None,
+    metric: Any = None,
+    scheduler: Callable[[Optimizer, int], Any] | None = None,
+    name: str | None = None,
     minutes: float | None = None,
     steps: int | None = None,
     epochs: float | None = None,
@@ -196,7 +207,7 @@ def tune(
     storage: str | None = None,
     warm_start: Sequence[str | Path] = (),
     on_progress: Callable[[TuneProgress], None] | None = None,
-    on_note: Callable[[str], None] = lambda _: None,
+    on_note: Callable[[str], None] | None = None,
     stop: Callable[[], bool] | None = None,
     task: Task | None = None,
     ray: RayEngine | None = None,
@@ -205,10 +216,19 @@ def tune(
     """Run a study to its end, or continue it: search, confirm, export, report.
 
     Given a task instead of a study, look at it, write ``studies/<task>/study.toml`` with the set-ups that are possible
-    for it, and find the one that trains it fastest to the quality it reaches today.
+    for it, and find the one that trains it fastest to the quality it reaches today. Given a model instead, make a task
+    of it (`workbench.tasks.in_memory`): ``tune(model, train_loader, eval_loader, loss=..., optimizer=..., epochs=5)``.
 
     Args:
-        study: Folder with ``study.toml``, a task, or a task's name as on the command line.
+        study: Folder with ``study.toml``, a task, or a task's name as on the command line; or a model, or a function
+            that returns a fresh one.
+        train: For a model: training batches.
+        evaluate: For a model: evaluation batches.
+        loss: For a model: a criterion, or a function of model and batch; None takes what the model returns as ``loss``.
+        optimizer: For a model: today's optimizer over its parameters, or a function of the named parameters.
+        metric: For a model: the metric; None is the accuracy after a cross entropy and else the loss.
+        scheduler: For a model: today's learning-rate schedule, a function of optimizer and number of updates.
+        name: For a model: name of the study's folder; None takes the model's class.
         minutes: Time for all of it; for a task 15 where nothing is said.
         steps: For a task: loader batches that it is trained for today; None takes the task's own ``steps``.
         epochs: For a task: the same in passes over the data.
@@ -223,8 +243,9 @@ def tune(
         jobs: Worker processes that search at the same time.
         storage: Optuna storage URL; None is SQLite beside the study.
         warm_start: Earlier studies or boost_config.json files whose best plans are tried first.
-        on_progress: Called as the study goes on.
-        on_note: Told what is left out of a task's study and why, and what the time allows.
+        on_progress: Called as the study goes on; None prints a line that moves where a model is given.
+        on_note: Told what is left out of a task's study and why, and what the time allows; None prints it where a
+            model is given.
         stop: Asked at every step, also from another thread than the main one; True ends the study as Ctrl-C would.
         task: Train this instead of the task that the file names; for one that only this program knows.
         ray: Train on a Ray cluster instead of in this process: where, with which resources, how many at a time.
@@ -238,6 +259,13 @@ def tune(
 
     if minutes is not None:
         timeout = 60.0 * minutes
+    about_model = {"train": train, "evaluate": evaluate, "loss": loss, "optimizer": optimizer, "metric": metric}
+    about_model |= {"scheduler": scheduler, "name": name}
+    if callable(study) and not isinstance(study, str | Path | Task):
+        on_note, on_progress = on_note or print, on_progress or tuning.ProgressLine()
+        study = task_in_memory(study, **about_model, steps=steps, epochs=epochs, on_note=on_note)
+    elif given := [key for key, value in about_model.items() if value is not None]:
+        raise tuning.StudyError(f"`{given[0]}` goes with a model; a study or a task says it itself")
     if isinstance(study, Task) or not is_study(study):
         given = load_task(study if isinstance(study, Task) else str(study))
         task = given if isinstance(study, Task) and not given.spec else task
@@ -248,7 +276,7 @@ def tune(
             epochs=epochs,
             allowed_drop=allowed_drop,
             fresh=fresh,
-            on_note=on_note,
+            on_note=on_note or (lambda _: None),
         )
         fresh = fresh and (study / "study.db").exists()
     elif (steps, epochs, allowed_drop) != (None, None, None):

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.core.batch import mapped
+from workbench.methods.batch.method import concatenated
 from workbench.tasks import Task, TaskError
 from workbench.tasks.task import is_criterion
 
@@ -102,12 +104,12 @@ def test_a_function_that_returns_the_wrong_thing_is_named(changes: dict[str, Any
 @pytest.mark.parametrize(
     ("changes", "batch", "words"),
     [
-        ({}, {"x": X}, r"every batch must be a pair \(x, y\), got a dict of 'x'"),
-        ({}, (X, Y, Y), "got a tuple of 3"),
+        ({}, {"x": X}, r"every batch must be a pair \(x, y\), a longer tuple or .*, got a dict of 'x'"),
+        ({}, (X,), "got a tuple of 1"),
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, (X, Y), r"got a tensor of shape \[6\]; average it"),
         ({"loss": lambda model, batch: 1.0}, (X, Y), "must be a scalar tensor, got float"),
     ],
-    ids=["mapping", "triple", "unreduced", "number"],
+    ids=["mapping", "single", "unreduced", "number"],
 )
 def test_a_loss_that_does_not_fit_is_named(changes: dict[str, Any], batch: Any, words: str) -> None:
     task = small_task(**changes)
@@ -135,7 +137,45 @@ def test_a_model_of_named_inputs_is_called_with_a_mapping() -> None:
         def forward(self, x: Tensor, labels: Tensor) -> Tensor:
             return x + labels
 
-    assert torch.equal(small_task().predict(Named(), {"x": X[:, 0], "labels": Y}), X[:, 0] + Y)
+    task = small_task(loss=lambda model, batch: model(**batch).mean())
+    assert torch.equal(task.predict(Named(), {"x": X[:, 0], "labels": Y}), X[:, 0] + Y)
+
+
+@dataclasses.dataclass
+class Weighted:
+    x: Tensor
+    weight: Tensor
+    target: Tensor
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [(X, X[:, :1], Y), {"x": X, "weight": X[:, :1], "labels": Y}, Weighted(X, X[:, :1], Y)],
+    ids=lambda batch: type(batch).__name__,
+)
+def test_a_criterion_takes_batches_of_several_inputs(batch: Any) -> None:
+    class Weighing(nn.Linear):
+        def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+            return super().forward(x) * weight
+
+    task = small_task(metric="accuracy", train=[batch], evaluate=[batch])
+    model = Weighing(X.shape[1], 3)
+    scores = model(X, X[:, :1])
+    assert torch.equal(task.compute_loss(model, batch), nn.CrossEntropyLoss()(scores, Y))
+    assert torch.equal(task.predict(model, batch), scores)
+    metric = task.new_metric()
+    task.update_metric(metric, model, batch)
+    assert metric.compute() == pytest.approx(float((scores.argmax(1) == Y).float().mean()))
+    other = mapped(batch, lambda tensor: tensor + 1)
+    assert type(other) is type(batch)
+    assert small_task(train=[other], evaluate=[other]).data_digest() != task.data_digest()
+    assert task.batch_size_of(concatenated([batch, other])) == 2 * len(X)
+
+
+def test_a_nested_tensor_is_refused_with_a_way_out() -> None:
+    ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with pytest.raises(TaskError, match=r"got a nested tensor; pad it: torch\.nested\.to_padded_tensor"):
+        small_task().batch_size_of((ragged, Y))
 
 
 @pytest.mark.parametrize(("seed", "start"), [(-1, 0), (True, 0), (0.0, 0), (0, -1), (0, 1.5)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -160,6 +161,17 @@ def test_batches_of_any_form_are_concatenated_and_cut() -> None:
     parts = list(parts_of(both, 2))
     assert torch.equal(torch.cat([part["ids"] for part in parts]), both["ids"])
     assert [len(part["inner"][0]) for part in parts] == [2, 3]
+
+
+def test_batches_that_are_dataclasses_are_concatenated_and_cut() -> None:
+    @dataclasses.dataclass
+    class Pair:
+        x: torch.Tensor
+        kind: str
+
+    both = concatenated([Pair(torch.zeros(3, 2), "kept"), Pair(torch.ones(2, 2), "kept")])
+    assert (both.x.shape, both.kind) == ((5, 2), "kept")
+    assert [len(part.x) for part in parts_of(both, 2)] == [2, 3]
 
 
 def test_batches_of_other_shapes_are_refused_with_the_way_out() -> None:

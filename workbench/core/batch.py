@@ -1,7 +1,8 @@
-"""What a loader yields: a batch is a tensor, or tuples, lists, named tuples and mappings of tensors."""
+"""What a loader yields: a batch is a tensor, or tuples, lists, named tuples, mappings and dataclasses of tensors."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor
 
 from workbench.core import devices
+
+TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+"""Names under which a mapping or a dataclass holds what a model should answer."""
 
 
 def move_batch(batch: Any, device: str | torch.device) -> Any:
@@ -34,14 +38,44 @@ def mapped(batch: Any, function: Callable[[Tensor], Tensor], *, others_to: str |
         return batch.to(others_to)
     if isinstance(batch, Mapping):
         return dict(zip(batch, parts(batch.values()), strict=True))
+    if (held := fields_of(batch)) is not None:
+        return dataclasses.replace(batch, **dict(zip(held, parts(held.values()), strict=True)))
     return batch
 
 
+def fields_of(batch: Any) -> dict[str, Any] | None:
+    """Return the fields of a dataclass by name, in their order; None for anything else."""
+    if not dataclasses.is_dataclass(batch) or isinstance(batch, type):
+        return None
+    return {one.name: getattr(batch, one.name) for one in dataclasses.fields(batch) if one.init}
+
+
+def inputs_and_target(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any] | None:
+    """Return what a model is called with, by position and by name, and what it should answer; None where none is.
+
+    The last of two or more items is the target; in a mapping or a dataclass it is what stands under one of
+    ``TARGET_KEYS``.
+    """
+    if isinstance(batch, list | tuple):
+        return (tuple(batch[:-1]), {}, batch[-1]) if len(batch) > 1 else None
+    named = dict(batch) if isinstance(batch, Mapping) else fields_of(batch) or {}
+    key = next((key for key in TARGET_KEYS if key in named), None)
+    return None if key is None else ((), {name: named[name] for name in named if name != key}, named[key])
+
+
 def batch_size_of(batch: Any) -> int:
-    """Return the number of samples: the first dimension of the first tensor found (1 when it has none)."""
+    """Return the number of samples: the first dimension of the first tensor found (1 when it has none).
+
+    Raises:
+        ValueError: When there is no tensor, or a nested one.
+    """
     tensor = next(tensors_of(batch), None)
     if tensor is None:
         raise ValueError(f"a batch must hold at least one tensor, got {type(batch).__name__}")
+    if tensor.is_nested:
+        raise ValueError(
+            "a batch must hold tensors of one shape, got a nested tensor; pad it: torch.nested.to_padded_tensor(x, 0)"
+        )
     return int(tensor.shape[0]) if tensor.ndim else 1
 
 
@@ -55,3 +89,5 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
     elif isinstance(batch, list | tuple):
         for part in batch:
             yield from tensors_of(part)
+    elif (held := fields_of(batch)) is not None:
+        yield from tensors_of(held)

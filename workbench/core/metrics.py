@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.core.batch import batch_size_of
+from workbench.core.batch import TARGET_KEYS, batch_size_of, fields_of
 
 Direction = Literal["maximize", "minimize"]
 OutputKind = Literal["logits", "probabilities", "log_probabilities"]
@@ -48,7 +48,6 @@ class MetricError(ValueError):
 
 
 _ALIASES = {"acc": "accuracy", "auc": "auroc", "bpb": "bits_per_byte", "f1_score": "f1"}
-_TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 
 
 class MetricAccumulator(Protocol):
@@ -286,14 +285,15 @@ def _outputs_and_targets(outputs: Any, batch: Any, one_hot: bool) -> tuple[Tenso
     if not isinstance(values, Tensor):
         raise MetricError(f"the metric needs a tensor of outputs, the model returned {type(outputs).__name__}")
     target: Any = None
-    if isinstance(batch, Mapping):
-        target = next((batch[key] for key in _TARGET_KEYS if key in batch), None)
-    elif isinstance(batch, list | tuple) and len(batch) >= 2:
-        target = batch[1]
+    if isinstance(batch, list | tuple):
+        target = batch[1] if len(batch) >= 2 else None
+    else:
+        named = batch if isinstance(batch, Mapping) else fields_of(batch) or {}
+        target = next((named[key] for key in TARGET_KEYS if key in named), None)
     if not isinstance(target, Tensor):
         raise MetricError(
             "the metric needs targets: evaluation batches must be pairs (x, y) or mappings with a tensor under one of "
-            f"{', '.join(_TARGET_KEYS)}; or use metric 'loss'"
+            f"{', '.join(TARGET_KEYS)}; or use metric 'loss'"
         )
     if one_hot and target.is_floating_point() and values.ndim == 2 and values.shape == target.shape:
         target = target.argmax(dim=1) if target.shape[1] > 1 else target

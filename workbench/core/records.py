@@ -7,6 +7,7 @@ as JSON and drawn without torch. What produces them (``training``), keeps them (
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -311,6 +312,16 @@ class StudyResult:
             target: headline(choice, self.metric_name, self.tuned_plain.get(target))
             for target, choice in self.choices.items()
         }
+
+    def __str__(self) -> str:
+        """Return the answer as a terminal shows it: a sentence per export, what else is to be known, and the files."""
+        files = [*self.exported.values(), *([self.report] if self.report is not None else [])]
+        lines = [f"{target}: {sentence}" for target, sentence in self.headlines.items()]
+        return "\n".join([*lines, *self.messages, *(f"wrote {path}" for path in files)])
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook, in which the result is the last line of a cell."""
+        return "".join(f"<p>{html.escape(line)}</p>" for line in str(self).splitlines())
 
     @property
     def fair_baselines(self) -> dict[str, tuple[TunedPlain, float]]:

@@ -20,7 +20,7 @@ from workbench.study.errors import (
 )
 from workbench.study.run.experimenter import TaskExperimenter
 from workbench.study.run.joining import WorkerResult, join_study
-from workbench.study.run.progress import TuneProgress
+from workbench.study.run.progress import ProgressLine, TuneProgress
 from workbench.study.run.ray_engine import RayEngine
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.search_and_confirm import tune
@@ -31,6 +31,7 @@ __all__ = [
     "TRIAL_COLUMNS",
     "Experimenter",
     "OutOfTimeError",
+    "ProgressLine",
     "RayEngine",
     "StudyBusyError",
     "StudyChangedError",

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from workbench.core.batch import move_batch
+from workbench.core.batch import fields_of, move_batch
 from workbench.core.sampler_epoch import tell_epoch
 from workbench.tasks.errors import TaskError
 
@@ -198,6 +198,8 @@ def _feed(digest: Any, part: Any) -> None:
     elif isinstance(part, list | tuple):
         for item in part:
             _feed(digest, item)
+    elif (held := fields_of(part)) is not None:
+        _feed(digest, held)
     else:  # repr of an unknown object may hold its address, which is no property of the data
         known = isinstance(part, str | bytes | int | float | bool | None)
         digest.update((repr(part) if known else type(part).__name__).encode())

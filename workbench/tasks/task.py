@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from workbench.core import distributed as ranks
-from workbench.core.batch import batch_size_of
+from workbench.core.batch import TARGET_KEYS, batch_size_of, inputs_and_target
 from workbench.core.metrics import Direction, MetricAccumulator, MetricError, MetricRule, metric_rule
 from workbench.tasks import batches as _batches
 from workbench.tasks.errors import TaskError
@@ -44,8 +44,10 @@ class Task:
         name: Name for reports and run directories.
         model: Function without arguments that returns a fresh ``nn.Module``.
         loss: A *criterion* for batches ``(x, y)``, called as ``loss(model(x), y)``: an ``nn.Module`` or a function of
-            ``torch.nn.functional``, also wrapped in ``functools.partial``. Any other callable is called as
-            ``loss(model, batch)`` and returns a scalar.
+            ``torch.nn.functional``, also wrapped in ``functools.partial``. Of a longer tuple the last item is the
+            target and the others are the model's arguments; so are those of a mapping or a dataclass, by name, beside
+            the target (``labels``, ``target`` or ``y``). Any other callable is called as ``loss(model, batch)`` and
+            returns a scalar.
         optimizer: Function of ``model.named_parameters()`` (pairs of name and parameter) that returns an optimizer.
         train: Training batches: a re-iterable (list, ``DataLoader``, ...), or a function of a seed, optionally also of
             an epoch, that returns an iterable. A re-iterable shuffles itself.
@@ -209,20 +211,23 @@ class Task:
 
         Args:
             model: The model, or anything called like it.
-            batch: What the data source yields; a pair where the loss is a criterion.
+            batch: What the data source yields; inputs and a target where the loss is a criterion.
 
         Raises:
             TaskError: When the loss cannot take the batch or what the model returns, or is no scalar tensor.
         """
         if is_criterion(self.loss):
-            if not isinstance(batch, list | tuple) or len(batch) != 2:
+            sides = inputs_and_target(batch)
+            if sides is None:
                 raise TaskError(
-                    f"task {self.name!r}: with a criterion as loss every batch must be a pair (x, y), "
-                    f"got {_described(batch)}; write a function loss(model, batch) instead"
+                    f"task {self.name!r}: with a criterion as loss every batch must be a pair (x, y), a longer tuple "
+                    f"or a mapping with a target ({', '.join(TARGET_KEYS)}), got {_described(batch)}; write a "
+                    "function loss(model, batch) instead"
                 )
-            prediction = self._prediction(model(batch[0]))
+            inputs, named, target = sides
+            prediction = self._prediction(model(*inputs, **named))
             try:
-                loss = self.loss(prediction, batch[1])
+                loss = self.loss(prediction, target)
             except (AttributeError, TypeError) as error:  # what torch's criteria raise for anything but a tensor
                 if isinstance(prediction, Tensor):
                     raise
@@ -238,15 +243,26 @@ class Task:
 
         Args:
             model: The model, or anything called like it.
-            batch: A pair (``model(x)``), a mapping (``model(**batch)``), or anything else (``model(batch)``).
+            batch: What the loss takes, if that is a criterion. Else a pair (``model(x)``), a mapping
+                (``model(**batch)``), or anything else (``model(batch)``).
         """
+        if is_criterion(self.loss) and (sides := inputs_and_target(batch)) is not None:
+            inputs, named, _ = sides
+            return self._prediction(model(*inputs, **named))
         if isinstance(batch, Mapping):
             return self._prediction(model(**batch))
         return self._prediction(model(batch[0] if isinstance(batch, list | tuple) else batch))
 
     def batch_size_of(self, batch: Any) -> int:
-        """Return the number of samples in a batch."""
-        return batch_size_of(batch)
+        """Return the number of samples in a batch.
+
+        Raises:
+            TaskError: When the batch holds no tensor, or a nested one.
+        """
+        try:
+            return batch_size_of(batch)
+        except ValueError as error:
+            raise TaskError(f"task {self.name!r}: {error}") from None
 
     def new_metric(self) -> MetricAccumulator:
         """Begin an evaluation; feed it with ``update_metric`` and read it with ``compute()``."""
@@ -270,7 +286,8 @@ class Task:
         # The outputs of Hugging Face's models say themselves where their logits are.
         if not isinstance(prediction, Tensor) and not isinstance(getattr(prediction, "logits", None), Tensor):
             raise TaskError(self._not_a_tensor(prediction, f"the metric {self.metric_name}"))
-        metric.update(prediction, batch)
+        sides = inputs_and_target(batch) if is_criterion(self.loss) else None
+        metric.update(prediction, batch if sides is None else (None, sides[-1]))
 
     def data_digest(self) -> str:
         """Return ``data_hash``, or else a hash of the first batches of seed 0 (best effort for data of the user's)."""

@@ -1,11 +1,12 @@
 """Batches of another size than the loader's: concatenated, or cut into parts.
 
-A batch is a tensor, or tuples, lists, named tuples and mappings of them, whose tensors share their first dimension, the
-samples. What is no tensor is kept where all batches agree on it.
+A batch is a tensor, or tuples, lists, named tuples, mappings and dataclasses of them, whose tensors share their first
+dimension, the samples. What is no tensor is kept where all batches agree on it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.batch import batch_size_of, mapped
+from workbench.core.batch import batch_size_of, fields_of, mapped
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.protocol import Method, Preparation
 
@@ -46,6 +47,8 @@ def concatenated(group: Sequence[Any]) -> Any:
         return type(first)(*(concatenated(parts) for parts in zip(*group, strict=True)))
     if isinstance(first, list | tuple):
         return type(first)(concatenated(parts) for parts in zip(*group, strict=True))
+    if (held := fields_of(first)) is not None:
+        return dataclasses.replace(first, **{key: concatenated([getattr(part, key) for part in group]) for key in held})
     if any(part != first for part in group):
         raise ValueError(
             f"a batch holds {type(first).__name__} values that differ from batch to batch and cannot be concatenated; "

@@ -12,6 +12,7 @@ import optuna
 from optuna.trial import TrialState
 
 from workbench.core.records import TrialRecord, timed_per
+from workbench.core.text import format_duration
 from workbench.study.answer.notes import Notes
 from workbench.study.answer.selection import competing_trials
 from workbench.study.ask.study_file import StudyFile
@@ -34,6 +35,27 @@ class TuneProgress:
     best: str  # trial that leads the search, in a few words; empty while none does, and from the confirmation on
     trials: int = 0  # that have ended, whichever way; when it changes, there is something new to read
     note: str = ""  # the last thing a reader should know of what comes, a sentence
+
+    def __str__(self) -> str:
+        words = [f"{self.phase}: {math.floor(self.done)} of {self.total:.0f}"]
+        words += [f"{format_duration(self.eta_seconds)} left"] if self.eta_seconds >= 1 else []
+        return ", ".join([*words, *([f"leading {self.best}"] if self.best else [])])
+
+
+class ProgressLine:
+    """Prints how far a study is, in one line that is written over, at most once a second."""
+
+    def __init__(self) -> None:
+        self._shown, self._width, self._phase = -math.inf, 0, ""
+
+    def __call__(self, progress: TuneProgress) -> None:
+        """Show the progress; a phase begins a line of its own."""
+        if progress.phase == self._phase and time.monotonic() - self._shown < 1.0:
+            return
+        begin = "" if progress.phase == self._phase else "\n" * bool(self._phase)
+        line = str(progress)
+        print(f"{begin}\r{line.ljust(self._width)}", end="", flush=True)
+        self._shown, self._width, self._phase = time.monotonic(), len(line), progress.phase
 
 
 class StudyWatch:
