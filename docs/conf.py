@@ -7,25 +7,27 @@ Sphinx looks for pages; git ignores them.
 import sys
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
+import workbench
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import generated  # noqa: E402
 import tutorials  # noqa: E402
 
-import workbench  # noqa: E402
-
 project = "Boost Workbench"
 author = "the contributors"
-copyright = "the contributors, Apache-2.0"  # noqa: A001
+copyright = "the contributors, Apache-2.0"
 release = version = workbench.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
-exclude_patterns = ["images/*.md"]
 default_role = "code"  # docstrings write names in single backticks
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
 myst_heading_anchors = 3
+myst_substitutions = generated.quickstart()
 nb_execution_mode = "off"  # the tests execute the notebooks; their copies are taken where there are any
 nb_merge_streams = True
 
@@ -50,7 +52,7 @@ html_theme_options = {
 }
 
 
-def setup(app):
+def setup(app: Sphinx) -> None:
     """Write the generated pages, and load plotly where a page has figures."""
     app.connect("builder-inited", lambda app: generated.write_pages(HERE, generated.pages() | tutorials.pages()))
     app.connect("builder-inited", tutorials.write_plotly)

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -29,6 +29,7 @@ from workbench.study.answer.trial_table import TRIAL_COLUMNS
 from workbench.study.ask.study_file import CANNOT_CHANGE_A_TRIAL, StudyFile
 from workbench.study.sample.sampling import PRUNERS, SAMPLERS
 
+ROOT = Path(__file__).parents[1]
 GENERATED = ("methods", "reference", "tutorials")
 """Folders of ``docs`` that hold generated pages and nothing else."""
 
@@ -40,7 +41,6 @@ MODULES = {
     "workbench.tasks": "What is trained.",
     "workbench.runs": "Recorded runs: read, replay, mirror.",
     "workbench.online": "Streams without an end.",
-    "workbench.panels": "The tabs, each of which stands alone in a cell, too.",
     "workbench.figures": "Every figure as plain Plotly.",
 }
 """Modules of the Python reference, each with a sentence."""
@@ -67,11 +67,11 @@ def configuration_page() -> str:
     """Return the table of every configuration path."""
     parts = [
         "# Configuration",
-        "Every key of a `boost_config.json`, from the description that panels, search spaces and error messages are made "
-        "of, too. Python attributes, JSON keys and the paths of a study's `[space]` have the same names. "
+        "Every key of a `boost_config.json`, from the description that panels, search spaces and error messages are "
+        "made of, too. Python attributes, JSON keys and the paths of a study's `[space]` have the same names. "
         "`workbench schema` prints the same as JSON Schema, `workbench validate FILE` checks a file. *Searched* is the "
-        "range that a study draws from when it says `true`; the legal range may be larger. A key that is not *in effect* "
-        "is accepted and does nothing; plan, panel and `print(boosted)` say why.",
+        "range that a study draws from when it says `true`; the legal range may be larger. A key that is not *in "
+        "effect* is accepted and does nothing; plan, panel and `print(boosted)` say why.",
     ]
     for section, members in parameters_by_section().items():
         parts += [f"## `{section}`", _parameter_table(members.values())]
@@ -115,7 +115,9 @@ def _study_table(section: str, kind: type[BaseModel]) -> str:
         words = ", ".join(f"`{_toml(one)}`" for one in legal) or _rule(field, about.unit)
         default = _study_default(section, path, field)
         free = " *Free.*" if path in CANNOT_CHANGE_A_TRIAL or section in CANNOT_CHANGE_A_TRIAL else ""
-        rows.append((_key(path, path.partition(".")[2]), default, words, f"**{about.title}.** {about.description}{free}"))
+        rows.append(
+            (_key(path, path.partition(".")[2]), default, words, f"{_bold(about.title)} {about.description}{free}")
+        )
     return _table(("key", "default", "legal values", "meaning"), rows)
 
 
@@ -137,7 +139,7 @@ def _parameter_table(members: Iterable[ParameterInfo]) -> str:
         shown = f"{legal}<br>searched: {searched}" if searched else legal
         default = "unset" if one.default is None else f"`{_json(one.default)}`"
         effect = " and ".join(dict.fromkeys(w for w in (one.when.words, one.needs.words) if w != "always"))
-        meaning = f"**{one.title}.** {one.description}" + (f"<br>*In effect where {effect}.*" if effect else "")
+        meaning = f"{_bold(one.title)} {one.description}" + (f"<br>*In effect where {effect}.*" if effect else "")
         rows.append((_key(one.path), default, shown, meaning))
     return _table(("path", "default", "legal values", "meaning"), rows)
 
@@ -153,10 +155,10 @@ def _search_range(one: ParameterInfo) -> str:
 
 
 def _rule(field: FieldInfo, unit: str) -> str:
-    try:
-        return _words_of_rule(rule_of(field), unit)
-    except (IndexError, TypeError, ValueError):
-        return "a table"
+    if get_origin(inner_type(field.annotation)) is dict:
+        return "a table of lists"
+    share = ', or a share such as `"2 %"`' if "pattern=" in repr(field.annotation) else ""
+    return _words_of_rule(rule_of(field), unit) + share
 
 
 def _words_of_rule(rule: str, unit: str) -> str:
@@ -167,15 +169,33 @@ def _words_of_rule(rule: str, unit: str) -> str:
 # Methods
 
 
+def quickstart() -> dict[str, str]:
+    """Return the figures of the quickstart's answer, to be shown on first pages."""
+    about = json.loads((ROOT / "studies/quickstart/result/boost_config.o1.json").read_text(encoding="utf-8"))[
+        "provenance"
+    ]
+    speedup, low, high = (f"{value:.2f}" for value in about["speedup"])
+    drop, allowed = (f"{100 * about[name]:.1f}".removesuffix(".0") for name in ("drop", "allowed_drop"))
+    seeds = str(about["n_seeds"])
+    return {
+        "speedup": speedup,
+        "speedup_low": low,
+        "speedup_high": high,
+        "drop": drop,
+        "allowed": allowed,
+        "seeds": seeds,
+    }
+
+
 def methods_index() -> str:
     """Return the table of the methods, in the order in which they act."""
     rows = [(f"[{one.title}]({one.name}.md)", one.summary, _measured(one)) for one in METHODS]
     return _page(
         [
             "# Methods",
-            "In the order in which they act. Each page says what the method does, when it helps and when it hurts, usual "
-            "values, our own measurements and the source. Measured on CPUs; no GPU so far. Optimizers and loss scales "
-            "have guides of their own: [THOR and AdamOffload](../guide/optimizers.md), "
+            "In the order in which they act. Each page says what the method does, when it helps and when it hurts, "
+            "usual values, our own measurements and the source. Measured on CPUs; no GPU so far. Optimizers and loss "
+            "scales have guides of their own: [THOR and AdamOffload](../guide/optimizers.md), "
             "[loss scales](../guide/loss_scales.md).",
             _table(("method", "what it does", "measured"), rows),
             _toctree(one.name for one in METHODS),
@@ -275,10 +295,14 @@ def columns_page() -> str:
 
 
 def module_page(name: str) -> str:
-    """Return the page of a module's public names."""
+    """Return the page of a module's public names; what an earlier page documents is left to that one."""
+    before = [one for one in MODULES if list(MODULES).index(one) < list(MODULES).index(name)]
+    modules = [importlib.import_module(one) for one in before]
+    known = {id(getattr(one, each)) for one in modules for each in one.__all__}
     module = importlib.import_module(name)
-    options = "   :members:\n   :ignore-module-all:" if not hasattr(module, "__all__") else "   :members:"
-    directive = f"```{{eval-rst}}\n.. automodule:: {name}\n{options}\n```"
+    again = [each for each in module.__all__ if id(getattr(module, each)) in known]
+    options = ["   :members:"] + [f"   :exclude-members: {', '.join(again)}"] * bool(again)
+    directive = "\n".join(["```{eval-rst}", f".. automodule:: {name}", *options, "```"])
     return _page([f"# `{name}`", directive])
 
 
@@ -327,6 +351,10 @@ def _key(path: str, shown: str = "") -> str:
     return f'<span id="{path.replace(".", "-").replace("_", "-")}"></span>`{shown or path}`'
 
 
+def _bold(title: str) -> str:
+    return f"**{title if title.endswith('?') else f'{title}.'}**"
+
+
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
@@ -338,7 +366,8 @@ def _toml(value: Any) -> str:
 
 
 def _first_sentence(kind: type) -> str:
-    return re.sub(r"``", "`", " ".join((kind.__doc__ or "").split("\n\n")[0].split()))
+    words = " ".join((kind.__doc__ or "").split("\n\n")[0].split()).replace("``", "`")
+    return re.sub(r"^`\[\w+\]`: (\w)", lambda first: first.group(1).upper(), words)
 
 
 def write_pages(docs: Path, texts: Mapping[str, str]) -> None:

@@ -18,10 +18,12 @@ FIGURE, WIDGET = "application/vnd.plotly.v1+json", "application/vnd.jupyter.widg
 
 _MISSING = (
     "```{note}\nThis page was built without results: figures are missing. "
-    "`WORKBENCH_EXECUTED_NOTEBOOKS=build/notebooks pytest -m notebook tests/notebooks` makes them, the next build of the "
-    "documentation shows them.\n```"
+    "`WORKBENCH_EXECUTED_NOTEBOOKS=build/notebooks pytest -m notebook tests/notebooks` makes them; the next build of "
+    "the documentation shows them.\n```"
 )
-_PANEL = '<p class="wb-live">Here the notebook shows the live panel; open it with <code>workbench lab {name}</code>.</p>'
+_PANEL = (
+    '<p class="wb-live">Here the notebook shows the live panel; open it with <code>workbench lab {name}</code>.</p>'
+)
 
 
 def pages() -> dict[str, str]:
