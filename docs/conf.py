@@ -44,11 +44,18 @@ copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_title = "Boost Workbench"
+html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["style.css"]
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0072B2", "color-brand-content": "#0072B2"},
-    "dark_css_variables": {"color-brand-primary": "#56B4E9", "color-brand-content": "#56B4E9"},
+    "dark_css_variables": {
+        "color-brand-primary": "#56B4E9",
+        "color-brand-content": "#56B4E9",
+        "color-background-primary": "#0D1117",  # of GitHub's dark pages, for which the pictures are made, too
+        "color-background-secondary": "#161B22",
+    },
+    "top_of_page_buttons": [],
 }
 
 
@@ -56,4 +63,5 @@ def setup(app: Sphinx) -> None:
     """Write the generated pages, and load plotly where a page has figures."""
     app.connect("builder-inited", lambda app: generated.write_pages(HERE, generated.pages() | tutorials.pages()))
     app.connect("builder-inited", tutorials.write_plotly)
+    app.connect("autodoc-process-signature", generated.short_signature)
     app.connect("html-page-context", tutorials.load_plotly)

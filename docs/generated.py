@@ -301,9 +301,15 @@ def module_page(name: str) -> str:
     known = {id(getattr(one, each)) for one in modules for each in one.__all__}
     module = importlib.import_module(name)
     again = [each for each in module.__all__ if id(getattr(module, each)) in known]
-    options = ["   :members:"] + [f"   :exclude-members: {', '.join(again)}"] * bool(again)
+    options = ["   :members:", f"   :exclude-members: {', '.join([*again, 'model_config'])}"]
     directive = "\n".join(["```{eval-rst}", f".. automodule:: {name}", *options, "```"])
     return _page([f"# `{name}`", directive])
+
+
+def short_signature(_app: Any, what: str, _name: str, of: Any, *_options: Any) -> tuple[str, str] | None:
+    """Say of a class whose arguments are its sections only that; their defaults fill a page of their own."""
+    is_model = what == "class" and isinstance(of, type) and issubclass(of, BaseModel)
+    return ("(**sections)", "") if is_model else None
 
 
 def reference_index() -> str:

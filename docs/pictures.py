@@ -83,8 +83,8 @@ def _attribution() -> tuple[list[GainPart], CandidateRecord, float]:
         sentence=row["sentence"],
         **{name: float(row[name]) for name in names},
     )
-    tuned = re.search(r"tuned plain needs ([\d.]+) of the time", text)
-    return parts, candidate, 1 / float(tuned.group(1)) if tuned else float("nan")
+    tuned = re.search(r"tuned plain needs [\d.]+ of the time, ([\d.]+) x .*as long as the export", text)
+    return parts, candidate, candidate.speedup / float(tuned.group(1)) if tuned else float("nan")
 
 
 def _drawn(figure: go.Figure, theme: Literal["light", "dark"], height: int) -> Image.Image:
