@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -212,6 +213,49 @@ def _parse(words: list[str]) -> None:
 def test_a_wrong_option_is_noticed() -> None:
     with pytest.raises(Exception, match="No such option"):
         _parse(["tune", "studies/quickstart", "--minuts", "3"])
+
+
+@pytest.mark.slow
+def test_the_way_from_zero_can_be_walked(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "guide" / "own_model.md"
+    (task,) = _blocks(page, "python")
+    (tmp_path / "my_task.py").write_text(task)
+    (train,) = (words for words in _commands(page) if "train" in words and "--level" in words)
+    command = [sys.executable, "-m", *train]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+
+
+# Words that a reader of English stumbles over, and that were here once.
+STRANGE = (
+    "sign of life",
+    "signs of life",
+    "mend it",
+    "mend the",
+    "said so",
+    "that is dear",
+    "killed with -9",
+    "counted and told",
+    "settings pay on",
+    "poisoned records are",
+    "goes on from there",
+)
+
+
+@pytest.mark.parametrize("folder", ["docs", "notebooks", "studies", "workbench"])
+def test_texts_are_free_of_words_that_nobody_says(folder: str) -> None:
+    kinds = {".md", ".py", ".ipynb", ".toml", ".j2", ".js"}
+    texts = [path for path in (ROOT / folder).rglob("*") if path.suffix in kinds and "result" not in path.parts]
+    assert texts
+    texts += [ROOT / "README.md"]
+    found = {
+        (str(path.relative_to(ROOT)), words)
+        for path in texts
+        for words in STRANGE
+        if words in " ".join(path.read_text(encoding="utf-8").lower().split())
+    }
+    assert found == set()
 
 
 # What is generated
