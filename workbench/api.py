@@ -253,7 +253,7 @@ def tune(
 
     Raises:
         StudyError: When the study or an argument is wrong.
-        StudyStoppedError: When ``stop`` asked for it; the same call goes on from there.
+        StudyStoppedError: When ``stop`` asked for it; the same call continues from there.
     """
     from workbench import study as tuning
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,7 @@ from tests.network_families import (
 )
 from workbench.methods.less_bn.batch_norm_folding import ChannelAffine
 from workbench.methods.less_bn.method import LessBN, LessBNReport, reduce_batch_norms_
+from workbench.methods.less_bn.network_graph import read_graph
 from workbench.nn import WithLossCell
 
 WIDTHS = (4, 6, 8, 10)
@@ -310,6 +312,29 @@ def test_second_application_changes_nothing() -> None:
     assert again.removed == ()
     assert again.kept == tuple(names)
     assert norm_names(model) == names
+
+
+def test_another_thread_may_call_its_model_while_a_network_is_traced() -> None:
+    traced, called = threading.Event(), threading.Event()
+
+    class Waiting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            traced.set()
+            called.wait(30)
+            return self.layer(x)
+
+    reading = threading.Thread(target=read_graph, args=(Waiting(),))
+    reading.start()
+    try:
+        assert traced.wait(30)
+        assert nn.Sequential(nn.Linear(2, 3), nn.ReLU())(torch.ones(1, 2)).shape == (1, 3)
+    finally:
+        called.set()
+        reading.join()
 
 
 def test_fresh_networks_keep_their_other_weights() -> None:

@@ -20,7 +20,7 @@ def test_the_level_that_makes_it_read_the_file_is_named() -> None:
     assert "in mode auto the level alone decides" in notes({}, "O2")
     manual = {"boost": {"mode": "manual", **OFF, "grad_freeze": True}}
     assert 'Pass boost_level="O1"' in notes(manual, "O0")
-    assert "does not look at it at all" in notes(manual, "O0")
+    assert "does not read it at all" in notes(manual, "O0")
 
 
 def test_switches_that_would_come_on_at_another_level_are_told() -> None:
@@ -51,7 +51,7 @@ def test_freezing_with_accumulation_cannot_be_trained_there(switches: dict[str, 
 def test_sections_and_keys_it_does_not_know_are_named() -> None:
     text = notes({"dim_reduce": {"line_search_trials": 3}, "optimizer": {"name": "SGD", "lr": 0.1}})
     assert (
-        "passes over `loss_scale`, `amp`, `optimizer`, `snapshots`, `compatibility`, `dim_reduce.line_search_trials`"
+        "ignores `loss_scale`, `amp`, `optimizer`, `snapshots`, `compatibility`, `dim_reduce.line_search_trials`"
         in text
     )
     assert "The optimizer is an argument there" in text

@@ -62,7 +62,7 @@ def test_a_training_that_an_error_ends_is_closed_in_its_mirrors() -> None:
 
 def test_a_mirror_that_fails_is_given_up_with_one_warning_and_without_its_password(tmp_path: Path) -> None:
     broken, sound = FakeMirror(fails_at=1), FakeMirror()
-    with pytest.warns(MirrorWarning, match=r"a fake was given up \(https://me:\*\*\*@mirror.example went") as warned:
+    with pytest.warns(MirrorWarning, match=r"a fake was stopped \(https://me:\*\*\*@mirror.example went") as warned:
         result = train(small_task(), steps=8, out=tmp_path, device="cpu", mirrors=[broken, sound], drain_seconds=0.0)
     assert len(warned) == 1
     assert result.steps == 8

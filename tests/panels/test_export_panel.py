@@ -53,7 +53,7 @@ def test_a_study_shows_both_exports_with_verdict_and_provenance(panel: ExportPan
     assert "1.104 x (95 % interval 1.095 to 1.141)" in text
     assert "0.009463" in text
     assert "AMD EPYC, 2.13.0" in text
-    assert "passes over loss_scale, amp, snapshots, compatibility, provenance" in text
+    assert "ignores loss_scale, amp, snapshots, compatibility, provenance" in text
     assert "boost.less_bn" in text
     assert json.loads(panel.json.value) == O1.to_dict()
     panel.choice.value = "o2"

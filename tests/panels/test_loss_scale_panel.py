@@ -56,7 +56,7 @@ def test_a_run_is_opened_with_its_trace_its_map_fifty_policies_and_what_the_repl
     assert not panel.groups.widget.is_present
     assert {trace.name for trace in drawn(panel.scatter).data} >= {"replayed policy"}
     assert "Assumes the recorded trajectory" in text
-    assert "Calibrated on 9 overflows, which tells 0 % of the updates wrong" in text
+    assert "Calibrated on 9 overflows; 0 % of the updates are misjudged" in text
     assert "may lie off by a factor of" in text
     assert panel.policy == POLICY, "the sliders begin at the recorded one, and predict what happened"
     assert "9 overflows in 60 updates (likely" in text

@@ -392,7 +392,7 @@ def test_a_broken_file_of_somebody_else_is_left_alone(made: Make, tmp_path: Path
         assert sentence in text_in(panel)
         panel.start_button.click()
         assert panel.state is PanelState.IDLE
-        assert "mend the file, or name another folder" in text_in(panel)
+        assert "fix the file, or name another folder" in text_in(panel)
         assert (folder / "study.toml").read_text() == text
 
 

@@ -221,7 +221,7 @@ def test_the_loss_monitor_prints_what_fit_found(capsys: pytest.CaptureFixture[st
 
 def test_a_loss_that_is_no_number_ends_training() -> None:
     bad = [*BATCHES[:1], (torch.full((2, 3), torch.nan), torch.ones(2, 1))]
-    with pytest.raises(ValueError, match="epoch: 1 step: 2: the loss is nan, training cannot go on"):
+    with pytest.raises(ValueError, match="epoch: 1 step: 2: the loss is nan, training cannot continue"):
         new_model().train(1, bad, LossMonitor())
 
 

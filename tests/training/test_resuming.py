@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> N
     weights = read_checkpoint(path, CPU)["boosted"]["model"]["first.weight"].numpy().tobytes()
     content[bytes(content).index(weights) + 5] ^= 0x10
     path.write_bytes(content)
-    with pytest.warns(RuntimeWarning, match=r"checkpoint-0+12\.pt: .*damaged.*; it is passed over"):
+    with pytest.warns(RuntimeWarning, match=r"checkpoint-0+12\.pt: .*damaged.*; it is skipped"):
         resumed = train(small_task(), NOTHING, checkpoints=folder)
     assert (resumed.metric, resumed.curve) == (whole.metric, whole.curve)
 
@@ -141,7 +141,7 @@ def test_where_no_checkpoint_is_whole_the_sentence_says_so(tmp_path: Path) -> No
     folder = checkpoints(tmp_path)
     train(small_task(), NOTHING, checkpoints=folder, stop=stopping_after(3))
     folder.path_of(3).write_bytes(b"x")
-    with pytest.warns(RuntimeWarning, match="passed over"), pytest.raises(ResumeError, match="none of the 1 check"):
+    with pytest.warns(RuntimeWarning, match="skipped"), pytest.raises(ResumeError, match="none of the 1 check"):
         train(small_task(), NOTHING, checkpoints=folder)
 
 
@@ -177,14 +177,14 @@ def test_train_goes_on_with_a_run_or_with_the_newest_of_a_folder(tmp_path: Path)
     resumed = api.train(small_task(), resume=tmp_path / "runs", **options)
     assert resumed.path == cut.path
     assert (resumed.metric, resumed.curve) == (whole.metric, whole.curve)
-    with pytest.raises(ResumeError, match="is finished; there is nothing to go on with"):
+    with pytest.raises(ResumeError, match="is finished; there is nothing to resume"):
         api.train(small_task(), resume=cut.path, **options)
     fresh = api.train(small_task(), resume=tmp_path / "none", **options)
     assert fresh.path is not None
     assert fresh.path.parent == tmp_path / "none"
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "environment.json").write_text("{}")
-    with pytest.raises(ResumeError, match="has no checkpoint to go on with"):
+    with pytest.raises(ResumeError, match="has no checkpoint to resume from"):
         api.train(small_task(), resume=tmp_path / "bare", **options)
     with pytest.raises(ValueError, match="name a folder in `out`"):
         api.train(small_task(), out=None, checkpoint_every=5, **options)
@@ -243,7 +243,7 @@ def test_a_job_of_a_study_whose_checkpoints_are_damaged_is_trained_from_the_star
     experimenter.run(job, Monitor(stop=stopping_after(9)))
     for path in (tmp_path / "checkpoints").glob("*/checkpoint-*.pt"):
         path.write_bytes(b"torn")
-    with pytest.warns(RuntimeWarning, match="it is passed over"):
+    with pytest.warns(RuntimeWarning, match="it is skipped"):
         trained = experimenter.run(job)
     assert (trained.metric, trained.curve, trained.steps) == (whole.metric, whole.curve, STEPS)
 

@@ -232,7 +232,7 @@ def test_a_stored_command_names_the_folder_as_it_is_called_now(finished: Path) -
 def test_status_says_that_the_limit_ended_the_confirmation(finished: Path) -> None:
     study = stored(finished)
     assert json.dumps(study.user_attrs["cut_short"]) == '""'
-    sentence = "The time limit ended the confirmation; the same command goes on from there."
+    sentence = "The time limit ended the confirmation; the same command continues from there."
     study.set_user_attr("cut_short", sentence)
     assert sentence in read_result(finished).messages
     assert sentence not in tune(finished, make_experimenter=make_fake).messages

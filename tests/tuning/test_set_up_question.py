@@ -271,7 +271,7 @@ def test_a_study_that_is_there_is_gone_on_with(tmp_path: Path, monkeypatch: pyte
     written = (folder / "study.toml").read_bytes()
     assert begin_study(task, minutes=30.0, device="cpu", on_note=notes.append) == folder
     assert (folder / "study.toml").read_bytes() == written
-    assert any("Going on with" in note for note in notes)
+    assert any("Continuing" in note for note in notes)
     assert begin_study(task, device="cpu", allowed_drop="2%") == folder, "the same share, written without a blank"
 
 

@@ -198,7 +198,7 @@ def test_a_confirmation_that_is_cut_short_says_so(tmp_path: Path, clock: Clock) 
     result, taken = run(directory, clock, 250.0)  # two runs of a hundred seconds or less
     assert taken <= 250.0
     assert {one.verdict for one in result.candidates} == {Verdict.UNDECIDED}
-    assert "The time limit ended the confirmation; the same command goes on from there." in result.messages
+    assert "The time limit ended the confirmation; the same command continues from there." in result.messages
 
 
 def test_a_worker_ends_at_its_limit_and_puts_its_trial_back(tmp_path: Path, clock: Clock) -> None:

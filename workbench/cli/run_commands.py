@@ -35,10 +35,10 @@ InitOption = typer.Option(None, metavar="X", help="Initial scale; may be repeate
 FactorOption = typer.Option(None, metavar="X", help="Factor, greater than 1; may be repeated. Default: 2.")
 WindowOption = typer.Option(None, metavar="N", help="Growth window, updates; may be repeated. Default: 100 and 1000.")
 MirrorOption = typer.Option(
-    None, metavar="WHERE", help="Show the run in tensorboard[=DIR] or mlflow[=URI] while it goes on; may be repeated."
+    None, metavar="WHERE", help="Send the run to tensorboard[=DIR] or mlflow[=URI] as it runs; may be repeated."
 )
 ResumeOption = typer.Option(
-    None, metavar="RUN", help="Go on with an interrupted run, or with the newest of a folder, if there is one."
+    None, metavar="RUN", help="Continue an interrupted run, or the newest unfinished one of a folder if there is one."
 )
 MirroredArgument = typer.Argument(..., metavar="RUN", help="A run directory, or a folder of them.")
 ToOption = typer.Option(..., "--to", metavar="WHERE", help="tensorboard[=DIR] or mlflow[=URI]; may be repeated.")
@@ -61,7 +61,7 @@ def train(
         None, metavar="N", min=1, help="Micro-batches between evaluations. Default: a tenth of --steps."
     ),
     checkpoint_every: int = typer.Option(
-        None, metavar="N", min=1, help="Micro-batches between checkpoints, from which --resume goes on."
+        None, metavar="N", min=1, help="Micro-batches between checkpoints, from which --resume continues."
     ),
     resume: Path = ResumeOption,
     mirror: list[str] = MirrorOption,
@@ -100,7 +100,7 @@ def train(
     if result.stopped:
         again = "the same command trains from the start again"
         if checkpoint_every is not None or resume is not None:
-            again = f"the same command with --resume {result.path} goes on from there"
+            again = f"the same command with --resume {result.path} continues from there"
         raise Interrupted(f"interrupted; the {result.steps} steps so far are recorded in {result.path}, and {again}")
     if result.diverged:
         if is_first_rank():

@@ -353,7 +353,7 @@ class DimReduceConfig(Section, use_attribute_docstrings=True):
         ours=True,
     )
     """Most step lengths tried per step, each one forward pass; unset means 8, or the original's 2 where
-    compatibility.dim_reduce is reference. MindSpore passes over this name.
+    compatibility.dim_reduce is reference. MindSpore ignores this name.
     """
 
     n_components: int = described(

@@ -26,7 +26,7 @@ def mindspore_notes(config: BoostConfig, plan: Plan) -> list[str]:
         if path in infos and infos[path].ours and value is not None
     ]
     if passed_over:
-        notes.append(f"It passes over {', '.join(passed_over)}, which only this package reads.")
+        notes.append(f"It ignores {', '.join(passed_over)}, which only this package reads.")
     if config.effective_amp_level("npu") != "O0" or plan.parameters_in_effect().get("loss_scale.kind") != "none":
         notes.append(
             "Mixed precision and loss scale are arguments there: pass amp_level and loss_scale_manager to "
@@ -45,13 +45,13 @@ def _how_to_pass(config: BoostConfig, plan: Plan) -> str:
         return "Nothing is switched on, so the file changes nothing there; leave out boost_level."
     if plan.level == "O0" and config.resolve("O1", plan.world_size).key() != plan.key():
         return (
-            "At O0 mindspore.train.Model does not look at boost_config_dict at all, and at O1 the switches that are "
+            "At O0 mindspore.train.Model does not read boost_config_dict at all, and at O1 the switches that are "
             'unset here would come on: set each of them by hand, then pass boost_level="O1".'
         )
     level = plan.level if plan.level != "O0" else "O1"
     reason = (
         "in mode auto the level alone decides"
         if plan.mode == "auto"
-        else "with O0 mindspore.train.Model does not look at it at all"
+        else "with O0 mindspore.train.Model does not read it at all"
     )
     return f'Pass boost_level="{level}" and the content of this file as boost_config_dict; {reason}.'

@@ -39,7 +39,7 @@ def importance_figure(importance: Mapping[str, float], *, theme: Theme = "auto")
     """Draw parameter importance (config path -> a number that is not negative, computed elsewhere) as bars."""
     numbers = importance_numbers(importance)
     if not numbers.names:
-        reason = "Too few finished trials to tell parameters apart, or only one was searched."
+        reason = "Too few finished trials to compare the parameters, or only one was searched."
         return empty_figure(_QUESTION, reason, theme=theme)
     title = f"{plain(numbers.names[0])} mattered most" if numbers.shares[0] > 0 else "No parameter made a difference"
     subtitle = "share of what the parameters explain of the objective; not a direction"

@@ -96,7 +96,7 @@ def online_stream_figure(
         drawing.set_y(title, row=row, rangemode="tozero", nticks=5)
     if "rejected" in fields:
         mark = Mark("circle-open", 8, VERMILLION, edge=2)
-        drawing.events(numbers.rejections, mark, name="the reason told", row=len(fields))
+        drawing.events(numbers.rejections, mark, name="the reason reported", row=len(fields))
     drawing.set(showlegend=bool(numbers.rejections.x.size), margin={"b": 96})
     drawing.set_steps("batches")
     return drawing.figure()

@@ -245,7 +245,7 @@ class LossMonitor(Callback):
         where = f"epoch: {state.cur_epoch_num} step: {state.cur_step_in_epoch}"
         is_skipped = state.boosted is not None and state.outcome is not None and state.boosted.skips(state.outcome)
         if not (math.isfinite(loss) or is_skipped):
-            raise ValueError(f"{where}: the loss is {loss}, training cannot go on; lower the learning rate")
+            raise ValueError(f"{where}: the loss is {loss}, training cannot continue; lower the learning rate")
         if ranks.rank() == 0:
             print(f"{where}, loss is {loss}", flush=True)
 

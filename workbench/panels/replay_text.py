@@ -59,7 +59,7 @@ def error_sentence(run: Run, replayed: ReplayedRun) -> str:
     if not thresholds.calibrated:
         return f"Nothing overflowed in this run, so nothing could be calibrated; {off}."
     overflows = counted(len(run.overflow_steps), "overflow")
-    return f"Calibrated on {overflows}, which tells {percent(thresholds.misclassified)} of the updates wrong; {off}."
+    return f"Calibrated on {overflows}; {percent(thresholds.misclassified)} of the updates are misjudged, {off}."
 
 
 def prediction_sentence(run: Run, replayed: ReplayedRun, policy: ScalePolicy, judged: Any) -> str:

@@ -247,7 +247,7 @@ def new_study_text(task: str, baseline: Mapping[str, Any], values: Mapping[str, 
     """Return the file of a new study, in which the baseline says by config path what O0 means; see ``study_text``."""
     document = tomlkit.document()
     document.add(tomlkit.comment("Which boost settings train this task fastest without losing more than allowed?"))
-    document.add(tomlkit.comment("Written by the workbench; `workbench tune` on this folder goes on with it."))
+    document.add(tomlkit.comment("Written by the workbench; `workbench tune` on this folder continues it."))
     _table(document, "study")["task"] = task
     for path, value in baseline.items():
         _table(document, "baseline")[path] = value

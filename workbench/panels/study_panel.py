@@ -247,7 +247,7 @@ class StudyPanel(WorkPanel):
         """Read the controls; None when the present file cannot be used, which is then said."""
         if self._unreadable is not None:
             self._error.value = error_html(
-                f"{self.folder.value}/study.toml: {self._unreadable}; mend the file, or name another folder"
+                f"{self.folder.value}/study.toml: {self._unreadable}; fix the file, or name another folder"
             )
             return None
         if not is_usable_count(self.jobs):
@@ -288,7 +288,7 @@ class StudyPanel(WorkPanel):
         """Say that the study has its answer, or was stopped."""
         ended = counted(self._n_ended(), "trial")
         if outcome.result is None:
-            self.tell("stopped; everything finished is kept, Continue goes on")
+            self.tell("stopped; everything finished is kept; Continue resumes it")
             self.log(f"stopped after {ended}")
             return PanelState.DONE
         self.bar.value, self.bar.bar_style = self.bar.max, "success"
@@ -317,7 +317,7 @@ class StudyPanel(WorkPanel):
         ended = self._n_ended()
         self.bar.max = 1.0
         self.bar.value = 1.0 if result.is_over else min(ended / max(result.n_trials, 1), 1.0)
-        rest = "its answer is shown" if result.is_over else "Continue goes on"
+        rest = "its answer is shown" if result.is_over else "Continue resumes the search"
         early = ", and the search is over" if result.is_over and ended < result.n_trials else ""
         self.tell(f"{ended} of {counted(result.n_trials, 'trial')}{early}; {rest}")
         self._show_study()

@@ -113,7 +113,7 @@ class CheckpointFolder:
 
     def pass_over(self, error: Exception) -> None:
         """Warn that a checkpoint is of no use."""
-        warnings.warn(f"{error}; it is passed over", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{error}; it is skipped", RuntimeWarning, stacklevel=3)
 
     def close(self) -> None:
         """Wait until everything is on the disk; warn when the last checkpoint could not be written."""

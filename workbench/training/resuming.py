@@ -81,10 +81,10 @@ def run_to_resume(where: Path) -> tuple[Path, str]:
     """
     if (where / "environment.json").is_file():
         if (where / "summary.json").exists():
-            raise ResumeError(f"{where} is finished; there is nothing to go on with")
+            raise ResumeError(f"{where} is finished; there is nothing to resume")
         if not CheckpointFolder(where / FOLDER).steps():
             raise ResumeError(
-                f"{where} has no checkpoint to go on with; a run writes them where it was begun with a distance of "
+                f"{where} has no checkpoint to resume from; a run writes them where it was begun with a distance of "
                 "checkpoints (--checkpoint-every)"
             )
         return where.parent, where.name

@@ -157,7 +157,7 @@ def _computed_from(snapshots: Path | None, k: int) -> Path:
         )
     if len(set(fitting.values())) > 1:
         raise LookupError(
-            f"{snapshots} holds subspaces of several networks, so the one to export cannot be told; give the study a "
-            "folder of its own in `dim_reduce.weight_load_dir`"
+            f"{snapshots} holds subspaces of several networks, so it is not clear which one to export; give the study "
+            "a folder of its own in `dim_reduce.weight_load_dir`"
         )
     return max(fitting, key=lambda path: path.stat().st_mtime_ns)

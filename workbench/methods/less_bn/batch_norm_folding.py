@@ -265,7 +265,7 @@ def _warn_of_added(name: str, layer: nn.Module) -> None:
     if layer.training:
         warnings.warn(
             f"the loaded weights add {name}, which this network did not have; an optimizer made before does not train "
-            "it. To go on training, give apply() a network whose BatchNorms have statistics, as the first time",
+            "it. To continue training, give apply() a network whose BatchNorms have statistics, as the first time",
             UserWarning,
             stacklevel=2,
         )

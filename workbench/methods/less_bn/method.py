@@ -347,7 +347,7 @@ def _find_graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], example
             reasons.append(str(error))
         else:
             return _Found(graphs, call, reasons[0] if reasons and example_inputs is not None else "")
-    reasons.append("registration order is used, example inputs that run would tell more")
+    reasons.append("registration order is used; working example inputs would show the real structure")
     return _Found(reason="; ".join(reasons))
 
 

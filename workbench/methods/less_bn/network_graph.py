@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -240,7 +241,22 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 class _LayerTracer(fx.Tracer):
-    """Tracer that keeps a user's own subclasses of convolution, BatchNorm and Linear as one node each."""
+    """Tracer that keeps a user's own subclasses of convolution, BatchNorm and Linear as one node each.
+
+    While it traces, torch.fx replaces ``nn.Module.__call__`` in the whole process: calls of other threads, which may be
+    training, are handed on as they are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return _is_layer(m)

@@ -67,7 +67,7 @@ class LiveMirrors:
             if thread.error is not None and not thread.warned:
                 thread.warned = True
                 warnings.warn(
-                    f"the mirror to {thread.mirror} was given up ({reason_of(thread.error)}); the run goes on, "
+                    f"the mirror to {thread.mirror} was stopped ({reason_of(thread.error)}); the run continues, "
                     "`workbench runs mirror RUN --to ...` sends it again once it is finished",
                     MirrorWarning,
                     stacklevel=3,

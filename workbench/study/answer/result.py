@@ -248,6 +248,6 @@ def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float],
             found = optuna.importance.get_param_importances(study, target=target)
     except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        return {}, f"The importance of the parameters cannot be told from so few trials ({reason})."
+        return {}, f"There are too few trials to estimate the importance of the parameters ({reason})."
     settings = {dimension.path for dimension in file.dimensions if len(dimension.extremes) == 1}
     return {name: float(one) for name, one in found.items() if math.isfinite(one) and name not in settings}, ""

@@ -24,7 +24,7 @@ class Part(BaseModel):
 class StudySection(Part):
     """``[study]``: what is trained, how long, and what counts."""
 
-    name: str = ""  # empty takes the folder's
+    name: str = described("", "Name", "What the study is called; empty takes the folder's name.")
     task: str = described(
         ..., "Task", "Built-in name, package.module:attribute, or path/to/file.py:attribute.", min_length=1
     )
@@ -33,12 +33,11 @@ class StudySection(Part):
     evaluate_every: int | None = described(
         None, "Evaluate every", "Unset evaluates after each tenth of the run.", unit="micro-batches", ge=1
     )
-    # Finished trials of the whole study; equal plans count once.
-    n_trials: int = described(..., "Trials", "Different plans in all, O0 included.", ge=1)
-    timeout_seconds: float | None = described(  # of one ``tune`` command
+    n_trials: int = described(..., "Trials", "Different plans in all, O0 included; only finished ones count.", ge=1)
+    timeout_seconds: float | None = described(
         None,
         "How long may I search?",
-        "Search and confirmation together; unset sets no limit.",
+        "Search and confirmation of one command together; unset sets no limit.",
         unit="seconds",
         gt=0,
     )
@@ -49,11 +48,15 @@ class StudySection(Part):
         "both metric and step time at once, without pruning; or the total time of a whole run that ends there.",
     )
     device: str = described("auto", "Device", "Where to train: auto, cpu, cuda or npu.")
-    # Of a training process. torch takes all cores; speed, too, is measured best with one.
     threads: int | None = described(
-        None, "CPU threads", "Small networks train fastest with one; unset leaves it to torch.", ge=1
+        None,
+        "CPU threads",
+        "Of one training process; small networks train fastest with one. Unset leaves it to torch: all cores.",
+        ge=1,
     )
-    ranks: int = Field(1, ge=1)  # processes that train every run together; candidates and O0 alike
+    ranks: int = described(
+        1, "Ranks", "Processes that train every run together, those of O0 included.", unit="processes", ge=1
+    )
     device_hours: float | None = described(
         None, "Device-hours", "Trial time times devices, over all workers; unset sets no limit.", unit="hours", gt=0
     )
@@ -90,7 +93,7 @@ class NamedOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="allow", allow_inf_nan=False)
 
-    name: str
+    name: str = described(..., "Name", "Which one; further keys are its options.")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -101,32 +104,73 @@ class NamedOptions(BaseModel):
 class SpeedSection(Part):
     """``[speed]``: how a trial's step time is compared with O0's."""
 
-    # Pairs of blocks (A B); on a noisy machine up to four times as many are measured.
-    rounds: int = described(8, "Speed rounds", "Interleaved rounds in which a trial is timed against O0.", ge=2)
+    rounds: int = described(
+        8,
+        "Speed rounds",
+        "Interleaved rounds in which a trial is timed against O0; up to four times as many on a noisy machine.",
+        ge=2,
+    )
     steps_per_block: int = described(6, "Steps per block", "Steps of one block of such a round.", ge=1)
 
 
 class LossScaleReplaySection(Part):
     """``[loss_scale_replay]``: choose the loss-scale policy from one recorded run."""
 
-    enabled: bool = True
-    steps: int = Field(60, ge=2)  # micro-batches of the recording
-    amp_level: Literal["O2"] = "O2"
-    dtype: Literal["float16"] = "float16"  # the only one that needs a scale
-    init: float = Field(2.0**24, ge=1)  # the recording begins with it; a large one shows where overflows begin
-    window: int = Field(20, ge=1)  # growth window of the recording, short so that the scale keeps probing upward
-    exponents_every: int = Field(2, ge=1)  # steps between two exponent counts
-    # What is judged: every combination of initial scale, factor and growth window.
-    init_choices: list[float] = Field(default_factory=lambda: [2.0**power for power in range(8, 25, 2)], min_length=1)
-    factor_choices: list[float] = Field(default_factory=lambda: [2.0, 4.0], min_length=1)
-    window_choices: list[int] = Field(default_factory=lambda: [20, 50, 100, 200, 500, 1000, 2000], min_length=1)
-    max_underflow_share: float = Field(0.01, ge=0, le=1)  # share of the gradient that may underflow on average
-    verify_steps: int | None = Field(None, ge=1)  # of the rerun under the chosen policy; None: as many as were recorded
-    # Fixed scales are judged beside the dynamic ones, to compare; none is chosen: they have no way back when gradients
-    # grow.
-    fixed_choices: list[Annotated[float, Field(ge=1)]] = Field(default_factory=list)
-    # So many of the judged policies, evenly spread, are trained for as long as the recording, to compare.
-    check_policies: int = Field(0, ge=0)
+    enabled: bool = described(True, "Enabled", "Whether the policy is chosen by replay.")
+    steps: int = described(60, "Recorded steps", "Length of the recorded run.", unit="micro-batches", ge=2)
+    amp_level: Literal["O2"] = described("O2", "Mixed precision", "Of the recorded run.")
+    dtype: Literal["float16"] = described("float16", "Low precision type", "The only one that needs a loss scale.")
+    init: float = described(
+        2.0**24, "Initial scale", "The recording begins with it; a large one shows where overflows begin.", ge=1
+    )
+    window: int = described(
+        20,
+        "Window",
+        "Growth window of the recording, short so that the scale keeps probing upward.",
+        unit="steps",
+        ge=1,
+    )
+    exponents_every: int = described(
+        2, "Exponents every", "Distance of two counts of the gradients' exponents.", unit="steps", ge=1
+    )
+    init_choices: list[float] = Field(
+        default_factory=lambda: [2.0**power for power in range(8, 25, 2)],
+        min_length=1,
+        title="Initial scales",
+        description="Initial scales that are judged, in every combination with factors and windows.",
+    )
+    factor_choices: list[float] = Field(
+        default_factory=lambda: [2.0, 4.0], min_length=1, title="Factors", description="Factors that are judged."
+    )
+    window_choices: list[int] = Field(
+        default_factory=lambda: [20, 50, 100, 200, 500, 1000, 2000],
+        min_length=1,
+        title="Windows",
+        description="Growth windows that are judged, in steps.",
+    )
+    max_underflow_share: float = described(
+        0.01, "Allowed underflow", "Share of the gradient elements that may underflow on average.", ge=0, le=1
+    )
+    verify_steps: int | None = described(
+        None,
+        "Verified steps",
+        "Length of the rerun under the chosen policy; unset means as many as were recorded.",
+        unit="micro-batches",
+        ge=1,
+    )
+    fixed_choices: list[Annotated[float, Field(ge=1)]] = Field(
+        default_factory=list,
+        title="Fixed scales",
+        description="Fixed scales that are judged beside the dynamic ones, to compare. None of them is chosen: a fixed "
+        "scale cannot follow gradients that grow.",
+    )
+    check_policies: int = described(
+        0,
+        "Checked policies",
+        "So many of the judged policies, evenly spread, are trained for as long as the recording, to compare.",
+        unit="policies",
+        ge=0,
+    )
 
 
 class FreezingLimitSection(Part):
@@ -135,38 +179,70 @@ class FreezingLimitSection(Part):
     Every finished trial that freezes is timed again beside O0 and beside a net in which the same layers rest for good.
     """
 
-    enabled: bool = True
-    rounds: int = Field(8, ge=2)
-    steps_per_block: int = Field(4, ge=1)  # micro-batches
+    enabled: bool = described(True, "Enabled", "Whether trials that freeze are timed again.")
+    rounds: int = described(8, "Rounds", "Interleaved rounds of the comparison.", unit="rounds", ge=2)
+    steps_per_block: int = described(4, "Steps per block", "Length of one block.", unit="micro-batches", ge=1)
 
 
 class SetUpSection(Part):
-    """``[set_up]``: how the fastest set-up is searched; for the objective ``time_to_quality``."""
+    """``[set_up]``: how the fastest set-up is searched; for the objective ``time_to_quality``.
 
-    baseline_seeds: int = Field(5, ge=2)  # runs of O0 whose mean is the quality to keep
-    most_seeds: int = Field(4, ge=1)  # that a plan takes when it is tried
-    leader_seeds: int = Field(16, ge=2)  # that the final leader is trained on before it is confirmed over others
-    # Config path -> values of what changes time alone; every combination is timed, the fastest is taken.
-    runtime: dict[str, list[Any]] = Field(default_factory=dict)
-    # *Tuned plain* is the task as given with a shorter schedule of such a shape and one of these learning rates.
-    plain_rates: list[float] = Field(default_factory=list)
-    plain_shape: str = "task"
-    plain_runs: int = Field(12, ge=0)  # at least; 0 leaves it out
-    plain_share: float = Field(0.15, ge=0, lt=1)  # of the time
-    attribution_share: float = Field(0.2, ge=0, lt=1)  # of the time, to find out where the gain comes from
-    left_out: list[str] = Field(default_factory=list)  # why what might have been searched is not, a sentence each
+    *Tuned plain* is the task as given with a shorter schedule and another learning rate, and nothing else.
+    """
+
+    baseline_seeds: int = described(
+        5, "Baseline seeds", "Runs of O0 whose mean is the quality to keep.", unit="runs", ge=2
+    )
+    most_seeds: int = described(4, "Most seeds", "Seeds that a plan takes at most when it is tried.", unit="runs", ge=1)
+    leader_seeds: int = described(
+        16,
+        "Leader's seeds",
+        "Seeds that the final leader is trained on before it is confirmed on others.",
+        unit="runs",
+        ge=2,
+    )
+    runtime: dict[str, list[Any]] = Field(
+        default_factory=dict,
+        title="Runtime",
+        description="Configuration path and values of what changes the time alone; every combination is timed, and the "
+        "fastest is taken.",
+    )
+    plain_rates: list[float] = Field(
+        default_factory=list, title="Rates of tuned plain", description="Learning rates that tuned plain tries."
+    )
+    plain_shape: str = described("task", "Shape of tuned plain", "Shape of tuned plain's shorter schedule.")
+    plain_runs: int = described(
+        12, "Runs of tuned plain", "How many it takes at least; 0 leaves it out.", unit="runs", ge=0
+    )
+    plain_share: float = described(0.15, "Tuned plain's share", "Share of the time that tuned plain takes.", ge=0, lt=1)
+    attribution_share: float = described(
+        0.2, "Attribution's share", "Share of the time for finding out where the gain comes from.", ge=0, lt=1
+    )
+    left_out: list[str] = Field(
+        default_factory=list,
+        title="Left out",
+        description="Why what might have been searched is not, a sentence each; `workbench tune TASK` writes them.",
+    )
 
 
 class ConfirmSection(Part):
     """``[confirm]``: train the best candidates again, paired with O0 over fresh seeds."""
 
-    enabled: bool = True  # without it candidates stay undecided
-    # How many seeds a test takes is fixed by the standard deviation of its first few pairs.
-    seeds_min: int = described(10, "Confirmation seeds, least", "Fewest paired seeds of a test.", ge=2)
+    enabled: bool = described(True, "Enabled", "Whether candidates are confirmed; otherwise they stay undecided.")
+    seeds_min: int = described(
+        10,
+        "Confirmation seeds, least",
+        "Fewest paired seeds of a test; how many it takes follows from the scatter of its first pairs.",
+        ge=2,
+    )
     seeds_max: int = described(100, "Confirmation seeds, most", "Most paired seeds of a test.", ge=2)
     candidates: int = described(2, "Candidates", "Candidates tested per export, without refuted ones.", ge=1)
-    steps: int | None = Field(None, ge=1)  # micro-batches per run; None: the trial's budget
-    time_share: float = Field(0.4, ge=0, lt=1)  # of ``timeout_seconds`` kept for it, once there is a candidate
+    steps: int | None = described(
+        None, "Steps per run", "Length of one run; unset means that of a trial.", unit="micro-batches", ge=1
+    )
+    time_share: float = described(
+        0.4, "Time kept", "Share of `study.timeout_seconds` that is kept for it once there is a candidate.", ge=0, lt=1
+    )
 
     @property
     def usual_seeds(self) -> int:
@@ -188,5 +264,9 @@ class WarmStartSection(Part):
     list. Further ones may be added while the study goes on.
     """
 
-    sources: Annotated[list[str], BeforeValidator(_as_sources)] = Field(alias="from")
-    trials: int = Field(5, ge=1)  # best trials that are taken of each study
+    sources: Annotated[list[str], BeforeValidator(_as_sources)] = Field(
+        alias="from",
+        title="Sources",
+        description="Folders of studies or exported boost_config.json files, one or a list.",
+    )
+    trials: int = described(5, "Trials", "How many of the best trials are taken of each study.", unit="trials", ge=1)

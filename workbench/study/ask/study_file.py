@@ -54,7 +54,11 @@ class StudyFile(Part):
     """A whole ``study.toml``, checked."""
 
     study: StudySection
-    baseline: dict[str, Any] = Field(default_factory=dict)  # what O0 means here; every candidate starts from it
+    baseline: dict[str, Any] = Field(
+        default_factory=dict,
+        title="Baseline",
+        description="What O0 means here, by configuration path: every candidate starts from it.",
+    )
     allowed_drop: AllowedDrop = AllowedDrop()
     sampler: NamedOptions = described(NamedOptions(name="tpe"), "Sampler", "Who proposes trials.")
     pruner: NamedOptions = described(
@@ -66,7 +70,12 @@ class StudyFile(Part):
     confirm: ConfirmSection = ConfirmSection()
     set_up: SetUpSection = SetUpSection()
     warm_start: WarmStartSection | None = None
-    space: dict[str, Any] = Field(default_factory=dict)  # what is searched
+    space: dict[str, Any] = Field(
+        default_factory=dict,
+        title="Space",
+        description="What is searched: configuration path, and the values or the range that are drawn; `true` takes "
+        "the parameter's usual range.",
+    )
     _network: NetworkFacts | None = PrivateAttr(None)  # no part of the question, but of what it means here
     _searched: SearchedSpace | None = PrivateAttr(None)  # found once: it is asked for several times a trial
 

@@ -85,7 +85,7 @@ def begin_study(
     if (folder / "study.toml").exists() and not fresh:
         said = None if steps is None and epochs is None else _steps(task, steps, epochs, epoch_batches(task))
         _check_same_question(folder, said, allowed_drop)
-        on_note(f"Going on with {folder}; --fresh starts a new one.")
+        on_note(f"Continuing {folder}; --fresh starts a new one.")
         return folder
     look = look_at(task, devices.select_device(device))
     length = _steps(task, steps, epochs, look.epoch_batches)

@@ -190,7 +190,7 @@ def tune(
             if file.study.objective == "time_to_quality":
                 keys, monitor = confirmation.keys_of(candidates), Monitor(on_step=watch.step)
                 compare_with_plain(study, file, guard, keys, monitor=monitor, deadline=deadline)
-            by_time = f"The time limit ended {' and '.join(cut_short)}; the same command goes on from there."
+            by_time = f"The time limit ended {' and '.join(cut_short)}; the same command continues from there."
             study.set_user_attr("cut_short", by_time if cut_short else "")
             watch.phase("export")
             folder = directory / "result"

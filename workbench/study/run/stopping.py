@@ -15,7 +15,7 @@ from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, Trained, TrainJob
 from workbench.study.run.runner import Experimenter, ExperimenterWrapper
 
-_ON_REQUEST = "stopped on request; everything finished is saved, and the same study can go on"
+_ON_REQUEST = "stopped on request; everything finished is saved, and the same study can be continued"
 
 
 def end_if_asked(stop: Callable[[], bool] | None) -> None:

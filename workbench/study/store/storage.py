@@ -254,7 +254,7 @@ def plain_storage_errors() -> Iterator[None]:
         reason = reason_of(error)
         if "disk is full" in reason:
             raise DiskFullError(
-                errno.ENOSPC, "the disk is full, so the study cannot go on; make room and run the same command again"
+                errno.ENOSPC, "the disk is full, so the study cannot continue; make room and run the same command again"
             ) from None
         raise StudyFailedError(f"the study's database cannot be used: {reason}") from None
 
