@@ -66,6 +66,11 @@ _RUNTIME = (
     "cudaDeviceSynchronize",
     "cudaEventSynchronize",
     "cudaMemcpy",
+    "cuMemcpy",
+    "cudaMalloc",  # these four wait for the device by the way; MAGMA's queues are a source of them
+    "cudaFree",
+    "cudaHostAlloc",
+    "cudaFreeHost",
     "hipStreamSynchronize",
     "hipDeviceSynchronize",
     "hipEventSynchronize",

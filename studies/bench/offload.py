@@ -21,7 +21,10 @@ from workbench.optim.adam_offload.optimizer import AdamOffload
 
 _RATE = 1e-4
 _EPS = 1e-15  # eps is not bias-corrected in ours: it has to be too small to be seen for results to be the same
-_GOAL, _GOAL_BESIDE_TORCHAO = 1.08, 0.92
+# Beside Adam on the device there is no goal: gradients leave, the host computes and weights return between two forward
+# passes, and 1e9 float32 weights take 0.3 s to 0.6 s of that by the speed of links and memory alone (arithmetic, not
+# measured). Only an update that lags a step behind could hide them, and that is another optimizer.
+_GOAL, _GOAL_BESIDE_TORCHAO = None, 0.92
 _GUARDED_STEPS, _SHARE_OF_THE_WAY = 3, 0.02
 
 

@@ -1,12 +1,18 @@
 // An accelerator that is none: device "standin", with memory of its own kind, whose operations the CPU computes.
 //
 // For tests on machines without an accelerator. Much of what goes wrong on a real one goes wrong here as well: an
-// operation on tensors of two devices is an error, `is_cpu` is false, pinned memory is known, streams and events exist. A
-// copy to pinned memory that nobody waits for arrives late, and until then NaNs lie there. All else has happened when it
-// is dispatched, in order, so that other races cannot be seen. Every call through which the host of a real accelerator
-// would wait is counted by name: `torch.ops.standin.waits()`.
+// operation on tensors of two devices is an error (there are two of these devices), a host's number joins only operations
+// that are pointwise, `is_cpu` is false, random numbers come from generators of the device's own, pinned memory is known,
+// streams and events exist. What CUDA's kernels refuse is refused: bfloat16 gradients where they are unscaled, and fused
+// optimizers' tensors that differ in format or strides.
+//
+// A copy to pinned memory that nobody waits for arrives late, and until then NaNs lie there. All else has happened when it
+// is dispatched, in order; what would be a race where it has not is told by `torch.ops.standin.races()`
+// (standin_order.h), pinned memory that the host changes before a copy from it would have been made included. Every call
+// through which the host of a real accelerator would wait is counted by name: `torch.ops.standin.waits()`.
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -19,7 +25,10 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include "standin_order.h"
+
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -38,7 +47,22 @@ using c10::DeviceType;
 using c10::Stream;
 
 constexpr DeviceType kStandIn = DeviceType::PrivateUse1;
-const Device kDevice(kStandIn, 0);
+constexpr DeviceIndex kDevices = 2;
+
+thread_local DeviceIndex current_device = 0;
+thread_local std::array<c10::StreamId, kDevices> current_streams{};
+
+struct On { // makes a device the current one for a while
+  DeviceIndex before = current_device;
+  explicit On(Device device) {
+    if (device.has_index()) current_device = device.index();
+  }
+  ~On() { current_device = before; }
+};
+
+order::Order& streams = *new order::Order; // as long as the process, like all below
+
+order::Lane lane(DeviceIndex device) { return {device, current_streams[device]}; }
 
 // ---- waits of the host
 
@@ -57,7 +81,8 @@ void host_waits(const char* how) {
 constexpr int64_t kOperationsOnTheWay = 40; // dispatched meanwhile
 
 struct Copy {
-  at::Tensor target, values; // both the CPU's
+  at::Tensor pinned, values; // both the CPU's
+  bool to_host;
   int64_t arrives; // at this count of operations
 };
 
@@ -69,29 +94,42 @@ void let_arrive(int64_t at_least) { // in order, as on one stream: so many of al
   std::lock_guard<std::mutex> held(lock);
   while (!on_the_way.empty() && (arrived < at_least || on_the_way.front().arrives <= dispatched)) {
     const Copy& copy = now.emplace_back(on_the_way.front());
-    std::memcpy(copy.target.data_ptr(), copy.values.data_ptr(), copy.values.nbytes());
+    if (copy.to_host)
+      std::memcpy(copy.pinned.data_ptr(), copy.values.data_ptr(), copy.values.nbytes());
+    else if (std::memcmp(copy.pinned.data_ptr(), copy.values.data_ptr(), copy.values.nbytes()))
+      streams.report("the host changed pinned memory before a copy from it to the device had been made");
     on_the_way.pop_front();
     ++arrived;
   }
 }
 
-void send(const at::Tensor& target, const at::Tensor& source) { // equal dtype and strides, no gaps
-  at::Tensor values = at::empty_like(target, at::TensorOptions().pinned_memory(false));
-  values.copy_(source);
-  std::memset(target.data_ptr(), 0xFF, target.nbytes());
+bool is_awaited(const at::Tensor& pinned) { // by a copy to the host
   std::lock_guard<std::mutex> held(lock);
-  on_the_way.push_back({target, values, dispatched + kOperationsOnTheWay});
+  const auto* begin = static_cast<const char*>(pinned.data_ptr());
+  return std::any_of(on_the_way.begin(), on_the_way.end(), [&](const Copy& copy) {
+    const auto* other = static_cast<const char*>(copy.pinned.data_ptr());
+    return copy.to_host && other < begin + pinned.nbytes() && begin < other + copy.pinned.nbytes();
+  });
+}
+
+void send(const at::Tensor& pinned, const at::Tensor& source, bool to_host) { // equal dtype and strides, no gaps
+  at::Tensor values = at::empty_like(pinned, at::TensorOptions().pinned_memory(false));
+  values.copy_(source);
+  if (to_host) std::memset(pinned.data_ptr(), 0xFF, pinned.nbytes());
+  std::lock_guard<std::mutex> held(lock);
+  on_the_way.push_back({pinned, values, to_host, dispatched + kOperationsOnTheWay});
   ++sent;
 }
 
 // ---- memory
 
 std::map<std::uintptr_t, size_t>& pinned = *new std::map<std::uintptr_t, size_t>;
-std::atomic<int64_t> allocated{0}, peak{0};
+std::array<std::atomic<int64_t>, kDevices> allocated{}, peak{};
 
 struct Block {
   void* memory;
   size_t bytes;
+  DeviceIndex device;
 };
 
 void* new_memory(size_t bytes) {
@@ -102,7 +140,8 @@ void* new_memory(size_t bytes) {
 
 void free_device(void* context) {
   auto* block = static_cast<Block*>(context);
-  allocated -= static_cast<int64_t>(block->bytes);
+  allocated[block->device] -= static_cast<int64_t>(block->bytes);
+  streams.end(block->memory);
   std::free(block->memory);
   delete block;
 }
@@ -117,24 +156,29 @@ void free_pinned(void* memory) {
 
 struct DeviceMemory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
-    auto* block = new Block{new_memory(bytes), bytes};
-    allocated += static_cast<int64_t>(bytes);
-    for (int64_t before = peak; before < allocated && !peak.compare_exchange_weak(before, allocated);) {}
-    return {block->memory, block, &free_device, kDevice};
+    const DeviceIndex device = current_device;
+    auto* block = new Block{new_memory(bytes), bytes, device};
+    auto &held = allocated[device], &most = peak[device];
+    held += static_cast<int64_t>(bytes);
+    for (int64_t before = most; before < held && !most.compare_exchange_weak(before, held);) {}
+    streams.begin(block->memory, lane(device));
+    return {block->memory, block, &free_device, Device(kStandIn, device)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* target, const void* source, size_t bytes) const override { std::memcpy(target, source, bytes); }
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override {}
-  void recordStream(const c10::DataPtr&, Stream) override {}
+  void recordStream(const c10::DataPtr& place, Stream stream) override {
+    streams.record_stream(place.get(), {stream.device_index(), stream.id()});
+  }
   void resetAccumulatedStats(DeviceIndex) override {}
-  void resetPeakStats(DeviceIndex) override { peak = allocated.load(); }
+  void resetPeakStats(DeviceIndex device) override { peak[device] = allocated[device].load(); }
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex) override { return {size_t{1} << 30, size_t{1} << 30}; }
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex) override {
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
     c10::CachingDeviceAllocator::DeviceStats stats;
     auto& bytes = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
-    bytes.current = allocated;
-    bytes.peak = peak;
+    bytes.current = allocated[device];
+    bytes.peak = peak[device];
     return stats;
   }
 } device_memory;
@@ -163,7 +207,6 @@ REGISTER_ALLOCATOR(kStandIn, &device_memory);
 
 // ---- streams and events
 
-thread_local c10::StreamId current_stream = 0;
 std::atomic<c10::StreamId> last_stream{0};
 
 using Clock = std::chrono::steady_clock;
@@ -173,45 +216,67 @@ void wait(const char* how, int64_t copies) {
   if (!computing) let_arrive(copies);
 }
 
-void wait(const char* how) { wait(how, sent); }
+void wait(const char* how, order::Lane stream) {
+  wait(how, sent);
+  if (!computing) streams.tell_host(streams.heard_by(stream));
+}
+
+void wait(const char* how) { wait(how, lane(current_device)); }
 
 struct Mark {
   Clock::time_point time;
   int64_t copies; // sent before it
+  order::Times heard; // by its stream
 };
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   DeviceType type() const override { return kStandIn; }
-  Device exchangeDevice(Device) const override { return kDevice; }
-  Device getDevice() const override { return kDevice; }
-  void setDevice(Device) const override {}
-  void uncheckedSetDevice(Device) const noexcept override {}
-  DeviceIndex deviceCount() const noexcept override { return 1; }
+  Device exchangeDevice(Device device) const override {
+    const Device before = getDevice();
+    setDevice(device);
+    return before;
+  }
+  Device getDevice() const override { return Device(kStandIn, current_device); }
+  void setDevice(Device device) const override {
+    TORCH_CHECK(device.index() < kDevices, "invalid device ordinal");
+    uncheckedSetDevice(device);
+  }
+  void uncheckedSetDevice(Device device) const noexcept override {
+    if (device.has_index()) current_device = device.index();
+  }
+  DeviceIndex deviceCount() const noexcept override { return kDevices; }
   c10::DeviceCapability getDeviceCapability(Device) const override { return {}; }
 
-  Stream getStream(Device) const override { return Stream(Stream::UNSAFE, kDevice, current_stream); }
-  Stream getDefaultStream(Device) const override { return Stream(Stream::UNSAFE, kDevice, 0); }
-  Stream getStreamFromGlobalPool(Device, bool) const override { return getNewStream(kDevice, 0); }
-  Stream getNewStream(Device, int) const override { return Stream(Stream::UNSAFE, kDevice, ++last_stream); }
+  Stream getStream(Device device) const override { return Stream(Stream::UNSAFE, here(device), id(device)); }
+  Stream getDefaultStream(Device device) const override { return Stream(Stream::UNSAFE, here(device), 0); }
+  Stream getStreamFromGlobalPool(Device device, bool) const override { return getNewStream(device, 0); }
+  Stream getNewStream(Device device, int) const override { return Stream(Stream::UNSAFE, here(device), ++last_stream); }
   Stream exchangeStream(Stream stream) const override {
-    const Stream before = getStream(kDevice);
-    current_stream = stream.id();
+    const Stream before = getStream(stream.device());
+    current_streams[stream.device_index()] = stream.id();
     return before;
   }
   bool queryStream(const Stream&) const override { return true; }
-  void synchronizeStream(const Stream&) const override { wait("stream.synchronize"); }
-  void synchronizeDevice(const DeviceIndex) const override { wait("device.synchronize"); }
-
-  void record(void** event, const Stream&, const DeviceIndex, const c10::EventFlag) const override {
-    if (*event == nullptr) *event = new Mark;
-    *static_cast<Mark*>(*event) = {Clock::now(), sent};
+  void synchronizeStream(const Stream& stream) const override { wait("stream.synchronize", of(stream)); }
+  void synchronizeDevice(const DeviceIndex) const override {
+    wait("device.synchronize", sent);
+    if (!computing) streams.tell_host_all();
   }
-  void block(void*, const Stream&) const override {}
+
+  void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
+    if (*event == nullptr) *event = new Mark;
+    *static_cast<Mark*>(*event) = {Clock::now(), sent, streams.heard_by(of(stream))};
+  }
+  void block(void* event, const Stream& stream) const override {
+    if (event != nullptr) streams.tell(of(stream), static_cast<Mark*>(event)->heard);
+  }
   bool queryEvent(void* event) const override {
     return event == nullptr || arrived >= static_cast<Mark*>(event)->copies;
   }
   void synchronizeEvent(void* event) const override {
-    if (event != nullptr) wait("event.synchronize", static_cast<Mark*>(event)->copies);
+    if (event == nullptr) return;
+    wait("event.synchronize", static_cast<Mark*>(event)->copies);
+    streams.tell_host(static_cast<Mark*>(event)->heard);
   }
   double elapsedTime(void* begin, void* end, const DeviceIndex) const override {
     const auto passed = static_cast<Mark*>(end)->time - static_cast<Mark*>(begin)->time;
@@ -219,6 +284,54 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {
     delete static_cast<Mark*>(event);
+  }
+  void recordDataPtrOnStream(const c10::DataPtr& place, const Stream& stream) const override {
+    streams.record_stream(place.get(), of(stream));
+  }
+
+ private:
+  static Device here(Device device) { return device.has_index() ? device : Device(kStandIn, current_device); }
+  static c10::StreamId id(Device device) { return current_streams[here(device).index()]; }
+  static order::Lane of(const Stream& stream) { return {stream.device_index(), stream.id()}; }
+};
+
+// ---- random numbers
+
+struct DeviceGenerator final : c10::GeneratorImpl { // a device's own numbers, though drawn as a CPU's are
+  explicit DeviceGenerator(DeviceIndex index)
+      : GeneratorImpl(Device(kStandIn, index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)) {}
+  void set_current_seed(uint64_t seed) override { numbers->set_current_seed(seed); }
+  void set_offset(uint64_t) override {}
+  uint64_t get_offset() const override { return 0; }
+  uint64_t current_seed() const override { return numbers->current_seed(); }
+  uint64_t seed() override { return numbers->seed(); }
+  void set_state(const c10::TensorImpl& state) override { numbers->set_state(state); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return numbers->get_state(); }
+  c10::intrusive_ptr<at::CPUGeneratorImpl> numbers = c10::make_intrusive<at::CPUGeneratorImpl>();
+
+ private:
+  DeviceGenerator* clone_impl() const override {
+    auto* twin = new DeviceGenerator(device().index());
+    twin->numbers->set_state(*numbers->get_state());
+    return twin;
+  }
+};
+
+const at::Generator& default_generator(DeviceIndex index) {
+  static auto& all = *new std::array<at::Generator, kDevices>{
+      at::make_generator<DeviceGenerator>(DeviceIndex{0}), at::make_generator<DeviceGenerator>(DeviceIndex{1})};
+  return all[index < 0 ? current_device : index];
+}
+
+struct Lent { // the state of a device's generator to the CPU's default one, which computes for it
+  at::Generator own, host = at::detail::getDefaultCPUGenerator();
+  at::Tensor before;
+  explicit Lent(at::Generator generator) : own(std::move(generator)), before(host.get_state()) {
+    host.set_state(own.get_state());
+  }
+  ~Lent() {
+    own.set_state(host.get_state());
+    host.set_state(before);
   }
 };
 
@@ -229,15 +342,22 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
   void init() const override {}
-  DeviceIndex deviceCount() const override { return 1; }
-  void setCurrentDevice(DeviceIndex) const override {}
-  DeviceIndex getCurrentDevice() const override { return 0; }
-  DeviceIndex exchangeDevice(DeviceIndex) const override { return 0; }
-  DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
+  DeviceIndex deviceCount() const override { return kDevices; }
+  void setCurrentDevice(DeviceIndex device) const override { current_device = device; }
+  DeviceIndex getCurrentDevice() const override { return current_device; }
+  DeviceIndex exchangeDevice(DeviceIndex device) const override {
+    return device < 0 ? current_device : std::exchange(current_device, device);
+  }
+  DeviceIndex maybeExchangeDevice(DeviceIndex device) const override { return exchangeDevice(device); }
+  const at::Generator& getDefaultGenerator(DeviceIndex device) const override { return default_generator(device); }
+  at::Generator getNewGenerator(DeviceIndex device) const override {
+    return at::make_generator<DeviceGenerator>(device < 0 ? current_device : device);
+  }
   bool isPinnedPtr(const void* place) const override { return is_pinned(place); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
-  Device getDeviceFromPtr(void*) const override { return kDevice; }
+  Device getDeviceFromPtr(void*) const override { return Device(kStandIn, current_device); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    const On device(storage.device());
     c10::DataPtr larger = device_memory.allocate(bytes);
     std::memcpy(larger.get(), storage.data(), std::min(bytes, storage.nbytes()));
     storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(larger));
@@ -261,9 +381,10 @@ at::Tensor empty(
     c10::IntArrayRef size,
     std::optional<at::ScalarType> dtype,
     std::optional<at::Layout>,
-    std::optional<Device>,
+    std::optional<Device> device,
     std::optional<bool>,
     std::optional<at::MemoryFormat> format) {
+  const On chosen(device.value_or(Device(kStandIn)));
   return at::detail::empty_generic(
       size, &device_memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype), format);
 }
@@ -273,40 +394,53 @@ at::Tensor empty_strided(
     c10::IntArrayRef stride,
     std::optional<at::ScalarType> dtype,
     std::optional<at::Layout>,
-    std::optional<Device>,
+    std::optional<Device> device,
     std::optional<bool>) {
+  const On chosen(device.value_or(Device(kStandIn)));
   return at::detail::empty_strided_generic(
       size, stride, &device_memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype));
 }
 
+void use(const at::Tensor& tensor, bool writes, const std::string& by) {
+  if (computing || !tensor.defined() || tensor.device().type() != kStandIn || !tensor.has_storage()) return;
+  streams.use(tensor.storage().data(), lane(tensor.device().index()), writes, by);
+}
+
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
   const bool from_device = source.device().type() == kStandIn, to_device = target.device().type() == kStandIn;
+  use(source, false, "copy");
+  use(target, true, "copy");
   if (from_device != to_device) {
     const at::Tensor& hosts = from_device ? target : source;
     // A copy that does not wait needs pinned memory of one piece and one format at both ends.
     if (!non_blocking || !is_pinned(hosts.data_ptr()) || source.scalar_type() != target.scalar_type()) {
       wait(from_device ? "copy to the host" : "copy from the host");
     } else if (from_device && !computing && target.is_non_overlapping_and_dense()) {
-      send(target, on_host(source));
+      send(target, on_host(source), true);
       return target;
+    } else if (to_device && !computing && source.is_non_overlapping_and_dense()) {
+      if (is_awaited(source)) let_arrive(sent); // as the device sees it
+      send(source, source, false);
     }
   }
   on_host(target).copy_(on_host(source));
   return target;
 }
 
+const at::Tensor& resize_(const at::Tensor& tensor, c10::IntArrayRef size, std::optional<at::MemoryFormat> format) {
+  const On device(tensor.device());
+  return at::native::resize_(tensor, size, format);
+}
+
 at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& target) {
-  at::native::resize_(target, source.sizes());
+  resize_(target, source.sizes(), std::nullopt);
   return copy_from(source, target, false);
 }
 
 c10::Scalar local_scalar(const at::Tensor& tensor) {
+  use(tensor, false, "item");
   wait("item");
   return on_host(tensor).item();
-}
-
-const at::Tensor& resize(const at::Tensor& tensor, c10::IntArrayRef size, std::optional<at::MemoryFormat> format) {
-  return at::native::resize_(tensor, size, format);
 }
 
 at::Tensor& set_storage(
@@ -326,21 +460,75 @@ at::Tensor& set_tensor(at::Tensor& tensor, const at::Tensor& source) {
   return set_storage(tensor, source.storage(), source.storage_offset(), source.sizes(), source.strides());
 }
 
-void record_stream(at::Tensor&, Stream) {}
+void record_stream(at::Tensor& tensor, Stream stream) { device_memory.recordStream(tensor.storage().data_ptr(), stream); }
 
-void require_here(const std::string& what, const at::Tensor& tensor) {
-  if (tensor.defined() && tensor.device().type() != kStandIn)
-    TORCH_CHECK(false, what, ": tensors on standin:0 and on ", tensor.device());
+bool is_one_of(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-void require_one_device(const c10::OperatorHandle& op, const c10::IValue& value) {
-  const std::string& name = op.schema().name();
-  if (value.isTensor() && value.toTensor().dim() > 0) require_here(name, value.toTensor()); // a host's number may join
-  if (value.isTensorList())
-    for (const at::Tensor& tensor : value.toTensorVector()) require_here(name, tensor);
+// Operations that are not pointwise, and yet take a number of the host's, or indices.
+const std::vector<std::string> taking_numbers{"aten::fill_", "aten::masked_fill", "aten::masked_fill_"};
+const std::vector<std::string> taking_indices{"aten::index", "aten::index_put_", "aten::_index_put_impl_",
+                                              "aten::index_put"};
+
+std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
+  if (value.isTensor()) return {value.toTensor()};
+  if (value.isTensorList()) return value.toTensorVector();
+  std::vector<at::Tensor> found;
   if (value.isOptionalTensorList())
     for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
-      if (tensor.has_value() && name.find("index") == std::string::npos) require_here(name, *tensor);
+      if (tensor.has_value()) found.push_back(*tensor);
+  return found;
+}
+
+void require_one_device(const std::string& name, const std::vector<at::Tensor>& tensors) {
+  const at::Tensor* first = nullptr;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    if (first == nullptr && tensor.device().type() == kStandIn) first = &tensor;
+    TORCH_CHECK(tensor.device().type() == kStandIn && tensor.device() == first->device(), name,
+                ": tensors on several devices, one on ", tensor.device());
+  }
+}
+
+void require_one_device(const c10::OperatorHandle& op, const std::vector<c10::IValue>& values) {
+  const std::string& name = op.schema().name();
+  const bool takes_numbers = op.hasTag(at::Tag::pointwise) || is_one_of(taking_numbers, name);
+  std::vector<at::Tensor> tensors;
+  for (const c10::IValue& value : values) {
+    if (value.isOptionalTensorList() && is_one_of(taking_indices, name)) continue;
+    for (const at::Tensor& tensor : tensors_in(value)) {
+      const bool is_number = value.isTensor() && tensor.defined() && tensor.is_cpu() && tensor.dim() == 0;
+      if (!is_number || !(takes_numbers || is_one_of(taking_indices, name))) tensors.push_back(tensor);
+    }
+  }
+  // The device's come first, so that what is told is who else is there.
+  std::stable_sort(tensors.begin(), tensors.end(), [](const at::Tensor& one, const at::Tensor& other) {
+    auto key = [](const at::Tensor& tensor) { return tensor.defined() && tensor.device().type() == kStandIn ? 0 : 1; };
+    return key(one) < key(other);
+  });
+  require_one_device(name, tensors);
+}
+
+// What CUDA's kernels of this name demand of lists: one format, and strides that agree (check_fast_path_restrictions).
+void require_one_layout(const std::string& name, const std::vector<c10::IValue>& values) {
+  const std::vector<at::Tensor> first = values[0].toTensorVector();
+  for (const c10::IValue& value : values) {
+    if (!value.isTensorList()) continue;
+    const std::vector<at::Tensor> list = value.toTensorVector();
+    for (size_t at = 0; at < list.size(); ++at) {
+      if (list[at].dim() == 0 && first[at].dim() != 0) break; // counts of steps
+      bool agrees = list[at].scalar_type() == first[0].scalar_type() && list[at].sizes() == first[at].sizes();
+      for (int64_t dim = 0; agrees && dim < list[at].dim(); ++dim)
+        agrees = list[at].size(dim) == 1 || list[at].stride(dim) == first[at].stride(dim);
+      TORCH_CHECK(agrees, name, ": params, grads and state must have same dtype, device, and layout");
+    }
+  }
+}
+
+void require_known_format(const std::string& name, const std::vector<c10::IValue>& values) {
+  for (const at::Tensor& tensor : values[0].toTensorVector())
+    TORCH_CHECK_NOT_IMPLEMENTED(tensor.scalar_type() != at::kBFloat16, "\"", name, "\" not implemented for 'BFloat16'");
 }
 
 // Operations through which the host of an accelerator learns something: it waits.
@@ -348,13 +536,39 @@ const std::vector<std::string> telling{"aten::nonzero", "aten::masked_select", "
                                        "aten::unique_dim", "aten::unique_consecutive", "aten::is_nonzero",
                                        "aten::bincount", "aten::repeat_interleave"};
 
+at::Generator generator_of(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t below) {
+  DeviceIndex device = current_device;
+  for (size_t at = below; at < stack->size(); ++at)
+    for (const at::Tensor& tensor : tensors_in((*stack)[at]))
+      if (tensor.defined() && tensor.device().type() == kStandIn) device = tensor.device().index();
+  for (size_t at = below; at < stack->size(); ++at) {
+    c10::IValue& value = (*stack)[at];
+    if (!value.isGenerator()) continue;
+    const at::Generator given = value.toGenerator();
+    TORCH_CHECK(given.device() == Device(kStandIn, device), "Expected a '", Device(kStandIn, device),
+                "' device type for generator but found '", given.device(), "'");
+    value = c10::IValue(); // the CPU's default one, to which this one's state is lent
+    return given;
+  }
+  return default_generator(device);
+}
+
 void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::string& name = op.schema().name();
-  const size_t arguments = op.schema().arguments().size();
-  for (size_t at = stack->size() - arguments; at < stack->size(); ++at) require_one_device(op, (*stack)[at]);
+  const auto& arguments = op.schema().arguments();
+  const std::vector<c10::IValue> values(stack->end() - static_cast<std::ptrdiff_t>(arguments.size()), stack->end());
+  require_one_device(op, values);
+  if (name.rfind("aten::_fused_", 0) == 0 && values[0].isTensorList()) require_one_layout(name, values);
+  if (name == "aten::_amp_foreach_non_finite_check_and_unscale_") require_known_format(name, values);
+  for (size_t at = 0; at < values.size(); ++at)
+    for (const at::Tensor& tensor : tensors_in(values[at]))
+      use(tensor, arguments[at].alias_info() != nullptr && arguments[at].alias_info()->isWrite(), name);
   if (std::find(telling.begin(), telling.end(), name) != telling.end()) wait(name.c_str());
   ++dispatched;
   let_arrive(0);
+  const size_t below = stack->size() - values.size();
+  std::optional<Lent> lent;
+  if (op.hasTag(at::Tag::nondeterministic_seeded)) lent.emplace(generator_of(op, stack, below));
   ++computing;
   try {
     at::native::cpu_fallback(op, stack);
@@ -363,6 +577,8 @@ void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     throw;
   }
   --computing;
+  for (size_t at = below; at < stack->size(); ++at)
+    for (const at::Tensor& tensor : tensors_in((*stack)[at])) use(tensor, true, name);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
@@ -376,14 +592,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     c10::IntArrayRef output_padding,
     int64_t groups,
     std::array<bool, 3> wanted) {
-  require_here("convolution_backward", gradient);
-  require_here("convolution_backward", input);
-  require_here("convolution_backward", weight);
+  require_one_device("convolution_backward", {gradient, input, weight});
+  for (const at::Tensor& tensor : {gradient, input, weight}) use(tensor, false, "convolution_backward");
   auto [by_input, by_weight, by_bias] = at::convolution_backward(
       on_host(gradient), on_host(input), on_host(weight), at::IntArrayRef{weight.size(0)}, stride, padding, dilation,
       transposed, output_padding, groups, wanted);
   ++computing;
-  auto to_device = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.to(kDevice) : tensor; };
+  auto to_device = [&](const at::Tensor& tensor) { return tensor.defined() ? tensor.to(input.device()) : tensor; };
   auto result = std::make_tuple(to_device(by_input), to_device(by_weight), to_device(by_bias));
   --computing;
   return result;
@@ -399,15 +614,14 @@ at::Tensor convolution(
     bool transposed,
     c10::IntArrayRef output_padding,
     int64_t groups) {
+  require_one_device("convolution", {input, weight, bias.value_or(at::Tensor())});
+  for (const at::Tensor& tensor : {input, weight, bias.value_or(at::Tensor())}) use(tensor, false, "convolution");
   std::optional<at::Tensor> added;
   if (bias.has_value() && bias->defined()) added = on_host(*bias);
-  require_here("convolution", input);
-  require_here("convolution", weight);
-  if (added) require_here("convolution", *bias);
   const at::Tensor result = at::convolution(
       on_host(input), on_host(weight), added, stride, padding, dilation, transposed, output_padding, groups);
   ++computing;
-  at::Tensor moved = result.to(kDevice);
+  at::Tensor moved = result.to(input.device());
   --computing;
   return moved;
 }
@@ -419,7 +633,8 @@ at::Tensor coalesced(const at::Tensor& sparse) {
   const at::Tensor merged = at::_coalesce(host);
   ++computing;
   at::Tensor moved = at::_sparse_coo_tensor_unsafe(
-      merged._indices().to(kDevice), merged._values().to(kDevice), sparse.sizes(), at::TensorOptions().device(kDevice));
+      merged._indices().to(sparse.device()), merged._values().to(sparse.device()), sparse.sizes(),
+      at::TensorOptions().device(sparse.device()));
   --computing;
   return moved._coalesced_(true);
 }
@@ -432,10 +647,10 @@ at::Tensor dense(const at::Tensor& sparse, std::optional<at::ScalarType>, std::o
 
 at::Tensor& add_sparse(at::Tensor& sum, const at::Tensor& other, const at::Scalar& alpha) {
   const auto one = sum, more = at::_sparse_coo_tensor_unsafe(
-      other._indices(), other._values() * alpha, other.sizes(), at::TensorOptions().device(kDevice));
+      other._indices(), other._values() * alpha, other.sizes(), at::TensorOptions().device(sum.device()));
   auto joined = at::_sparse_coo_tensor_unsafe(
       at::cat({one._indices(), more._indices()}, 1), at::cat({one._values(), more._values()}), one.sizes(),
-      at::TensorOptions().device(kDevice));
+      at::TensorOptions().device(sum.device()));
   return sum.copy_(joined);
 }
 
@@ -455,7 +670,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar);
-  m.impl("resize_", &resize);
+  m.impl("resize_", &resize_);
   m.impl("set_.source_Storage_storage_offset", &set_storage);
   m.impl("set_.source_Storage", &set_whole_storage);
   m.impl("set_.source_Tensor", &set_tensor);
@@ -502,6 +717,19 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 }
 
 TORCH_LIBRARY(standin, m) {
+  m.def("races() -> str[]", [] { return streams.take_races(); });
+  m.def("current_device() -> int", [] { return static_cast<int64_t>(current_device); });
+  m.def("set_device(int index) -> ()", [](int64_t index) { current_device = static_cast<DeviceIndex>(index); });
+  m.def("seed(int seed) -> ()", [](int64_t seed) {
+    for (DeviceIndex device = 0; device < kDevices; ++device)
+      at::Generator(default_generator(device)).set_current_seed(~static_cast<uint64_t>(seed)); // other numbers than a CPU draws
+  });
+  m.def("rng_state(int index) -> Tensor", [](int64_t index) {
+    return default_generator(static_cast<DeviceIndex>(index)).get_state();
+  });
+  m.def("set_rng_state(int index, Tensor state) -> ()", [](int64_t index, const at::Tensor& state) {
+    at::Generator(default_generator(static_cast<DeviceIndex>(index))).set_state(state);
+  });
   m.def("waits() -> str[]", [] {
     std::lock_guard<std::mutex> held(lock);
     return waits;

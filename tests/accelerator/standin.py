@@ -5,7 +5,6 @@ It lives in a process for good and becomes what ``--device auto`` takes there, s
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import shutil
@@ -18,16 +17,30 @@ import torch
 from torch import Tensor
 from torch.utils import backend_registration
 
-__all__ = ["NAME", "forget_waits", "is_buildable", "load_standin", "waits"]
+__all__ = ["NAME", "forget_waits", "is_buildable", "load_standin", "races", "waits"]
 
 NAME = "standin"
-_SOURCE = Path(__file__).with_name("standin.cpp")
+_SOURCES = [Path(__file__).with_name(name) for name in ("standin.cpp", "standin_order.h")]
+
+
+class _Device:
+    """``with torch.standin.device(1):``."""
+
+    def __init__(self, device: object) -> None:
+        self._index = _index(device)
+
+    def __enter__(self) -> None:
+        self._before = _DeviceModule.current_device()
+        _DeviceModule.set_device(self._index)
+
+    def __exit__(self, *_: object) -> None:
+        _DeviceModule.set_device(self._before)
 
 
 class _DeviceModule:
     """What torch asks a device's own module about."""
 
-    device = contextlib.nullcontext  # ``with torch.standin.device(0):``; there is one
+    device = _Device
 
     @staticmethod
     def is_available() -> bool:
@@ -39,11 +52,15 @@ class _DeviceModule:
 
     @staticmethod
     def device_count() -> int:
-        return 1
+        return 2
 
     @staticmethod
     def current_device() -> int:
-        return 0
+        return int(torch.ops.standin.current_device())
+
+    @staticmethod
+    def set_device(device: object) -> None:
+        torch.ops.standin.set_device(_index(device))
 
     @staticmethod
     def get_device_name(device: object = None) -> str:
@@ -59,15 +76,23 @@ class _DeviceModule:
 
     @staticmethod
     def manual_seed_all(seed: int) -> None:
-        pass  # its random numbers come from the CPU's generator
+        torch.ops.standin.seed(seed)
 
     @staticmethod
     def get_rng_state(device: object = None) -> Tensor:
-        return torch.get_rng_state()
+        state: Tensor = torch.ops.standin.rng_state(_index(device))
+        return state
 
     @staticmethod
     def set_rng_state(state: Tensor, device: object = None) -> None:
-        torch.set_rng_state(state)
+        torch.ops.standin.set_rng_state(_index(device), state)
+
+
+def _index(device: object) -> int:
+    if isinstance(device, int):
+        return device
+    index = None if device is None else torch.device(str(device)).index
+    return _DeviceModule.current_device() if index is None else index
 
 
 def is_buildable() -> bool:
@@ -98,15 +123,21 @@ def forget_waits() -> None:
     torch.ops.standin.forget_waits()
 
 
+def races() -> list[str]:
+    """Return what a real accelerator, which does not compute in order, could have got wrong since the last call."""
+    return list(torch.ops.standin.races())
+
+
 def _built() -> str:
     root = Path(torch.__file__).parent
-    key = hashlib.sha256(_SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
+    read = b"".join(source.read_bytes() for source in _SOURCES)
+    key = hashlib.sha256(read + torch.__version__.encode()).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"boost-workbench-standin-{key}.so"
     if not library.exists():
         building = library.with_suffix(f".{id(library)}.tmp")
         include, lib = root / "include", root / "lib"
         command = ["g++", "-O1", "-std=c++20", "-fPIC", "-shared", "-w", f"-I{include}"]
-        command += [f"-I{include / 'torch/csrc/api/include'}", str(_SOURCE), "-o", str(building)]
+        command += [f"-I{include / 'torch/csrc/api/include'}", str(_SOURCES[0]), "-o", str(building)]
         command += [f"-L{lib}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{lib}"]
         subprocess.run(command, check=True, capture_output=True, text=True)
         building.replace(library)

@@ -101,6 +101,27 @@ def test_offloading_waits_for_buckets_only(standin: torch.device) -> None:
     assert 0 <= travelled["offload.hidden_share"] <= 1
 
 
+def test_moments_are_not_pinned_and_copies_do_without_where_memory_cannot_be(
+    standin: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = net().to(standin)
+    optimizer = AdamOffload(model, learning_rate=0.01)
+    expected = train(model, optimizer, standin)
+    assert not any(state["exp_avg"].is_pinned() for state in optimizer.state.values())
+    empty = torch.empty
+
+    def limited(*shape: Any, **options: Any) -> Tensor:
+        if options.get("pin_memory"):
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", limited)
+    model = net().to(standin)
+    with pytest.warns(UserWarning, match="host memory could not be pinned .*out of memory.*raise the limit"):
+        found = train(model, AdamOffload(model, learning_rate=0.01), standin)
+    assert all(map(torch.equal, found, expected))
+
+
 def test_thor_waits_for_nothing_whatever_it_does_in_a_step(standin: torch.device) -> None:
     model = net().to(standin)
     optimizer = thor(model, learning_rate=0.05, damping=0.1, momentum=0.9, frequency=2)

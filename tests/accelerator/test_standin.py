@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.accelerator.standin import forget_waits, waits
+from tests.accelerator.standin import forget_waits, races, waits
 
 pytestmark = pytest.mark.accelerator
 
@@ -83,6 +83,111 @@ def test_what_nobody_waited_for_has_not_arrived(standin: torch.device) -> None:
     for _ in range(50):  # time passes
         there = there + 1
     assert pinned.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_number_of_the_host_joins_what_is_pointwise_only(standin: torch.device) -> None:
+    number, there = torch.tensor(2.0), torch.ones(3, device=standin)
+    assert (there * number).tolist() == [2.0] * 3
+    torch.where(there > 0, there, number)
+    there.fill_(number)
+    weight, flag = torch.ones(3, device=standin), torch.zeros((), device=standin)
+    calls = [
+        lambda: torch._amp_foreach_non_finite_check_and_unscale_([there], flag, number),
+        lambda: torch._amp_foreach_non_finite_check_and_unscale_([there], number, flag),
+        lambda: torch._fused_sgd_(
+            [weight], [there], [], weight_decay=0.0, momentum=0.0, lr=number, dampening=0.0, nesterov=False,
+            maximize=False, is_first_step=False,
+        ),
+        lambda: there.index_fill_(0, torch.tensor([0]), 1.0),
+        lambda: torch.stack([flag, number]),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"device|on cpu"):
+            call()
+
+
+def test_kernels_refuse_what_those_of_cuda_refuse(standin: torch.device) -> None:
+    one = torch.ones((), device=standin)
+    with pytest.raises(NotImplementedError, match="not implemented for 'BFloat16'"):
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            [torch.ones(2, device=standin, dtype=torch.bfloat16)], torch.zeros_like(one), one
+        )
+    for other in (
+        torch.ones(2, 3, 4, 4, device=standin),
+        torch.ones(2, 3, 4, 4, device=standin, dtype=torch.float16).to(memory_format=torch.channels_last),
+    ):
+        weight = torch.ones(2, 3, 4, 4, device=standin).to(memory_format=torch.channels_last)
+        with pytest.raises(RuntimeError, match="same dtype, device, and layout"):
+            torch._fused_sgd_(
+                [weight], [other], [], weight_decay=0.0, momentum=0.0, lr=0.1, dampening=0.0, nesterov=False,
+                maximize=False, is_first_step=False,
+            )  # fmt: skip
+
+
+def test_there_are_two_and_one_is_current(standin: torch.device) -> None:
+    first, second = torch.ones(2, device="standin:0"), torch.ones(2, device="standin:1")
+    assert torch.ones(2, device=standin).device == first.device
+    with torch.accelerator.device_index(1):
+        assert torch.ones(2, device=standin).device == second.device == (second + 1).device
+    assert torch.accelerator.current_device_index() == 0
+    with pytest.raises(RuntimeError, match="device"):
+        _ = first + second
+    second.requires_grad_().sum().backward()  # type: ignore[no-untyped-call]
+    assert second.grad is not None
+    assert second.grad.device == second.device
+
+
+def test_its_random_numbers_are_its_own(standin: torch.device) -> None:
+    torch.manual_seed(0)
+    here, there = torch.get_rng_state(), torch.rand(4, device=standin)
+    assert torch.equal(here, torch.get_rng_state())
+    assert torch.rand(4).tolist() != there.tolist()
+    torch.manual_seed(0)
+    assert torch.rand(4, device=standin).tolist() == there.tolist()
+    with pytest.raises(RuntimeError, match="device type for generator"):
+        torch.rand(4, device=standin, generator=torch.Generator())
+    own = [torch.rand(4, device=standin, generator=torch.Generator(standin).manual_seed(1)) for _ in range(2)]
+    assert torch.equal(*own)
+    with pytest.raises(RuntimeError, match="device"):
+        torch.rand(4, generator=torch.Generator(standin))
+
+
+def test_pinned_memory_must_stay_as_it_is_until_a_copy_from_it_has_been_made(standin: torch.device) -> None:
+    pinned, there = torch.zeros(3).pin_memory(), torch.empty(3, device=standin)
+    there.copy_(pinned, non_blocking=True)
+    pinned.add_(1)
+    torch.accelerator.synchronize()
+    assert len(races()) == 1
+    there.copy_(pinned, non_blocking=True)
+    mark = torch.Event(standin)
+    mark.record()
+    mark.synchronize()
+    pinned.add_(1)
+    torch.accelerator.synchronize()
+    assert races() == []
+
+
+def test_streams_have_to_wait_for_each_other(standin: torch.device) -> None:
+    def beside(waits_before: bool, waits_after: bool, recorded: bool) -> list[str]:
+        stream, usual = torch.Stream(standin), torch.accelerator.current_stream()
+        values = torch.ones(3, device=standin)
+        torch.accelerator.synchronize()
+        values.mul_(2)
+        if waits_before:
+            stream.wait_stream(usual)
+        with stream:
+            values.add_(1)
+        if recorded:
+            values.record_stream(stream)
+        if waits_after:
+            usual.wait_stream(stream)
+        del values
+        return races()
+
+    assert beside(True, True, False) == []
+    assert beside(True, False, True) == []
+    assert "does not wait" in beside(False, True, False)[0]
+    assert beside(True, False, False)[0].startswith("release")
 
 
 def test_it_computes_what_the_cpu_computes(standin: torch.device) -> None:

@@ -15,6 +15,7 @@ from tests.kit.runs import run_task
 from workbench.bench.questions import host_waits
 from workbench.config import BoostConfig
 from workbench.core.batch import move_batch
+from workbench.core.distributed import joined
 from workbench.optim.embeddings import EvictingEmbedding, HashEmbedding
 from workbench.runs import read_run
 from workbench.tasks import load_task
@@ -23,6 +24,7 @@ from workbench.training import (
     StepOutcome,
     TraceBuffer,
     apply,
+    speed,
     training_loop,
 )
 from workbench.training.checkpoint import load_checkpoint, save_checkpoint
@@ -141,6 +143,68 @@ def test_a_checkpoint_goes_on_there_and_on_a_cpu(accelerator: torch.device, tmp_
         resumed = Training(new_boosted("dynamic_scale", device))
         load_checkpoint(file, resumed.boosted)
         assert [float(outcome.loss) for outcome in resumed.steps(4)] == pytest.approx(expected, rel=tolerance)
+
+
+def test_a_checkpoint_keeps_the_random_numbers_of_the_device(accelerator: torch.device, tmp_path: Path) -> None:
+    file = tmp_path / "state.pt"
+    boosted = new_boosted("plain", accelerator)
+    torch.manual_seed(1)
+    save_checkpoint(file, boosted)
+    drawn = torch.rand(4, device=accelerator)
+    torch.manual_seed(2)
+    load_checkpoint(file, boosted)
+    assert torch.equal(torch.rand(4, device=accelerator), drawn)
+
+
+def test_a_run_on_the_second_of_two_devices_is_that_on_the_first(standin: torch.device) -> None:
+    def losses(name: str, index: int) -> list[float]:
+        training = Training(new_boosted(name, torch.device(standin.type, index)))
+        outcomes = training.steps(8)
+        training.trace.drain()
+        return [float(outcome.loss) for outcome in outcomes]
+
+    for name in ("group_scales", "thor", "adam"):
+        assert losses(name, 1) == losses(name, 0)
+    assert torch.accelerator.current_device_index() == 0
+
+
+def test_a_device_chosen_by_its_number_is_current_while_it_is_used(standin: torch.device) -> None:
+    with joined(f"{standin.type}:1") as device:
+        assert device.index == torch.accelerator.current_device_index() == 1
+    assert torch.accelerator.current_device_index() == 0
+    with joined("auto"):
+        assert torch.accelerator.current_device_index() == 0
+
+
+@pytest.mark.parametrize("name", ["plain", "freezing", "accumulation", "thor"])
+def test_several_windows_are_timed_between_two_synchronisations(
+    name: str, standin: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "_WARM_UP_SECONDS", 0.03)
+    values, level = CONFIGS[name]
+    config = BoostConfig().with_values({**values, **({"optimizer.frequency": 4} if name == "thor" else {})})
+    side = speed.TimedSide(
+        load_task("digits-lenet"), config, level, device=standin, seed=0, at_least=2, before_window=None
+    )
+    time = 0.0
+
+    def clock() -> float:  # whatever is timed takes 5 ms
+        nonlocal time
+        time += 0.005
+        return time
+
+    side.clock = clock
+    side.warm_up()
+    windows = 3 if name == "thor" else 10  # 50 ms, or what lies between two refreshes
+    assert side.repeats == windows
+    began = side.position
+    forget_waits()
+    seconds = side.block()
+    spans = waits().count("device.synchronize") / 2
+    steps = spans * windows * side.boosted.window.n_steps
+    assert side.position - began == steps
+    if name != "thor":
+        assert seconds == pytest.approx(0.005 / (windows * side.boosted.window.n_steps))
 
 
 def test_batches_travel_without_a_wait(standin: torch.device) -> None:

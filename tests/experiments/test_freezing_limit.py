@@ -47,7 +47,7 @@ def test_a_resting_layer_has_no_gradient_and_does_not_move() -> None:
     full = _config().with_values({"boost.grad_freeze": False})
     resting = freezing_limit._RestingSide(task, full, "O1", like=scheduled, **options)  # type: ignore[arg-type]
     before = {name: value.clone() for name, value in resting.boosted.model.named_parameters()}
-    resting._window(max(resting.groups))
+    resting._windows(max(resting.groups))
     names = [name for name, value in resting.boosted.model.named_parameters() if not torch.equal(value, before[name])]
     front = [name for name in before if name not in names]
     assert front

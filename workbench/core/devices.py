@@ -13,7 +13,7 @@ import importlib
 import os
 import platform
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -79,6 +79,19 @@ def rank_device(name: str | torch.device, local_rank: int) -> torch.device:
     return torch.device(device.type, local_rank)
 
 
+@contextlib.contextmanager
+def as_current(device: torch.device) -> Iterator[None]:
+    """Make an accelerator that is named by its number the current one while the block runs.
+
+    Results do not depend on it; but pinned memory, libraries and their context belong to the current device.
+    """
+    if device.type == "cpu" or device.index is None:
+        yield
+        return
+    with torch.accelerator.device_index(device.index):
+        yield
+
+
 def collective_backend(device: str | torch.device) -> str:
     """Return the backend of torch.distributed for tensors on this device: gloo, nccl, hccl, ..."""
     # torch_npu registers hccl for "npu" when it is imported, so this table is torch's to keep.
@@ -129,17 +142,52 @@ def pins_memory(device: str | torch.device) -> bool:
     return device_type(device) not in _WITHOUT_PINNED_MEMORY
 
 
+def host_room(n_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a flat tensor in host memory for exchange with a device: pinned where it pins any and the system allows.
+
+    A limit on locked memory (``ulimit -l``, a container's) is a warning: copies then make the host wait.
+    """
+    if pins_memory(device):
+        try:
+            return torch.empty(n_elements, dtype=dtype, device="cpu", pin_memory=True)
+        except RuntimeError as error:
+            size = n_elements * dtype.itemsize
+            warnings.warn(
+                f"{size:,} bytes of host memory could not be pinned ({str(error).splitlines()[0]}), so that copies to "
+                f"and from {device_type(device)} make the host wait; raise the limit on locked memory (`ulimit -l`)",
+                stacklevel=2,
+            )
+    return torch.empty(n_elements, dtype=dtype, device="cpu")
+
+
+def unscales(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether torch's kernel that unscales gradients and looks for overflows there takes this format."""
+    # bfloat16 it takes on a CPU alone (https://github.com/pytorch/pytorch/issues/127176).
+    return dtype != torch.bfloat16 or device.type == "cpu"
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Return whether what is dispatched to the device's current stream becomes part of a graph."""
+    if not has_graphs(device):
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
 def memory_bytes(device: str | torch.device) -> int:
     """Return the memory in use, bytes: allocated tensors on an accelerator, this process's resident set on a CPU.
 
-    Without waiting for the device; 2 us on a CPU, up to 200 on an accelerator.
+    Without waiting for the device; 2 us on a CPU, up to 200 on an accelerator; 0 where a backend does not tell.
     """
     if device_type(device) == "cpu":
         file = _memory_file(os.getpid())
         if file is not None:
             return int(os.pread(file, 256, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return int(psutil.Process().memory_info().rss)
-    return int(torch.accelerator.memory_allocated(torch.device(device)))
+    try:
+        return int(torch.accelerator.memory_allocated(torch.device(device)))
+    except (RuntimeError, NotImplementedError):
+        return 0
 
 
 def autocast_supported(device: str | torch.device, dtype: torch.dtype) -> bool:

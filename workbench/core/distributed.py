@@ -85,7 +85,9 @@ def joined(device: str | torch.device = "auto") -> Iterator[torch.device]:
     here = rank_environment()
     if here is None or world_size() > 1:
         local = None if here is None else here.local_rank
-        yield devices.select_device(device) if local is None else devices.rank_device(device, local)
+        chosen = devices.select_device(device) if local is None else devices.rank_device(device, local)
+        with devices.as_current(chosen):
+            yield chosen
         return
     session = _Joined.session = _Session(here, seconds_from(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS))
     try:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
-from workbench.core import kernels
+from workbench.core import devices, kernels
 from workbench.core.step_optimizer import exact_flag, has_step_hooks
 from workbench.loss_scale import host_values
 
@@ -80,7 +80,7 @@ def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
     """
     if type(optimizer) not in (Adam, AdamW) or _is_unusual(optimizer):
         return False
-    if found_inf.is_cuda and torch.cuda.is_current_stream_capturing():
+    if not found_inf.is_cpu and devices.is_capturing(found_inf.device):
         return False
     cache, state = _caches.get(optimizer), optimizer.state
     if cache is None or state is not cache.state or not _same(list(state.values()), cache.entries):

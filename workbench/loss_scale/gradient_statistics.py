@@ -16,6 +16,7 @@ from workbench.loss_scale import host_values
 EXPONENT_BINS = 257
 _ZEROS = 256
 _COPIED_ELEMENTS = 1_000_000
+_COUNTED_ELEMENTS = 1 << 24  # at once on an accelerator: what float32 counts without loss, at some 200 MB beside it
 _LEAST_NORM, _LARGEST_NORM = 1e-15, 1e19  # beyond, squares of elements fall out of float32's range
 
 
@@ -25,10 +26,13 @@ def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor
     A tensor with an inf or NaN element has a norm that is not finite.
     """
     dense = [g.coalesce().values() if g.is_sparse else g for g in gradients]
-    # In float32: the norm of a float16 tensor with finite elements may exceed float16.
-    norms = torch.stack(torch._foreach_norm(dense, 2.0, torch.float32))
-    # max and -max(-g) instead of the inf norm: on a CPU that one is ten times slower (torch 2.13).
+    # In float32: the norm of a float16 tensor with finite elements may exceed float16. torch refuses to narrow float64.
+    wide = torch.float64 if any(g.dtype == torch.float64 for g in dense) else torch.float32
+    norms = torch.stack(torch._foreach_norm(dense, 2.0, wide)).float()
     # stack() promotes mixed dtypes itself; a cast per tensor would double the number of calls.
+    if not dense[0].is_cpu:
+        return norms, torch.stack(torch._foreach_norm(dense, math.inf)).float()
+    # max and -max(-g) instead of the inf norm: on a CPU that one is ten times slower (torch 2.13).
     upper = torch.stack(torch._foreach_max(dense)).float()
     lower = torch.stack(torch._foreach_max(torch._foreach_neg(dense))).float()
     return norms, torch.maximum(upper, lower)
@@ -80,11 +84,17 @@ def exponent_counts(gradients: Sequence[Tensor], device: torch.device | None = N
     counts = torch.zeros(EXPONENT_BINS, dtype=torch.int64, device=device)
     for gradient in gradients:
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
-        flat = values.detach().float().reshape(-1)
-        # The exponent is read from the bits: exact, and cheaper than a logarithm.
-        bins = ((flat.view(torch.int32) >> 23) & 0xFF).long()
-        bins = torch.where(flat == 0, torch.full_like(bins, _ZEROS), bins)
-        counts.scatter_add_(0, bins, torch.ones_like(bins))  # bincount would synchronise on CUDA
+        flat = values.detach().reshape(-1)
+        for part in (flat,) if flat.is_cpu else flat.split(_COUNTED_ELEMENTS):
+            part = part.float()
+            # The exponent is read from the bits: exact, and cheaper than a logarithm.
+            bins = (part.view(torch.int32) >> 23) & 0xFF
+            if part.is_cpu:
+                bins = torch.where(part == 0, torch.full_like(bins, _ZEROS), bins).long()
+                counts.scatter_add_(0, bins, torch.ones_like(bins))
+            else:  # bincount would make the host wait, and scatter_add_ lets most elements fight over twenty counts
+                bins = torch.where(part == 0, _ZEROS, bins).to(torch.float32)
+                counts += torch.histc(bins, EXPONENT_BINS, 0, EXPONENT_BINS).long()
     return counts
 
 

@@ -16,13 +16,16 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adagrad, Adam, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from workbench.core import kernels
+from workbench.core import devices, kernels
+from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.step_optimizer import exact_flag, skips_on_device
 from workbench.loss_scale import host_values
 from workbench.loss_scale.cached_adam import step_on_cached_lists
 
+_WIDENED_ELEMENTS = 1 << 26  # at once, unless a tensor has more: 256 MiB
+_FUSED_KERNELS = {SGD: "_fused_sgd_", AdamW: "_fused_adamw_", Adam: "_fused_adam_", Adagrad: "_fused_adagrad_"}
 _DEVICE, _DTYPE, _IS_CPU, _LAYOUT = map(attrgetter, ("device", "dtype", "is_cpu", "layout"))
 
 
@@ -103,7 +106,7 @@ def unscale_and_check_each_(batches: Sequence[tuple[list[Tensor], Tensor, Tensor
         alike = _go_into_one_call([grad for grads, _, _ in batches for grad in grads])
         for grads, inverse_scale, found_inf in batches:
             flag = found_inf.reshape(())
-            if alike and grads and grads[0].device == flag.device:
+            if alike and grads and grads[0].device == flag.device and devices.unscales(flag.device, grads[0].dtype):
                 inverse = inverse_scale.to(flag).reshape(())
                 torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse)
             else:
@@ -126,12 +129,29 @@ def _unscale_by_kind_(grads: list[Tensor], inverse_scale: Tensor, flag: Tensor) 
     for (device, _), of_kind in batches.items():
         on_device = inverse_scale.to(device, torch.float32, non_blocking=True).reshape(())
         here = flag if flag.device == device else torch.zeros((), device=device)
-        torch._amp_foreach_non_finite_check_and_unscale_(of_kind, here, on_device)
+        _unscale_alike_(of_kind, here, on_device)
         if here is not flag:
             flag.copy_(torch.maximum(flag, here.to(flag.device, non_blocking=True)))
     # Duplicate indices are summed by the optimizer, and a float16 sum of finite values may overflow.
     for grad in uncoalesced:
         flag.copy_(torch.maximum(flag, has_overflow([grad]).to(flag)))
+
+
+def _unscale_alike_(values: list[Tensor], flag: Tensor, inverse_scale: Tensor) -> None:
+    """Unscale tensors of one device and dtype; where torch's kernel does not take it, by way of float32."""
+    if devices.unscales(flag.device, values[0].dtype):
+        torch._amp_foreach_non_finite_check_and_unscale_(values, flag, inverse_scale)
+        return
+    begin = 0
+    while begin < len(values):
+        end, filled = begin + 1, values[begin].numel()
+        while end < len(values) and filled + values[end].numel() <= _WIDENED_ELEMENTS:
+            filled += values[end].numel()
+            end += 1
+        wide = [value.float() for value in values[begin:end]]
+        torch._amp_foreach_non_finite_check_and_unscale_(wide, flag, inverse_scale)
+        torch._foreach_copy_(values[begin:end], wide)
+        begin = end
 
 
 def _checked_by_kernel(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -> bool:
@@ -225,9 +245,14 @@ def _go_into_one_call(grads: list[Tensor]) -> bool:
 
 
 def _reads_found_inf(optimizer: Optimizer) -> bool:
-    fused = [group.get("fused") for group in optimizer.param_groups]
-    if not all(fused):  # a group that is not fused would refuse the flag
+    groups = optimizer.param_groups
+    if not all(group.get("fused") for group in groups):  # a group that is not fused would refuse the flag
         return False
+    kernel = next((name for kind, name in _FUSED_KERNELS.items() if isinstance(optimizer, kind)), None)
+    if kernel is not None:  # torch takes `fused` on trust for devices that it does not know
+        first = next((parameter for group in groups for parameter in group["params"]), None)
+        if first is not None and not first.is_cpu and not has_fused_kernel(first, kernel):
+            return False
     # `_step_supports_amp_scaling` is lost by deepcopy and pickle, the groups' `fused` is not: hence the second test.
     return getattr(optimizer, "_step_supports_amp_scaling", False) or isinstance(optimizer, SGD | Adam | Adagrad)
 

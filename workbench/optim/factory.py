@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from workbench.config import CompatibilityConfig, OptimizerConfig
+from workbench.core.fused_kernels import has_fused_kernel
 from workbench.optim.adam_offload.optimizer import AdamOffload
 from workbench.optim.muon.optimizer import Muon
 from workbench.optim.schedule_free import ScheduleFreeAdamW
@@ -56,8 +57,12 @@ def build_optimizer(
         case "ScheduleFreeAdamW":
             return ScheduleFreeAdamW(network.named_parameters(), **options)
     kind: type[Optimizer] = getattr(torch.optim, config.name)
-    if "fused" in inspect.signature(kind).parameters:
-        options["fused"] = True  # the fastest, and it decides on the device whether an overflowed update is skipped
+    # The fastest, and it decides on the device whether an overflowed update is skipped. Of a device that torch does not
+    # know it takes the word that there is a kernel.
+    kernel = f"_fused_{config.name.lower()}_"
+    known = all(parameter.is_cpu or has_fused_kernel(parameter, kernel) for parameter in network.parameters())
+    if known and "fused" in inspect.signature(kind).parameters:
+        options["fused"] = True
     return kind(list(network.named_parameters()), **options)
 
 

@@ -51,7 +51,7 @@ from workbench.training.averaged_weights import OptimizersAverage, averages_weig
 from workbench.training.course import Course
 from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first, require_same_tensors
 from workbench.training.outcome import StepOutcome
-from workbench.training.precision import Precision, avoid_broken_kernel_
+from workbench.training.precision import Precision, avoid_broken_kernel_, warn_of_short_moments
 
 _STATEFUL = ("optimizer", "loss_scaling", "window", "update")
 
@@ -124,6 +124,7 @@ class Boosted:
         if isinstance(model, DistributedDataParallel):
             self.loss_scaling.agree = _largest_over_ranks
         avoid_broken_kernel_(self._active_optimizer, self.optimizer.param_groups)
+        warn_of_short_moments(self._active_optimizer)
 
     @property
     def loss_scale(self) -> Tensor:
@@ -170,7 +171,10 @@ class Boosted:
             scaled.backward(seed)  # type: ignore[no-untyped-call]
         elif not self.frozen_groups:  # a loss that only frozen layers feed has none on such a step
             raise RuntimeError("the loss has no gradient; was it detached, or computed under torch.no_grad()?")
-        self._loss = loss.detach()  # last: a backward pass that failed may be tried again
+        kept = loss.detach()
+        if not kept.is_cpu and "torch._dynamo" in sys.modules:
+            kept = kept.clone()  # a graph of torch.compile's writes the next loss over this one, which outcomes keep
+        self._loss = kept  # last: a backward pass that failed may be tried again
 
     def accept_gradients(self, loss: Tensor, parameters: list[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         """Take gradients computed elsewhere in place of ``backward``; they add up in ``.grad``, divided by the window.
@@ -181,7 +185,8 @@ class Boosted:
         self._begin_overflow_watch()
         self._loss = loss.detach()
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            share = gradient.detach() / self.window.n_steps
+            # Laid out as the parameter: fused kernels go through both as if they were, or refuse.
+            share = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient.detach()).div_(self.window.n_steps)
             parameter.grad = share if parameter.grad is None else parameter.grad.add_(share)
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> StepOutcome:

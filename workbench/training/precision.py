@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, NAdam, Optimizer, RAdam
 
 from workbench.core.batch import mapped
 
+_OUTSIDE = 4  # frames from the warning to who called `apply`
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -75,6 +77,23 @@ def avoid_broken_kernel_(optimizer: Optimizer, groups: list[dict[str, Any]]) -> 
     if any(p.device.type == "cpu" and p.dtype in (torch.float16, torch.bfloat16) for p in parameters):
         for group in groups:
             group["fused"] = False
+
+
+def warn_of_short_moments(optimizer: Optimizer) -> None:
+    """Warn where Adam keeps squares of gradients in float16, as O3 lets it, and forgets those that vanish there.
+
+    0.001 g**2 is 0 for gradients below 5e-3, and so is eps = 1e-8. A fused kernel, which computes in float32, then sees
+    the last gradient alone and makes updates up to 30 times too large; arithmetic in float16 divides by 0.
+    """
+    if isinstance(optimizer, Adam | NAdam | RAdam) and any(
+        parameter.dtype == torch.float16 for group in optimizer.param_groups for parameter in group["params"]
+    ):
+        warnings.warn(
+            f"{type(optimizer).__name__} keeps squares of float16 gradients in float16, where most of them are 0, so "
+            "that updates become up to 30 times too large, or infinite; set `amp.level` to O2, `amp.dtype` to "
+            "bfloat16, or `optimizer.name` to SGD or adam_offload",
+            stacklevel=_OUTSIDE,
+        )
 
 
 def _cast_batch_norms_(model: nn.Module, dtype: torch.dtype) -> None:

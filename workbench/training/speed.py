@@ -3,15 +3,18 @@
 Both sides train on equal copies, block by block in turn (A B, B A, ...), so that whatever the machine does to one it
 does to the other. A step's cost depends on how many groups are frozen and on whether a window ends, so each kind of
 step is visited in every block, and its time is weighted by how often the schedule uses it. What an optimizer does every
-so many steps only (THOR's refresh) is done once per block, and what it adds is spread over the steps of a cycle. The
-ratio is the median over rounds, with an interval from a bootstrap. Several ranks train every block together; rank 0's
-clock counts and decides how many rounds there are.
+so many steps only (THOR's refresh) is done once per block, and what it adds is spread over the steps of a cycle. On an
+accelerator several windows of a kind go between two synchronisations: one alone begins with an empty queue, which hides
+waits of the host and favours whoever launches less, unlike any run. The ratio is the median over rounds, with an
+interval from a bootstrap. Several ranks train every block together; rank 0's clock counts and decides how many rounds
+there are.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +35,8 @@ from workbench.training.setup import prepare
 _MEASURED_GROUPS = 5
 _DISTINCT_BATCHES = 8
 _MOST_ROUNDS = 4
+_WARM_UP_SECONDS = 2.0  # of an accelerator, whose clock rate rises under load
+_SECONDS_PER_SYNCHRONISATION = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,8 @@ def measure_speed_ratio(
     precision: float = 0.05,  # width of the interval, relative to the ratio, at which no more rounds are added
     loading: bool = False,  # whether a step includes loading its batch
     stop: Callable[[], bool] | None = None,  # asked between rounds; True ends the measurement after at least two
-    # Called before every optimizer step, outside the time that is measured; what it raises ends the measurement.
+    # Called before every optimizer step, on an accelerator before some, outside the time that is measured; what it
+    # raises ends the measurement.
     before_window: Callable[[], None] | None = None,
 ) -> SpeedRatio:
     """Measure the ratio of step times by interleaved blocks.
@@ -151,6 +157,8 @@ class TimedSide:
         self.loading = float(np.median(loads)) if loading else 0.0  # the first opens the data
         self.position = 0
         self.warm_up_seconds, self.warm_up_passes = 0.0, 0
+        self.repeats = 1  # windows between two synchronisations
+        self._refreshed = False  # whether an expensive step was among the last of these
         optimizer = self.boosted.optimizer
         self.schedule = optimizer if isinstance(optimizer, GroupSchedule) else None
         strategy: Sequence[int] = [0]
@@ -164,9 +172,16 @@ class TimedSide:
         self.cyclic = inner if isinstance(inner, Thor) else None  # which does something expensive every so many steps
 
     def warm_up(self) -> None:
-        """Train a block that is not counted: allocations, lazy initialisation, compilation."""
+        """Train blocks that are not counted: allocations, lazy initialisation, compilation, an accelerator's clock."""
         began = self.clock()
-        self.block()
+        step = self.block()
+        if self.device.type != "cpu":
+            while ranks.broadcast_object(self.clock() - began < _WARM_UP_SECONDS):
+                step = self.block()
+            window = max(step, 1e-9) * self.boosted.window.n_steps
+            # A cycle has room for as many cheap windows as are timed together.
+            most = sys.maxsize if self.cyclic is None else max(1, self.cyclic.frequency - 1)
+            self.repeats = ranks.broadcast_object(min(max(1, round(_SECONDS_PER_SYNCHRONISATION / window)), most))
         self.warm_up_seconds, self.warm_up_passes = self.clock() - began, self.position
 
     def cold_seconds(self, step: float) -> float:
@@ -176,36 +191,42 @@ class TimedSide:
     def block(self) -> float:
         """Train one block and return the schedule's mean step time, seconds per micro-batch."""
         by_group: dict[int, list[float]] = {group: [] for group in self.groups}
-        passes = max(1, -(-self.at_least // (len(self.groups) * self.boosted.window.n_steps)))
+        passes = max(1, -(-self.at_least // (len(self.groups) * self.boosted.window.n_steps * self.repeats)))
         expensive = 0.0
         with self.boosted.methods.running():
             for _ in range(passes):
                 for group in self.groups:
-                    seconds = self._window(group)
-                    if self.cyclic is not None and self.cyclic.refreshed:
-                        seconds = self._window(group)  # an expensive step is counted below
+                    seconds = self._windows(group)
+                    if self._refreshed:
+                        seconds = self._windows(group)  # an expensive step is counted below
                     by_group[group].append(seconds)
             measured = np.array([np.mean(by_group[group]) for group in self.groups])
             if self.cyclic is not None:
                 self.cyclic.refresh_next()
-                expensive = (self._window(self.groups[0]) - float(measured[0])) / self.cyclic.frequency
+                beyond = (self._windows(self.groups[0]) - float(measured[0])) * self.repeats
+                expensive = beyond / self.cyclic.frequency
         cost = np.interp(list(self.frequency), self.groups, measured)
         return float(np.dot(cost, list(self.frequency.values()))) + expensive + self.loading
 
-    def _window(self, group: int) -> float:
-        """Train one accumulation window with this freezing group; return seconds per micro-batch."""
+    def _windows(self, group: int) -> float:
+        """Train accumulation windows with this freezing group between synchronisations; return seconds per batch."""
         if self.before_window is not None:
             self.before_window()
         self._enter(group)
         n_steps = self.boosted.window.n_steps
+        self._refreshed = False
         devices.synchronize(self.device)
         ranks.barrier()  # a rank that lags from the window before would be waited for in this one
         began = self.clock()
-        for step in range(n_steps):
-            self._train(self.batches[self.position % len(self.batches)], group, ends=step + 1 == n_steps)
-            self.position += 1
+        for number in range(self.repeats):
+            if number:
+                self._enter(group)  # the schedule has gone on
+            for step in range(n_steps):
+                self._train(self.batches[self.position % len(self.batches)], group, ends=step + 1 == n_steps)
+                self.position += 1
+            self._refreshed |= self.cyclic is not None and self.cyclic.refreshed
         devices.synchronize(self.device)
-        return (self.clock() - began) / n_steps
+        return (self.clock() - began) / (n_steps * self.repeats)
 
     def _enter(self, group: int) -> None:
         if self.schedule is not None:

@@ -375,8 +375,13 @@ if distributed.is_available():
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """Return a.b, a.a and b.b of flat tensors, shape ``[3]``; summed run by run, see :data:`_RUN`."""
-    runs = zip(torch.split(a, _RUN), torch.split(b, _RUN), strict=True)
-    return torch.stack([torch.stack([torch.dot(x, y), torch.dot(x, x), torch.dot(y, y)]) for x, y in runs]).sum(0)
+    whole = a.numel() // _RUN * _RUN
+    runs = [(x[:whole].view(-1, _RUN), y[:whole].view(-1, _RUN)) for x, y in ((a, b), (a, a), (b, b))] if whole else []
+    sums = [torch.linalg.vecdot(x, y).sum() for x, y in runs] or [a.new_zeros(())] * 3
+    if whole < a.numel():
+        rest = [torch.dot(x[whole:], y[whole:]) for x, y in ((a, b), (a, a), (b, b))]
+        sums = [total + more for total, more in zip(sums, rest, strict=True)]
+    return torch.stack(sums)
 
 
 def _inner_products(a: Tensor, b: Tensor) -> Tensor | tuple[float, float, float]:

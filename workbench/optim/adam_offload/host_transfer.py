@@ -221,8 +221,7 @@ class Bucket:
     def _views(self, dtype: torch.dtype) -> list[Tensor]:
         """Return host tensors laid out as the parameters, in one piece of memory, pinned where the device pins any."""
         sizes = [parameter.numel() for parameter in self.parameters]
-        pinned = devices.pins_memory(self.parameters[0].device)
-        flat = torch.empty(sum(sizes), dtype=dtype, device="cpu", pin_memory=pinned)
+        flat = devices.host_room(sum(sizes), dtype, self.parameters[0].device)
         return [
             torch.as_strided(piece, p.shape, dense_strides(p), piece.storage_offset())
             for piece, p in zip(torch.split_with_sizes(flat, sizes), self.parameters, strict=True)

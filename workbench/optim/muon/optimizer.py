@@ -30,8 +30,8 @@ from torch.optim.adamw import adamw
 
 from workbench.core.arguments import checked_count, checked_number
 from workbench.core.devices import has_fast_bfloat16
+from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
-from workbench.optim.fused_kernels import has_fused_kernel
 from workbench.optim.muon.orthogonal import orthogonalised
 
 _NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)

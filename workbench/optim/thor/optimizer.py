@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
 from workbench.core.arguments import checked_number, checked_switch
+from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.records import EventSink
 from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
-from workbench.optim.fused_kernels import has_fused_kernel
 from workbench.optim.schedule import Schedule, read_schedule, value_at
 from workbench.optim.thor.preconditioner import DampingSplit, FactorRules, Preconditioner
 from workbench.optim.thor.thor_layers import Convention, FirstOrder
