@@ -314,11 +314,8 @@ def test_a_methods_page_says_when_it_hurts_and_what_was_measured(method: Any) ->
 def test_first_pages_show_what_the_quickstart_keeps() -> None:
     figures = generated.quickstart()
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert (
-        f"**{figures['speedup']} × as fast** (95 % interval {figures['speedup_low']} to {figures['speedup_high']})"
-        in text
-    )
-    assert f"{figures['drop']} points" in text
+    assert f"{figures['speedup']} × ({figures['speedup_low']} to {figures['speedup_high']})" in text
+    assert f"{figures['drop']} of {figures['allowed']} points of accuracy" in text
     assert f"{figures['seeds']} seeds" in text
 
 
