@@ -42,6 +42,7 @@ _RANGES = {
     "prior_weight": (0.0, math.inf),
     "n_ei_candidates": (1, 100_000),
     "dividing_parameter": (1, 100),
+    "bootstrap_count": (0, math.inf),
     "reduction_factor": (2, math.inf),
     "min_resource": (1, math.inf),
     "max_resource": (1, math.inf),
