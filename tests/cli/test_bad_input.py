@@ -293,3 +293,34 @@ def test_a_policy_that_cannot_be_is_refused_and_without_gradients_any(workbench:
     outcome = workbench("replay", run)
     assert outcome.code == 2
     assert "nothing to replay" in outcome.sentence
+
+
+def test_nothing_from_a_file_steers_the_terminal(study: Path, workbench: Command) -> None:
+    file, escapes = study / "study.toml", r"\u001b]0;title\u0007\u001b[2J"
+    good = file.read_text().replace('task = "wine.py"', 'task = "wine.py"\nname = "x' + escapes + '"')
+    asked = [
+        good.replace("n_trials = 3", "n_trials = 0"),
+        good.replace('task = "wine.py"', f'task = "{escapes}"'),
+        good.replace('name = "random"', f'name = "{escapes}"'),
+        good.replace("[speed]", f'["{escapes}"]'),
+        good,
+    ]
+    for text in asked:
+        file.write_text(text)
+        outcome = workbench("status", study)
+        assert "\x1b" not in outcome.out + outcome.err
+        assert "\x07" not in outcome.out + outcome.err
+        assert "bug of the workbench" not in outcome.err
+
+
+@pytest.mark.parametrize("name", ["boost_config.json", "study.toml"])
+def test_half_a_character_ends_in_a_sentence(name: str, study: Path, workbench: Command) -> None:
+    if name == "study.toml":
+        (study / name).write_bytes(b'[study]\ntask = "\xed\xa0\x80"\n')
+        outcome = workbench("tune", study)
+    else:
+        Path(name).write_text('{"amp": {"level": "\\ud800"}}')
+        outcome = workbench("validate", name)
+    assert outcome.code == 2
+    assert name in outcome.sentence
+    outcome.sentence.encode()

@@ -24,6 +24,7 @@ from workbench.cli.project_commands import doctor, init, schema, validate
 from workbench.cli.run_commands import compare, replay, runs_app, train
 from workbench.cli.study_commands import export, status, tune, worker
 from workbench.core.rank_environment import is_first_rank
+from workbench.core.text import printable
 
 _TRACEBACK = "--traceback"
 
@@ -66,7 +67,7 @@ def _each_note_once() -> Callable[..., None]:
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
         where = "" if issubclass(category, UserWarning) else f" (line {lineno} of {filename})"
-        note = f"note: {' '.join(str(message).split())}{where}\n"
+        note = printable(f"note: {' '.join(str(message).split())}{where}\n")
         if note not in shown and is_first_rank():
             shown.add(note)
             sys.stderr.write(note)

@@ -22,6 +22,7 @@ import typer
 
 from workbench.core.files import DISK_FULL_CODES
 from workbench.core.rank_environment import is_first_rank
+from workbench.core.text import printable
 
 FAILED = 1
 WRONG_INPUT = 2
@@ -95,7 +96,7 @@ def sentence_of(error: BaseException) -> str:
     """Return the error as one line."""
     sentence = _sentence(error)
     notes = [one for one in getattr(error, "__notes__", ()) if sentence not in one]  # a full disk fails twice alike
-    return " ".join("; ".join([sentence, *notes]).split())
+    return printable(" ".join("; ".join([sentence, *notes]).split()))
 
 
 def _sentence(error: BaseException) -> str:
