@@ -90,13 +90,13 @@ def licences_of(one: metadata.Distribution) -> list[dict[str, Any]]:
     In the order of trust: an SPDX expression, the classifiers, a short text in the free field.
     """
     said = one.metadata
-    expression = str(said.get("License-Expression") or "").strip()
+    expression = "".join(said.get_all("License-Expression") or ()).strip()
     if expression:
         return [{"expression": expression}]
     classified = [line for line in said.get_all("Classifier") or () if line.startswith(_CLASSIFIER)]
     if classified:
         return [{"license": {"name": line.removeprefix(_CLASSIFIER)}} for line in classified]
-    free = str(said.get("License") or "").strip()
+    free = "".join(said.get_all("License") or ()).strip()
     if _EXPRESSION.fullmatch(free):
         return [{"expression": free}]
     return [{"license": {"name": free}}] if free and "\n" not in free and len(free) <= _LONGEST_NAME else []

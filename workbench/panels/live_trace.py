@@ -82,8 +82,9 @@ class LiveTrace:
 def _happened(table: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Return in which steps something happened that a reader looks for ``[n]``."""
     is_other = table["loss_scale_after"].to_numpy() != table["loss_scale"].to_numpy()
-    found: npt.NDArray[np.bool_] = flags(table, "overflow") | flags(table, "skipped") | flags(table, "thor.refreshed")
-    return found | is_other | ~np.isfinite(table["loss"].to_numpy())
+    marked = flags(table, "overflow") | flags(table, "skipped") | flags(table, "thor.refreshed")
+    found: npt.NDArray[np.bool_] = marked | is_other | ~np.isfinite(table["loss"].to_numpy())
+    return found
 
 
 def _thinned(table: pd.DataFrame, every: Sequence[int], chance: np.random.Generator) -> pd.DataFrame:
