@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from workbench.core.text import format_duration, format_interval, format_number
+from workbench.core.text import format_duration, format_interval, format_number, printable
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,20 @@ def test_what_is_not_known_is_a_word_and_no_interval_is_made_of_it() -> None:
     assert format_interval(1.2, 1.1, 1.3, " x") == "1.20 x (1.10 to 1.30)"
     assert format_interval(1.2, 0.0, math.inf, " x") == "1.20 x"
     assert format_interval(None, 1.0, 2.0) == format_interval(math.nan, 1.0, 2.0) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, with a tab\tand\na line", "plain, with a tab\tand\na line"),
+        ("é → 2× 百", "é → 2× 百"),
+        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+        ("\x9b2J\r", "\\x9b2J\\r"),
+        ("txt.\u202egpj", "txt.\\u202egpj"),
+        ("lone \ud800", "lone \\ud800"),
+    ],
+)
+def test_what_would_steer_a_terminal_is_spelled_out(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert printable(shown) == shown
+    printable(text).encode()

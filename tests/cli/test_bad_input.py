@@ -6,6 +6,9 @@ import errno
 import json
 import math
 import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow
@@ -293,3 +296,71 @@ def test_a_policy_that_cannot_be_is_refused_and_without_gradients_any(workbench:
     outcome = workbench("replay", run)
     assert outcome.code == 2
     assert "nothing to replay" in outcome.sentence
+
+
+def test_nothing_from_a_file_steers_the_terminal(study: Path, workbench: Command) -> None:
+    file, escapes = study / "study.toml", r"\u001b]0;title\u0007\u001b[2J"
+    good = file.read_text().replace('task = "wine.py"', 'task = "wine.py"\nname = "x' + escapes + '"')
+    asked = [
+        good.replace("n_trials = 3", "n_trials = 0"),
+        good.replace('task = "wine.py"', f'task = "{escapes}"'),
+        good.replace('name = "random"', f'name = "{escapes}"'),
+        good.replace("[speed]", f'["{escapes}"]'),
+        good,
+    ]
+    for text in asked:
+        file.write_text(text)
+        outcome = workbench("status", study)
+        assert "\x1b" not in outcome.out + outcome.err
+        assert "\x07" not in outcome.out + outcome.err
+        assert "bug of the workbench" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "there is not enough memory (MemoryError)"),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "there is not enough memory ("),
+        (RuntimeError("can't start new thread"), "there is not enough memory ("),
+        (UserWarning("nothing is frozen"), "a warning ended the command, as this Python was asked to let it"),
+    ],
+    ids=["memory", "a library that cannot be loaded", "a thread", "a warning"],
+)
+def test_what_the_machine_or_its_user_did_is_no_bug_of_ours(
+    error: Exception, words: str, workbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workbench.core import doctor
+
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(doctor, "examine", fails)
+    outcome = workbench("doctor")
+    assert outcome.code == 1
+    assert words in outcome.sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mib", [300, 600])
+def test_too_little_memory_to_load_ends_in_a_sentence(mib: int, here: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (mib << 20, mib << 20))
+
+    command = [sys.executable, "-m", "workbench", "train", "--task", "wine.py", "--steps", "8", "--device", "cpu"]
+    ended = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert "there is not enough memory" in ended.stderr
+    assert "bug of the workbench" not in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["boost_config.json", "study.toml"])
+def test_half_a_character_ends_in_a_sentence(name: str, study: Path, workbench: Command) -> None:
+    if name == "study.toml":
+        (study / name).write_bytes(b'[study]\ntask = "\xed\xa0\x80"\n')
+        outcome = workbench("tune", study)
+    else:
+        Path(name).write_text('{"amp": {"level": "\\ud800"}}')
+        outcome = workbench("validate", name)
+    assert outcome.code == 2
+    assert name in outcome.sentence
+    outcome.sentence.encode()

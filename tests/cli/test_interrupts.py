@@ -19,16 +19,20 @@ from workbench.runs import find_runs, read_run
 _PATIENCE_SECONDS = 60.0
 
 
-def _interrupted(command: list[str], ready: Callable[[], bool]) -> tuple[int, str, str]:
-    """Run a command, press Ctrl-C once it is at work, and return exit code, stdout and stderr."""
+def _interrupted(
+    command: list[str], ready: Callable[[], bool], times: int = 1, patience_seconds: float = _PATIENCE_SECONDS
+) -> tuple[int, str, str]:
+    """Run a command, press Ctrl-C so many times once it is at work, and return exit code, stdout and stderr."""
     process = subprocess.Popen(
         [sys.executable, "-m", "workbench", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + patience_seconds
         while not ready() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
+        for _ in range(times):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3 if times > 1 else 0.0)
         out, err = process.communicate(timeout=_PATIENCE_SECONDS)
     finally:
         process.kill()
@@ -67,6 +71,20 @@ def test_ctrl_c_ends_a_study_that_the_same_command_continues(here: Path, study: 
     status = workbench("status", study)
     assert "running" not in status.out
     assert "next: workbench tune study" in status.out
+
+
+@pytest.mark.long
+def test_an_impatient_user_of_several_workers_sees_one_sentence(here: Path, study: Path) -> None:
+    file = study / "study.toml"
+    file.write_text(file.read_text().replace("budget_steps = 12", "budget_steps = 300"))
+
+    def by_workers() -> bool:  # O0 is the command's own work
+        return any("trial_0001" in path.parts for path in study.rglob("steps.jsonl"))
+
+    code, _, err = _interrupted(["tune", str(study), "--jobs", "2"], by_workers, times=4, patience_seconds=200.0)
+    assert code == 130, err
+    assert "Traceback" not in err
+    assert "interrupted; everything finished is saved, `workbench tune study` continues" in err
 
 
 def test_a_first_ctrl_c_asks_for_a_stop_and_a_second_raises(capsys: pytest.CaptureFixture[str]) -> None:

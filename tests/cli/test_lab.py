@@ -63,6 +63,7 @@ def test_the_server_asks_for_its_token_and_ends_at_ctrl_c_with_what_was_edited_k
             told = [next(server.stdout) for _ in range(3)]
             (address,) = re.findall(r"JupyterLab is at (\S+)", "".join(told))
             assert "/lab/tree/notebooks/03_gradient_freezing.ipynb?token=" in address
+            assert ("runs as root here" in "".join(told)) == (os.geteuid() == 0)
             root, _, token = re.match(r"(http://[^/]+/)(.*)token=(\w+)$", address).groups()  # type: ignore[union-attr]
             assert len(token) >= 48
             with urllib.request.urlopen(f"{root}api/contents/notebooks?token={token}", timeout=60) as answer:

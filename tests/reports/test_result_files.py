@@ -80,6 +80,17 @@ def test_a_prediction_outside_its_range_is_called_so() -> None:
     assert "| 9 (8 to 11) | 11 | yes |" in page
 
 
+def test_no_text_of_a_file_becomes_markup_or_steers_a_terminal() -> None:
+    evil = "<script>alert(1)</script>\x1b[2J"
+    told = replace(CANDIDATE, summary=evil)
+    page = results_page(
+        _study(name=evil, task=evil, left_out=[evil], candidates=[told], choices={"o1": Choice("o1", told, evil)})
+    )
+    assert "<script" not in page
+    assert "\x1b" not in page
+    assert page.count("&lt;script>alert(1)&lt;/script>\\x1b[2J") >= 5
+
+
 def test_freezing_stands_beside_its_limit() -> None:
     page = results_page(_study(freezing_limits=[FREEZING, {**FREEZING, "reached": None}]))
     assert "| 75 % | 1.20 (1.10 to 1.30) | 1.50 (1.40 to 1.60) | 0.50 (0.40 to 0.60) |" in page

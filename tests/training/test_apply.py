@@ -45,6 +45,15 @@ def test_the_seed_chooses_the_freezing_schedule() -> None:
     assert schedule(1) == schedule(1) != schedule(2)
 
 
+@pytest.mark.parametrize("wrapper", [None, nn.Sequential], ids=["as it was", "inside another"])
+def test_a_model_that_was_boosted_is_not_boosted_again(wrapper: Any) -> None:
+    net = chain()
+    apply(FREEZING, net, SGD(net.parameters(), lr=0.1), level="O0")
+    again = net if wrapper is None else wrapper(net)
+    with pytest.raises(RuntimeError, match=r"has been boosted already, .* build the model afresh"):
+        apply(FREEZING, again, SGD(again.parameters(), lr=0.1), level="O0")
+
+
 def test_wrong_arguments_are_refused_in_a_sentence(tmp_path: Path) -> None:
     net = chain()
     optimizer = SGD(net.parameters(), lr=0.1)

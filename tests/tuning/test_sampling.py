@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from workbench.study import StudyError, parse_study
 from workbench.study.ask.search_space import SearchedSpace, Suggestion
 from workbench.study.sample import grid
 from workbench.study.sample.grid import grid_points
-from workbench.study.sample.sampling import make_sampler
+from workbench.study.sample.sampling import PRUNERS, make_pruner, make_sampler
 from workbench.study.sample.whole_space import sampler_state, value_at
 
 MIXED = """
@@ -330,6 +331,15 @@ def test_a_share_of_a_range_is_a_value_in_it(
         ('name = "qmc"\nqmc_type = "sobel"', 'qmc_type must be one of "sobol", "halton"'),
         ('name = "nsga2"\npopulation_size = 1', "population_size"),
         ('name = "cmae"', 'did you mean "cmaes"?'),
+        ('name = "tpe"\nn_startup_trials = "x"', '`sampler.n_startup_trials` must be a whole number, got "x"'),
+        ('name = "tpe"\nn_startup_trials = true', "`sampler.n_startup_trials` must be a whole number, got true"),
+        ('name = "tpe"\nmultivariate = 1', "`sampler.multivariate` must be true or false, got 1"),
+        ('name = "tpe"\nprior_weight = -1', "`sampler.prior_weight` must be at least 0, got -1"),
+        ('name = "tpe"\nn_ei_candidates = 0', "`sampler.n_ei_candidates` must lie in [1, 100000], got 0"),
+        ('name = "tpe"\ngamma = 3', "`sampler.gamma` is nothing that can be said in a file"),
+        ('name = "nsga3"\ndividing_parameter = 0', "`sampler.dividing_parameter` must lie in [1, 100], got 0"),
+        ('name = "nsga3"\nreference_points = [[0.5, 0.5]]', "must be rows of numbers, 1 each"),
+        ('name = "qmc"\nqmc_type = 3', "`sampler.qmc_type` must be a text, got 3"),
     ],
 )
 def test_a_sampler_that_does_not_fit_is_refused_with_one_sentence(sampler: str, sentence: str) -> None:
@@ -337,6 +347,32 @@ def test_a_sampler_that_does_not_fit_is_refused_with_one_sentence(sampler: str, 
         parse_study(f"{MIXED}\n[sampler]\n{sampler}\n")
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+ODD = ['"x"', "true", "-1", "0", "3", "1000000000000000000", "-0.5", "2.5", "1e308", "[]", "[[0.5]]", '["a"]', "{}"]
+
+
+@pytest.mark.filterwarnings("ignore:.* has been deprecated:FutureWarning")  # some options of TPE's
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # no weight for the prior
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize(("section", "name"), [("sampler", "tpe"), ("sampler", "nsga3"), ("pruner", "hyperband")])
+def test_an_option_that_is_not_refused_lasts_for_a_whole_search(section: str, name: str, value: str) -> None:
+    maker: Any = {**PRUNERS, "tpe": optuna.samplers.TPESampler, "nsga3": optuna.samplers.NSGAIIISampler}[name]
+    for option in inspect.signature(maker).parameters:
+        try:
+            file = parse_study(f'{MIXED}\n[{section}]\nname = "{name}"\n{option} = {value}\n')
+        except StudyError:
+            continue
+        sampler = make_sampler(file.sampler.name, file.sampler.options, space=file.searched, seed=1, n_trials=30)
+        pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=100)
+        study = optuna.create_study(sampler=sampler, pruner=pruner)
+        for _ in range(14):
+            trial = study.ask()
+            x = trial.suggest_float("x", 0, 1)
+            for step in (1, 16, 99):
+                trial.report(x + step, step)
+                trial.should_prune()
+            study.tell(trial, x)
 
 
 @pytest.mark.parametrize(

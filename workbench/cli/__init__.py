@@ -17,13 +17,14 @@ import typer
 
 from workbench.cli import command_start
 from workbench.cli.bench_command import bench
-from workbench.cli.failures import INTERRUPTED, Interrupted, report
+from workbench.cli.failures import FAILED, INTERRUPTED, Interrupted, report
 from workbench.cli.interrupts import ending_like_ctrl_c
 from workbench.cli.lab_command import lab
 from workbench.cli.project_commands import doctor, init, schema, validate
 from workbench.cli.run_commands import compare, replay, runs_app, train
 from workbench.cli.study_commands import export, status, tune, worker
 from workbench.core.rank_environment import is_first_rank
+from workbench.core.text import printable
 
 _TRACEBACK = "--traceback"
 
@@ -66,7 +67,7 @@ def _each_note_once() -> Callable[..., None]:
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
         where = "" if issubclass(category, UserWarning) else f" (line {lineno} of {filename})"
-        note = f"note: {' '.join(str(message).split())}{where}\n"
+        note = printable(f"note: {' '.join(str(message).split())}{where}\n")
         if note not in shown and is_first_rank():
             shown.add(note)
             sys.stderr.write(note)
@@ -87,7 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if code == INTERRUPTED:  # typer's word for a Ctrl-C that no command had anything to say about
             raise Interrupted("interrupted; what was finished before is saved")
     except (Exception, KeyboardInterrupt) as error:
-        sys.exit(report(error, traceback=traceback))
+        command_start.end_undisturbed()
+        try:
+            code = report(error, traceback=traceback)
+        except MemoryError:
+            os.write(2, b"workbench: there is not enough memory, not even to say for what; give the command more\n")
+            code = FAILED
+        sys.exit(code)
     finally:
         warnings.showwarning = before
     sys.exit(code if isinstance(code, int) else 0)

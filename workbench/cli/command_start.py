@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -36,6 +38,21 @@ def end_quickly() -> None:
     """Let Python end without a last look for garbage among all that was loaded: a second of a command's time."""
     if _is_this_program():
         atexit.register(gc.freeze)
+
+
+def end_undisturbed() -> None:
+    """Hear no further Ctrl-C: the command has said how it ends, and Python would show where it was on its way out.
+
+    Workers that have not ended by then are killed, since Python would wait for them; their trials are put back by the
+    next command.
+    """
+    if not _is_this_program():
+        return
+    with contextlib.suppress(ValueError):  # not the main thread, which alone hears of it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes = sys.modules.get("multiprocessing")
+    for worker in processes.active_children() if processes is not None else ():
+        worker.kill()
 
 
 def _is_this_program() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import math
 import os
 import sys
 import sysconfig
@@ -22,6 +23,7 @@ import typer
 
 from workbench.core.files import DISK_FULL_CODES
 from workbench.core.rank_environment import is_first_rank
+from workbench.core.text import printable
 
 FAILED = 1
 WRONG_INPUT = 2
@@ -30,6 +32,10 @@ INTERRUPTED = 130
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError)
 
 _STEP = "a training step"
+
+# What the system's loader, torch and threads say when there is no memory left.
+_NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "can't start new thread")
+_LEAST_BYTES = 2 * 1024**3  # of addresses; loading torch takes one
 
 # Where this package calls into a task, and what the author of the task calls that place.
 _PARTS = {
@@ -95,7 +101,7 @@ def sentence_of(error: BaseException) -> str:
     """Return the error as one line."""
     sentence = _sentence(error)
     notes = [one for one in getattr(error, "__notes__", ()) if sentence not in one]  # a full disk fails twice alike
-    return " ".join("; ".join([sentence, *notes]).split())
+    return printable(" ".join("; ".join([sentence, *notes]).split()))
 
 
 def _sentence(error: BaseException) -> str:
@@ -105,8 +111,14 @@ def _sentence(error: BaseException) -> str:
         return _usage_sentence(error)
     if _is_ours(error):
         return str(error) or type(error).__name__
+    if isinstance(error, Warning):
+        return f"a warning ended the command, as this Python was asked to let it (-W error, PYTHONWARNINGS): {error}"
     task, part, line = _place_in_task(error)
     what = _system_sentence(error) if _is_system(error) else f"{type(error).__name__}: {error}".rstrip(": ")
+    if not part and _lacks_memory(error):
+        return (
+            f"there is not enough memory ({what}); end other programs, or raise the limit (ulimit -v, a job's memory)"
+        )
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         what += " (make the task's batches smaller; accumulation over several of them keeps the update the same)"
     if part:
@@ -116,6 +128,25 @@ def _sentence(error: BaseException) -> str:
     frames = _frames(error)
     where = line or (f" (line {frames[-1][1]} of {frames[-1][0].f_code.co_filename})" if frames else "")
     return f"unexpected error, probably a bug of the workbench: {what}{where}"
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    if any(words in str(error).lower() for words in _NO_MEMORY):
+        return True
+    # Under a limit Python's own loader may have no memory left to say what is wrong with.
+    return isinstance(error, (SystemError, ImportError)) and _address_space() < _LEAST_BYTES
+
+
+def _address_space() -> float:
+    """Return how many bytes this process may address."""
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit either
+        return math.inf
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
 def _is_usage(error: BaseException) -> bool:

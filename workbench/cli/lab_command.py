@@ -49,6 +49,8 @@ def lab(
 
     server: ServerApp = LabApp.initialize_server(argv=_server_options(root, opened, port, browser=not no_browser))
     server.web_app.settings["page_config_hook"] = _without_announcements
+    if _is_root():
+        say("note: JupyterLab runs as root here, so whoever has the address may do anything on this machine")
     server.io_loop.add_callback(_say_address, server)  # once it answers
     server.start()
     say(f"JupyterLab has ended; what was saved is in {path if path.is_dir() else path.parent}/")
@@ -90,6 +92,10 @@ def _say_address(server: ServerApp) -> None:
     say("Ctrl-C ends it and its kernels; save the notebooks before")
 
 
+def _is_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
 def _server_options(root: Path, opened: str, port: int, *, browser: bool) -> list[str]:
     options = [
         f"--ServerApp.root_dir={root}",
@@ -102,7 +108,7 @@ def _server_options(root: Path, opened: str, port: int, *, browser: bool) -> lis
     ]
     if not os.environ.get("JUPYTER_TOKEN"):  # our own, because JupyterLab tells the whole world's log a generated one
         options.append(f"--IdentityProvider.token={secrets.token_hex(24)}")
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
+    if _is_root():
         # Jupyter refuses root unless told so. A user who types this command as root (a container, a fresh virtual
         # machine) has decided it already, and access still needs the token.
         options.append("--ServerApp.allow_root=True")

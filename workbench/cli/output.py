@@ -16,6 +16,7 @@ from typing import Any
 import typer
 
 from workbench.core.rank_environment import is_first_rank
+from workbench.core.text import printable
 
 _ENDLESS = 10_000  # characters; wider than any table
 _LAST_COLUMN_WIDTH = 24
@@ -30,7 +31,7 @@ StorageOption = typer.Option(
 def say(text: str) -> None:
     """Print a line for a person on stdout."""
     if is_first_rank():
-        typer.echo(text)
+        typer.echo(printable(text))
 
 
 @contextmanager
@@ -67,7 +68,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[_cell(value) for value in row] for row in rows]
+    cells = [[printable(_cell(value)) for value in row] for row in rows]
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="", show_edge=False, pad_edge=False)
     table.padding = (0, 1, 0, 0)  # one space to the right; the box adds another
     for i, column in enumerate(columns):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from workbench.core.rank_environment import is_first_rank
+from workbench.core.text import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -38,9 +39,9 @@ class Bar:
     ) -> None:
         """Move on; the note stands after the bar, and an ``eta`` of NaN, seconds, is estimated from the units done."""
         new_text = bool(text) and text != self._text
-        self._done, self._note, self._eta = done, note, eta
+        self._done, self._note, self._eta = done, printable(note), eta
         self._total = self._total if total is None else total
-        self._text = text or self._text
+        self._text = printable(text) or self._text
         self._pending = True
         every = _LINE_SECONDS if self._terminal is None else _BAR_SECONDS
         if new_text or time.monotonic() - self._shown >= every:
@@ -48,6 +49,7 @@ class Bar:
 
     def say(self, sentence: str) -> None:
         """Write a line that stays, above the bar."""
+        sentence = printable(sentence)
         if self._terminal is not None:
             self._terminal.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
         elif not self._silent:

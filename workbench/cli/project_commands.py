@@ -76,8 +76,18 @@ def init(directory: Path = DirectoryArgument) -> None:
     say(f"next: workbench tune {quoted(directory / 'studies' / 'quickstart')}")
 
 
-def doctor(json: bool = JsonOption) -> None:
+def doctor(
+    json: bool = JsonOption,
+    sbom: bool = typer.Option(
+        False, "--sbom", help="Print what is installed instead: a bill of materials with licences (CycloneDX JSON)."
+    ),
+) -> None:
     """Say what this machine offers, and what is missing."""
+    if sbom:
+        from workbench.core.bill_of_materials import bill_of_materials
+
+        print_json(bill_of_materials())
+        return
     with only_result_on_stdout(json):
         from workbench.core.doctor import examine
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 
 
 def format_number(value: float | None) -> str:
@@ -28,3 +29,20 @@ def format_duration(seconds: float) -> str:
     if seconds < 5400.0:
         return f"{seconds / 60.0:.0f} min"
     return f"{seconds / 3600.0:.1f} h"
+
+
+def printable(text: str) -> str:
+    r"""Return text as it may stand on a terminal, whatever file it comes from: what would steer one is spelled out.
+
+    Control characters but tab and line feed, overrides of the direction of writing and lone surrogates become escapes
+    such as ``\x1b``.
+    """
+    if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
+        return text
+    return "".join(_spelled(character) for character in text)
+
+
+def _spelled(character: str) -> str:
+    steers = unicodedata.category(character) in {"Cc", "Cs"} or character in "\u061c\u200e\u200f\u2028\u2029"
+    steers = steers or "\u202a" <= character <= "\u202e" or "\u2066" <= character <= "\u2069"
+    return character.encode("unicode_escape").decode("ascii") if steers and character not in "\n\t" else character

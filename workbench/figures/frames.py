@@ -17,6 +17,10 @@ StepTable: TypeAlias = pd.DataFrame | Sequence[StepRecord]
 EventTable: TypeAlias = pd.DataFrame | Sequence[Event] | None
 
 
+STANDS_FOR = "stands_for"
+"""Column of a table that was thinned: steps that a row stands for, itself included."""
+
+
 class EventPoints(NamedTuple):
     """Steps at which something happened, where that stands in a figure, and what was said of it."""
 
@@ -80,6 +84,11 @@ def filled_rows(cells: Sequence[Any]) -> list[int]:
     return [row for row, cell in enumerate(cells) if cell is not None and not isinstance(cell, float) and len(cell)]
 
 
+def stands_for(frame: pd.DataFrame) -> Floats:
+    """Return for how many steps each row stands ``[n]``: one, unless the table was thinned."""
+    return column(frame, STANDS_FOR, 1.0)
+
+
 def subjects_by_step(events: EventTable, kind: str) -> dict[int, str]:
     """Return step -> subject of the events of one kind; of several at one step the last one counts."""
     chosen = events_of(events, kind)
@@ -97,8 +106,9 @@ def wasted_share(frame: pd.DataFrame) -> float:
 
     One dropped update throws away every micro-batch of its window, not only the one that closed it.
     """
-    wasted = float(np.nansum(column(frame, "accumulated", 1.0)[flags(frame, "skipped")]))
-    return min(1.0, wasted / len(frame)) if len(frame) else float("nan")
+    weights = stands_for(frame)
+    wasted = float(np.nansum((column(frame, "accumulated", 1.0) * weights)[flags(frame, "skipped")]))
+    return min(1.0, wasted / weights.sum()) if len(frame) else float("nan")
 
 
 def log2_known(values: Floats) -> Floats:
@@ -108,10 +118,14 @@ def log2_known(values: Floats) -> Floats:
     return logarithms
 
 
-def mean_known(values: Floats) -> float:
-    """Return the mean of the finite values; NaN without any."""
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else float("nan")
+def mean_known(values: Floats, weights: Floats | None = None) -> float:
+    """Return the mean of the finite values, each with its weight; NaN without any."""
+    known = np.isfinite(values)
+    return (
+        float(np.average(values[known], weights=None if weights is None else weights[known]))
+        if known.any()
+        else float("nan")
+    )
 
 
 def last_known(values: Floats) -> float:

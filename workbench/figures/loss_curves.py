@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from workbench.figures.drawing import OVERFLOW, Drawing, Stroke, figure_of
-from workbench.figures.frames import StepTable, column, flags, steps_frame
+from workbench.figures.frames import StepTable, column, flags, stands_for, steps_frame
 from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import COLORWAY, DASHES, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_marks
@@ -71,7 +71,7 @@ def loss_curve_numbers(
     return LossCurveNumbers(
         label=run.label,
         loss=thin_line(positions, smooth, limit),
-        window=span,
+        window=round(span * stands_for(frame).mean()) if window is None and len(frame) else span,
         overflow=Line(positions[overflow], smooth[overflow]),
         metric=Line(evaluation_x, values * (metric.factor if metric else 1.0)),
     )

@@ -54,7 +54,7 @@ def loss_scale_numbers(steps: StepTable, events: EventTable = None, *, limit: in
     step, overflow = frames.column(frame, "step"), frames.flags(frame, "overflow")
     used = frames.log2_known(frames.column(frame, "loss_scale", 1.0))
     after = frames.log2_known(frames.column(frame, "loss_scale_after"))
-    overflows = np.flatnonzero(overflow)
+    overflows, weights = np.flatnonzero(overflow), frames.stands_for(frame)
     drawn = thin_marks(overflows, min(limit, MAXIMUM_MARKS))
     subjects = frames.subjects_by_step(events, EventKind.OVERFLOW)
 
@@ -76,8 +76,8 @@ def loss_scale_numbers(steps: StepTable, events: EventTable = None, *, limit: in
             "floor": event_marks(EventKind.SCALE_FLOOR),
             "collapse": event_marks(EventKind.SCALE_COLLAPSE),
         },
-        n_steps=len(frame),
-        n_overflows=int(overflows.size),
+        n_steps=int(weights.sum()),
+        n_overflows=int(weights[overflows].sum()),
         n_first_overflows=_first_overflows(frames.column(frame, "accumulated", 1.0), overflow),
         wasted_share=frames.wasted_share(frame),
         last_log2=frames.last_known(np.where(np.isfinite(after), after, used)),

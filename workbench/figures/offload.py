@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.figures.drawing import Drawing, Stroke, figure_of
-from workbench.figures.frames import StepTable, column, mean_known, steps_frame, without_warm_up
+from workbench.figures.frames import StepTable, column, mean_known, stands_for, steps_frame, without_warm_up
 from workbench.figures.labels import compact, counted, percent
 from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Line, thin_line
@@ -51,7 +51,7 @@ def offload_numbers(steps: StepTable, *, warmup_steps: int = 10, limit: int = MA
         mean_transfer_ms=mean_known(transfer[travelled]),
         hidden_share=1.0 - float(waited[travelled].sum()) / both if both > 0 else float("nan"),
         waited_share=float(waited[timed].sum()) / total if total > 0 else float("nan"),
-        n_steps=int(np.isfinite(host).sum()),
+        n_steps=int(stands_for(kept)[np.isfinite(host)].sum()),
     )
 
 

@@ -62,14 +62,15 @@ def second_order_numbers(
     )
     plain, slow = np.flatnonzero(timed & ~refreshed), np.flatnonzero(timed & refreshed)
     usual = float(np.median(duration[plain])) if plain.size else float("nan")
-    whole = float(duration[timed].sum())
+    weights = frames.stands_for(frame)
+    whole = float((duration * weights)[timed].sum())
     known = slow.size > 0 and plain.size > 0 and whole > 0
     diamonds = slow[thin_marks(np.arange(slow.size))]
     return SecondOrderNumbers(
         refresh_steps=at[bars],
         layers_done=done[bars],
         layers_left=left[bars],
-        n_refreshes=int(at.size),
+        n_refreshes=int(weights[refreshed].sum()),
         n_done=int(np.nansum(done)),
         n_left=int(np.nansum(left)),
         damping=thin_stairs(step, damping, limit),
@@ -79,8 +80,8 @@ def second_order_numbers(
         slow=Line(step[diamonds], duration[diamonds]),
         plain_median_ms=usual,
         slow_median_ms=float(np.median(duration[slow])) if slow.size else float("nan"),
-        share=float(np.maximum(duration[slow] - usual, 0.0).sum()) / whole if known else float("nan"),
-        n_steps=len(frame),
+        share=float((np.maximum(duration - usual, 0.0) * weights)[slow].sum()) / whole if known else float("nan"),
+        n_steps=int(weights.sum()),
     )
 
 

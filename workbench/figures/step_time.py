@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.figures.drawing import Drawing, figure_of
-from workbench.figures.frames import StepTable, column, mean_known, steps_frame, without_warm_up
+from workbench.figures.frames import StepTable, column, mean_known, stands_for, steps_frame, without_warm_up
 from workbench.figures.labels import compact, counted, plain
 from workbench.figures.theme import COLORWAY, GREY, Theme
 
@@ -29,13 +29,14 @@ class StepTimeNumbers:
 def step_time_numbers(steps: StepTable, *, warmup_steps: int = 10) -> StepTimeNumbers:
     """Average a run's ``time.*`` columns; arguments as for ``step_time_drawing``."""
     kept = without_warm_up(steps_frame(steps), warmup_steps)
-    whole = mean_known(column(kept, "step_ms"))
+    weights = stands_for(kept)
+    whole = mean_known(column(kept, "step_ms"), weights)
     found = sorted(str(name).removeprefix(_PREFIX) for name in kept.columns if str(name).startswith(_PREFIX))
-    means = {part: mean_known(column(kept, _PREFIX + part)) for part in dict.fromkeys((*_USUAL_ORDER, *found))}
+    means = {part: mean_known(column(kept, _PREFIX + part), weights) for part in dict.fromkeys((*_USUAL_ORDER, *found))}
     parts = {part: mean for part, mean in means.items() if np.isfinite(mean)}
     if parts and np.isfinite(whole):
         parts["other"] = max(0.0, whole - sum(parts.values()))
-    return StepTimeNumbers(parts, whole, len(kept))
+    return StepTimeNumbers(parts, whole, int(weights.sum()))
 
 
 def step_time_drawing(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, theme: Theme = "auto") -> Drawing:

@@ -1,7 +1,7 @@
 """How a report page is made: a template of this folder, filled with texts and figures.
 
 An HTML page is one file: styles and plotly.js are inlined, nothing is fetched, and nothing but plotly.js runs. Its
-templates escape every text; what is HTML already is ``Markup``. Markdown takes texts as they are.
+templates escape every text; what is HTML already is ``Markup``. Markdown takes texts as they are, but no tags.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from markupsafe import Markup
 from plotly import io as plotly_io
 from plotly.offline import get_plotlyjs
 
-from workbench.core.text import format_interval, format_number
+from workbench.core.text import format_interval, format_number, printable
 from workbench.figures.labels import compact, counted, percent, superscripted
 from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
 from workbench.figures.theme import FIGURE_CONFIG
@@ -80,9 +80,16 @@ def _templates() -> jinja2.Environment:
 @jinja2.pass_eval_context
 def _typeset(context: jinja2.nodes.EvalContext, value: object) -> object:
     """Write powers as powers and keep numbers with their signs; HTML and code, which is escaped already, stay."""
-    if isinstance(value, Markup) or not context.autoescape:
+    if isinstance(value, Markup):
         return value
+    if not context.autoescape:
+        return _in_markdown(value)
     return re.sub(r"(?<=\d) (?=[%×])", "\u00a0", superscripted(str(value)))
+
+
+def _in_markdown(value: object) -> object:
+    """Return a text of which Markdown makes no HTML: a viewer would show, or run, what a file's author put there."""
+    return printable(value.replace("<", "&lt;")) if isinstance(value, str) else value
 
 
 def within(policy: Mapping[str, Any]) -> bool:

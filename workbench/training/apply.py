@@ -26,7 +26,7 @@ from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.facts import facts_of, learning_reasons
 from workbench.methods.in_effect import MethodsInEffect, fitted, prepare_
 from workbench.methods.parameter_groups import rebuild_optimizer
-from workbench.methods.plan_mark import mark_
+from workbench.methods.plan_mark import boost_plan_of, mark_
 from workbench.methods.protocol import Preparation
 from workbench.optim import build_optimizer, change_optimizer_
 from workbench.training.boosted import Boosted
@@ -104,8 +104,8 @@ def apply(
         TypeError: When the model is no module or the optimizer no optimizer.
         ValueError: When a scheduler is attached to the optimizer though the configuration has a schedule, another
             number of updates or another optimizer, or the optimizer lacks a hyper-parameter that the section sets.
-        RuntimeError: When the model is a DistributedDataParallel that would not notice what is done to it, or a
-            compiled one that hides what group scales have to see.
+        RuntimeError: When the model was boosted before, is a DistributedDataParallel that would not notice what is done
+            to it, or a compiled one that hides what group scales have to see.
 
     Example:
         >>> from torch import nn, randn
@@ -122,6 +122,12 @@ def apply(
         raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    earlier = boost_plan_of(model)
+    if earlier is not None and earlier.in_effect():  # an optimizer's settings or a loss scale leave no trace in a model
+        raise RuntimeError(
+            "`model` has been boosted already, and a second time would change it again; go on with what the first "
+            "apply() returned, or build the model afresh"
+        )
     settings = read_config(config)
     together = ranks.world_size() if world_size is None else world_size
     if total_steps is not None:

@@ -8,15 +8,16 @@ and genetic samplers see it whole (``whole_space.py``, with the even sequences);
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import optuna
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 
-from workbench.config.errors import did_you_mean
+from workbench.config.errors import did_you_mean, shown
 from workbench.study.ask.search_space import SearchedSpace
 from workbench.study.errors import StudyError
 from workbench.study.sample.evolution import EvolutionSampler
@@ -26,6 +27,26 @@ from workbench.study.sample.whole_space import EvenSampler, OptunaOverAll
 
 SAMPLERS = ("tpe", "random", "gp", "nsga2", "nsga3", "cmaes", "qmc", "grid", "brute_force", "promise")
 _GRIDS = frozenset({"grid", "brute_force"})
+
+# What an option's annotation names, in words, and the types a file gives it.
+_KINDS: dict[str, tuple[str, set[type]]] = {
+    "bool": ("true or false", {bool}),
+    "int": ("a whole number", {int}),
+    "float": ("a number", {int, float}),
+    "str": ("a text", {str}),
+    "Literal": ("a text", {str}),
+    "np.ndarray": ("a list of rows of numbers", {list}),
+}
+# Where Optuna looks at a number in the middle of a trial only, or takes memory for as many as it says.
+_RANGES = {
+    "prior_weight": (0.0, math.inf),
+    "n_ei_candidates": (1, 100_000),
+    "dividing_parameter": (1, 100),
+    "bootstrap_count": (0, math.inf),
+    "reduction_factor": (2, math.inf),
+    "min_resource": (1, math.inf),
+    "max_resource": (1, math.inf),
+}
 
 PRUNERS: dict[str, type[BasePruner]] = {
     "median": optuna.pruners.MedianPruner,
@@ -75,6 +96,8 @@ def check_sampler(
             f'`sampler.name` "promise" knows the time of a plan beforehand, which the objective "{objective}" does not '
             'let it; take "tpe", or the objective "time_to_quality"'
         )
+    if "reference_points" in options:
+        _check_reference_points(options["reference_points"], 2 if objective == "pareto" else 1)
     if name == "cmaes" and objective == "pareto":
         raise StudyError(
             '`sampler.name` "cmaes" minimises one number, but the objective "pareto" has two; take "tpe", "gp", '
@@ -134,7 +157,10 @@ def make_pruner(name: str, options: Mapping[str, Any], *, budget_steps: int) -> 
 
 def _built(section: str, name: str, maker: type[Any], options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
     ours = {"self", "seed", "study_seed", "space", "args", "kwargs"}
-    _check_options(section, name, options, [one for one in inspect.signature(maker).parameters if one not in ours])
+    known = {one: kind for one, kind in inspect.signature(maker).parameters.items() if one not in ours}
+    _check_options(section, name, options, known)
+    for option, value in options.items():
+        _check_kind(f"{section}.{option}", value, known[option].annotation)
     merged = {**defaults, **options}
     if merged.get("group") and not merged.get("multivariate"):
         merged["group"] = False
@@ -144,6 +170,34 @@ def _built(section: str, name: str, maker: type[Any], options: Mapping[str, Any]
             return maker(**merged)
     except (TypeError, ValueError) as error:
         raise StudyError(f'the options of the {section} "{name}" are refused: {error}') from None
+
+
+def _check_kind(option: str, value: Any, annotation: Any) -> None:
+    """Refuse a value that is not of the kind its maker's annotation names, before Optuna falls over it in a trial.
+
+    A function, or another part of a sampler, is none of the kinds that stand in a file.
+    """
+    words = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    named = [word.partition("[")[0] for word in words.split(" | ")]
+    kinds = {rule: kind for word, (rule, kind) in _KINDS.items() if word in named}
+    if not kinds:
+        raise StudyError(f"`{option}` is nothing that can be said in a file, so it must be left out")
+    if type(value) not in set().union(*kinds.values()):
+        raise StudyError(f"`{option}` must be {' or '.join(kinds)}, got {shown(value)}")
+    low, high = _RANGES.get(option.partition(".")[2], (-math.inf, math.inf))
+    if type(value) in {int, float} and not low <= value <= high:
+        rule = f"be at least {low:g}" if high == math.inf else f"lie in [{low:g}, {high:g}]"
+        raise StudyError(f"`{option}` must {rule}, got {shown(value)}")
+
+
+def _check_reference_points(rows: Sequence[Any], width: int) -> None:
+    if not (
+        rows and all(isinstance(row, list) and len(row) == width and {*map(type, row)} <= {int, float} for row in rows)
+    ):
+        raise StudyError(
+            f"`sampler.reference_points` must be rows of numbers, {width} each as the study has objectives, "
+            f"got {shown(rows)}"
+        )
 
 
 def _check_name(section: str, known: Collection[str], name: str) -> None:
