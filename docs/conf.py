@@ -47,6 +47,7 @@ html_title = "Boost Workbench"
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["style.css"]
+html_js_files = ["accessible.js"]
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0072B2", "color-brand-content": "#0072B2"},
     "dark_css_variables": {
