@@ -23,6 +23,7 @@ copyright = "the contributors, Apache-2.0"
 release = version = workbench.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+smartquotes = False  # they would make one dash of the two before an option
 default_role = "code"  # docstrings write names in single backticks
 
 myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
