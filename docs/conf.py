@@ -23,6 +23,7 @@ copyright = "the contributors, Apache-2.0"
 release = version = workbench.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+smartquotes = False  # they would make one dash of the two before an option
 default_role = "code"  # docstrings write names in single backticks
 
 myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
@@ -47,6 +48,7 @@ html_title = "Boost Workbench"
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["style.css"]
+html_js_files = ["accessible.js"]
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0072B2", "color-brand-content": "#0072B2"},
     "dark_css_variables": {
