@@ -173,3 +173,19 @@ def test_what_the_host_decides_cannot_be_replayed(standin: torch.device) -> None
     with mock.patch.object(host_values, "reads_without_waiting", return_value=True):
         (found,) = captured_step.measure_capture(Request(1, device=standin), NET, captured)
     assert found.verdict == "differs"
+
+
+@pytest.mark.parametrize("is_tensor", [True, False])
+def test_a_replay_follows_a_rate_that_is_a_tensor_and_no_other(is_tensor: bool, standin: torch.device) -> None:
+    training = captured_step.Training(NET, standin, capturable=True)
+    (group,) = training.boosted.optimizer.param_groups
+    group["lr"] = torch.tensor(1e-3, device=standin) if is_tensor else 1e-3
+    again = captured(training.step)
+    if is_tensor:
+        group["lr"].zero_()
+    else:
+        group["lr"] = 0.0
+    before = {name: value.clone() for name, value in training.state().items()}
+    again()
+    stays = all(torch.equal(value, before[name]) for name, value in training.state().items() if name != "loss scale")
+    assert stays is is_tensor

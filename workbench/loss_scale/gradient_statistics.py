@@ -85,7 +85,7 @@ def exponent_counts(gradients: Sequence[Tensor], device: torch.device | None = N
     for gradient in gradients:
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
         flat = values.detach().reshape(-1)
-        for part in (flat,) if flat.is_cpu else flat.split(_COUNTED_ELEMENTS):
+        for part in (flat,) if flat.is_cpu else torch.split(flat, _COUNTED_ELEMENTS):
             part = part.float()
             # The exponent is read from the bits: exact, and cheaper than a logarithm.
             bins = (part.view(torch.int32) >> 23) & 0xFF
