@@ -103,12 +103,12 @@ def guard_generators() -> None:
     with _lock:
         if _libraries:
             return
-        library = torch.library.Library("aten", "IMPL")
+        library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch has no types there
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch says that a kernel is replaced
             for name in _OPERATIONS:
                 library.impl(name, _choosing(torch.library.get_kernel(f"aten::{name}", "CPU")), "CPU", with_keyset=True)
-        torch.random.default_generator = _ThreadsGenerator()  # type: ignore[attr-defined]  # what its functions use
+        torch.random.default_generator = _ThreadsGenerator()  # type: ignore[assignment, attr-defined]  # stands for one
         for name in dir(random):
             if getattr(getattr(random, name), "__self__", None) is _PYTHON:
                 _replace(random, name, name, lambda own: own.python)
