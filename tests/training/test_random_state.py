@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.experiments.small_tasks import small_task
+from tests.experiments.small_tasks import Net, small_task
 from workbench import api
 from workbench.config import BoostConfig
+from workbench.panels.worker import Worker, short_turns
 from workbench.study.run.experimenter import TaskExperimenter
 from workbench.study.run.job import SpeedJob, TrainJob
 
@@ -61,3 +64,58 @@ def test_what_a_caller_drew_before_does_not_change_a_run() -> None:
     seed_all(2)
     other = train()
     assert (one.metric, one.final_loss) == (other.metric, other.final_loss)
+
+
+class Drawing(Net):
+    """A net that draws from all three, in its forward pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        return super().forward(x + float(np.random.normal(scale=0.1)) + 0.1 * random.random())  # noqa: NPY002
+
+
+def train_drawing(seed: int) -> tuple[float, float, tuple[tuple[int, float], ...]]:
+    task = small_task(model=Drawing)
+    result = api.train(task, steps=30, seed=seed, evaluate_every=10, out=None, device="cpu", exponents_every=0)
+    return result.metric, result.final_loss, result.curve
+
+
+def test_threads_that_train_at_once_give_what_each_gives_alone() -> None:
+    alone = {seed: train_drawing(seed) for seed in range(6)}
+    both_begin = threading.Barrier(2, timeout=60)
+
+    def train_all(seeds: Sequence[int]) -> list[tuple[int, Any]]:
+        both_begin.wait()
+        return [(seed, train_drawing(seed)) for seed in seeds]
+
+    with short_turns(), ThreadPoolExecutor(2) as threads:
+        both = threads.map(train_all, [range(6), range(5, -1, -1)])
+        found = [pair for trained in both for pair in trained]
+    assert [seed for seed, result in found if result == alone[seed]] == [*range(6), *range(5, -1, -1)]
+
+
+def test_what_a_cell_draws_and_seeds_and_what_a_thread_trains_do_not_change_each_other() -> None:
+    alone = train_drawing(3)
+    with short_turns(), ThreadPoolExecutor(1) as threads:
+        for _ in range(5):
+            training, seen = threads.submit(train_drawing, 3), []
+            while not training.done() or not seen:
+                seed_all(7)
+                seen.append((drawn(), drawn()))
+            assert training.result() == alone
+            seed_all(7)
+            assert set(seen) == {(drawn(), drawn())}
+            assert len(seen) > 1, "drawn while the thread trained"
+
+
+def test_a_panel_s_work_draws_numbers_of_its_own() -> None:
+    seed_all(7)
+    wanted = [drawn(), drawn()]
+    seed_all(7)
+    seen: list[Any] = []
+    worker = Worker(lambda _: None, lambda outcome: seen.append(outcome.result))
+    worker.start(lambda _: (seed_all(8), drawn()))
+    assert worker.join(60)
+    assert [drawn(), drawn()] == wanted
+    seed_all(8)
+    assert seen == [(None, drawn())]

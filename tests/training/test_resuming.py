@@ -25,6 +25,7 @@ from tests.ranks import Ranks
 from workbench import api
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
+from workbench.methods.dim_reduce.pca_files import save_pca_matrix
 from workbench.runs import read_run
 from workbench.study.run.experimenter import TaskExperimenter
 from workbench.study.run.job import Monitor, TrainJob
@@ -55,6 +56,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "batch": {"factor": 0.5},
         "regularization": {"weight_average": "ema", "decay": 0.9},
         "loss_scale": {"kind": "dynamic", "init": 16.0, "window": 2},
+    },
+}
+
+
+MANUAL = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+WITH_STATE: dict[str, dict[str, Any]] = {
+    "thor": {"boost": MANUAL, "optimizer": {"name": "thor", "lr": 0.05}},
+    "offload": {"boost": MANUAL, "optimizer": {"name": "adam_offload", "lr": 0.01}},
+    "group scales": {
+        "boost": {**MANUAL, "loss_scale_group": True},
+        "loss_scale": {"kind": "dynamic", "init": 16.0, "window": 2},
+    },
+    "subspace": {
+        "boost": {**MANUAL, "dim_reduce": True},
+        "dim_reduce": {"n_components": 4, "rho": 0.55, "gamma": 0.9, "alpha": 0.001, "sigma": 0.4},
+    },
+    "curriculum": {
+        "boost": MANUAL,
+        "curriculum": {"kind": "resolution", "start": 0.5, "until": 0.7, "stages": 3},
     },
 }
 
@@ -120,6 +140,38 @@ def test_a_stopped_run_goes_on_with_the_same_bits(name: str, stopped_after: int,
     assert recorded[0].equals(recorded[1])
     exponents = [read_run(one.path).steps["grad_exponents"].map(len).tolist() for one in (whole, second) if one.path]
     assert exponents[0] == exponents[1]
+
+
+def _images() -> Task:
+    def block() -> torch.nn.Module:
+        layers = [torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)]
+        return torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Dropout(0.1), torch.nn.Linear(4, 2))
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(24, 6, 1, 8, 8, generator=generator)
+    batches = [(images, (images.mean(dim=(1, 2, 3)) > 0).long()) for images in x]
+    return dataclasses.replace(small_task(model=block), train=batches, evaluate=batches[:5])
+
+
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_what_keeps_a_state_of_its_own_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    config = WITH_STATE[name]
+    if name == "subspace":
+        size = sum(parameter.numel() for parameter in Drawing().parameters())
+        matrix = np.linalg.qr(np.random.default_rng(0).normal(size=(size, 4)))[0].T.astype(np.float32)
+        save_pca_matrix(tmp_path / "pca.npy", matrix)
+        config = {**config, "dim_reduce": {**config["dim_reduce"], "pca_mat_path": str(tmp_path / "pca.npy")}}
+    new_task = _images if name == "curriculum" else functools.partial(small_task, model=Drawing)
+    whole_folder, folder = checkpoints(tmp_path / "whole"), checkpoints(tmp_path / "cut")
+    whole = train(new_task(), config, checkpoints=whole_folder)
+    for steps in (4, 7):
+        train(new_task(), config, checkpoints=folder, stop=stopping_after(steps))
+    torch.manual_seed(99)
+    resumed = train(new_task(), config, checkpoints=folder)
+    assert (resumed.curve, resumed.final_loss, resumed.steps) == (whole.curve, whole.final_loss, whole.steps)
+    assert (resumed.overflows, resumed.final_loss_scale) == (whole.overflows, whole.final_loss_scale)
+    for key, value in weights_in(whole_folder).items():
+        assert torch.equal(value, weights_in(folder)[key]), key
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> None:
@@ -202,7 +254,7 @@ def test_a_job_of_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     trained = experimenter.run(job)
     assert (trained.metric, trained.curve, trained.steps) == (whole.metric, whole.curve, STEPS)
     assert len(seen) == STEPS, "no step is trained twice"
-    assert not list((tmp_path / "cut" / "checkpoints").iterdir())
+    assert not (tmp_path / "cut" / "checkpoints").exists()
     assert read_run(tmp_path / "cut" / trained.path).finished
 
 

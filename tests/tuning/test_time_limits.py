@@ -193,9 +193,13 @@ def test_a_run_that_could_not_end_in_time_is_not_begun(tmp_path: Path, clock: Cl
 
 def test_a_confirmation_that_is_cut_short_says_so(tmp_path: Path, clock: Clock) -> None:
     directory = write_study(tmp_path / "s", SHORT.replace("[confirm]", "[confirm]\nenabled = false"))
+    (directory / "checkpoints" / "of a run that nobody asks for").mkdir(parents=True)
     run(directory, clock, None)
+    assert not (directory / "checkpoints").exists()
     write_study(directory, SHORT)
+    (directory / "checkpoints" / "of a run that was stopped").mkdir(parents=True)
     result, taken = run(directory, clock, 250.0)  # two runs of a hundred seconds or less
+    assert (directory / "checkpoints" / "of a run that was stopped").exists()
     assert taken <= 250.0
     assert {one.verdict for one in result.candidates} == {Verdict.UNDECIDED}
     assert "The time limit ended the confirmation; the same command continues from there." in result.messages

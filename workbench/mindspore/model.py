@@ -45,9 +45,11 @@ from workbench.mindspore.model_arguments import (
     epoch_numbers,
     settings_from,
 )
+from workbench.mindspore.resuming import Place, ResumedTraining, folder_of
 from workbench.mindspore.train_step_cells import WithLossCell
 from workbench.training.apply import AutoBoost, apply
 from workbench.training.boosted import Boosted
+from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.evaluation import evaluation_mode
 from workbench.training.gradient_reduction import broadcast_from_first
 from workbench.training.loop import training_loop
@@ -132,6 +134,7 @@ class Model:
         self._device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
         self._evaluator = Evaluator(network, loss_fn, metrics, eval_network, eval_indexes)
         settings = settings_from(boost_config_dict, amp_level, boost_level, keep_batchnorm_fp32, loss_scale_manager)
+        self._settings = settings
         self._boosted = self._new_boosted(settings, optimizer, boost_level, loss_scale_manager)
         self._precision = self._boosted.precision if self._boosted else self._cast_for_evaluation(settings, boost_level)
         if eval_network is not None and all(module is not network for module in eval_network.modules()):
@@ -177,6 +180,9 @@ class Model:
         dataset_sink_mode: bool = False,
         sink_size: int = -1,
         initial_epoch: int = 0,
+        *,
+        checkpoint_every: int | None = None,
+        resume: CheckpointFolder | Path | str | None = None,
     ) -> None:
         """Train for a number of epochs; called again, training goes on.
 
@@ -187,13 +193,21 @@ class Model:
             dataset_sink_mode: Has no effect: batches are handed over one by one, and callbacks see every step.
             sink_size: Has no effect.
             initial_epoch: Epochs that were trained before; ``epoch`` counts them.
+            checkpoint_every: Steps between two checkpoints in the folder that ``resume`` names; None is 1000.
+            resume: Folder of checkpoints. A training that was interrupted goes on from the newest that is whole, on a
+                CPU with the same bits, and where there is none a new one begins; so the same program can be started
+                again and again. The batches of the unfinished epoch that were trained on are read and left out. A
+                larger ``epoch`` goes on with one that ended. What a callback steps, such as a learning-rate scheduler,
+                belongs into a ``CheckpointFolder(..., also={"name": scheduler})``.
 
         Raises:
             TypeError: When an argument is of the wrong kind.
+            ResumeError: When the checkpoints belong to another configuration, dataset or network.
             ValueError: Without an optimizer, when a number is out of range, an epoch holds no batch, a batch does not
                 fit the criterion, or ranks have unequal numbers of batches.
         """
-        self._train(epoch_numbers(epoch, initial_epoch), epoch, train_dataset, callbacks, dataset_sink_mode, sink_size)
+        epochs, kept = epoch_numbers(epoch, initial_epoch), folder_of(resume, checkpoint_every)
+        self._train(epochs, epoch, train_dataset, callbacks, dataset_sink_mode, sink_size, kept=kept)
 
     def fit(
         self,
@@ -206,6 +220,9 @@ class Model:
         valid_dataset_sink_mode: bool = False,
         sink_size: int = -1,
         initial_epoch: int = 0,
+        *,
+        checkpoint_every: int | None = None,
+        resume: CheckpointFolder | Path | str | None = None,
     ) -> None:
         """Train and evaluate in between; ``LossMonitor`` prints what was found.
 
@@ -219,9 +236,12 @@ class Model:
             valid_dataset_sink_mode: Has no effect.
             sink_size: Has no effect.
             initial_epoch: Epochs that were trained before.
+            checkpoint_every: As in ``train``.
+            resume: As in ``train``; an evaluation that was interrupted is made again.
 
         Raises:
             TypeError: When an argument is of the wrong kind.
+            ResumeError: As ``train``.
             ValueError: As ``train``, and without metrics when there is something to evaluate.
         """
         due = due_epochs(valid_frequency)
@@ -230,8 +250,8 @@ class Model:
         if valid_dataset is not None:
             self._check_can_evaluate("fit")
             evaluate = functools.partial(self._evaluate_between, valid_dataset, due)
-        epochs = epoch_numbers(epoch, initial_epoch)
-        self._train(epochs, epoch, train_dataset, callbacks, dataset_sink_mode, sink_size, evaluate)
+        epochs, kept = epoch_numbers(epoch, initial_epoch), folder_of(resume, checkpoint_every)
+        self._train(epochs, epoch, train_dataset, callbacks, dataset_sink_mode, sink_size, evaluate, kept)
 
     def _train(
         self,
@@ -242,6 +262,7 @@ class Model:
         dataset_sink_mode: bool,
         sink_size: int,
         evaluate: Callable[[RunContext], None] | None = None,
+        kept: CheckpointFolder | None = None,
     ) -> None:
         """Train one epoch after the other: the only loop over epochs there is."""
         check_kind("dataset_sink_mode", dataset_sink_mode, bool)
@@ -254,15 +275,21 @@ class Model:
         listeners = CallbackList(callbacks)
         state = self._state("train", listeners, dataset, epoch_num)
         context = RunContext(state)
+        resumed = None if kept is None else self._resumed(kept, boosted, dataset, epochs)
+        if resumed is not None:
+            state.cur_epoch_num, state.cur_step_num = max(0, resumed.place.epoch - 1), resumed.place.steps
         self._set_training_mode(boosted)
-        with listeners:
+        with listeners, resumed or contextlib.nullcontext():
             try:
                 listeners.notify("on_train_begin", context)
-                for number, batches in self._epochs(boosted, dataset, epochs):
+                for number, batches in self._epochs(boosted, dataset, epochs, resumed):
                     state.cur_epoch_num = number
-                    self._train_epoch(boosted, batches, context, evaluate)
+                    self._train_epoch(boosted, batches, context, evaluate, resumed)
                     if context.get_stop_requested():
                         break
+                else:
+                    if resumed is not None:
+                        resumed.ended(state)
             except BaseException as error:
                 if ranks.world_size() == 1:  # on several ranks this talks to the others, which may not be here
                     boosted.finish()
@@ -272,17 +299,37 @@ class Model:
                 boosted.finish()
             listeners.notify("on_train_end", context)
 
+    def _resumed(
+        self, folder: CheckpointFolder, boosted: Boosted, dataset: Any, epochs: Iterable[int]
+    ) -> ResumedTraining:
+        n_batches = _length(dataset)
+        this: dict[str, Any] = {"config": self._settings.to_dict(), "batches": n_batches, "ranks": ranks.world_size()}
+        if self._has_course(boosted) and isinstance(epochs, range) and n_batches is not None:
+            this["epochs"] = [epochs.start, epochs.stop - 1]
+            boosted.course.begin(n_batches * len(epochs))  # the schedule is there before its place is put back
+        return ResumedTraining(folder, boosted, self._loss_fn, this)
+
+    @staticmethod
+    def _has_course(boosted: Boosted) -> bool:
+        """Return whether the configuration has a say in the batches of the whole training."""
+        return boosted.course.needs_length or boosted.methods.changes_batches
+
     def _epochs(
-        self, boosted: Boosted, dataset: Iterable[Any], epochs: Iterable[int]
+        self,
+        boosted: Boosted,
+        dataset: Iterable[Any],
+        epochs: Iterable[int],
+        resumed: ResumedTraining | None,
     ) -> Iterator[tuple[int, Iterable[Any]]]:
         """Yield the number and the batches of each epoch: the dataset's, or those that the configuration makes of them.
 
         A run that the configuration shortens has fewer epochs, of as many samples as ever; the last may be shorter.
         """
-        if not (boosted.course.needs_length or boosted.methods.changes_batches):
-            for number in epochs:
+        place = Place() if resumed is None else resumed.place
+        if not self._has_course(boosted):
+            for number in itertools.dropwhile(lambda number: number < place.epoch, epochs):
                 tell_epoch(dataset, number - 1)
-                yield number, dataset
+                yield number, dataset if resumed is None else resumed.batches_of(dataset, number)
             return
         n_batches, numbers = _length(dataset), epochs if isinstance(epochs, range) else None
         if n_batches is None or numbers is None:
@@ -290,11 +337,18 @@ class Model:
                 "the configuration changes the length or the batches of the run, so that both must be known "
                 "beforehand: give `train_dataset` a length and train for a number of epochs"
             )
-        stream = boosted.batches(dataset, len(numbers))
+        on_epoch = None if resumed is None else resumed.epoch_begins
+        stream = boosted.batches(dataset, len(numbers), on_epoch=on_epoch)
+        if place.epoch > numbers[-1]:
+            return
+        if resumed is not None:
+            resumed.leave_out(stream)
         passes = boosted.course.passes or 1
         per_epoch = max(1, round(n_batches * passes / boosted.methods.length(n_batches * len(numbers))))
         for number, begin in zip(numbers, range(0, passes, per_epoch), strict=False):
-            yield number, itertools.islice(stream, min(per_epoch, passes - begin))
+            if number >= place.epoch:
+                n_done = place.step if number == place.epoch else 0
+                yield number, itertools.islice(stream, min(per_epoch, passes - begin) - n_done)
 
     def _train_epoch(
         self,
@@ -302,15 +356,19 @@ class Model:
         dataset: Iterable[Any],
         context: RunContext,
         evaluate: Callable[[RunContext], None] | None,
+        resumed: ResumedTraining | None,
     ) -> None:
         state = context.original_args()
         listeners = state.list_callback
-        state.cur_step_in_epoch, state.eval_results = 0, {}
+        goes_on = resumed is not None and resumed.place.epoch == state.cur_epoch_num
+        state.cur_step_in_epoch, state.eval_results = resumed.place.step if resumed and goes_on else 0, {}
         listeners.notify("on_train_epoch_begin", context)
         batches = self._announced(dataset, context)
         for outcome in self._steps(boosted, batches, context):
             state.outcome, state.net_outputs = outcome, self._net_outputs(boosted, outcome)
             listeners.notify("on_train_step_end", context)
+            if resumed is not None:
+                resumed.step_ended(state, stopping=context.get_stop_requested())
             if context.get_stop_requested():
                 break
         batches.close()

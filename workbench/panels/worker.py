@@ -5,7 +5,7 @@ a few times a second, so that a display costs the same whether a step takes a mi
 message comes the outcome, and with it both threads end.
 
 A thread, not a process: a task is often an object that a notebook cell made, which no other process could load. Torch
-leaves the interpreter free while it computes.
+leaves the interpreter free while it computes, and the thread draws random numbers of its own.
 """
 
 from __future__ import annotations
@@ -90,13 +90,22 @@ class RunControl:
         """Call a function and note how it ended."""
         began = time.perf_counter()
         try:
-            with short_turns():
+            with short_turns(), _own_random_numbers():
                 self.outcome.result = function(self)
         except BaseException as error:  # SystemExit of a user's module, too: it is for the panel to show
             self.outcome.error = error
         finally:
             self.outcome.seconds = time.perf_counter() - began
             self.finished.set()
+
+
+def _own_random_numbers() -> contextlib.AbstractContextManager[None]:
+    """Keep what a thread draws apart from what cells draw; before torch is imported there is nothing to keep apart."""
+    if "torch" not in sys.modules:
+        return contextlib.nullcontext()
+    from workbench.core.own_generators import own_generators
+
+    return own_generators()
 
 
 class Worker:

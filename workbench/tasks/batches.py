@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from workbench.core.batch import fields_of, move_batch
+from workbench.core.own_generators import cpu_generator
 from workbench.core.sampler_epoch import tell_epoch
 from workbench.tasks.errors import TaskError
 
@@ -282,7 +283,7 @@ class _RandomStream:
         outside = _states()
         if self._states is None:
             # The CPU generator alone: torch.manual_seed would also reseed every accelerator behind our back.
-            torch.default_generator.manual_seed(self._seed)
+            cpu_generator().manual_seed(self._seed)
             np.random.seed(self._seed % 2**32)  # noqa: NPY002
             random.seed(self._seed)
         else:

@@ -305,7 +305,14 @@ class Boosted:
         """Return the updates of the whole run; None until its length is known."""
         return self.course.updates
 
-    def batches(self, loader: Iterable[Any], epochs: int | None = None, *, start: int = 0) -> Iterator[Any]:
+    def batches(
+        self,
+        loader: Iterable[Any],
+        epochs: int | None = None,
+        *,
+        start: int = 0,
+        on_epoch: Callable[[Any, int], None] | None = None,
+    ) -> Iterator[Any]:
         """Return the batches of the run, on the device: merged, cut and resized, and as many as the set-up asks for.
 
         Settings of the whole process (threads, precision of products) hold until the iterator's end.
@@ -314,6 +321,7 @@ class Boosted:
             loader: Today's batches, iterated again for each epoch; samplers are given the epoch.
             epochs: Epochs that it is trained for today; None for as many as ``total_steps`` takes.
             start: Batches to leave out: ``boosted.step_index`` where training is resumed.
+            on_epoch: Called with what is about to be iterated and the epoch's number, from 0.
 
         Raises:
             ValueError: When the loader's batches in so many epochs are not the ``total_steps`` that ``apply`` was
@@ -341,7 +349,7 @@ class Boosted:
         elif reading == "prefetch":  # another process would draw other numbers than a loader does here
             advice = "give the loader `num_workers`"
             warnings.warn(f"`runtime.data` = prefetch has no effect in a loop of your own; {advice}", stacklevel=2)
-        moved = (move_batch(batch, self.device) for batch in _epochs_of(loader, last))
+        moved = (move_batch(batch, self.device) for batch in _epochs_of(loader, last, on_epoch))
         return self._checked(islice(self.methods.batches(moved, passes), start, passes), passes - start)
 
     def _checked(self, batches: Iterator[Any], wanted: int) -> Iterator[Any]:
@@ -501,9 +509,11 @@ def _without_wrappers(named: Mapping[str, Any], model: nn.Module) -> dict[str, A
     return {name if name in own else plain_name(name): value for name, value in named.items()}
 
 
-def _epochs_of(loader: Iterable[Any], epochs: int | None) -> Iterator[Any]:
+def _epochs_of(loader: Iterable[Any], epochs: int | None, on_epoch: Callable[[Any, int], None] | None) -> Iterator[Any]:
     for epoch in count() if epochs is None else range(epochs):
         tell_epoch(loader, epoch)
+        if on_epoch is not None:
+            on_epoch(loader, epoch)
         batch = None
         for batch in loader:
             yield batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,17 @@ def save_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler |
 
 def checkpoint_state(boosted: Boosted, scheduler: LRScheduler | None = None) -> dict[str, Any]:
     """Return what `save_checkpoint` writes; its tensors are the living ones, not copies."""
-    device = boosted.device
     return {
         "format": _FORMAT,
         "boosted": boosted.state_dict(),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
+        **generator_states(boosted.device),
+    }
+
+
+def generator_states(device: torch.device) -> dict[str, Any]:
+    """Return the states of all random generators that training on a device may draw from, by name."""
+    return {
         "torch_rng": torch.get_rng_state(),
         "device_rng": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
         "device_type": device.type,
@@ -91,8 +98,8 @@ def _other_generators() -> dict[str, Any]:
     return {"numpy": numpy, "python": [version, list(internal), next_gauss]}
 
 
-def restore_generators(state: dict[str, Any], device: torch.device) -> None:
-    """Put the random generators back to where `checkpoint_state` saw them; not that of another kind of device."""
+def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
+    """Put the random generators back to where `generator_states` saw them; not that of another kind of device."""
     if "other_rng" in state:  # older files lack it
         numpy, (version, internal, next_gauss) = state["other_rng"]["numpy"], state["other_rng"]["python"]
         words = numpy["words"].cpu().numpy().astype(np.uint32)

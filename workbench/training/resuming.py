@@ -64,6 +64,11 @@ def state_to_resume(folder: CheckpointFolder, this: Mapping[str, Any], device: t
     return state
 
 
+def is_due(folder: CheckpointFolder, n_steps: int) -> bool:
+    """Return whether to write after so many steps; ranks must agree, and how far each has written is its own affair."""
+    return folder.is_due(n_steps) if ranks.world_size() == 1 else folder.is_at(n_steps)
+
+
 def resumed_recorder(out: Path, request: RunRequest, state: Mapping[str, Any]) -> RunRecorder | None:
     """Return the recorder that goes on with the record of the run that was interrupted; None where there is none."""
     path = out / (state["run_id"] or request.run_id)

@@ -36,7 +36,7 @@ from workbench.training import TraceBuffer, training_loop
 from workbench.training.checkpoint import checkpoint_state, restore_generators
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.evaluation import check_outputs, evaluate
-from workbench.training.resuming import identity, resumed_recorder, state_to_resume
+from workbench.training.resuming import identity, is_due, resumed_recorder, state_to_resume
 from workbench.training.setup import Prepared, prepare, run_environment
 from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder
 from workbench.training.trace_buffer import AT_FLOOR_COLUMN
@@ -419,10 +419,7 @@ class _Run:
             self.snapshots.after_step(self.done)
 
     def _checkpoint_is_due(self) -> bool:
-        if self.checkpoints is None or self.done >= self.steps:
-            return False
-        # Ranks must agree, and how far a file is written is each one's own.
-        return self.checkpoints.is_due(self.done) if self.n_ranks == 1 else self.checkpoints.is_at(self.done)
+        return self.checkpoints is not None and self.done < self.steps and is_due(self.checkpoints, self.done)
 
     def _wishes(self) -> tuple[bool, bool]:
         """Return whether to drain now and whether to stop now; alone, whether to stop is asked after draining."""

@@ -6,7 +6,7 @@ import functools
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from workbench.config import BoostConfig, Plan
 from workbench.core import devices
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
+from workbench.core.own_generators import own_generators
 from workbench.runs import collect_environment
 from workbench.tasks import Task
 from workbench.tasks.batches import mixed_seed
@@ -72,12 +73,13 @@ def run_environment(device: torch.device, **facts: Any) -> dict[str, Any]:
 
 @contextmanager
 def callers_generators(device: torch.device) -> Iterator[None]:
-    """Let a caller's random numbers go on after some work as if it had not been done.
+    """Let some work and its caller draw as if the other did not exist.
 
-    Beside a thread that draws meanwhile nothing can be put back, so this acts in the main thread alone.
+    In the main thread the process's generators are put back afterwards: the caller waits for the work. Beside it other
+    threads draw meanwhile, so there the work draws from generators of its own (`own_generators`).
     """
-    is_alone = threading.current_thread() is threading.main_thread()
-    with kept_generators(device) if is_alone else nullcontext():
+    is_main = threading.current_thread() is threading.main_thread()
+    with kept_generators(device) if is_main else own_generators():
         yield
 
 

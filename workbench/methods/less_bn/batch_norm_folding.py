@@ -32,6 +32,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
+from workbench.core.own_generators import cpu_generator
+
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _PLAIN_LAYERS = (*_CONVOLUTIONS, nn.Linear)
 _PLAIN_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)  # the other dimensions share the forward of the first
@@ -124,7 +126,7 @@ def parts_after(norm: _BatchNorm) -> tuple[str, ...] | None:
     try:
         own = copy.deepcopy(norm).cpu().float()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
+            cpu_generator().manual_seed(0)
             for tensor in (own.weight, own.bias, own.running_mean, own.running_var):
                 if tensor is not None:
                     tensor.copy_(torch.rand_like(tensor) + 0.5)
@@ -142,9 +144,9 @@ def _is_norm_then_children(norm: _BatchNorm, x: Tensor, training: bool) -> bool:
     for module in norm.modules():
         module.training = training
     plain = copy.deepcopy(norm)
-    torch.default_generator.manual_seed(1)  # dropout draws the same mask twice
+    cpu_generator().manual_seed(1)  # dropout draws the same mask twice
     result = norm(x.clone())
-    torch.default_generator.manual_seed(1)
+    cpu_generator().manual_seed(1)
     by_batch = training or plain.running_mean is None
     expected = F.batch_norm(
         x, plain.running_mean, plain.running_var, plain.weight, plain.bias, by_batch, plain.momentum or 0.0, plain.eps

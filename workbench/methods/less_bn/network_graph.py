@@ -25,6 +25,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from workbench.core.own_generators import cpu_generator
+
 # By the names of functions and methods, which torch.fx and the recorder share.
 FUNCTION_KINDS = {
     **dict.fromkeys(("relu", "relu_"), "relu"),
@@ -173,7 +175,7 @@ def _unchanged_randomness(model: nn.Module) -> Iterator[None]:
         with torch.random.fork_rng(sorted(devices, key=str), device_type=kind):
             random.seed(0)
             np.random.seed(0)  # noqa: NPY002
-            torch.default_generator.manual_seed(0)
+            cpu_generator().manual_seed(0)
             for device in devices:
                 accelerator = torch.get_device_module(device)
                 with accelerator.device(device):

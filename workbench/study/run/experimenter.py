@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 
     from workbench.tasks import Task
     from workbench.training.checkpoint_folder import CheckpointFolder
+
+CHECKPOINTS = "checkpoints"
+"""Name of the folder in a study's folder for the states of runs that are not over."""
 
 MakeExperimenter = Callable[[StudyFile, Path], Experimenter]
 """Makes who trains, from a study's file and folder."""
@@ -173,6 +177,8 @@ class TaskExperimenter:
             result = run()
         if checkpoints is not None and not result.stopped:
             shutil.rmtree(checkpoints.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # others are training
+                checkpoints.folder.parent.rmdir()
         path = "" if result.path is None else result.path.relative_to(self._runs.parent).as_posix()
         how = (result.seconds, result.diverged, result.message, path, result.overflows, result.steps)
         return Trained(result.metric, result.curve, *how)
@@ -187,7 +193,7 @@ class TaskExperimenter:
 
         asked = {field.name: getattr(job, field.name) for field in fields(job) if field.name != "run_id"}
         name = hashlib.sha256(json.dumps(asked | {"config": job.config.to_dict()}).encode()).hexdigest()[:16]
-        return CheckpointFolder(self._runs.parent / "checkpoints" / name, None, self._checkpoint_seconds, keep=2)
+        return CheckpointFolder(self._runs.parent / CHECKPOINTS / name, None, self._checkpoint_seconds, keep=2)
 
     def _speed(self, job: SpeedJob, stop: Callable[[], bool] | None) -> SpeedMeasured:
         from workbench.core import distributed as ranks

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.trial import TrialState
 
 from workbench.core.rank_environment import is_first_rank, rank_environment
 from workbench.study.answer.confirming import Confirmation
@@ -39,7 +41,7 @@ from workbench.study.answer.selection import contenders
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.ask.warm_start import enqueue_warm_start
 from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError
-from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
+from workbench.study.run.experimenter import CHECKPOINTS, MakeExperimenter, experimenter_for
 from workbench.study.run.job import Monitor
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.progress import StudyWatch, TuneProgress
@@ -197,6 +199,8 @@ def tune(
             result = write_answer(
                 study, file, directory, candidates, policy, folder=folder, require_confirmed=require_confirmed
             )
+            if not (cut_short or study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))):
+                shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)  # of runs that nobody will ask for again
             watch.done()
         if archived is not None:
             result = replace(result, messages=[*result.messages, f"The earlier study is archived in {archived}."])

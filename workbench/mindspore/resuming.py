@@ -1,0 +1,162 @@
+"""A Model's training that goes on where it was interrupted, in the middle of an epoch, too.
+
+A dataset has no position that could be set. So the random generators are kept as they were when an epoch began: what
+was trained on is read again from there, in the order it had, and left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from workbench.core import distributed as ranks
+from workbench.core.arguments import checked_count
+from workbench.mindspore.callbacks import CallbackParameters
+from workbench.training.boosted import Boosted
+from workbench.training.checkpoint import checkpoint_state, generator_states, restore_generators
+from workbench.training.checkpoint_folder import CheckpointFolder
+from workbench.training.resuming import ResumeError, is_due, state_to_resume
+
+_EVERY = 1000  # steps, where nothing is said
+
+
+def folder_of(resume: CheckpointFolder | Path | str | None, checkpoint_every: int | None) -> CheckpointFolder | None:
+    """Return what two arguments of ``train`` and ``fit`` mean: this rank's folder of checkpoints, or None."""
+    if resume is None:
+        if checkpoint_every is not None:
+            raise ValueError("`checkpoint_every` needs a folder for the checkpoints; name it in `resume`")
+        return None
+    if isinstance(resume, CheckpointFolder):
+        if checkpoint_every is not None:
+            raise ValueError(
+                "`checkpoint_every` cannot be given together with a CheckpointFolder, which says it itself"
+            )
+        given = resume
+    elif isinstance(resume, str | Path):
+        every = _EVERY if checkpoint_every is None else checked_count("checkpoint_every", checkpoint_every)
+        given = CheckpointFolder(resume, every, keep=2)
+    else:
+        raise TypeError(f"`resume` must be the path of a folder or a CheckpointFolder, got {type(resume).__name__}")
+    return given if ranks.rank() == 0 else given.at(given.folder / f"rank-{ranks.rank()}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a training stands."""
+
+    epoch: int = 0  # number of the present one; 0 before the first
+    step: int = 0  # steps that were trained in it
+    steps: int = 0  # and altogether
+
+
+class ResumedTraining:
+    """Keeps where a training stands, and goes on from there.
+
+    Args:
+        folder: Where its checkpoints are, or will be.
+        boosted: What is trained.
+        criterion: May have weights, too.
+        identity: What makes the training the one it is, as plain values by name.
+
+    Raises:
+        ResumeError: When the checkpoints belong to another training, or none is whole.
+    """
+
+    def __init__(self, folder: CheckpointFolder, boosted: Boosted, criterion: Any, identity: Mapping[str, Any]) -> None:
+        self._folder, self._boosted = folder, boosted
+        self._identity = json.dumps(identity)
+        self._parts = dict(folder.also)
+        if isinstance(criterion, nn.Module):
+            self._parts["criterion"] = criterion
+        self._epochs: list[dict[str, Any]] = []  # the random generators where the data's epochs began
+        self._state = state_to_resume(folder, json.loads(self._identity), boosted.device)
+        self.place = Place()
+        if self._state is None:
+            return
+        try:
+            boosted.load_state_dict(self._state["boosted"])
+            for name, part in self._parts.items():
+                part.load_state_dict(self._state["parts"][name])
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise ResumeError(
+                f"the checkpoints in {folder.folder} do not fit this network and optimizer ({error})"
+            ) from error
+        self._epochs = list(self._state["epochs"])
+        self.place = Place(*self._state["place"])
+
+    def __enter__(self) -> ResumedTraining:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.close()
+
+    def batches_of(self, dataset: Iterable[Any], number: int) -> Generator[Any, None, None]:
+        """Yield the batches of an epoch that are still to be trained on."""
+        n_done = self.place.step if number == self.place.epoch else 0
+        if not n_done:
+            self._put_back()
+            self._epochs.clear()
+        self.epoch_begins(dataset, 0)
+        iterator = iter(dataset)
+        next(itertools.islice(iterator, n_done, n_done), None)
+        self._put_back()
+        yield from iterator
+
+    def leave_out(self, stream: Iterator[Any]) -> None:
+        """Read what was trained on from the stream of a whole training."""
+        next(itertools.islice(stream, self.place.steps, self.place.steps), None)
+        self._put_back()
+
+    def epoch_begins(self, dataset: Any, index: int) -> None:
+        """Note the random generators before a dataset is iterated; before it is read again, put them back."""
+        device, own = self._boosted.device, _generators_of(dataset)
+        if index < len(self._epochs):
+            restore_generators(self._epochs[index], device)
+            for generator, state in zip(own, self._epochs[index]["own"], strict=False):
+                generator.set_state(state.cpu())
+        else:
+            self._epochs.append({**generator_states(device), "own": [generator.get_state() for generator in own]})
+
+    def step_ended(self, state: CallbackParameters, *, stopping: bool) -> None:
+        """Keep the place after a step, if it is time or the training stops there."""
+        if stopping or is_due(self._folder, self._boosted.step_index):
+            self._save(Place(state.cur_epoch_num, state.cur_step_in_epoch, state.cur_step_num), wait=stopping)
+
+    def ended(self, state: CallbackParameters) -> None:
+        """Keep the place after the last epoch."""
+        if self._put_back():
+            return  # no epoch was left
+        self._epochs.clear()
+        self._save(Place(state.cur_epoch_num + 1, 0, state.cur_step_num), wait=True)
+
+    def _put_back(self) -> bool:
+        """Put the random generators back to where the training stopped, once; return whether that was now."""
+        state, self._state = self._state, None
+        if state is not None:
+            restore_generators(state, self._boosted.device)
+        return state is not None
+
+    def _save(self, place: Place, *, wait: bool) -> None:
+        state = {
+            **checkpoint_state(self._boosted),
+            "identity": self._identity,
+            "place": list(dataclasses.astuple(place)),
+            "epochs": list(self._epochs),
+            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+        }
+        self._folder.save(state, self._boosted.step_index, wait=wait)
+
+
+def _generators_of(dataset: Any) -> list[torch.Generator]:
+    """Return the generators that a loader and its samplers have of their own."""
+    batch_sampler = getattr(dataset, "batch_sampler", None)
+    holders = (dataset, getattr(dataset, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
