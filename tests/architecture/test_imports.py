@@ -191,6 +191,8 @@ OPTIONAL = {
     "mlflow": "the extra `mirrors`",
     "cmaes": "the sampler of that name; without it its name is refused with what to install",
     "torch_npu": "the plugin of Ascend machines",
+    "transformers": "the extra of that name",
+    "accelerate": "the extra of that name",
     "markupsafe": "Jinja2's texts that are HTML already are objects of this package",
     "annotated_types": "pydantic's constraints are objects of this package",
 }
