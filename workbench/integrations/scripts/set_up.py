@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +13,7 @@ from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.regularization.method import why_no_smoothing
 from workbench.tasks import Task
 from workbench.tasks.batches import SeekableBatches, opens_each_epoch, takes_seed
+from workbench.tasks.loading import BUILT_IN
 from workbench.tasks.task import is_criterion
 
 Source = Literal["stream", "again", "each epoch", "each epoch by number"]
@@ -64,29 +66,25 @@ class Pieces:
     outputs: str = ""  # "key" or "function" where the prediction is a part of what the model returns
     metric: Metric = "loss"
     metric_name: str = "loss"
-    takes_mapping: bool = False  # evaluation batches are mappings, whose labels are among them
     has_scheduler: bool = False
 
 
 def pieces_of(task: Task | None) -> Pieces:
-    """Look at a task, whose data are opened once, and say how its pieces are called."""
+    """Look at a task and say how its pieces are called; data of the user's are not opened."""
     if task is None:
         return Pieces()
     reason = why_no_smoothing(task.loss)
-    criterion = is_criterion(task.loss)
-    first = next(iter(task.evaluation_batches(0)))
     named: dict[str, Metric] = {"accuracy": "accuracy", "loss": "loss", "bits_per_byte": "bits_per_byte"}
     kind: Metric = "object" if not isinstance(task.metric, str) else named.get(task.metric_name, "loss")
     return Pieces(
         train=_source(task),
         train_takes_seed=takes_seed(task.train),
         evaluate_takes_seed=takes_seed(task.evaluate),
-        is_criterion=criterion,
+        is_criterion=is_criterion(task.loss),
         smooths="" if reason else "module" if hasattr(task.loss, "label_smoothing") else "function",
         outputs="" if task.outputs is None else "function" if callable(task.outputs) else "key",
         metric=kind,
         metric_name=task.metric_name if kind != "loss" else "loss",
-        takes_mapping=isinstance(first, Mapping),
         has_scheduler=task.scheduler is not None,
     )
 
@@ -96,10 +94,9 @@ def _source(task: Task) -> Source:
         return "stream" if isinstance(task.train, SeekableBatches) else "again"
     if opens_each_epoch(task.train):
         return "each epoch by number"
-    opened = task.train(0)
-    if isinstance(opened, SeekableBatches):
-        return "stream"
-    return "each epoch" if isinstance(opened, Iterator) else "again"
+    if task.spec in BUILT_IN:  # whose data are small
+        return "stream" if isinstance(task.train(0), SeekableBatches) else "again"
+    return "each epoch" if inspect.isgeneratorfunction(task.train) else "again"
 
 
 def measured_worth(factor: float, low: float, high: float) -> str:

@@ -12,13 +12,15 @@ from typing import Any
 
 import jinja2
 
-from workbench.integrations import torch_loop
+from workbench.config import BOOST_SECTIONS
+from workbench.config.mindspore_notes import mindspore_notes
+from workbench.integrations import mindspore_model, torch_loop
 from workbench.integrations.carried import Carried, choices
 from workbench.integrations.scripts.own_code import OwnCode, loaded, own_code
 from workbench.integrations.scripts.set_up import Pieces, SetUp, pieces_of
 
 _PACKAGE = __name__.partition(".")[0]
-_STANDARD = ("copy", "functools", "itertools", "math", "time")
+_STANDARD = ("copy", "functools", "itertools", "json", "math", "time")
 _QUOTES = chr(34) * 3
 _NOT_MEASURED = "not measured separately"
 
@@ -32,10 +34,19 @@ class Framework:
     carried: Callable[..., Carried]
     native: str  # template of a script that needs nothing of ours
     boosted: str  # template of one that does
+    trains_torch: bool = True  # models of torch's, so that the task can be taken over
+    imports: tuple[str, ...] = ("import torch",)
 
 
+_MINDSPORE = ("import mindspore as ms", "from mindspore import amp, nn", "from mindspore.train import Model")
 FRAMEWORKS: Mapping[str, Framework] = {
-    one.name: one for one in (Framework("torch", "torch", torch_loop.carried, "torch_loop.py.j2", "torch_apply.py.j2"),)
+    one.name: one
+    for one in (
+        Framework("torch", "torch", torch_loop.carried, "torch_loop.py.j2", "torch_apply.py.j2"),
+        Framework(
+            "mindspore", "MindSpore", mindspore_model.carried, "mindspore.py.j2", "mindspore.py.j2", False, _MINDSPORE
+        ),
+    )
 }
 """Name, as ``--as`` takes it -> the framework."""
 
@@ -55,6 +66,9 @@ class Script:
     @property
     def sentence(self) -> str:
         """Say what the file needs."""
+        if not FRAMEWORKS[self.framework].trains_torch:
+            left = f", and goes without {', '.join(self.carried.left)}" if self.carried.left else ""
+            return f"it needs your network and dataset in {FRAMEWORKS[self.framework].title}{left}"
         needs = f"it needs {_PACKAGE}, because {self.why_ours}" if self.why_ours else f"it needs nothing of {_PACKAGE}"
         return needs if self.is_complete else f"{needs}; fill in the section on your model and data"
 
@@ -72,18 +86,23 @@ def write_script(framework: str, set_up: SetUp) -> Script:
     """
     world = framework_of(framework)
     answer = world.carried(set_up.config, level=set_up.level)
-    own, pieces = own_code(set_up.task, alone=answer.is_whole), pieces_of(set_up.task)
+    own = own_code(set_up.task, alone=answer.is_whole) if world.trains_torch else OwnCode((), "", "", "")
+    pieces = pieces_of(set_up.task) if world.trains_torch else Pieces()
     template = world.native if answer.is_whole else world.boosted
     body = _rendered(template, world, set_up, answer, own, pieces)
     clash = _defined(own.text) & _defined(body.replace(own.text, "", 1))
     if set_up.task is not None and clash - {"task"}:
         own = loaded(set_up.task.spec, f"the task's file and this one both define {', '.join(sorted(clash))}")
         body = _rendered(template, world, set_up, answer, own, pieces)
-    whys = ["" if answer.is_whole else f"{world.title} has no counterpart for {', '.join(answer.left)}"]
+    whys = [
+        ""
+        if answer.is_whole or not world.trains_torch
+        else f"{world.title} has no counterpart for {', '.join(answer.left)}"
+    ]
     whys.append(own.why_ours if own.is_complete else "")
     name, why = file_name(framework, set_up.target), "; and ".join(one for one in whys if one)
     script = Script(framework, set_up.target, name, "", answer, why, own.is_complete)
-    text = f"{_docstring(world, set_up, script)}\n\n{_imports(body, own)}\n\n{body.strip()}\n"
+    text = f"{_docstring(world, set_up, script)}\n\n{_imports(body, own, world)}\n\n{body.strip()}\n"
     compile(text, name, "exec")  # what is not Python is our mistake, and shows here
     return replace(script, text=text)
 
@@ -97,7 +116,7 @@ def framework_of(name: str) -> Framework:
 
 def file_name(framework: str, target: str) -> str:
     """Return what a script is called."""
-    return f"train_{framework}.{target}.py"
+    return f"train_{framework}_{target}.py"
 
 
 def _rendered(template: str, world: Framework, set_up: SetUp, answer: Carried, own: OwnCode, pieces: Pieces) -> str:
@@ -119,6 +138,8 @@ def _rendered(template: str, world: Framework, set_up: SetUp, answer: Carried, o
             worths=worths,
             config_file=config_file(set_up.target),
             chosen=choices(set_up.plan),
+            boosts=[path for path in answer.carriers if path.partition(".")[0] in BOOST_SECTIONS],
+            notes=mindspore_notes(set_up.config, set_up.plan) if not world.trains_torch else (),
         )
     )
     return re.sub(r"\n{4,}", "\n\n\n", body)
@@ -141,13 +162,13 @@ def _docstring(world: Framework, set_up: SetUp, script: Script) -> str:
     return f"{_QUOTES}{told}\n{_QUOTES}"
 
 
-def _imports(body: str, own: OwnCode) -> str:
+def _imports(body: str, own: OwnCode, world: Framework) -> str:
     """Return the import statements of a file: what its text uses, and what the task's code needs."""
     found: dict[str, set[str]] = {}  # of modules of which names are imported
-    plain = {f"import {name}" for name in _STANDARD if re.search(rf"(?<![\w.]){name}\.\w", body)} | {"import torch"}
+    plain = {f"import {name}" for name in _STANDARD if re.search(rf"(?<![\w.]){name}\.\w", body)}
     ours = (f"from {_PACKAGE} import apply",) if "apply(" in body else ()
     from_paths = ("from pathlib import Path",) if "Path(__file__)" in body else ()
-    for statement in (*own.imports, *ours, *from_paths):
+    for statement in (*world.imports, *own.imports, *ours, *from_paths):
         if match := re.fullmatch(r"from (\S+) import (.+)", statement):
             found.setdefault(match[1], set()).add(match[2])
         else:
