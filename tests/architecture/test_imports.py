@@ -186,6 +186,7 @@ def test_every_imported_library_is_a_declared_dependency() -> None:
 
 # Imported only where they are installed, or a part of a declared dependency's own interface.
 OPTIONAL = {
+    "lightning": "the extra `lightning`",
     "ray": "the extra `cluster`",
     "tensorboard": "the extra `mirrors`",
     "mlflow": "the extra `mirrors`",
