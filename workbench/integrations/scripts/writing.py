@@ -14,13 +14,17 @@ import jinja2
 
 from workbench.config import BOOST_SECTIONS
 from workbench.config.mindspore_notes import mindspore_notes
-from workbench.integrations import mindspore_model, torch_loop
+from workbench.integrations import lightning, mindspore_model, torch_loop
 from workbench.integrations.carried import Carried, choices
 from workbench.integrations.scripts.own_code import OwnCode, loaded, own_code
 from workbench.integrations.scripts.set_up import Pieces, SetUp, pieces_of
 
 _PACKAGE = __name__.partition(".")[0]
 _STANDARD = ("copy", "functools", "itertools", "json", "math", "time")
+_OURS = {  # a call in a script -> where it comes from
+    " apply(": f"from {_PACKAGE} import apply",
+    " Boost(": f"from {_PACKAGE}.integrations.lightning import Boost",
+}
 _QUOTES = chr(34) * 3
 _NOT_MEASURED = "not measured separately"
 
@@ -38,11 +42,15 @@ class Framework:
     imports: tuple[str, ...] = ("import torch",)
 
 
+_LIGHTNING = ("import lightning", "import torch")
 _MINDSPORE = ("import mindspore as ms", "from mindspore import amp, nn", "from mindspore.train import Model")
 FRAMEWORKS: Mapping[str, Framework] = {
     one.name: one
     for one in (
         Framework("torch", "torch", torch_loop.carried, "torch_loop.py.j2", "torch_apply.py.j2"),
+        Framework(
+            "lightning", "Lightning", lightning.carried, "lightning.py.j2", "lightning.py.j2", imports=_LIGHTNING
+        ),
         Framework(
             "mindspore", "MindSpore", mindspore_model.carried, "mindspore.py.j2", "mindspore.py.j2", False, _MINDSPORE
         ),
@@ -138,6 +146,7 @@ def _rendered(template: str, world: Framework, set_up: SetUp, answer: Carried, o
             worths=worths,
             config_file=config_file(set_up.target),
             chosen=choices(set_up.plan),
+            carriers_of=lambda name: [path for path, names in answer.carriers.items() if name in names],
             boosts=[path for path in answer.carriers if path.partition(".")[0] in BOOST_SECTIONS],
             notes=mindspore_notes(set_up.config, set_up.plan) if not world.trains_torch else (),
         )
@@ -166,7 +175,7 @@ def _imports(body: str, own: OwnCode, world: Framework) -> str:
     """Return the import statements of a file: what its text uses, and what the task's code needs."""
     found: dict[str, set[str]] = {}  # of modules of which names are imported
     plain = {f"import {name}" for name in _STANDARD if re.search(rf"(?<![\w.]){name}\.\w", body)}
-    ours = (f"from {_PACKAGE} import apply",) if "apply(" in body else ()
+    ours = [statement for call, statement in _OURS.items() if call in body]
     from_paths = ("from pathlib import Path",) if "Path(__file__)" in body else ()
     for statement in (*world.imports, *own.imports, *ours, *from_paths):
         if match := re.fullmatch(r"from (\S+) import (.+)", statement):
