@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: its own arguments for what they carry, a Trainer of ours for the rest.
+"""Hugging Face's Trainer: its own arguments for what they carry, a Trainer of ours for the rest, a Task.
 
 `carried` and `training_arguments` are light; what needs transformers is loaded on first use.
 """
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from workbench.integrations.transformers.arguments import carried, training_arguments
 
 if TYPE_CHECKING:
+    from workbench.integrations.transformers.task import task_from_trainer
     from workbench.integrations.transformers.trainer import BoostedTrainer
 
-__all__ = ["BoostedTrainer", "carried", "training_arguments"]
+__all__ = ["BoostedTrainer", "carried", "task_from_trainer", "training_arguments"]
 
-_HOME = {"BoostedTrainer": "trainer"}
+_HOME = {"BoostedTrainer": "trainer", "task_from_trainer": "task"}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,9 +6,10 @@ as they are. A batch made by `JoiningCollator` keeps its samples, and is collate
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -18,6 +19,9 @@ from workbench.methods.in_effect import MethodsInEffect
 from workbench.tasks.batches import endless_batches
 from workbench.tasks.reading import resident
 from workbench.training.boosted import Boosted
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 _MANY = 10**6
 
@@ -57,6 +61,17 @@ class JoiningCollator:
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return the batch of some samples."""
         return joinable(self.collate, samples)
+
+
+@contextlib.contextmanager
+def joining(trainer: Trainer) -> Iterator[None]:
+    """Let a Trainer make loaders whose batches can be joined."""
+    collator = trainer.data_collator
+    trainer.data_collator = JoiningCollator(collator)
+    try:
+        yield
+    finally:
+        trainer.data_collator = collator
 
 
 def joinable(collate: Callable[[Sequence[Any]], Any], samples: Sequence[Any]) -> Any:

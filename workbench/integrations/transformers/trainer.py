@@ -38,7 +38,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
-from workbench.integrations.transformers.batches import JoiningCollator, Passes, as_loader
+from workbench.integrations.transformers.batches import Passes, as_loader, joining
 from workbench.integrations.transformers.conflicts import conflict
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.training.apply import apply, read_config
@@ -105,13 +105,9 @@ class BoostedTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the batches of the set-up, in one of the Trainer's epochs each time."""
-        collator = self.data_collator
-        if self._methods.passes(1000) < self._methods.length(1000):  # then batches are joined
-            self.data_collator = JoiningCollator(collator)
-        try:
+        are_joined = self._methods.passes(1000) < self._methods.length(1000)
+        with joining(self) if are_joined else contextlib.nullcontext():
             loader = super().get_train_dataloader()
-        finally:
-            self.data_collator = collator
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         return as_loader(Passes(loader, self._methods, seed, lambda: self.state.global_step))
 
@@ -208,9 +204,10 @@ class BoostedTrainer(Trainer):
         boosted.model.train()
         inputs = self._prepare_inputs(inputs)
         n_micro = boosted.window.n_steps
-        # The count of a window's items is for losses that are sums over it, which few models' are: a window takes the
-        # mean of its batches' means, as it did when the set-up was measured.
-        evaluate = functools.partial(self._training_loss, inputs, num_items_in_batch if n_micro == 1 else None)
+        # A count of items is for losses that are sums over it. Most models ignore it, and the Trainer multiplies their
+        # loss by the ranks all the same; without it every batch has its mean, as when the set-up was measured.
+        counted = num_items_in_batch if n_micro == 1 and self.compute_loss_func is not None else None
+        evaluate = functools.partial(self._training_loss, inputs, counted)
         with boosted.autocast():
             loss = evaluate()
         boosted.backward(loss)
