@@ -28,7 +28,9 @@ print("\\n" + json.dumps({{"metric": metric, "weights": total}}))
 """
 
 
-def run_script(path: Path, *, without: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def run_script(
+    path: Path, *, without: Sequence[str] = (), options: Mapping[str, Any] | None = None, strict: bool = True
+) -> dict[str, Any]:
     """Call a script's `train_model` where some packages are not there; return its metric and the sum of its weights.
 
     ``strict`` makes a warning an error, which is too much to ask of other people's trainers.

@@ -54,6 +54,7 @@ class ScriptFormat(StrEnum):
     """A framework in whose words an export is written."""
 
     TORCH = "torch"
+    TRANSFORMERS = "transformers"
     LIGHTNING = "lightning"
     MINDSPORE = "mindspore"
 

@@ -14,7 +14,7 @@ import jinja2
 
 from workbench.config import BOOST_SECTIONS
 from workbench.config.mindspore_notes import mindspore_notes
-from workbench.integrations import lightning, mindspore_model, torch_loop
+from workbench.integrations import lightning, mindspore_model, torch_loop, transformers
 from workbench.integrations.carried import Carried, choices
 from workbench.integrations.scripts.own_code import OwnCode, loaded, own_code
 from workbench.integrations.scripts.set_up import Pieces, SetUp, pieces_of
@@ -23,6 +23,7 @@ _PACKAGE = __name__.partition(".")[0]
 _STANDARD = ("copy", "functools", "itertools", "json", "math", "time")
 _OURS = {  # a call in a script -> where it comes from
     " apply(": f"from {_PACKAGE} import apply",
+    "BoostedTrainer(": f"from {_PACKAGE}.integrations.transformers import BoostedTrainer",
     " Boost(": f"from {_PACKAGE}.integrations.lightning import Boost",
 }
 _QUOTES = chr(34) * 3
@@ -42,12 +43,21 @@ class Framework:
     imports: tuple[str, ...] = ("import torch",)
 
 
+_TRANSFORMERS = ("import torch", "from transformers import PretrainedConfig, Trainer, TrainingArguments")
 _LIGHTNING = ("import lightning", "import torch")
 _MINDSPORE = ("import mindspore as ms", "from mindspore import amp, nn", "from mindspore.train import Model")
 FRAMEWORKS: Mapping[str, Framework] = {
     one.name: one
     for one in (
         Framework("torch", "torch", torch_loop.carried, "torch_loop.py.j2", "torch_apply.py.j2"),
+        Framework(
+            "transformers",
+            "Hugging Face's Trainer",
+            transformers.carried,
+            "transformers.py.j2",
+            "transformers.py.j2",
+            imports=_TRANSFORMERS,
+        ),
         Framework(
             "lightning", "Lightning", lightning.carried, "lightning.py.j2", "lightning.py.j2", imports=_LIGHTNING
         ),
@@ -146,6 +156,9 @@ def _rendered(template: str, world: Framework, set_up: SetUp, answer: Carried, o
             worths=worths,
             config_file=config_file(set_up.target),
             chosen=choices(set_up.plan),
+            own_changes=torch_loop.carried(set_up.config, level=set_up.level).arguments.get(
+                "optimizer.param_groups", {}
+            ),
             carriers_of=lambda name: [path for path, names in answer.carriers.items() if name in names],
             boosts=[path for path in answer.carriers if path.partition(".")[0] in BOOST_SECTIONS],
             notes=mindspore_notes(set_up.config, set_up.plan) if not world.trains_torch else (),
