@@ -66,6 +66,21 @@ def test_unscaled_gradients_are_clipped() -> None:
     assert not same_weights(module, plain_loop(FLOAT16, small_network)[0])
 
 
+@pytest.mark.slow
+def test_the_network_is_compiled_for_training_steps() -> None:
+    config, kinds = {"boost": OFF, "runtime": {"compile": "default"}}, []
+
+    class Look(LitDigits):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            kinds.append(type(self.network).__name__)
+            return super().training_step(batch, batch_idx)
+
+    module = Look(small_network())
+    trainer(Boost(config), max_steps=2).fit(module, datamodule=Digits(n_train=N_TRAIN))
+    assert kinds == ["OptimizedModule"] * 2
+    assert isinstance(module.network, nn.Sequential)
+
+
 def test_the_logger_gets_loss_scale_and_overflows(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     fit = trainer(Boost(FLOAT16), logger=logger, log_every_n_steps=1)
