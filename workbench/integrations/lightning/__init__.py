@@ -17,10 +17,11 @@ from workbench.integrations.lightning.arguments import carried, trainer_argument
 
 if TYPE_CHECKING:
     from workbench.integrations.lightning.boost import Boost
+    from workbench.integrations.lightning.searched import from_lightning
 
-__all__ = ["Boost", "carried", "trainer_arguments"]
+__all__ = ["Boost", "carried", "from_lightning", "trainer_arguments"]
 
-_HOME = {"Boost": "boost"}
+_HOME = {"Boost": "boost", "from_lightning": "searched"}
 
 
 def __getattr__(name: str) -> Any:

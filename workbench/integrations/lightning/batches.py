@@ -68,10 +68,11 @@ def feed_(trainer: Trainer, boosted: Boosted) -> RunBatches:
     ways = "or train at full length and with the loader's batches"
     if len(combined.flattened) != 1:
         raise ValueError(f"another number of batches needs one train_dataloader, got {len(combined.flattened)}; {ways}")
-    if trainer.limit_train_batches != 1.0 or trainer.overfit_batches:
+    part = trainer.limit_train_batches
+    if part != 1.0 or trainer.overfit_batches:  # type: ignore[attr-defined]  # set by a function of Lightning's
         raise ValueError(
             "another number of batches is a share of all data; leave out limit_train_batches and overfit_batches, "
-            f"got {trainer.limit_train_batches} and {trainer.overfit_batches}, {ways}"
+            f"got limit_train_batches={part}, {ways}"
         )
     total, passes = boosted.course.total_steps or 1, boosted.course.passes or 1
     today = total / loop.max_batches if loop.max_batches else 1.0

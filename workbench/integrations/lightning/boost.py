@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from workbench.config import BoostConfig
 from workbench.integrations.lightning.batches import RunBatches, changes_batches, count_, feed_
 from workbench.integrations.lightning.precision import BoostPrecision, is_plain
+from workbench.methods.protocol import GroupSchedule
 from workbench.training import Boosted
 from workbench.training.apply import read_config
 
@@ -64,7 +65,7 @@ class Boost(Callback):
         self.config.resolve(level)  # so that a level that is none shows here
         self._plugin: BoostPrecision | None = None
         self._batches: RunBatches | None = None
-        self._overflows: torch.Tensor | None = None
+        self._overflows = torch.zeros(())
         self._limits: tuple[int | None, int] | None = None  # today's epochs and steps
         self._settings = contextlib.ExitStack()  # of the process, while it trains
         self._average = contextlib.ExitStack()  # in the weights' place, while it evaluates
@@ -82,7 +83,7 @@ class Boost(Callback):
         refuse(trainer, pl_module)
         self._plugin, self._is_over = BoostPrecision(self, trainer), False
         trainer.strategy.precision_plugin = self._plugin
-        self._loading = pl_module.register_load_state_dict_pre_hook(_load_later)
+        self._loading = pl_module.register_load_state_dict_pre_hook(_load_later)  # type: ignore[no-untyped-call]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Refuse to resume a training that was another one."""
@@ -100,7 +101,8 @@ class Boost(Callback):
         """Put the batches of the run in the place of the loader's, where they differ."""
         boosted = self._now
         self._overflows = torch.zeros((), device=boosted.device)
-        if not changes_batches(boosted) or trainer.fast_dev_run:
+        tries = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set by a function of Lightning's
+        if tries or not changes_batches(boosted):
             self._settings.enter_context(boosted.methods.running())
             return
         self._limits = trainer.max_epochs, trainer.max_steps
@@ -124,7 +126,7 @@ class Boost(Callback):
         if not boosted.loss_scaling.is_unit:
             self._overflows = self._overflows + outcome.overflow
             columns = {"boost/loss_scale": outcome.loss_scale.mean(), "boost/overflows": self._overflows}
-        if boosted.plan is not None and boosted.plan.grad_freeze:
+        if isinstance(boosted.optimizer, GroupSchedule):
             columns["boost/frozen_groups"] = torch.tensor(float(outcome.frozen_groups))
         for name, value in columns.items():
             pl_module.log(name, value, on_step=True, on_epoch=False)

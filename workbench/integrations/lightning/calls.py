@@ -102,12 +102,10 @@ class FirstBatch:
 
 
 def reset_metrics(module: nn.Module) -> None:
-    """Empty the torchmetrics objects of a module."""
-    from torchmetrics import Metric
-
+    """Empty the metric objects of torchmetrics' kind that a module holds."""
     for child in module.modules():
-        if isinstance(child, Metric):
-            child.reset()
+        if all(callable(getattr(child, method, None)) for method in ("update", "compute", "reset")):
+            child.reset()  # type: ignore[operator]
 
 
 def _is_loss(child: nn.Module) -> bool:

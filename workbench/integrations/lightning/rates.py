@@ -54,6 +54,7 @@ def course_of(
                 passed = step if one.interval == "step" else int(epoch) if rest == 0 else 0
                 if passed and passed % one.frequency == 0:
                     one.scheduler.step()
+    vars(optimizer).pop("step", None)  # a scheduler has put one that counts in front of the class's
     for group, rate in zip(optimizer.param_groups, highest, strict=True):
         group.pop("initial_lr", None)
         if isinstance(group["lr"], Tensor):
