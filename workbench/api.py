@@ -16,6 +16,8 @@ from workbench.config.run_request import RunRequest
 from workbench.core import distributed as ranks
 from workbench.core.rank_environment import is_first_rank
 from workbench.core.records import Event, StepRecord
+from workbench.integrations.scripts.exported import with_scripts
+from workbench.integrations.scripts.writing import framework_of
 from workbench.loss_scale import ScalePolicy
 from workbench.runs import Run, new_run_id, read_run
 from workbench.runs.mirrors import Mirror, live_mirrors
@@ -312,7 +314,7 @@ def tune(
         ray=ray,
         began=began,
     )
-    return write_report(result) if is_first_rank() else result
+    return write_report(_with_scripts(result)) if is_first_rank() else result
 
 
 def is_study(place: str | Path) -> bool:
@@ -322,18 +324,38 @@ def is_study(place: str | Path) -> bool:
 
 
 def export(
-    study: str | Path, out: str | Path | None = None, *, require_confirmed: bool = False, storage: str | None = None
+    study: str | Path,
+    out: str | Path | None = None,
+    *,
+    formats: Sequence[str] = (),
+    require_confirmed: bool = False,
+    storage: str | None = None,
 ) -> StudyResult:
     """Write a study's configurations and report again from its storage; nothing is trained.
 
     Args:
         study: Folder with ``study.toml``.
         out: Folder for the files; None takes the study's ``result``.
+        formats: Other frameworks (``"torch"``, ``"transformers"``, ``"lightning"``, ``"mindspore"``) for which each
+            configuration is written as a file in their own words, too; the report shows them all.
         require_confirmed: Export confirmed candidates only.
         storage: Optuna storage URL; None is SQLite beside the study.
+
+    Raises:
+        StudyError: When the study is wrong or has no finished trial.
+        ValueError: When a format is of no framework.
     """
     from workbench import study as tuning
     from workbench.report import write_report
 
+    for name in formats:
+        framework_of(name)  # before anything is written
     result = tuning.export_study(study, out, require_confirmed=require_confirmed, storage=storage)
-    return write_report(result)
+    return write_report(_with_scripts(result, formats))
+
+
+def _with_scripts(result: StudyResult, written: Sequence[str] = ()) -> StudyResult:
+    from workbench.study.answer.worth import measured_exports
+
+    known = measured_exports(result)
+    return with_scripts(result, known.steps, known.seed, known.worth, written=written)

@@ -186,11 +186,14 @@ def test_every_imported_library_is_a_declared_dependency() -> None:
 
 # Imported only where they are installed, or a part of a declared dependency's own interface.
 OPTIONAL = {
+    "lightning": "the extra `lightning`",
     "ray": "the extra `cluster`",
     "tensorboard": "the extra `mirrors`",
     "mlflow": "the extra `mirrors`",
     "cmaes": "the sampler of that name; without it its name is refused with what to install",
     "torch_npu": "the plugin of Ascend machines",
+    "transformers": "the extra of that name",
+    "accelerate": "the extra of that name",
     "markupsafe": "Jinja2's texts that are HTML already are objects of this package",
     "annotated_types": "pydantic's constraints are objects of this package",
 }

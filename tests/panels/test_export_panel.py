@@ -187,10 +187,13 @@ def test_a_whole_study_is_exported_in_the_worker(
     (study / "study.db").write_text("")
     begun, go = threading.Event(), threading.Event()
 
-    def export(where: str, out: Path) -> SimpleNamespace:
+    def export(where: str, out: Path, formats: list[str]) -> SimpleNamespace:
+        assert formats == ["torch", "transformers", "lightning", "mindspore"]
         begun.set()
         assert go.wait(LONG)
-        return SimpleNamespace(exported={t: out / f"boost_config.{t}.json" for t in ("o1", "o2")})
+        files = {t: out / f"boost_config.{t}.json" for t in ("o1", "o2")}
+        script = SimpleNamespace(path=out / "train_torch_o1.py")
+        return SimpleNamespace(exported=files, scripts=(script,))
 
     monkeypatch.setattr("workbench.api.export", export)
     panel.study.value = f"{study}/"
@@ -201,7 +204,7 @@ def test_a_whole_study_is_exported_in_the_worker(
         assert panel.save_button.disabled
         assert panel.save() is None  # one at a time
         go.set()
-        assert "wrote boost_config.o1.json, boost_config.o2.json and the report" in ended(panel)
+        assert "wrote boost_config.o1.json, boost_config.o2.json, train_torch_o1.py and the report" in ended(panel)
         assert panel.saved == tmp_path / "out" / "boost_config.o1.json"
         begun.clear()
         go.clear()
@@ -214,3 +217,17 @@ def test_a_study_whose_storage_is_broken_is_a_sentence(panel: ExportPanel, study
     ended(panel, PanelState.FAILED)
     assert panel.error is not None
     assert not panel.save_button.disabled
+
+
+def test_files_for_other_frameworks_are_shown_and_copied_beside_the_configuration(
+    study: Path, keep: Callable[[ExportPanel], ExportPanel]
+) -> None:
+    (study / "result" / "train_torch_o1.py").write_text("print('a loop')\n")
+    panel = keep(ExportPanel(study))
+    assert panel.format.options == ("boost_config.json", "torch")
+    assert json.loads(panel.json.value) == O1.to_dict()
+    panel.format.value = "torch"
+    assert panel.json.value == "print('a loop')\n"
+    panel.choice.value = "o2"
+    assert panel.format.options == ("boost_config.json",)
+    assert json.loads(panel.json.value) == O2.to_dict()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.reports.synthetic_study import HOSTILE, PARTS, candidate, fastest_study, full_sources, full_study
 from workbench.config import BoostConfig
-from workbench.core.records import Choice, StudyResult, Verdict
+from workbench.core.records import Choice, ExportedScript, StudyResult, Verdict
 from workbench.figures import MetricScale, RunCurve, loss_curves_figure
 from workbench.report import Sources, study_report, study_report_html, write_study_report
 from workbench.report.study_report import parameter_text
@@ -125,8 +125,8 @@ def test_nothing_is_loaded_from_anywhere(page: _Page, html: str) -> None:
 
 def test_a_name_cannot_become_markup(page: _Page) -> None:
     assert page.tags["img"] == 0
-    # plotly.js itself and one call per figure: no more scripts than we wrote.
-    assert page.tags["script"] == 1 + len(FIGURES)
+    # plotly.js itself, the copy buttons' function and one call per figure: no more scripts than we wrote.
+    assert page.tags["script"] == 2 + len(FIGURES)
     assert HOSTILE in page.text
     assert page.text.count('alert("x")') >= 6
     assert page.tags["details"] == 3  # two files and the table of all trials
@@ -268,3 +268,15 @@ def test_a_warm_up_is_told_and_moves_the_learning_curve(monkeypatch: pytest.Monk
     curve = next(curve for curve in drawn if curve.label == f"trial {warm.number}")
     began = [step * warm.relative_step_time for step, _ in curve.evaluations]
     assert began == pytest.approx([96 + step * warm.relative_step_time for step, _ in warm.curve], abs=0.5)
+
+
+def test_a_script_is_offered_with_a_button_that_copies_it() -> None:
+    script = ExportedScript("torch", "o1", "train_torch_o1.py", f"print({HOSTILE!r})", "it needs nothing of workbench")
+    study = full_study()
+    page = study_report_html(replace(study, scripts=(script,)), full_sources())
+    assert page.count("function copyFile(button)") == 1
+    assert page.count("copyFile(this)") == len(full_sources().exported) + 1
+    assert "train_torch_o1.py" in page
+    assert "torch; it needs nothing of workbench" in page
+    assert "--as torch" in page
+    assert HOSTILE not in page

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,15 @@ class Engine(StrEnum):
     RAY = "ray"
 
 
+class ScriptFormat(StrEnum):
+    """A framework in whose words an export is written."""
+
+    TORCH = "torch"
+    TRANSFORMERS = "transformers"
+    LIGHTNING = "lightning"
+    MINDSPORE = "mindspore"
+
+
 StudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml.")
 WorkersStudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml, the same on every machine.")
 StudyOrTaskArgument = typer.Argument(
@@ -58,6 +68,7 @@ EngineOption = typer.Option(
     Engine.PROCESSES, "--engine", help="Who runs the trials: processes of this machine, or a Ray cluster."
 )
 OutOption = typer.Option(None, metavar="DIR", help="Folder for the files; without it the study's result folder.")
+FormatsOption = typer.Option(None, "--as", help="Write a file in this framework's own words, too; may be given again.")
 TrialsOption = typer.Option(
     None, "--trials", metavar="FILE", help="Write a table of all trials, FILE.parquet or FILE.csv, and nothing else."
 )
@@ -211,7 +222,7 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
 
     result = read_result(study, storage=storage)
     if json:
-        print_json({**plain(result), "exports": result.exports})
+        print_json(_as_json(result))
         return
     counts = result.counts
     say(f"{result.name}: {counts.n_finished} of {result.n_trials} trials finished, objective {result.objective}")
@@ -241,21 +252,26 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
 def export(
     study: Path = StudyArgument,
     out: Path = OutOption,
+    formats: list[ScriptFormat] = FormatsOption,
     trials: Path = TrialsOption,
     require_confirmed: bool = RequireOption,
     storage: str = StorageOption,
     json: bool = JsonOption,
 ) -> None:
-    """Write a study's boost_config.json files and report again, or a table of its trials; nothing is trained."""
+    """Write a study's boost_config.json files and report again, or a table of its trials; nothing is trained.
+
+    With --as each configuration is written as a file of another framework's own, too.
+    """
     if trials is not None:
-        if out is not None or require_confirmed:
-            raise typer.BadParameter("--trials writes the table alone; leave out --out and --require-confirmed")
+        if out is not None or require_confirmed or formats:
+            raise typer.BadParameter("--trials writes the table alone; leave out --out, --as and --require-confirmed")
         _export_trials(study, trials, storage, json=json)
         return
     with only_result_on_stdout(json):
         from workbench import api
 
-        result = api.export(study, out, require_confirmed=require_confirmed, storage=storage)
+        asked = [str(one) for one in formats or ()]
+        result = api.export(study, out, formats=asked, require_confirmed=require_confirmed, storage=storage)
     _print_result(result, json=json)
 
 
@@ -288,7 +304,7 @@ def _ray_engine(engine: Engine, address: str | None, resources: str | None, jobs
 
 def _print_result(result: StudyResult, *, json: bool) -> None:
     if json:
-        print_json({**plain(result), "exports": result.exports})
+        print_json(_as_json(result))
         return
     _print_answer(result)
     _print_files(result, "wrote")
@@ -296,9 +312,24 @@ def _print_result(result: StudyResult, *, json: bool) -> None:
         say(f"took {clock(result.seconds)}")
 
 
+def _as_json(result: StudyResult) -> dict[str, Any]:
+    """Return a study's answer as plain values; of scripts those that were written, without their text."""
+    written = [one for one in result.scripts if one.path is not None]
+    scripts = [{name: value for name, value in plain(one).items() if name != "text"} for one in written]
+    return {**plain(replace(result, scripts=())), "exports": result.exports, "scripts": scripts}
+
+
 def _print_files(result: StudyResult, verb: str) -> None:
     for target, path in result.exported.items():
         say(f"{verb} {path} ({target}: {result.chosen.get(target, 'O0')})")
+    for script in result.scripts:
+        if script.path is not None:
+            say(f"{verb} {script.path} ({script.target}, {script.framework}): {script.needs}")
+            if script.carried:
+                say(f"  {script.framework} carries {', '.join(script.carried)}")
+            for reason in dict.fromkeys(script.left.values()):
+                left = ", ".join(path for path, why in script.left.items() if why == reason)
+                say(f"  not {left}: {reason}")
     if result.report is not None:
         say(f"{verb} {result.report}")
 

@@ -221,6 +221,20 @@ def objective_title(objective: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportedScript:
+    """An export as a file in the words of another framework."""
+
+    framework: str  # "torch", "transformers", ...
+    target: str  # the export: "o1"
+    name: str  # of the file
+    text: str
+    needs: str  # what it needs to run, a clause
+    carried: Mapping[str, str] = field(default_factory=dict)  # config path -> what of the framework carries it
+    left: Mapping[str, str] = field(default_factory=dict)  # config path -> why the framework cannot say it
+    path: Path | None = None  # of the file, where it was written
+
+
+@dataclass(frozen=True, slots=True)
 class StudyResult:
     """The answer of a study, as terminal, panels, report and result files read it.
 
@@ -250,6 +264,7 @@ class StudyResult:
     attribution: Mapping[str, tuple[GainPart, ...]] = field(default_factory=dict)  # where an export's gain comes from
     tuned_plain: Mapping[str, TunedPlain] = field(default_factory=dict)  # the fair baseline beside an export
     left_out: Sequence[str] = ()  # why what might have been searched was not, a sentence each
+    scripts: Sequence[ExportedScript] = ()  # the exports in the words of other frameworks
 
     @property
     def ended(self) -> list[TrialRecord]:

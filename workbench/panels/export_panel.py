@@ -14,6 +14,7 @@ from typing import Any, Final
 from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
 from workbench.config.errors import shown
 from workbench.config.mindspore_notes import mindspore_notes
+from workbench.integrations.scripts.writing import FRAMEWORKS, file_name
 from workbench.methods.registry import METHODS
 from workbench.panels import kit
 from workbench.panels.controls import number_text
@@ -24,6 +25,7 @@ from workbench.panels.style import copy_button_html, difference_html, error_html
 from workbench.panels.worker import Outcome, RunControl
 
 _SHARED: Final = "this configuration"
+_JSON: Final = "boost_config.json"
 _TARGETS: Final = tuple(level.lower() for level in LEVELS if level != "O0")
 _PROVENANCE: Final = (
     ("verdict", "Verdict"),
@@ -53,6 +55,13 @@ def exported_files(study: str | os.PathLike[str]) -> dict[str, Path]:
         files = {target: place / f"boost_config.{target}.json" for target in _TARGETS}
         found |= {target: file for target, file in files.items() if file.is_file()}
     return found
+
+
+def exported_scripts(study: str | os.PathLike[str], target: str) -> dict[str, Path]:
+    """Return the files of other frameworks that lie beside an export of a study, by the framework's name."""
+    places = {path.parent for path in exported_files(study).values()}
+    files = {name: place / file_name(name, target) for place in places for name in FRAMEWORKS}
+    return {name: file for name, file in files.items() if file.is_file()}
 
 
 class ExportPanel(WorkPanel):
@@ -86,6 +95,7 @@ class ExportPanel(WorkPanel):
         self.shared = shared if shared is not None else SharedConfig()
         self.saved: Path | None = None
         self._found: dict[str, BoostConfig] = {}
+        self._files: dict[str, str] = {}  # what the controls offer to copy
         self._make_controls("" if study is None else str(study), str(folder))
         self._make_plots()
         self.cleaned_up_by(self.shared.observe(lambda config, level: self._show()))
@@ -139,7 +149,9 @@ class ExportPanel(WorkPanel):
             def work(_: RunControl) -> list[Path]:
                 from workbench import api
 
-                return list(api.export(study, folder).exported.values())
+                result = api.export(study, folder, formats=list(FRAMEWORKS))
+                written = [script.path for script in result.scripts if script.path is not None]
+                return [*result.exported.values(), *written]
 
             self.begin(work, saying="writing ...")
 
@@ -170,7 +182,7 @@ class ExportPanel(WorkPanel):
         self.name = kit.text_box("boost_config.json", "Name of the file")
         self.replace = kit.Checkbox(description="Replace a file that is there", indent=False, css="wb-auto")
         self.save_button = self.button("Save", "Write this configuration", self.save, style="success")
-        export_help = "Write both files, tables and report from the study's storage"
+        export_help = "Write both files, those for other frameworks, tables and report from the study's storage"
         self.export_button = self.button("Export the whole study here", export_help, self.export_study)
         self._file_note = text_of("")
         self.on_change(self.study, lambda _: self._read_study())
@@ -188,12 +200,14 @@ class ExportPanel(WorkPanel):
     def _make_plots(self) -> None:
         self._verdict, self._valid, self._mindspore = text_of(""), text_of(""), text_of("")
         self._provenance, self._difference = text_of(""), text_of("")
+        self.format = kit.choice_buttons([_JSON])
+        self.on_change(self.format, lambda _: self._show_file())
         self.json = kit.Textarea(disabled=True, rows=18, css="wb-wide", tooltip="The file as it will be written")
         self.plots.children = (
             self._verdict,
             self._valid,
             *section("For MindSpore", self._mindspore, self._provenance),
-            row(*section("boost_config.json", copy_button_html())),
+            row(*section("File", self.format, copy_button_html())),
             kit.Stack((self.json,), css="wb-column wb-json"),
             *section("Different from the default", self._difference),
         )
@@ -231,6 +245,9 @@ class ExportPanel(WorkPanel):
         target = str(self.choice.value)
         return (self._found[target], target.upper()) if target in self._found else self.shared.both()
 
+    def _show_file(self) -> None:
+        self.json.value = self._files.get(str(self.format.value), "")
+
     def _folder(self) -> Path:
         return Path(self.folder.value.strip() or ".").expanduser()
 
@@ -253,7 +270,15 @@ class ExportPanel(WorkPanel):
         if self.closed:
             return
         config, level = self._chosen()
-        self.json.value = text = json.dumps(config.to_dict(), indent=2)
+        text = json.dumps(config.to_dict(), indent=2)
+        target, folder = str(self.choice.value), self.study.value.strip()
+        scripts = exported_scripts(Path(folder).expanduser(), target) if target in self._found else {}
+        self._files = {_JSON: text} | {name: path.read_text(encoding="utf-8") for name, path in scripts.items()}
+        with self.showing():
+            before = self.format.value
+            self.format.options = list(self._files)
+            self.format.value = before if before in self._files else _JSON
+        self._show_file()
         plan: Plan | None = None
         try:
             plan = config.resolve(level)

@@ -109,7 +109,7 @@ def check_source(source: Any, role: str) -> None:
         raise TaskError(
             f"`{role}` must be a re-iterable of batches or a function of a seed, got {type(source).__name__}"
         )
-    if _takes_seed(source) and _n_positional(source) < 1:
+    if takes_seed(source) and _n_positional(source) < 1:
         raise TaskError(f"`{role}` must be a function of a seed, got one without parameters; write `def {role}(seed)`")
 
 
@@ -120,7 +120,7 @@ def endless_batches(source: Any, seed: int, start: int = 0, rank: int = 0, n_ran
     epochs; others are read from the beginning. A callable of a seed is called once if it returns a re-iterable, and
     once per epoch if it returns an iterator or takes the epoch.
     """
-    if _takes_seed(source):
+    if takes_seed(source):
         with _RandomStream(mixed_seed(seed, 0)).active():
             opened = _open_source(source, seed, 0, "train")
         if not isinstance(opened, Iterator) and _n_positional(source) < 2:
@@ -206,13 +206,19 @@ def _feed(digest: Any, part: Any) -> None:
         digest.update((repr(part) if known else type(part).__name__).encode())
 
 
-def _takes_seed(source: Any) -> bool:
+def takes_seed(source: Any) -> bool:
+    """Return whether a source is a function of the seed, perhaps of the epoch, too."""
     return callable(source) and not isinstance(source, Iterable) and not isinstance(source, SeekableBatches)
+
+
+def opens_each_epoch(source: Any) -> bool:
+    """Return whether a source is a function of the seed and the epoch."""
+    return takes_seed(source) and _n_positional(source) > 1
 
 
 def opened_once(source: Any) -> Callable[[Any], Any] | None:
     """Return a source that is a function of the seed alone; None where it is none, or is opened again each epoch."""
-    return source if _takes_seed(source) and _n_positional(source) < 2 else None
+    return source if takes_seed(source) and _n_positional(source) < 2 else None
 
 
 def _n_positional(function: Callable[..., Any]) -> int:
@@ -249,7 +255,7 @@ def _one_epoch(source: Any, seed: int, epoch: int, role: str) -> Iterator[Any]:
         return
     stream = _RandomStream(mixed_seed(seed, epoch))
     with stream.active():
-        opened = _open_source(source, seed, epoch, role) if _takes_seed(source) else source
+        opened = _open_source(source, seed, epoch, role) if takes_seed(source) else source
         if role == "evaluate" and _replicas(opened) > 1:
             raise TaskError(
                 "`evaluate` must yield all samples, since rank 0 evaluates alone, got a loader whose sampler gives it "

@@ -32,6 +32,11 @@ BUILT_IN: Mapping[str, str] = MappingProxyType({name: text for name, (_, text) i
 _KINDS_OF_DATA = ("cifar10", "criteo")  # each a module with a function of the place of the data
 
 
+def built_in_module(name: str) -> str:
+    """Return the module, in this package, of a built-in task."""
+    return f"{__package__}.{_BUILT_IN[name][0]}"
+
+
 def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
     """Return the task that a name stands for.
 
@@ -54,7 +59,7 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
         raise TaskError(f"a task must be named by text such as 'digits-resnet' or 'file.py:task', got {spec!r}")
     spec = spec.strip()
     if spec in BUILT_IN:
-        module = importlib.import_module(f"workbench.tasks.{_BUILT_IN[spec][0]}")
+        module = importlib.import_module(built_in_module(spec))
         task: Task = getattr(module, spec.replace("-", "_"))()
         return dataclasses.replace(task, spec=spec)
     kind, colon, place = spec.partition(":")

@@ -25,6 +25,7 @@ from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.facts import facts_of, learning_reasons
 from workbench.methods.in_effect import MethodsInEffect, fitted, prepare_
+from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.methods.parameter_groups import rebuild_optimizer
 from workbench.methods.plan_mark import boost_plan_of, mark_
 from workbench.methods.protocol import Preparation
@@ -291,6 +292,7 @@ def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimize
         change_optimizer_(given, section)
         return given
     built = build_optimizer(section, model, config.compatibility)
+    register_step_hooks(built, step_hooks(given))  # one that clips gradients, for example
     group_of = {parameter: index for index, group in enumerate(given.param_groups) for parameter in group["params"]}
     held = [parameter for group in built.param_groups for parameter in group["params"]]
     if len(given.param_groups) == 1 and group_of.keys() == set(held):

@@ -1,7 +1,8 @@
 """Batches of another size than the loader's: concatenated, or cut into parts.
 
 A batch is a tensor, or tuples, lists, named tuples, mappings and dataclasses of them, whose tensors share their first
-dimension, the samples. What is no tensor is kept where all batches agree on it.
+dimension, the samples. What is no tensor is kept where all batches agree on it. A batch with a method
+``joined(batches)`` is concatenated by that.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def concatenated(group: Sequence[Any]) -> Any:
     first = group[0]
     if len(group) == 1:
         return first
+    if callable(joined := getattr(first, "joined", None)):  # it knows better, as where texts are padded together
+        return joined(group)
     if isinstance(first, Tensor):
         if first.ndim == 0 or any(part.shape[1:] != first.shape[1:] for part in group):
             shapes = ", ".join(str(tuple(part.shape)) for part in group[:3])

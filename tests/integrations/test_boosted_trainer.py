@@ -1,0 +1,321 @@
+"""Hugging Face's Trainer with a set-up: what it was before where nothing is chosen, and everything that is chosen."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
+
+from transformers import Trainer, TrainerCallback
+
+from tests.kit.hugging_face import NO_METHODS, arguments, classifier, padded, sentences
+from workbench.integrations.transformers import BoostedTrainer
+from workbench.methods.schedule.method import factor_at
+
+DATA, HELD_OUT = sentences(), sentences(320)[256:]
+FREEZING = {"boost": NO_METHODS["boost"] | {"grad_freeze": True}, "grad_freeze": {"freeze_p": 0.5, "param_groups": 3}}
+
+
+def boosted(folder: Path, boost: Any, *, dropout: float = 0.0, data: Any = DATA, **given: Any) -> BoostedTrainer:
+    extra = {name: given.pop(name) for name in ("callbacks", "data_collator", "optimizers") if name in given}
+    args = arguments(folder, **given)
+    return BoostedTrainer(classifier(dropout), args, train_dataset=data, eval_dataset=HELD_OUT, boost=boost, **extra)
+
+
+def logged(trainer: Any, name: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def same_bits(one: nn.Module, other: nn.Module) -> None:
+    for mine, theirs in zip(one.state_dict().values(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_without_a_choice_it_is_the_trainer(tmp_path: Path) -> None:
+    usual = {"eval_strategy": "epoch", "num_train_epochs": 4, "max_steps": -1, "max_grad_norm": 0.5}
+    plain = Trainer(classifier(), arguments(tmp_path, **usual), train_dataset=DATA, eval_dataset=HELD_OUT)
+    plain.train()
+    ours = boosted(tmp_path, NO_METHODS, **usual)
+    ours.train()
+    assert ours.state.global_step == plain.state.global_step == 32
+    for name in ("loss", "grad_norm", "eval_loss", "learning_rate", "epoch"):
+        assert logged(ours, name) == pytest.approx(logged(plain, name), rel=1e-5), name
+    for mine, theirs in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_the_set_up_says_how_long_and_how(tmp_path: Path) -> None:
+    config = NO_METHODS | {
+        "schedule": {"length": 0.5, "shape": "cosine", "warmup": 0.2},
+        "batch": {"factor": 2.0, "lr_rule": "linear"},
+        "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9},
+    }
+    seen: list[int] = []
+
+    class Watch(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            seen.append(state.global_step)
+
+    trainer = boosted(tmp_path, config, logging_steps=1, callbacks=[Watch()])
+    shapes: list[int] = []
+    step = trainer.training_step
+    trainer.training_step = lambda model, inputs, n=None: (
+        shapes.append(len(inputs["labels"])),
+        step(model, inputs, n),
+    )[1]  # type: ignore[method-assign]
+    trainer.train()
+    assert seen == list(range(1, 11)), "40 batches, half as many of twice the size"
+    assert shapes == [64] * 10
+    assert type(trainer.boosted.optimizer).__name__ == "SGD"  # type: ignore[union-attr]
+    expected = [0.2 * factor_at(update, 10, "cosine", warmup=0.2) for update in range(10)]
+    assert logged(trainer, "learning_rate") == pytest.approx(expected)
+    assert trainer.state.epoch == pytest.approx(2.5)
+
+
+@pytest.mark.slow
+def test_texts_of_different_length_are_padded_together(tmp_path: Path) -> None:
+    config = NO_METHODS | {"batch": {"factor": 2.0}}
+    trainer = boosted(
+        tmp_path, config, data=sentences(ragged=True), data_collator=padded, max_steps=8,
+        per_device_train_batch_size=4, remove_unused_columns=False,
+    )  # fmt: skip
+    trainer.eval_dataset = None
+    step, seen = trainer.training_step, []
+    trainer.training_step = lambda model, inputs, n=None: (seen.append(inputs), step(model, inputs, n))[1]  # type: ignore[method-assign]
+    trainer.train()
+    assert [len(batch["labels"]) for batch in seen] == [8] * 4
+    assert all((batch["input_ids"] > 0).any(dim=0).all() for batch in seen), "no column is only padding"
+
+
+@pytest.mark.slow
+def test_an_update_takes_several_batches_and_callbacks_see_it(tmp_path: Path) -> None:
+    config = {
+        "boost": NO_METHODS["boost"] | {"grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": 4},
+    }
+    calls: list[str] = []
+
+    class Watch(TrainerCallback):  # type: ignore[misc]
+        def on_substep_end(self, *_: Any, **__: Any) -> None:
+            calls.append("part")
+
+        def on_pre_optimizer_step(self, *_: Any, model: Any = None, **__: Any) -> None:
+            calls.append("gradients" if model.classifier.weight.grad is not None else "none")
+
+        def on_optimizer_step(self, *_: Any, model: Any = None, **__: Any) -> None:
+            calls.append("cleared" if model.classifier.weight.grad is None else "kept")
+
+    args = {"max_grad_norm": 0.0, "logging_steps": 1, "learning_rate": 1e-3, "lr_scheduler_type": "constant"}
+    trainer = boosted(tmp_path, config, callbacks=[Watch()], per_device_train_batch_size=8, max_steps=64, **args)
+    trainer.train()
+    assert trainer.state.global_step == 16
+    assert calls == ["part", "part", "part", "gradients", "cleared"] * 16
+    whole = Trainer(classifier(), arguments(tmp_path, max_steps=16, **args), train_dataset=DATA)
+    whole.train()
+    assert logged(trainer, "loss")[:-1] == pytest.approx(logged(whole, "loss")[:-1], rel=1e-3), "of the same samples"
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_the_gradients_that_are_clipped_carry_no_scale(scale: float, tmp_path: Path) -> None:
+    config = NO_METHODS | {"loss_scale": {"kind": "fixed", "init": scale}, "optimizer": {"name": "SGD", "lr": 0.5}}
+    given = {"max_steps": 6, "logging_steps": 1, "lr_scheduler_type": "constant", "max_grad_norm": 0.05}
+    trainer = boosted(tmp_path, config, **given)
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    moved = (
+        torch.cat([(b - p).flatten() for b, p in zip(before, trainer.model.parameters(), strict=True)]).norm().item()
+    )
+    assert 0 < moved <= 6 * 0.5 * 0.05 * 1.001, "six steps of at most rate x norm"
+    plain = Trainer(classifier(), arguments(tmp_path, **given, optim="sgd"), train_dataset=DATA)
+    plain.args.learning_rate = 0.5
+    plain.train()
+    assert logged(trainer, "grad_norm") == pytest.approx(logged(plain, "grad_norm"), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_an_overflow_skips_the_update_and_is_logged(tmp_path: Path) -> None:
+    config = NO_METHODS | {
+        "amp": {"level": "O2", "dtype": "float16"},
+        "loss_scale": {"init": 2.0**30, "window": 4, "factor": 4.0},
+    }
+    trainer = boosted(tmp_path, config, max_steps=20, logging_steps=1)
+    trainer.train()
+    scales, overflows = logged(trainer, "loss_scale"), logged(trainer, "overflows")
+    assert trainer.state.global_step == 20, "a skipped update counts, as in a schedule"
+    assert overflows[0] == 1
+    assert overflows == sorted(overflows)
+    assert scales[0] == 2.0**28
+    assert scales[-1] < 2.0**28
+    assert trainer.state.log_history[-1].keys().isdisjoint({"loss_scale"}), "the summary is the Trainer's"
+
+
+@pytest.mark.slow
+def test_evaluations_and_saved_weights_are_the_averaged_ones(tmp_path: Path) -> None:
+    config = NO_METHODS | {"regularization": {"weight_average": "ema", "decay": 0.9}}
+    trainer = boosted(tmp_path, config, save_strategy="steps", save_steps=20, eval_strategy="steps", eval_steps=20)
+    trainer.train()
+    plain = boosted(tmp_path / "plain", NO_METHODS, eval_strategy="steps", eval_steps=20)
+    plain.train()
+    assert logged(trainer, "loss") == pytest.approx(logged(plain, "loss")), "the training is the same"
+    assert logged(trainer, "eval_loss") != pytest.approx(logged(plain, "eval_loss"), rel=1e-3)
+    saved = type(trainer.model).from_pretrained(tmp_path / "checkpoint-40")
+    same_bits(saved, trainer.model)  # which holds the average when training is over
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(logged(trainer, "eval_loss")[1], abs=1e-7)
+
+
+@pytest.mark.slow
+def test_labels_are_smoothed_in_training_alone(tmp_path: Path) -> None:
+    smooth = boosted(tmp_path, NO_METHODS | {"regularization": {"label_smoothing": 0.2}}, logging_steps=1)
+    theirs = Trainer(classifier(), arguments(tmp_path, logging_steps=1, label_smoothing_factor=0.2), train_dataset=DATA)
+    smooth.train()
+    theirs.train()
+    assert logged(smooth, "loss") == pytest.approx(logged(theirs, "loss"), rel=1e-3)
+    theirs.label_smoother = None
+    assert smooth.evaluate()["eval_loss"] == pytest.approx(theirs.evaluate(HELD_OUT)["eval_loss"], rel=1e-2)
+
+
+RESUMED: dict[str, Any] = {
+    "nothing": NO_METHODS,
+    "everything": FREEZING
+    | {
+        "amp": {"level": "O2", "dtype": "bfloat16"},
+        "loss_scale": {"kind": "dynamic", "window": 3},
+        "schedule": {"length": 0.9, "shape": "cosine"},
+        "batch": {"factor": 0.5},
+        "curriculum": {"kind": "sequence", "start": 0.5},
+        "regularization": {"weight_average": "ema"},
+        "optimizer": {"name": "Muon"},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESUMED)
+def test_an_interrupted_training_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    given = {"save_strategy": "steps", "save_steps": 12, "dropout": 0.1, "max_steps": 30}
+    whole = boosted(tmp_path, RESUMED[name], **given)
+    whole.train()
+    resumed = boosted(tmp_path, RESUMED[name], **given)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-12"))
+    assert resumed.state.global_step == whole.state.global_step
+    same_bits(resumed.model, whole.model)
+    assert logged(resumed, "loss")[2:] == logged(whole, "loss")[2:], "the one before is a mean since the checkpoint"
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    given = {"save_strategy": "steps", "save_steps": 4, "max_steps": 8}
+    boosted(tmp_path, NO_METHODS, **given).train()
+    folder = tmp_path / "checkpoint-4"
+    with pytest.raises(ValueError, match="another run: another configuration"):
+        boosted(tmp_path, FREEZING, **given).train(resume_from_checkpoint=str(folder))
+    with pytest.raises(ValueError, match="another run: 8 batches"):
+        boosted(tmp_path, NO_METHODS, **given | {"max_steps": 12}).train(resume_from_checkpoint=str(folder))
+    (folder / "optimizer.pt").unlink()
+    with pytest.raises(ValueError, match=r"holds no optimizer\.pt"):
+        boosted(tmp_path, NO_METHODS, **given).train(resume_from_checkpoint=str(folder))
+    Trainer(classifier(), arguments(tmp_path / "plain", **given), train_dataset=DATA).train()
+    with pytest.raises(ValueError, match="by a Trainer without a set-up"):
+        boosted(tmp_path, NO_METHODS, **given).train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-4"))
+
+
+@pytest.mark.slow
+def test_frozen_layers_rest_and_are_trainable_again_afterwards(tmp_path: Path) -> None:
+    trainer = boosted(tmp_path, FREEZING)
+    trainer.train()
+    assert logged(trainer, "loss")[-1] < 0.6
+    assert all(parameter.requires_grad for parameter in trainer.model.parameters())
+    with pytest.raises(RuntimeError, match=r"train\(\) was called before"):
+        trainer.train()
+
+
+CONFLICTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "bf16": ({"bf16": True}, {"amp": {"level": "O2", "dtype": "bfloat16"}}, r"`bf16=True` meets amp\.level O2"),
+    "accumulation": ({"gradient_accumulation_steps": 2}, {}, "`gradient_accumulation_steps` is 2.*leave it at 1"),
+    "compile": (
+        {"torch_compile": True},
+        {"runtime": {"compile": "default"}},
+        r"`torch_compile=True` meets runtime\.comp",
+    ),
+    "smoothing": (
+        {"label_smoothing_factor": 0.1},
+        {"regularization": {"label_smoothing": 0.1}},
+        "`label_smoothing_factor` meets regularization",
+    ),
+    "plateau": (
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"},
+        {},
+        "`lr_scheduler_type` reduce_lr_on_plateau follows the evaluations",
+    ),
+    "steps in backward": ({"optim": "lomo"}, {}, "`optim` lomo updates during the backward pass"),
+    "offload": ({}, {"optimizer": {"name": "adam_offload"}}, "`max_grad_norm` is 1, but adam_offload"),
+    "batch size": ({"auto_find_batch_size": True}, {}, "`auto_find_batch_size` would change the batch"),
+}
+
+
+@pytest.mark.parametrize("name", CONFLICTS)
+def test_what_both_would_do_is_refused_with_the_way_out(name: str, tmp_path: Path) -> None:
+    given, config, sentence = CONFLICTS[name]
+    with pytest.raises(ValueError, match=sentence):
+        boosted(tmp_path, NO_METHODS | config, **given)
+
+
+def test_a_scheduler_object_and_a_loss_of_the_users_are_refused_where_they_would_be_overridden(tmp_path: Path) -> None:
+    model = classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    with pytest.raises(ValueError, match=r"optimizers=\(optimizer, None\)"):
+        BoostedTrainer(
+            model, arguments(tmp_path), train_dataset=DATA, optimizers=(optimizer, scheduler), boost=NO_METHODS
+        )
+    smoothing = NO_METHODS | {"regularization": {"label_smoothing": 0.1}}
+    with pytest.raises(ValueError, match="`compute_loss_func` takes its place"):
+        BoostedTrainer(model, arguments(tmp_path), compute_loss_func=lambda *_, **__: None, boost=smoothing)
+
+
+@pytest.mark.slow
+def test_todays_own_precision_and_optimizer_stay_where_nothing_else_is_chosen(tmp_path: Path) -> None:
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    trainer = BoostedTrainer(
+        model, arguments(tmp_path, bf16=True), train_dataset=DATA, optimizers=(optimizer, None), boost=NO_METHODS
+    )
+    trainer.train()
+    plain_model = classifier()
+    plain = Trainer(
+        plain_model, arguments(tmp_path, bf16=True), train_dataset=DATA,
+        optimizers=(torch.optim.SGD(plain_model.parameters(), lr=0.1, momentum=0.9), None),
+    )  # fmt: skip
+    plain.train()
+    assert logged(trainer, "loss") == pytest.approx(logged(plain, "loss"), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_stays_in_the_model(tmp_path: Path) -> None:
+    config = NO_METHODS | {"regularization": {"weight_average": "ema"}}
+    trainer = boosted(
+        tmp_path, config, save_strategy="steps", save_steps=10, eval_strategy="steps", eval_steps=10,
+        load_best_model_at_end=True, metric_for_best_model="eval_loss",
+    )  # fmt: skip
+    trainer.train()
+    best = json.loads((tmp_path / "checkpoint-40" / "trainer_state.json").read_text(encoding="utf-8"))
+    number = re.findall(r"\d+$", best["best_model_checkpoint"])[0]
+    same_bits(type(trainer.model).from_pretrained(tmp_path / f"checkpoint-{number}"), trainer.model)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(logged(trainer, "eval_loss")), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_every_train_of_a_model_init_begins_anew(tmp_path: Path) -> None:
+    trainer = BoostedTrainer(
+        model_init=lambda: classifier(0.0), args=arguments(tmp_path, max_steps=8), train_dataset=DATA, boost=FREEZING
+    )
+    first = trainer.train().training_loss
+    assert trainer.train().training_loss == first

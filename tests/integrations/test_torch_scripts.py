@@ -1,0 +1,183 @@
+"""A set-up as a script of torch's: what it computes is what this package computes, and it runs where this is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kit.script_runs import run_script
+from workbench.config import BoostConfig
+from workbench.integrations.scripts.set_up import SetUp
+from workbench.integrations.scripts.writing import Script, write_script
+from workbench.tasks import load_task
+from workbench.training.evaluation import evaluate
+from workbench.training.setup import prepare
+
+QUICKSTART = Path(__file__).parents[2] / "studies/quickstart/result/boost_config.o1.json"
+PLAIN: dict[str, Any] = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
+ACCUMULATED: dict[str, Any] = {
+    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
+    "grad_accumulation": {"grad_accumulation_step": 2},
+}
+OWN = '''\
+"""A small net on the digits."""
+from __future__ import annotations
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from workbench import Task
+
+RUN = 64  # samples of a batch
+
+
+def build_model():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def build_optimizer(named):
+    return torch.optim.SGD([parameter for _, parameter in named], lr=0.1, momentum=0.9)
+
+
+def loader_of(seed):
+    table = load_digits()
+    images = torch.tensor(table.images[:1280], dtype=torch.float32) / 16
+    samples = TensorDataset(images, torch.tensor(table.target[:1280]))
+    return DataLoader(samples, RUN, shuffle=True, generator=torch.Generator().manual_seed(seed))
+
+
+def kept():
+    table = load_digits()
+    return [(torch.tensor(table.images[1280:], dtype=torch.float32) / 16, torch.tensor(table.target[1280:]))]
+
+
+task = Task(name="own", model=build_model, loss=nn.CrossEntropyLoss(), optimizer=build_optimizer, train=loader_of,
+            evaluate=kept(), metric="accuracy", steps=60)
+
+if __name__ == "__main__":
+    raise SystemExit("this is no program")
+'''
+
+
+def written(folder: Path, task: str, config: BoostConfig, steps: int, framework: str = "torch", **more: Any) -> Script:
+    script = write_script(framework, SetUp(config, "o1", steps, task=load_task(task), **more))
+    (folder / script.name).write_text(script.text, encoding="utf-8")
+    config.save(folder / "boost_config.o1.json")
+    return script
+
+
+def trained_here(task: str, config: BoostConfig, steps: int) -> dict[str, float]:
+    """Return the metric and the sum of the weights that this package trains."""
+    torch.set_num_threads(1)
+    made = prepare(load_task(task), config, level="O1", seed=0, device=torch.device("cpu"), steps=steps)
+    boosted, batches = made.boosted, made.batches(0)
+    with boosted.methods.running():
+        for _ in range(made.passes):
+            with boosted.autocast():
+                loss = made.task.compute_loss(boosted.model, next(batches))
+            boosted.backward(loss)
+            boosted.step()
+    boosted.finish()
+    with boosted.evaluating():
+        metric = evaluate(load_task(task), boosted.model, boosted.device, boosted.precision)
+        total = sum(float(value.double().abs().sum()) for value in boosted.model.state_dict().values())
+    return {"metric": metric, "weights": total}
+
+
+SET_UPS = {
+    "float16": PLAIN
+    | {"amp": {"level": "O2"}, "loss_scale": {"init": 2.0**18, "window": 10}, "schedule": {"length": 0.5}},
+    "fixed": PLAIN | {"loss_scale": {"kind": "fixed", "init": 128.0}, "schedule": {"shape": "cosine", "final": 0.1}},
+    "accumulated": ACCUMULATED
+    | {"schedule": {"shape": "warmup_stable_decay"}, "regularization": {"label_smoothing": 0.1}},
+    "cut": PLAIN | {"batch": {"factor": 0.25, "lr_rule": "sqrt"}, "schedule": {"length": 0.5, "shape": "constant"}},
+    "averaged": PLAIN | {"regularization": {"weight_average": "ema", "decay": 0.9}, "optimizer": {"lr": 0.02}},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "averaged")) for name in SET_UPS]
+)
+def test_torch_alone_computes_the_same(tmp_path: Path, name: str) -> None:
+    config = BoostConfig.from_dict(SET_UPS[name])
+    script = written(tmp_path, "digits-lenet", config, 24)
+    assert not script.why_ours
+    ran, here = run_script(tmp_path / script.name, without=["workbench"]), trained_here("digits-lenet", config, 24)
+    assert ran["metric"] == here["metric"]
+    assert ran["weights"] == pytest.approx(here["weights"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_quickstart_s_answer_is_a_script_without_this_package(tmp_path: Path) -> None:
+    script = written(tmp_path, "digits-resnet", BoostConfig.from_json(QUICKSTART), 180)
+    ran = run_script(tmp_path / script.name, without=["workbench"])
+    here = trained_here("digits-resnet", BoostConfig.from_json(QUICKSTART), 180)
+    assert ran["metric"] == here["metric"] > 0.95
+    assert ran["weights"] == pytest.approx(here["weights"], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["digits-autoencoder", "topics-gpt"])
+def test_every_built_in_task_is_copied_whole(tmp_path: Path, task: str) -> None:
+    config = BoostConfig.from_dict(PLAIN | {"schedule": {"length": 0.5, "shape": "linear"}})
+    script = written(tmp_path, task, config, 8)
+    ran, here = run_script(tmp_path / script.name, without=["workbench"]), trained_here(task, config, 8)
+    assert ran["metric"] == pytest.approx(here["metric"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_set_up_with_methods_of_ours_goes_through_apply(tmp_path: Path) -> None:
+    config = BoostConfig.from_dict({"boost": {"mode": "manual", "less_bn": True, "grad_freeze": True}})
+    script = written(tmp_path, "digits-resnet", config, 12)
+    assert "no counterpart for boost.less_bn, boost.grad_freeze" in script.why_ours
+    assert "apply(" in script.text
+    assert run_script(tmp_path / script.name)["metric"] == trained_here("digits-resnet", config, 12)["metric"]
+
+
+def test_a_task_of_the_user_s_is_copied_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN, encoding="utf-8")
+    config = BoostConfig.from_dict(PLAIN | {"optimizer": {"name": "AdamW", "lr": 0.01}, "schedule": {"length": 0.5}})
+    worth = {"optimizer.lr": "1.50 x faster (95 % interval 1.40 to 1.60)"}
+    script = written(tmp_path, f"{file}:task", config, 60, worth=worth)
+    assert not script.why_ours
+    assert (
+        "\n    # the optimizer: 1.50 x faster (95 % interval 1.40 to 1.60)\n    optimizer = torch.optim.AdamW("
+        in script.text
+    )
+    assert "# a shorter run, annealed to its own end: not measured separately" in script.text
+    assert "def build_model():" in script.text
+    assert run_script(tmp_path / script.name, without=["workbench"])["metric"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("import Task", "import Task, train", "own.py imports train from workbench"),
+        ("def kept():\n", "def kept():\n    import workbench\n", "own.py imports workbench in line"),
+        ("def kept()", "def moved():\n    pass\n\n\ndef kept()", "both define moved"),
+    ],
+)
+def test_a_file_that_cannot_be_copied_is_loaded_and_the_script_says_why(
+    tmp_path: Path, old: str, new: str, why: str
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN.replace(old, new), encoding="utf-8")
+    script = written(tmp_path, f"{file}:task", BoostConfig.from_dict(PLAIN), 10)
+    assert why in script.why_ours
+    assert "load_task(" in script.text
+    assert why in script.text.partition('"""')[2].partition('"""')[0].replace("\n", " ")
+
+
+def test_of_a_task_that_only_a_program_knows_the_user_fills_in_the_pieces() -> None:
+    script = write_script("torch", SetUp(BoostConfig.from_dict(PLAIN), "o1", 10))
+    assert not script.is_complete
+    assert "name yours here" in script.text
+    assert "fill in the section" in script.sentence
+    with pytest.raises(ValueError, match="no framework 'jax'; one of torch"):
+        write_script("jax", SetUp(BoostConfig.from_dict(PLAIN), "o1", 10))

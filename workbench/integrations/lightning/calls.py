@@ -1,0 +1,116 @@
+"""Call the steps of a LightningModule outside of a Trainer's loop: for what methods look at, and for a search."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from workbench.training.setup import kept_generators
+
+_LOGS = ("log", "log_dict")
+
+
+def network_of(module: LightningModule) -> tuple[str, nn.Module]:
+    """Return name and module of the one attribute that holds all parameters; an empty name and the module else."""
+    holders = [(name, child) for name, child in module.named_children() if next(child.parameters(), None) is not None]
+    own = next(module.parameters(recurse=False), None)
+    return holders[0] if len(holders) == 1 and own is None else ("", module)
+
+
+def criterion_of(module: LightningModule, name: str | None) -> tuple[str, Any]:
+    """Return name and value of the module's criterion: the named attribute, else its one loss of torch's, else None.
+
+    Raises:
+        ValueError: When the module has no attribute of that name.
+    """
+    if name is not None:
+        if not hasattr(module, name):
+            raise ValueError(f"`criterion` must name an attribute of {type(module).__name__}, got {name!r}")
+        return name, getattr(module, name)
+    losses = [(of, child) for of, child in module.named_children() if _is_loss(child)]
+    return losses[0] if len(losses) == 1 else ("", None)
+
+
+def loss_of(returned: Any) -> Tensor:
+    """Return the loss in what a training step returns.
+
+    Raises:
+        ValueError: When there is none, as of a step that asks to be left out.
+    """
+    loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+    if not isinstance(loss, Tensor):
+        raise ValueError(f"training_step must return a loss, got {type(loss).__name__}")
+    return loss
+
+
+def call_step(step: Callable[..., Any], batch: Any, index: int = 0) -> Any:
+    """Call a module's step with a batch, and its number where it takes one."""
+    takes = [one for one in inspect.signature(step).parameters.values() if one.kind is not one.KEYWORD_ONLY]
+    return step(batch, index) if len(takes) > 1 else step(batch)
+
+
+@contextlib.contextmanager
+def logging_to(module: LightningModule, log: Callable[..., None]) -> Iterator[None]:
+    """Surround steps whose ``self.log(name, value, ...)`` goes to a function, and no further."""
+
+    def log_dict(values: Mapping[str, Any], *arguments: Any, **options: Any) -> None:
+        for name, value in values.items():
+            log(name, value, *arguments, **options)
+
+    before = {name: vars(module)[name] for name in _LOGS if name in vars(module)}
+    vars(module).update(zip(_LOGS, (log, log_dict), strict=True))
+    try:
+        yield
+    finally:
+        for name in _LOGS:
+            del vars(module)[name]
+        vars(module).update(before)
+
+
+class FirstBatch:
+    """A call of a module's network as its training step makes it: what methods may record and try."""
+
+    def __init__(self, module: LightningModule, name: str, read: Callable[[], Any]) -> None:
+        self._module, self._name = module, name
+        self.first = functools.cache(read)
+
+    def __call__(self, network: nn.Module) -> None:
+        """Call a network, the module's own or a copy of it, with the first batch."""
+        self.loss(network, self.first())
+
+    def loss(self, network: nn.Module, batch: Any) -> Tensor:
+        """Return the loss of a batch; neither the module's metrics nor the random generators notice."""
+        module = self._module if self._name else network
+        assert isinstance(module, LightningModule)
+        own = getattr(module, self._name) if self._name else None
+        with kept_generators(_device_of(network)), logging_to(module, lambda *_, **__: None):
+            try:
+                if self._name:
+                    setattr(module, self._name, network)
+                return loss_of(call_step(module.training_step, batch))
+            finally:
+                if self._name:
+                    setattr(module, self._name, own)
+                reset_metrics(module)
+
+
+def reset_metrics(module: nn.Module) -> None:
+    """Empty the metric objects of torchmetrics' kind that a module holds."""
+    for child in module.modules():
+        if all(callable(getattr(child, method, None)) for method in ("update", "compute", "reset")):
+            child.reset()  # type: ignore[operator]
+
+
+def _is_loss(child: nn.Module) -> bool:
+    return any(kind.__module__ == "torch.nn.modules.loss" for kind in type(child).__mro__)
+
+
+def _device_of(network: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in network.parameters()), torch.device("cpu"))

@@ -1,0 +1,223 @@
+"""A Task of a LightningModule and its data, so that a search begins with what a user of Lightning has."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from workbench.core.batch import batch_size_of
+from workbench.core.metrics import Direction
+from workbench.integrations.lightning.calls import call_step, logging_to, loss_of
+from workbench.integrations.lightning.rates import course_of
+from workbench.tasks import Task, TaskError
+
+_SMALLER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "nll")
+_LARGER_IS_BETTER = ("acc", "f1", "auc", "auroc", "precision", "recall", "r2", "iou", "psnr")
+_PLACE = "lightning"  # the attribute of the task's model that holds the module; it begins the parameters' names
+
+
+def from_lightning(
+    module: LightningModule | Callable[[], LightningModule],
+    datamodule: LightningDataModule | None = None,
+    *,
+    metric: str,
+    max_epochs: int | None = None,
+    max_steps: int | None = None,
+    train_dataloaders: Any = None,
+    val_dataloaders: Any = None,
+    direction: Direction | None = None,
+    name: str | None = None,
+) -> Task:
+    """Return a task for `workbench.tune` of what ``Trainer.fit`` takes; what is found goes back in as ``Boost``.
+
+    Trained is the loss of ``training_step`` with what ``configure_optimizers`` makes, judged by what
+    ``validation_step`` logs. Both are called without a Trainer: what they log otherwise, callbacks and hooks around an
+    epoch are left out; ``self.trainer`` knows lengths only (``estimated_stepping_batches``, ``max_epochs``, ...).
+
+    Args:
+        module: A module, of which each run trains a deep copy as it is now, so that all runs begin with the same
+            weights and differ in the order of the data alone; or a function (its class) that returns a fresh one.
+        datamodule: Its data, which is prepared and set up now; or give the loaders, else the module has them.
+        metric: Name under which ``validation_step`` logs what is judged, for example ``"val_loss"``.
+        max_epochs: Epochs that the module is trained for today, as for a Trainer; at most one of the two.
+        max_steps: The same in batches.
+        train_dataloaders: Training batches, as for ``Trainer.fit``.
+        val_dataloaders: Batches for ``validation_step``.
+        direction: ``"minimize"`` or ``"maximize"``; None where the metric's name tells (loss, error, acc, f1, ...).
+        name: Name for reports and folders; None takes that of the module's class.
+
+    Raises:
+        TaskError: When the module optimizes by hand or with several optimizers, a loader is missing, the metric's
+            direction is not known, or what is given does not make a task.
+    """
+    fresh = functools.partial(copy.deepcopy, copy.deepcopy(module)) if isinstance(module, LightningModule) else module
+    first = fresh()
+    if not isinstance(first, LightningModule):
+        raise TaskError(f"`module` must be a LightningModule or return one, got {type(first).__name__}")
+    train, evaluate = _loaders(first, datamodule, train_dataloaders, val_dataloaders)
+    if not first.automatic_optimization:
+        raise TaskError(f"a search needs automatic optimization, and {type(first).__name__} optimizes by hand")
+    epoch = len(train) if hasattr(train, "__len__") else None
+    total = max_steps or (max_epochs or 1) * (epoch or 1)
+    lengths = {"max_epochs": max_epochs or -1, "max_steps": max_steps or -1, "num_training_batches": epoch or total}
+    now = {"current_epoch": 0, "global_step": 0, "world_size": 1, "global_rank": 0, "is_global_zero": True}
+    trainer = SimpleNamespace(estimated_stepping_batches=total, datamodule=datamodule, **lengths, **now)
+    configured = functools.partial(_configured, fresh, trainer)
+    optimizer, schedulers = configured()[1:]
+    return LightningTask(
+        name=name or type(first).__name__,
+        model=lambda: _Steps(fresh(), datamodule, trainer),
+        loss=lambda model, batch: model(batch),
+        optimizer=functools.partial(_optimizer_of, configured),
+        scheduler=course_of(optimizer, schedulers, total, epoch or float("inf")),
+        train=train,
+        evaluate=evaluate,
+        metric=_Logged(metric, direction),
+        steps=max_steps,
+        epochs=None if max_steps else max_epochs,
+    )
+
+
+@dataclass(frozen=True)
+class LightningTask(Task):
+    """A task that is judged by what a module's ``validation_step`` logs."""
+
+    @property
+    def metric_name(self) -> str:
+        """Name under which the metric is logged."""
+        return str(self.metric.name)
+
+    def new_metric(self) -> Any:
+        """Begin an evaluation."""
+        return _Logged(self.metric.name, self.metric.direction)
+
+    def update_metric(self, metric: Any, model: Callable[..., Any], batch: Any) -> None:
+        """Call ``validation_step`` with a batch and keep what it logs."""
+        metric.update(model(batch), batch)
+
+
+class _Logged:
+    """A logged value over all batches: its mean over samples, as Lightning's, or what a metric object computes."""
+
+    def __init__(self, name: str, direction: Direction | None) -> None:
+        words = name.lower().replace("/", "_").split("_")
+        kinds: dict[Direction, tuple[str, ...]] = {"minimize": _SMALLER_IS_BETTER, "maximize": _LARGER_IS_BETTER}
+        if direction is None:
+            told = (kind for kind, starts in kinds.items() if any(word.startswith(starts) for word in words))
+            direction = next(told, None)
+        self.name, self.direction = name, direction
+        self.higher_is_better = None if direction is None else direction == "maximize"
+        self.needs: Literal["outputs", "loss"] = "outputs"
+        self._object: Any = None
+        self._values: list[Any] = []
+        self._sizes: list[int] = []
+
+    def update(self, logged: Mapping[str, tuple[Any, int | None]], batch: Any) -> None:
+        if self.name not in logged:
+            names = ", ".join(logged) or "nothing"
+            raise TaskError(f"`metric` must be what validation_step logs ({names}), got {self.name!r}")
+        value, size = logged[self.name]
+        if callable(getattr(value, "compute", None)):
+            self._object = value
+        else:
+            self._values.append(value)
+            self._sizes.append(batch_size_of(batch) if size is None else size)
+
+    def compute(self) -> float:
+        if self._object is not None:
+            value = float(self._object.compute())
+            self._object.reset()
+            return value
+        if not self._values:
+            raise TaskError("the validation data held no batch")
+        pairs = zip(self._values, self._sizes, strict=True)
+        return sum(float(value) * size for value, size in pairs) / sum(self._sizes)
+
+    def reset(self) -> None:
+        self.__init__(self.name, self.direction)  # type: ignore[misc]
+
+
+class _Steps(nn.Module):
+    """A module whose call is its training step, and in evaluation what its validation step logs, by name."""
+
+    def __init__(self, module: LightningModule, datamodule: LightningDataModule | None, trainer: Any) -> None:
+        super().__init__()
+        self.lightning = module
+        self._with_data, self._trainer = datamodule, trainer
+
+    def forward(self, batch: Any) -> Any:
+        module, data = self.lightning, self._with_data
+        module.trainer = self._trainer  # copies have lost it
+        device = next((parameter.device for parameter in module.parameters()), module.device)
+        if module.device != device:  # its own record, which a move of the whole passes by
+            module.to(device)
+        for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):
+            owner = data if data is not None and is_overridden(hook, data) else module
+            batch = getattr(owner, hook)(batch, 0)
+        logged: dict[str, tuple[Any, int | None]] = {}
+
+        def log(name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
+            logged[name] = (value.detach() if isinstance(value, Tensor) else value), batch_size
+
+        with logging_to(module, log):
+            if self.training:
+                return loss_of(call_step(module.training_step, batch))
+            call_step(module.validation_step, batch)
+        return logged
+
+
+def _configured(
+    fresh: Callable[[], LightningModule], trainer: Any
+) -> tuple[LightningModule, Optimizer, list[SimpleNamespace]]:
+    """Return a new module with its optimizer and schedulers."""
+    module = fresh()
+    module.trainer = trainer
+    made: Any = module.configure_optimizers()
+    schedulers: Any = []
+    if isinstance(made, Mapping):
+        made, schedulers = made["optimizer"], [made["lr_scheduler"]] if "lr_scheduler" in made else []
+    elif isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[0], tuple | list):
+        made, schedulers = made
+    if isinstance(made, tuple | list) and len(made) == 1:
+        made = made[0]
+    if not isinstance(made, Optimizer):
+        raise TaskError(f"configure_optimizers must return one optimizer, got {type(made).__name__}")
+    usual = {"interval": "epoch", "frequency": 1}
+    as_mappings = [one if isinstance(one, Mapping) else {"scheduler": one} for one in schedulers]
+    return module, made, [SimpleNamespace(**{**usual, **one}) for one in as_mappings]
+
+
+def _optimizer_of(
+    configured: Callable[[], tuple[LightningModule, Optimizer, list[SimpleNamespace]]],
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+) -> Optimizer:
+    """Return what the module configures, over the parameters of another copy of it."""
+    module, optimizer, schedulers = configured()
+    course_of(optimizer, schedulers, 0, 1)  # so that none is attached
+    given = dict(named_parameters)
+    twins = {twin: given[f"{_PLACE}.{name}"] for name, twin in module.named_parameters()}
+    for group in optimizer.param_groups:
+        group["params"] = [twins[twin] for twin in group["params"]]
+    return optimizer
+
+
+def _loaders(module: LightningModule, datamodule: LightningDataModule | None, train: Any, val: Any) -> tuple[Any, Any]:
+    if datamodule is not None:
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+    found = []
+    for given, role in ((train, "train_dataloader"), (val, "val_dataloader")):
+        owner = datamodule if datamodule is not None else module
+        if given is None and not is_overridden(role, owner):
+            raise TaskError(f"{type(owner).__name__} has no {role}(); give {role}s, or a datamodule that has it")
+        found.append(getattr(owner, role)() if given is None else given)
+    return found[0], found[1]

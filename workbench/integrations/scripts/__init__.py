@@ -1,0 +1,1 @@
+"""Files in the words of other frameworks."""

@@ -1,0 +1,230 @@
+"""The code of a task for a script that stands alone: its model, loss, optimizer and data, without this package.
+
+A task of the user's is copied as it stands in its file; of one that is built in, the definitions it needs are gathered
+from ours. In both, `types.SimpleNamespace` takes the place of `Task`, whose fields are all that a script asks for.
+Where that is not possible, the script loads the task through this package, and says why.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from workbench.tasks import Task
+from workbench.tasks.loading import BUILT_IN, built_in_module
+
+_PACKAGE = __name__.partition(".")[0]
+_STAND_IN = "from types import SimpleNamespace as Task"
+_SAID_ELSEWHERE = {"name", "data_hash", "description", "direction", "steps", "epochs"}  # fields no script reads
+_LEFT_OUT = {"ShuffledBatches": {"on"}}  # methods that only this package calls
+FILL_IN = """\
+from my_project import build_model, build_optimizer, criterion, eval_loader, train_loader  # name yours here
+
+task = SimpleNamespace(
+    model=build_model, loss=criterion, optimizer=build_optimizer, train=train_loader, evaluate=eval_loader
+)"""
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """Statements that define a task, and the name that they give it."""
+
+    imports: tuple[str, ...]  # of other people's packages, one statement each
+    text: str  # the statements after them
+    task: str  # an expression for the task, or what stands for it
+    origin: str  # where the statements come from, a clause
+    why_ours: str = ""  # why they need this package, a clause; empty where they do not
+    is_complete: bool = True  # False where the user has to fill something in
+
+
+def own_code(task: Task | None, *, alone: bool = True) -> OwnCode:
+    """Return the code of a task; None is one that only another program knows, whose user fills it in.
+
+    A script that does not stand ``alone``, since it needs this package anyway, just loads the task.
+    """
+    place, _, attribute = ("" if task is None else task.spec).rpartition(":")
+    if task is None or not task.spec:
+        imports = ("from types import SimpleNamespace",)
+        return OwnCode(imports, FILL_IN, "task", "fill in what is trained", is_complete=False)
+    if not alone:
+        return loaded(task.spec, "")
+    if task.spec in BUILT_IN:
+        module = importlib.import_module(built_in_module(task.spec))
+        return _gathered(module, task.spec.replace("-", "_"), task.spec)
+    if place.endswith(".py"):
+        return _copied(Path(place), attribute)
+    return loaded(task.spec, f"task {task.spec} is made by a package that imports {_PACKAGE}")
+
+
+def loaded(spec: str, why: str) -> OwnCode:
+    """Return code that loads a task through this package, for a reason."""
+    imports = (f"from {_PACKAGE}.tasks import load_task",)
+    return OwnCode(imports, f"task = load_task({spec!r})", "task", f"the task {spec}", why_ours=why)
+
+
+def _copied(path: Path, attribute: str) -> OwnCode:
+    """Return a user's file as it is, but for its `Task`, what runs only when it is the program, and future imports."""
+    source = path.read_text(encoding="utf-8")
+    tree, lines = ast.parse(source), source.splitlines()
+    replaced: dict[int, tuple[int, list[str]]] = {}  # first line -> last line, what stands there instead
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            replaced[node.lineno] = (node.end_lineno or node.lineno, [])
+        elif isinstance(node, ast.ImportFrom) and _is_ours(node.module):
+            if why := _unknown_names(node):
+                return loaded(f"{path}:{attribute}", f"{path.name} {why}")
+            used = [f"from types import SimpleNamespace as {one.asname or one.name}" for one in node.names]
+            replaced[node.lineno] = (node.end_lineno or node.lineno, used)
+        elif isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
+            replaced[node.lineno] = (node.end_lineno or node.lineno, [])
+    for found in _imported(tree):
+        is_known = any(first <= found.lineno <= last for first, (last, _) in replaced.items())
+        beside = path.parent / f"{found.name}.py"
+        if _is_ours(found.name) and not is_known:
+            return loaded(f"{path}:{attribute}", f"{path.name} imports {_PACKAGE} in line {found.lineno}")
+        if beside.is_file() and any(_is_ours(one.name) for one in _imported(ast.parse(beside.read_text("utf-8")))):
+            return loaded(f"{path}:{attribute}", f"{beside.name}, which {path.name} imports, imports {_PACKAGE}")
+    kept: list[str] = []
+    number = 1
+    while number <= len(lines):
+        last, instead = replaced.get(number, (number, [lines[number - 1]]))
+        kept += instead
+        number = last + 1
+    needs = [f"__file__ = {str(path)!r}"] if "__file__" in source else []
+    has_neighbours = any((path.parent / f"{one.name}.py").is_file() for one in _imported(tree))
+    needs += ["import sys", "", f"sys.path.insert(0, {str(path.parent)!r})"] if has_neighbours else []
+    is_function = any(isinstance(node, ast.FunctionDef) and node.name == attribute for node in tree.body)
+    text = "\n".join([*needs, *kept]).strip("\n")
+    return OwnCode((), text, f"{attribute}()" if is_function else attribute, f"copied from {path.name}")
+
+
+@dataclass(frozen=True)
+class _Import:
+    name: str  # of the first package
+    lineno: int
+
+
+def _imported(tree: ast.AST) -> Iterator[_Import]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (_Import(one.name.partition(".")[0], node.lineno) for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield _Import(node.module.partition(".")[0], node.lineno)
+
+
+def _is_ours(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == _PACKAGE
+
+
+def _unknown_names(node: ast.ImportFrom) -> str:
+    others = [one.name for one in node.names if one.name != "Task"]
+    return f"imports {', '.join(others)} from {node.module}" if others else ""
+
+
+def _gathered(module: ModuleType, name: str, spec: str) -> OwnCode:
+    """Return a definition of ours with all the definitions it needs, each module's in its own order."""
+    gathering = _Gathering()
+    gathering.take(module.__name__, name)
+    imports = sorted(gathering.imports)
+    text = "\n\n\n".join(part for one in gathering.order for part in gathering.texts(one))
+    return OwnCode(tuple(imports), re.sub(r"\n{3,}(?=\w+ = )", "\n\n", text), f"{name}()", f"the built-in task {spec}")
+
+
+@dataclass
+class _Gathering:
+    """Definitions of ours that were taken, by module, and the imports that they need."""
+
+    imports: set[str] = field(default_factory=set)
+    order: list[str] = field(default_factory=list)  # modules, those that are needed first
+    _taken: dict[str, dict[str, ast.stmt]] = field(default_factory=dict)
+    _sources: dict[str, str] = field(default_factory=dict)
+    _known: dict[str, dict[str, ast.stmt]] = field(default_factory=dict)
+
+    def take(self, module: str, name: str) -> None:
+        """Take a module's name, and what it stands on."""
+        node = self._definitions(module).get(name)
+        if node is None or name in self._taken.setdefault(module, {}):
+            return
+        if isinstance(node, ast.ImportFrom) and _is_ours(node.module):
+            if name == "Task":
+                self.imports.add(_STAND_IN)
+                return
+            self.take(str(node.module), next(one.name for one in node.names if (one.asname or one.name) == name))
+            return
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            alias = next(one for one in node.names if (one.asname or one.name).partition(".")[0] == name)
+            start = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
+            self.imports.add(start + ast.unparse(ast.Import([alias])))
+            return
+        self._taken[module][name] = node
+        for needed in _names_in(node):
+            self.take(module, needed)
+        if module not in self.order:
+            self.order.append(module)
+
+    def texts(self, module: str) -> Iterator[str]:
+        """Yield the statements that were taken from a module."""
+        nodes = {node.lineno: node for node in self._taken[module].values()}
+        for number in sorted(nodes):
+            yield self._text(module, nodes[number])
+
+    def _text(self, module: str, node: ast.stmt) -> str:
+        made = next((one for one in ast.walk(node) if _makes_task(one)), None)
+        lines = self._sources[module].splitlines()
+        decorators: Iterable[ast.expr] = getattr(node, "decorator_list", [])
+        first = min([node.lineno, *(one.lineno for one in decorators)])
+        left_out = set(_span(node, _LEFT_OUT.get(getattr(node, "name", ""), set())))
+        kept = [lines[at - 1] for at in range(first, (node.end_lineno or node.lineno) + 1) if at not in left_out]
+        if isinstance(made, ast.Call):
+            fields = [one for one in made.keywords if one.arg not in _SAID_ELSEWHERE]
+            written = "".join(f"        {one.arg}={ast.unparse(one.value)},\n" for one in fields)
+            head = lines[first - 1 : made.lineno - 1]
+            return "\n".join([*head, f"    return Task(\n{written}    )"])
+        return re.sub(r"  # type: ignore.*", "", "\n".join(kept))
+
+    def _definitions(self, module: str) -> dict[str, ast.stmt]:
+        if module not in self._known:
+            path = Path(str(importlib.import_module(module).__file__))
+            self._sources[module] = path.read_text(encoding="utf-8")
+            known = self._known[module] = {}
+            for node in ast.parse(self._sources[module]).body:
+                known.update(dict.fromkeys(_defined(node), node))
+        return self._known[module]
+
+
+def _makes_task(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Task"
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    """Return the names that a statement of a module defines."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [(one.asname or one.name).partition(".")[0] for one in node.names]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [one.id for target in targets if target for one in ast.walk(target) if isinstance(one, ast.Name)]
+
+
+def _names_in(node: ast.stmt) -> list[str]:
+    """Return the names that a definition uses and Python does not know, in a fixed order."""
+    skipped = set(_span(node, _LEFT_OUT.get(getattr(node, "name", ""), set())))
+    task = next((one for one in ast.walk(node) if _makes_task(one)), None)
+    for one in task.keywords if isinstance(task, ast.Call) else ():
+        if one.arg in _SAID_ELSEWHERE:
+            skipped |= set(range(one.lineno, (one.value.end_lineno or one.lineno) + 1))
+    used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and one.lineno not in skipped}
+    return sorted(used - set(dir(builtins)))
+
+
+def _span(node: ast.stmt, methods: set[str]) -> Iterator[int]:
+    """Yield the lines of some of a class's methods, with the empty line before each."""
+    for one in getattr(node, "body", ()):
+        if isinstance(one, ast.FunctionDef) and one.name in methods:
+            yield from range(one.lineno - 1, (one.end_lineno or one.lineno) + 1)

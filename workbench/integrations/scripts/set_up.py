@@ -1,0 +1,106 @@
+"""What a script is written for: an exported configuration, what its parts are worth, and the task it trains."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workbench.config import BoostConfig, Plan
+from workbench.methods.in_effect import MethodsInEffect
+from workbench.methods.regularization.method import why_no_smoothing
+from workbench.tasks import Task
+from workbench.tasks.batches import SeekableBatches, opens_each_epoch, takes_seed
+from workbench.tasks.loading import BUILT_IN
+from workbench.tasks.task import is_criterion
+
+Source = Literal["stream", "again", "each epoch", "each epoch by number"]
+Metric = Literal["accuracy", "loss", "bits_per_byte", "object"]
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """An exported set-up, as a script says it."""
+
+    config: BoostConfig
+    target: str  # the export: "o1"
+    steps: int  # batches of the loader that the task is trained for today
+    headline: str = ""  # what was measured of the whole, a sentence
+    worth: Mapping[str, str] = field(default_factory=dict)  # config path -> what its part was measured to be worth
+    task: Task | None = None  # None where only another program knows it
+    float32_layers: tuple[str, ...] | None = None  # that float16 does not hold; None where no float16 run was recorded
+    seed: int = 0
+
+    @property
+    def level(self) -> str:
+        """The boost level that the export is for."""
+        return self.target.upper()
+
+    @property
+    def plan(self) -> Plan:
+        """What is in effect on one rank."""
+        return self.config.resolve(self.level)
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of the run."""
+        return MethodsInEffect(self.plan).passes(self.steps)
+
+    @property
+    def updates(self) -> int:
+        """Updates of the run."""
+        return max(1, self.passes // MethodsInEffect(self.plan).n_micro())
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How a script calls what a task is made of."""
+
+    train: Source = "again"
+    train_takes_seed: bool = False
+    evaluate_takes_seed: bool = False
+    is_criterion: bool = True  # called as loss(model(x), y) with a pair; else as loss(model, batch)
+    smooths: Literal["module", "function", ""] = "module"  # how labels are smoothed; empty where they cannot be
+    outputs: str = ""  # "key" or "function" where the prediction is a part of what the model returns
+    metric: Metric = "loss"
+    metric_name: str = "loss"
+    has_scheduler: bool = False
+
+
+def pieces_of(task: Task | None) -> Pieces:
+    """Look at a task and say how its pieces are called; data of the user's are not opened."""
+    if task is None:
+        return Pieces()
+    reason = why_no_smoothing(task.loss)
+    named: dict[str, Metric] = {"accuracy": "accuracy", "loss": "loss", "bits_per_byte": "bits_per_byte"}
+    kind: Metric = "object" if not isinstance(task.metric, str) else named.get(task.metric_name, "loss")
+    return Pieces(
+        train=_source(task),
+        train_takes_seed=takes_seed(task.train),
+        evaluate_takes_seed=takes_seed(task.evaluate),
+        is_criterion=is_criterion(task.loss),
+        smooths="" if reason else "module" if hasattr(task.loss, "label_smoothing") else "function",
+        outputs="" if task.outputs is None else "function" if callable(task.outputs) else "key",
+        metric=kind,
+        metric_name=task.metric_name if kind != "loss" else "loss",
+        has_scheduler=task.scheduler is not None,
+    )
+
+
+def _source(task: Task) -> Source:
+    if not takes_seed(task.train):
+        return "stream" if isinstance(task.train, SeekableBatches) else "again"
+    if opens_each_epoch(task.train):
+        return "each epoch by number"
+    if task.spec in BUILT_IN:  # whose data are small
+        return "stream" if isinstance(task.train(0), SeekableBatches) else "again"
+    return "each epoch" if inspect.isgeneratorfunction(task.train) else "again"
+
+
+def measured_worth(factor: float, low: float, high: float) -> str:
+    """Say what a part was measured to be worth."""
+    if math.isfinite(low) and math.isfinite(high):
+        return f"{factor:.2f} x faster (95 % interval {low:.2f} to {high:.2f})"
+    return f"{factor:.2f} x faster (no interval)"

@@ -1,0 +1,228 @@
+"""Write a set-up in the words of another framework: one file that runs there."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jinja2
+
+from workbench.config import BOOST_SECTIONS
+from workbench.config.mindspore_notes import mindspore_notes
+from workbench.integrations import lightning, mindspore_model, torch_loop, transformers
+from workbench.integrations.carried import Carried, choices
+from workbench.integrations.scripts.own_code import OwnCode, loaded, own_code
+from workbench.integrations.scripts.set_up import Pieces, SetUp, pieces_of
+
+_PACKAGE = __name__.partition(".")[0]
+_STANDARD = ("copy", "functools", "itertools", "json", "math", "time")
+_OURS = {  # a call in a script -> where it comes from
+    " apply(": f"from {_PACKAGE} import apply",
+    "BoostedTrainer(": f"from {_PACKAGE}.integrations.transformers import BoostedTrainer",
+    " Boost(": f"from {_PACKAGE}.integrations.lightning import Boost",
+}
+_QUOTES = chr(34) * 3
+_NOT_MEASURED = "not measured separately"
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A world that a set-up can be written for."""
+
+    name: str
+    title: str
+    carried: Callable[..., Carried]
+    native: str  # template of a script that needs nothing of ours
+    boosted: str  # template of one that does
+    trains_torch: bool = True  # models of torch's, so that the task can be taken over
+    imports: tuple[str, ...] = ("import torch",)
+
+
+_TRANSFORMERS = ("import torch", "from transformers import PretrainedConfig, Trainer, TrainingArguments")
+_LIGHTNING = ("import lightning", "import torch")
+_MINDSPORE = ("import mindspore as ms", "from mindspore import amp, nn", "from mindspore.train import Model")
+FRAMEWORKS: Mapping[str, Framework] = {
+    one.name: one
+    for one in (
+        Framework("torch", "torch", torch_loop.carried, "torch_loop.py.j2", "torch_apply.py.j2"),
+        Framework(
+            "transformers",
+            "Hugging Face's Trainer",
+            transformers.carried,
+            "transformers.py.j2",
+            "transformers.py.j2",
+            imports=_TRANSFORMERS,
+        ),
+        Framework(
+            "lightning", "Lightning", lightning.carried, "lightning.py.j2", "lightning.py.j2", imports=_LIGHTNING
+        ),
+        Framework(
+            "mindspore", "MindSpore", mindspore_model.carried, "mindspore.py.j2", "mindspore.py.j2", False, _MINDSPORE
+        ),
+    )
+}
+"""Name, as ``--as`` takes it -> the framework."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A set-up in the words of a framework."""
+
+    framework: str
+    target: str  # the export: "o1"
+    name: str  # of the file
+    text: str
+    carried: Carried
+    why_ours: str  # why it needs this package, a clause; empty where it does not
+    is_complete: bool = True  # False where the user has to fill in what is trained
+
+    @property
+    def sentence(self) -> str:
+        """Say what the file needs."""
+        if not FRAMEWORKS[self.framework].trains_torch:
+            left = f", and goes without {', '.join(self.carried.left)}" if self.carried.left else ""
+            return f"it needs your network and dataset in {FRAMEWORKS[self.framework].title}{left}"
+        needs = f"it needs {_PACKAGE}, because {self.why_ours}" if self.why_ours else f"it needs nothing of {_PACKAGE}"
+        return needs if self.is_complete else f"{needs}; fill in the section on your model and data"
+
+
+def write_script(framework: str, set_up: SetUp) -> Script:
+    """Return a set-up as a file in the words of a framework.
+
+    Args:
+        framework: One of `FRAMEWORKS`.
+        set_up: What the file says.
+
+    Raises:
+        ValueError: When there is no such framework.
+        ConfigError: When the configuration cannot be in effect.
+    """
+    world = framework_of(framework)
+    answer = world.carried(set_up.config, level=set_up.level)
+    own = own_code(set_up.task, alone=answer.is_whole) if world.trains_torch else OwnCode((), "", "", "")
+    pieces = pieces_of(set_up.task) if world.trains_torch else Pieces()
+    template = world.native if answer.is_whole else world.boosted
+    body = _rendered(template, world, set_up, answer, own, pieces)
+    clash = _defined(own.text) & _defined(body.replace(own.text, "", 1))
+    if set_up.task is not None and clash - {"task"}:
+        own = loaded(set_up.task.spec, f"the task's file and this one both define {', '.join(sorted(clash))}")
+        body = _rendered(template, world, set_up, answer, own, pieces)
+    whys = [
+        ""
+        if answer.is_whole or not world.trains_torch
+        else f"{world.title} has no counterpart for {', '.join(answer.left)}"
+    ]
+    whys.append(own.why_ours if own.is_complete else "")
+    name, why = file_name(framework, set_up.target), "; and ".join(one for one in whys if one)
+    script = Script(framework, set_up.target, name, "", answer, why, own.is_complete)
+    text = f"{_docstring(world, set_up, script)}\n\n{_imports(body, own, world)}\n\n{body.strip()}\n"
+    compile(text, name, "exec")  # what is not Python is our mistake, and shows here
+    return replace(script, text=text)
+
+
+def framework_of(name: str) -> Framework:
+    """Return a framework by its name; a ValueError names those that there are."""
+    if name not in FRAMEWORKS:
+        raise ValueError(f"there is no framework {name!r}; one of {', '.join(FRAMEWORKS)}")
+    return FRAMEWORKS[name]
+
+
+def file_name(framework: str, target: str) -> str:
+    """Return what a script is called."""
+    return f"train_{framework}_{target}.py"
+
+
+def _rendered(template: str, world: Framework, set_up: SetUp, answer: Carried, own: OwnCode, pieces: Pieces) -> str:
+    def worths(paths: Iterable[str]) -> str:
+        known = dict.fromkeys(set_up.worth[path] for path in paths if path in set_up.worth)
+        return "; ".join(known) or _NOT_MEASURED
+
+    body = (
+        _templates()
+        .get_template(template)
+        .render(
+            world=world,
+            set_up=set_up,
+            plan=set_up.plan,
+            carried=answer,
+            own=own,
+            pieces=pieces,
+            passes=set_up.passes,
+            worths=worths,
+            config_file=config_file(set_up.target),
+            chosen=choices(set_up.plan),
+            own_changes=torch_loop.carried(set_up.config, level=set_up.level).arguments.get(
+                "optimizer.param_groups", {}
+            ),
+            carriers_of=lambda name: [path for path, names in answer.carriers.items() if name in names],
+            boosts=[path for path in answer.carriers if path.partition(".")[0] in BOOST_SECTIONS],
+            notes=mindspore_notes(set_up.config, set_up.plan) if not world.trains_torch else (),
+        )
+    )
+    return re.sub(r"\n{4,}", "\n\n\n", body)
+
+
+def config_file(target: str) -> str:
+    """Return what an exported configuration is called."""
+    return f"boost_config.{target}.json"
+
+
+def _docstring(world: Framework, set_up: SetUp, script: Script) -> str:
+    said = [f"Train {'a model of yours' if set_up.task is None else set_up.task.name} in the set-up that was found."]
+    said += [set_up.headline] if set_up.headline else []
+    said.append(f"{script.sentence[0].upper()}{script.sentence[1:]}.")
+    others = [f"* {path}: {why}" for path, why in script.carried.left.items()]
+    if others:
+        said.append("\n".join([f"What {world.title} has no counterpart for:", "", *others]))
+    told = "\n\n".join(textwrap.fill(one, 116) if "\n" not in one else one for one in said)
+    told = told.replace("\\", "/").replace(_QUOTES, "...")
+    return f"{_QUOTES}{told}\n{_QUOTES}"
+
+
+def _imports(body: str, own: OwnCode, world: Framework) -> str:
+    """Return the import statements of a file: what its text uses, and what the task's code needs."""
+    found: dict[str, set[str]] = {}  # of modules of which names are imported
+    plain = {f"import {name}" for name in _STANDARD if re.search(rf"(?<![\w.]){name}\.\w", body)}
+    ours = [statement for call, statement in _OURS.items() if call in body]
+    from_paths = ("from pathlib import Path",) if "Path(__file__)" in body else ()
+    for statement in (*world.imports, *own.imports, *ours, *from_paths):
+        if match := re.fullmatch(r"from (\S+) import (.+)", statement):
+            found.setdefault(match[1], set()).add(match[2])
+        else:
+            plain.add(statement)
+    named = [f"from {module} import {', '.join(sorted(names))}" for module, names in found.items()]
+    return "\n".join(["from __future__ import annotations", "", *sorted(plain), *sorted(named)])
+
+
+def _defined(text: str) -> set[str]:
+    """Return the names that statements of a module define, those of imports apart."""
+    names: set[str] = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {one.id for target in node.targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+    return names
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__ or "", "."),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # Python, no HTML
+    )
+    templates.globals["keywords"] = _keywords
+    templates.tests["match"] = lambda value, pattern: re.match(pattern, value) is not None
+    return templates
+
+
+def _keywords(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
