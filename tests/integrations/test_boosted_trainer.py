@@ -319,3 +319,46 @@ def test_every_train_of_a_model_init_begins_anew(tmp_path: Path) -> None:
     )
     first = trainer.train().training_loss
     assert trainer.train().training_loss == first
+
+
+@pytest.mark.slow
+def test_a_faster_set_up_reaches_the_same_quality_within_seeds(tmp_path: Path) -> None:
+    config = NO_METHODS | {
+        "amp": {"level": "O2", "dtype": "bfloat16"},
+        "optimizer": {"lr": 4e-3},
+        "schedule": {"length": 0.5, "shape": "linear"},
+    }
+    metrics: dict[str, list[float]] = {"before": [], "after": []}
+    for seed in range(4):
+        args = arguments(tmp_path, max_steps=160, seed=seed)
+        data: dict[str, Any] = {"train_dataset": DATA, "eval_dataset": DATA}
+        before = Trainer(classifier(seed=seed), args, **data)
+        after = BoostedTrainer(classifier(seed=seed), args, **data, boost=config)
+        for name, trainer in (("before", before), ("after", after)):
+            trainer.train()
+            metrics[name].append(trainer.evaluate()["eval_loss"])
+        assert after.state.global_step == 80
+    mean_before, mean_after = (sum(values) / len(values) for values in metrics.values())
+    assert mean_after < mean_before + 0.02, metrics
+
+
+@pytest.mark.slow
+def test_a_network_that_loses_batch_norms_is_recorded_trained_saved_and_resumed(tmp_path: Path) -> None:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    images = torch.randn(32, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    data = [{"pixel_values": image, "labels": int(image.mean() > 0)} for image in images]
+    config = {"boost": NO_METHODS["boost"] | {"less_bn": True}}
+
+    def trainer() -> BoostedTrainer:
+        torch.manual_seed(0)
+        shape = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=2)
+        args = arguments(tmp_path, max_steps=8, per_device_train_batch_size=8, save_strategy="steps", save_steps=4)
+        return BoostedTrainer(ResNetForImageClassification(shape), args, train_dataset=data, boost=config)
+
+    whole, resumed = trainer(), trainer()
+    norms = sum(isinstance(module, nn.BatchNorm2d) for module in whole.model.modules())
+    whole.train()
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in whole.model.modules()) < norms
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    same_bits(resumed.model, whole.model)

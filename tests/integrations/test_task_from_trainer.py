@@ -14,6 +14,7 @@ from transformers import Trainer
 
 from tests.kit.hugging_face import NO_METHODS, arguments, classifier, padded, sentences
 from tests.kit.runs import run_task
+from workbench import apply
 from workbench.config import BoostConfig
 from workbench.integrations.transformers import BoostedTrainer, task_from_trainer
 
@@ -110,3 +111,15 @@ def test_a_metric_of_another_name_is_an_error_with_those_there_are(tmp_path: Pat
     task = task_from_trainer(trainer(tmp_path, compute_metrics=accuracy, metric_for_best_model="f1"))
     with pytest.raises(ValueError, match="gives accuracy, n, but metric_for_best_model is 'f1'"):
         run_task(task, BoostConfig.from_dict(NO_METHODS), steps=1, device=CPU)
+
+
+def test_gradients_are_clipped_with_an_optimizer_of_the_set_ups_too(tmp_path: Path) -> None:
+    task = task_from_trainer(trainer(tmp_path, max_grad_norm=1e-3))
+    model = task.new_model()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    config = NO_METHODS | {"optimizer": {"name": "SGD", "lr": 1.0}, "loss_scale": {"kind": "fixed", "init": 256.0}}
+    boosted = apply(config, model, task.new_optimizer(model))
+    boosted.backward(task.compute_loss(boosted.model, next(task.batches(0))))
+    boosted.step()
+    moved = torch.cat([(b - p).flatten() for b, p in zip(before, model.parameters(), strict=True)]).norm().item()
+    assert moved == pytest.approx(1e-3, rel=1e-2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,7 +20,13 @@ torch.set_num_threads(1)
 
 def main(folder: Path) -> None:
     """Train as one rank would with twice the batch, with frozen layers, and once more from a checkpoint."""
-    usual = {"per_device_train_batch_size": 16, "eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 10}
+    usual: dict[str, Any] = {
+        "per_device_train_batch_size": 16,
+        "eval_strategy": "epoch",
+        "save_strategy": "steps",
+        "save_steps": 10,
+    }
+    usual["average_tokens_across_devices"] = False  # else the Trainer multiplies its evaluation loss by the ranks
     found = {}
     for name, config in (("plain", NO_METHODS), ("freezing", FREEZING)):
         whole = boosted(folder / name, config, max_steps=20, **usual)

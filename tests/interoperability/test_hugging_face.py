@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,14 +10,12 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from tests.kit.runs import run_task
-from workbench import apply
 from workbench.config import BoostConfig
 from workbench.nn import AdamOffload, thor
 from workbench.tasks import Task
 
 transformers = pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
 
-PAGE = Path(__file__).parents[2] / "docs" / "guide" / "own_loop.md"
 N_TOKENS = 12
 
 
@@ -81,32 +76,3 @@ def test_a_bert_is_a_task_like_any_other(name: str) -> None:
     result = run_task(task, config, steps=40, device=torch.device("cpu"))
     assert not result.diverged
     assert result.metric < 0.3
-
-
-@pytest.mark.slow
-def test_the_trainer_of_the_docs_trains_boosted_and_resumes(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n# boosted_trainer\.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(code, names)
-    tokens, labels = sentences()
-    data = [{"input_ids": part, "labels": of} for part, of in zip(tokens, labels, strict=True)]
-    config = {"boost": {"mode": "manual", "grad_freeze": True, "less_bn": False}, "loss_scale": {"kind": "fixed"}}
-
-    def trainer(steps: int) -> Any:
-        torch.manual_seed(0)
-        model = small_bert()
-        boosted = apply(config, model, AdamW(model.named_parameters(), lr=2e-3, fused=True))
-        arguments = transformers.TrainingArguments(
-            str(tmp_path), max_steps=steps, per_device_train_batch_size=32, max_grad_norm=0, use_cpu=True,
-            save_steps=20, save_strategy="steps", logging_steps=60, report_to=[], disable_tqdm=True,
-        )  # fmt: skip
-        return names["BoostedTrainer"](boosted, arguments, train_dataset=data)
-
-    whole = trainer(40)
-    rate = whole.boosted.optimizer.param_groups[0]["lr"]
-    assert whole.train().training_loss < 0.6
-    assert whole.boosted.optimizer.param_groups[0]["lr"] < 0.1 * rate, "the Trainer's schedule reached the optimizer"
-    resumed = trainer(40)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-20"))
-    for mine, other in zip(whole.boosted.model.parameters(), resumed.boosted.model.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=0)

@@ -243,7 +243,8 @@ class _Sorted:
             self._stretch_warmup()
             return
         warmup, final = float(sorting.value("schedule.warmup")), float(sorting.value("schedule.final"))
-        kind, options = str(shape), {} if self._today("lr_scheduler_kwargs") else None  # today's are today's shape's
+        kind = str(shape)
+        options: dict[str, Any] | None = {} if self._today("lr_scheduler_kwargs") else None  # today's are its shape's
         if shape == "constant":
             kind = "constant_with_warmup" if warmup > 0 else "constant"
         elif shape == "warmup_stable_decay":

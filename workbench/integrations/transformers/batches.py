@@ -29,15 +29,16 @@ _MANY = 10**6
 class JoinableBatch(dict[str, Any]):
     """A collated batch that remembers its samples and its collator; a copy made of its values alone does not."""
 
-    samples: Sequence[Any] = ()
-    collate: Callable[[Sequence[Any]], Mapping[str, Any]] | None = None
+    samples: list[Any]
+    collate: Callable[[list[Any]], Any] | None = None
 
     def to(self, device: str | torch.device, **options: Any) -> JoinableBatch:
         """Return the batch with every tensor on a device."""
         moved = JoinableBatch(
             {key: mapped(value, lambda one: one.to(device, **options)) for key, value in self.items()}
         )
-        moved.samples, moved.collate = self.samples, self.collate
+        if self.collate is not None:
+            moved.samples, moved.collate = self.samples, self.collate
         return moved
 
     @staticmethod
@@ -49,16 +50,18 @@ class JoinableBatch(dict[str, Any]):
         device = next(
             (value.device for value in first.values() if isinstance(value, torch.Tensor)), torch.device("cpu")
         )
-        return joinable(first.collate, [sample for batch in batches for sample in batch.samples]).to(device)
+        batch = joinable(first.collate, [sample for batch in batches for sample in batch.samples])
+        assert isinstance(batch, JoinableBatch), "its collator made mappings before"
+        return batch.to(device)
 
 
 class JoiningCollator:
     """A collator whose batches can be joined; what it makes of samples is the given one's."""
 
-    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
 
-    def __call__(self, samples: Sequence[Any]) -> Any:
+    def __call__(self, samples: list[Any]) -> Any:
         """Return the batch of some samples."""
         return joinable(self.collate, samples)
 
@@ -74,13 +77,13 @@ def joining(trainer: Trainer) -> Iterator[None]:
         trainer.data_collator = collator
 
 
-def joinable(collate: Callable[[Sequence[Any]], Any], samples: Sequence[Any]) -> Any:
+def joinable(collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
     """Return the batch of some samples, which can be joined where it is a mapping."""
     batch = collate(samples)
     if not isinstance(batch, Mapping):
         return batch
     kept = JoinableBatch(batch)
-    kept.samples, kept.collate = list(samples), collate
+    kept.samples, kept.collate = samples, collate
     return kept
 
 

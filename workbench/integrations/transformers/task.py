@@ -79,8 +79,7 @@ def _fresh_model(trainer: Trainer) -> Any:
 def _loss(trainer: Trainer, model: Any, batch: Any) -> Tensor:
     low = torch.autocast(trainer.args.device.type, torch.bfloat16) if trainer.args.bf16 else contextlib.nullcontext()
     with low:
-        loss: Tensor = trainer.compute_loss(model, dict(batch))
-    return loss
+        return trainer.compute_loss(model, dict(batch))  # type: ignore[return-value]  # no outputs are asked for
 
 
 class _TrainersOptimizer:
@@ -90,6 +89,7 @@ class _TrainersOptimizer:
         given = trainer.optimizer
         self._template: Optimizer = trainer.create_optimizer()
         trainer.optimizer = given
+        assert trainer.model is not None  # a Trainer has one from its first day
         self._names = {parameter: name for name, parameter in trainer.model.named_parameters()}
         self._max_norm = float(trainer.args.max_grad_norm)
 
@@ -168,8 +168,10 @@ class _TrainersMetric:
 
     def compute(self) -> float:
         """Return the number."""
-        seen = EvalPrediction(predictions=self._outputs.get_arrays(), label_ids=self._targets.get_arrays())
-        given = self._trainer.compute_metrics(seen)
+        outputs, targets = (kept.get_arrays() for kept in (self._outputs, self._targets))  # type: ignore[no-untyped-call]
+        compute = self._trainer.compute_metrics
+        assert compute is not None  # checked where the metric was made
+        given = compute(EvalPrediction(predictions=outputs, label_ids=targets))
         for name in (self._name, f"eval_{self._name}"):
             if name in given:
                 return float(given[name])

@@ -38,6 +38,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
+from workbench.core.wrapped_model import unwrapped
 from workbench.integrations.transformers.batches import Passes, as_loader, joining
 from workbench.integrations.transformers.conflicts import conflict
 from workbench.methods.in_effect import MethodsInEffect
@@ -175,7 +176,7 @@ class BoostedTrainer(Trainer):
         if self.boosted is None or optimizer is not None:
             return super().create_scheduler(num_training_steps, optimizer)
         if not isinstance(self.lr_scheduler, _Rates):
-            self.lr_scheduler = _Rates(self.boosted)
+            self.lr_scheduler = _Rates(self.boosted)  # type: ignore[assignment]  # as much of one as the Trainer uses
         return self.lr_scheduler
 
     def train(self, *args: Any, **options: Any) -> Any:
@@ -188,9 +189,10 @@ class BoostedTrainer(Trainer):
         boosted = self.boosted
         assert boosted is not None
         if not self._is_final:
+            model = unwrapped(boosted.model)
             with boosted.evaluating():
-                weights = {name: value.clone() for name, value in self.model.state_dict().items()}
-            self.model.load_state_dict(weights)
+                weights = {name: value.clone() for name, value in model.state_dict().items()}
+            model.load_state_dict(weights)
             self._is_final = True
         boosted.finish()
         return result
@@ -259,7 +261,9 @@ class BoostedTrainer(Trainer):
         if self.boosted is None:
             return super().evaluation_loop(*args, **options)
         if ranks.world_size() > 1:
-            broadcast_from_first(self.model.buffers())  # every rank evaluates its share with the same statistics
+            broadcast_from_first(
+                self.boosted.model.buffers()
+            )  # every rank evaluates its share with the same statistics
         with self._evaluating(), self.boosted.autocast():
             return super().evaluation_loop(*args, **options)
 
@@ -394,8 +398,7 @@ class _FirstBatch:
         return self._batch
 
     def loss(self, network: nn.Module, batch: Any) -> Tensor:
-        loss: Tensor = self._trainer.compute_loss(network, dict(batch))
-        return loss
+        return self._trainer.compute_loss(network, dict(batch))  # type: ignore[return-value]  # no outputs are asked for
 
     def __call__(self, network: nn.Module) -> None:
         self.loss(network, self.first())

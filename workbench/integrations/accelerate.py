@@ -1,0 +1,164 @@
+"""Accelerate's loop: its own arguments for what they carry, and the boosted step beside it for the rest.
+
+Accelerate places model and batches, shares them out between ranks and gathers metrics; precision, loss scale,
+accumulation, averaging over ranks and the update are the boosted step's. So `prepare` hands it no optimizer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from workbench.config import BoostConfig, LossScaleConfig
+from workbench.core import distributed as ranks
+from workbench.integrations.carried import Carried, Sorting
+from workbench.training.apply import apply, read_config
+from workbench.training.boosted import Boosted
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+__all__ = ["accelerator_arguments", "carried", "prepare"]
+
+_USUAL_SCALE = ("init", "factor", "window", "minimum", "maximum")
+
+
+def carried(config: BoostConfig | Mapping[str, Any] | str | Path | None, *, level: str = "O1") -> Carried:
+    """Say which choices of a configuration the arguments of ``Accelerator`` carry, and why it cannot carry the others.
+
+    Args:
+        config: Configuration, dictionary, or path of a ``boost_config.json``.
+        level: Boost level; decides about the algorithms that the configuration does not switch on or off itself.
+
+    Raises:
+        ConfigError: When the configuration is not valid.
+
+    Example:
+        >>> dict(carried({"amp": {"level": "O2", "dtype": "bfloat16"}}, level="O0").arguments)
+        {'mixed_precision': 'bf16'}
+    """
+    settings = read_config(config)
+    sorting = Sorting("Accelerate", settings.resolve(level))
+    amp, rule = settings.amp, settings.loss_scale
+    if amp.level == "O2" and amp.keep_batchnorm_fp32 is not False:
+        paths = ("amp.level", "amp.dtype", "amp.keep_batchnorm_fp32")
+        fields = LossScaleConfig.model_fields
+        is_usual = all(getattr(rule, name) == fields[name].default for name in _USUAL_SCALE)
+        if amp.dtype == "bfloat16":
+            sorting.carry(*paths, mixed_precision="bf16")
+        elif is_usual and sorting.value("loss_scale.kind") == "dynamic":
+            sorting.carry(*paths, "loss_scale.kind", mixed_precision="fp16")
+    sorting.leave("Accelerate has autocast with torch's own loss scale, and no other precision", "amp", "loss_scale")
+    if sorting.is_chosen("boost.grad_accumulation"):
+        steps = sorting.value("grad_accumulation.grad_accumulation_step")
+        steps_paths = ("boost.grad_accumulation", "grad_accumulation.grad_accumulation_step")
+        sorting.carry(*steps_paths, gradient_accumulation_steps=steps)
+    if sorting.value("runtime.compile") == "default":
+        sorting.carry("runtime.compile", dynamo_backend="inductor")
+    yours = "it belongs to your loop: optimizer, scheduler and data loader are made there"
+    sorting.leave(yours, "optimizer", "schedule", "batch")
+    return sorting.done()
+
+
+def accelerator_arguments(
+    config: BoostConfig | Mapping[str, Any] | str | Path | None, *, level: str = "O1"
+) -> dict[str, Any]:
+    """Return the keyword arguments of ``Accelerator`` that carry what they can; `carried` says what they leave.
+
+    They are for a loop without `prepare`, which refuses what both would do.
+    """
+    return dict(carried(config, level=level).arguments)
+
+
+def prepare(
+    accelerator: Accelerator,
+    config: BoostConfig | Mapping[str, Any] | str | Path | None,
+    model: nn.Module,
+    optimizer: Optimizer,
+    loader: Any,
+    *,
+    epochs: int,
+    level: str = "O1",
+    seed: int = 0,
+    criterion: Any = None,
+    example_inputs: Any = None,
+    scheduler: Callable[[Optimizer, int], Any] | None = None,
+    max_grad_norm: float | None = None,
+) -> tuple[Boosted, Any]:
+    """Let Accelerate place a model and share out its batches, and a set-up train it; in place of both's own calls.
+
+    Then ``for batch in boosted.batches(loader, epochs)``, with ``boosted.backward(loss)`` and ``boosted.step()``; the
+    loader for evaluations goes through ``accelerator.prepare`` as before. ``accelerator.save_state`` keeps the boosted
+    state, too; after ``load_state`` the batches begin at ``start=boosted.step_index``.
+
+    Args:
+        accelerator: Without a precision or an accumulation of its own, where the set-up has one.
+        config: Configuration, dictionary, or path of a ``boost_config.json``.
+        model: The model, not prepared yet.
+        optimizer: Its optimizer, not prepared yet.
+        loader: Today's batches, not prepared yet; they must have a length.
+        epochs: Epochs that the model is trained for today.
+        level: Boost level, as for ``apply``.
+        seed: Seed of the freezing schedule.
+        criterion: What judges the model's output; train with ``boosted.criterion``.
+        example_inputs: As for ``apply``.
+        scheduler: Today's schedule, a function of the optimizer and the number of updates.
+        max_grad_norm: Norm to which the unscaled gradients are clipped before each update; None for none.
+
+    Returns:
+        What ``apply`` returns, and the loader as this rank reads it.
+
+    Raises:
+        ConfigError: When the configuration is not valid.
+        ValueError: When the accelerator and the set-up would both do the same, or it shards the model.
+    """
+    settings = read_config(config)
+    if sentence := _conflict(accelerator, settings):
+        raise ValueError(sentence)
+    placed = accelerator.prepare_model(model, evaluation_mode=True)  # its averaging of gradients is left to ours
+    shared = accelerator.prepare_data_loader(loader)
+    boosted = apply(
+        settings,
+        placed,
+        optimizer,
+        epochs * len(shared),
+        level=level,
+        seed=seed,
+        criterion=criterion,
+        example_inputs=example_inputs,
+        scheduler=scheduler,
+    )
+    if ranks.world_size() > 1:
+        boosted.distribute()
+    if max_grad_norm is not None:
+        boosted.observer = functools.partial(_clip, max_grad_norm)
+    accelerator.register_for_checkpointing(boosted)
+    return boosted, shared
+
+
+def _clip(max_norm: float, parameters: list[nn.Parameter]) -> None:
+    torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+
+def _conflict(accelerator: Accelerator, config: BoostConfig) -> str:
+    precision, level = accelerator.mixed_precision, config.amp.level
+    if precision == "fp16" or (precision != "no" and level != "O0"):
+        return (
+            f"`mixed_precision` is {precision!r}, but precision and loss scale are the set-up's (amp.level {level}); "
+            "leave it out"
+        )
+    if accelerator.gradient_accumulation_steps > 1:
+        return (
+            f"`gradient_accumulation_steps` is {accelerator.gradient_accumulation_steps}, but the updates of a set-up "
+            "are counted in batches; leave it at 1: boost.grad_accumulation in the configuration accumulates"
+        )
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    if kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "TP"):
+        return f"{kind} shards what the set-up steps as a whole; train with one process per device instead"
+    return ""
