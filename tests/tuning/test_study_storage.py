@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import optuna
 import pytest
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
@@ -312,3 +313,21 @@ def test_trials_are_read_as_optuna_reads_them(tmp_path: Path) -> None:
     assert repr(ours.get_all_trials(study_id, states=(TrialState.WAITING,))) == repr(expected[3:])
     for storage in (ours, optunas):
         storage.engine.dispose()
+
+
+def test_the_first_look_at_a_study_waits_for_its_database_too(
+    study: optuna.Study, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study.ask()
+    fresh = StudyStorage(default_storage(directory), patience=Patience(60.0, sleep=lambda _: None))
+    directions, away = fresh._backend.get_study_directions, [True]
+
+    def away_once(study_id: int) -> list[StudyDirection]:
+        if away.pop() if away else False:
+            raise OperationalError("", None, Exception("server closed the connection unexpectedly"))
+        return directions(study_id)
+
+    monkeypatch.setattr(fresh._backend, "get_study_directions", away_once)
+    assert [one.state for one in fresh.get_all_trials(study._study_id)] == [TrialState.RUNNING]
+    assert not away
+    fresh.engine.dispose()
