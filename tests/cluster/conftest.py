@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.cluster.postgres import PostgresServer
+    from studies.reliability.postgres import PostgresServer
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """Return a running PostgreSQL, one for all tests of a process, or skip with the command that installs it."""
     pytest.importorskip("psycopg", reason='psycopg is not installed; pip install "boost-workbench[cluster]"')
-    from tests.cluster.postgres import PostgresServer, find_binaries
+    from studies.reliability.postgres import PostgresServer, find_binaries
 
     binaries = find_binaries()
     if binaries is None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from studies.reliability.postgres import PostgresServer
 from tests.cluster import kills
-from tests.cluster.postgres import PostgresServer
 from workbench.study.store.storage import default_storage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
+from studies.reliability.postgres import PASSWORD, PostgresServer
 from tests.cli.conftest import STUDY as WINE_STUDY
 from tests.cli.conftest import TASK
 from tests.cluster import kills
-from tests.cluster.postgres import PASSWORD, PostgresServer
 from tests.kit.fake_runner import calls, make_slow_fake
 from tests.kit.processes import start, wait_until
 from workbench.study import StudyFailedError, join_study

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from tests.cluster.ray_cluster import cluster, environment
+from studies.reliability.ray_cluster import cluster, environment
 from tests.cluster.ray_fakes import DIES_ONCE, make_mortal, make_together, make_very_slow_fake, processes
 from tests.kit.fake_runner import STUDY, calls, make_fake, stored_trials, write_study
 from tests.kit.processes import kill, wait_until

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
@@ -170,6 +175,24 @@ def test_a_trial_that_ends_three_workers_is_given_up(study: optuna.Study, here: 
     assert study.ask().number == 1
 
 
+@pytest.mark.parametrize("driver_lives", [False, True], ids=["its driver is gone", "its driver lives"])
+def test_a_worker_that_ends_with_its_driver_does_not_count_against_its_trial(
+    driver_lives: bool, study: optuna.Study, there: Forgetful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait()
+    driver = SimpleNamespace(pid=os.getppid() if driver_lives else ended.pid)
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: driver)
+    for _ in range(3):
+        with monkeypatch.context() as worker:
+            worker.setattr("os.getpid", lambda: ended.pid)
+            study.ask()
+        assert StaleTrials(there, study).put_back() == [0]
+    (trial,) = study.get_trials()
+    assert was_given_up(trial) is driver_lives
+    assert trial.state == (TrialState.FAIL if driver_lives else TrialState.WAITING)
+
+
 def test_a_trial_that_is_handed_back_is_never_given_up(study: optuna.Study, here: Forgetful) -> None:
     for _ in range(5):
         trial = study.ask()
@@ -290,3 +313,21 @@ def test_trials_are_read_as_optuna_reads_them(tmp_path: Path) -> None:
     assert repr(ours.get_all_trials(study_id, states=(TrialState.WAITING,))) == repr(expected[3:])
     for storage in (ours, optunas):
         storage.engine.dispose()
+
+
+def test_the_first_look_at_a_study_waits_for_its_database_too(
+    study: optuna.Study, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study.ask()
+    fresh = StudyStorage(default_storage(directory), patience=Patience(60.0, sleep=lambda _: None))
+    directions, away = fresh._backend.get_study_directions, [True]
+
+    def away_once(study_id: int) -> list[StudyDirection]:
+        if away.pop() if away else False:
+            raise OperationalError("", None, Exception("server closed the connection unexpectedly"))
+        return directions(study_id)
+
+    monkeypatch.setattr(fresh._backend, "get_study_directions", away_once)
+    assert [one.state for one in fresh.get_all_trials(study._study_id)] == [TrialState.RUNNING]
+    assert not away
+    fresh.engine.dispose()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import secrets
 import socket
@@ -37,10 +38,20 @@ _log = logging.getLogger("workbench")
 
 def new_mark(role: str, grace_seconds: float) -> dict[str, Any]:
     """Return the mark of a trial that this process begins now, as a ``"worker"`` or the ``"driver"``."""
-    ticks = start_ticks(os.getpid())
-    started = float(psutil.Process().create_time() if ticks is None else ticks)
-    here = {"host": socket.gethostname(), "machine": machine(), "pid": os.getpid(), "started": started}
+    here = {"host": socket.gethostname(), "machine": machine(), **_identity(os.getpid())}
+    parent = multiprocessing.parent_process()  # the driver of a worker that `tune --jobs` has started
+    if parent is not None:
+        here["parent"] = _identity(parent.pid or 0)
     return {**here, "role": role, "grace_seconds": grace_seconds, "claim": secrets.token_hex(8)}
+
+
+def _identity(pid: int) -> dict[str, Any]:
+    """Return what tells a process of this machine from others, later ones of the same number, too."""
+    started = start_ticks(pid)
+    if started is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started = psutil.Process(pid).create_time()
+    return {"pid": pid, "started": float(started or 0.0)}
 
 
 def _is_here(mark: Mapping[str, Any]) -> bool:
@@ -55,6 +66,12 @@ def _is_gone(mark: Mapping[str, Any]) -> bool:
 
 def _is_this_process(mark: Mapping[str, Any] | None) -> bool:
     return mark is not None and _is_here(mark) and mark.get("pid") == os.getpid() and not _is_gone(mark)
+
+
+def _died_by_itself(mark: Mapping[str, Any] | None) -> bool:
+    """Return whether a process may have died of its trial: not this one, nor one that ended because its driver did."""
+    orphaned = mark is not None and "parent" in mark and _is_gone({**mark, **mark["parent"]})
+    return not (orphaned or _is_this_process(mark))
 
 
 @contextlib.contextmanager
@@ -104,7 +121,7 @@ class StaleTrials:
         running = self._database.running(self._study_id)
         self._heard = {one: self._heard.get(one, now) for one in running}
         gone = [one for one in running if self._has_no_process(one, alone) or self._is_silent(one, now)]
-        put_back = [one.number for one in gone if self._database.put_back(one, died=not _is_this_process(one.mark))]
+        put_back = [one.number for one in gone if self._database.put_back(one, died=_died_by_itself(one.mark))]
         if put_back:
             numbers = ", ".join(map(str, put_back))
             _log.warning("the process of trial %s is gone; what it has not finished will be run again", numbers)

@@ -169,7 +169,9 @@ class StudyStorage(BaseStorage):
     def _read(self, study_id: int) -> list[FrozenTrial]:
         if study_id not in self._readers:  # a study over RDBStorage itself keeps what has finished in memory
             name, anything = self.get_study_name_from_id(study_id), optuna.samplers.RandomSampler()
-            self._readers[study_id] = optuna.load_study(study_name=name, storage=self._backend, sampler=anything)
+            self._readers[study_id] = self._request(
+                lambda: optuna.load_study(study_name=name, storage=self._backend, sampler=anything)
+            )
         return self._request(lambda: self._readers[study_id].get_trials(deepcopy=False))
 
     def running(self, study_id: int) -> list[RunningTrial]:

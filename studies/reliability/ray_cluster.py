@@ -1,4 +1,4 @@
-"""A Ray cluster of a test's own: one node with two CPUs and one "slot", in a folder and on ports of its own."""
+"""A Ray cluster of one's own: one node with two CPUs and one "slot", in a folder and on ports of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own: Debian's binaries, a folder of its own, an unprivileged user, a free port."""
+"""A PostgreSQL server of one's own: Debian's binaries, a folder of its own, an unprivileged user, a free port."""
 
 from __future__ import annotations
 
