@@ -263,11 +263,11 @@ def tune(
         timeout = 60.0 * minutes
     about_model = {"train": train, "evaluate": evaluate, "loss": loss, "optimizer": optimizer, "metric": metric}
     about_model |= {"scheduler": scheduler, "name": name}
-    if callable(study) and not isinstance(study, str | Path | Task):
+    if not isinstance(study, str | Path | Task):
         on_note, on_progress = on_note or print, on_progress or tuning.ProgressLine()
         study = task_in_memory(study, **about_model, steps=steps, epochs=epochs, on_note=on_note)
-    elif given := [key for key, value in about_model.items() if value is not None]:
-        raise tuning.StudyError(f"`{given[0]}` goes with a model; a study or a task says it itself")
+    elif unwanted := [key for key, value in about_model.items() if value is not None]:
+        raise tuning.StudyError(f"`{unwanted[0]}` goes with a model; a study or a task says it itself")
     if isinstance(study, Task) or not is_study(study):
         given = load_task(study if isinstance(study, Task) else str(study))
         task = given if isinstance(study, Task) and not given.spec else task

@@ -57,7 +57,7 @@ class Place:
 
 
 class ResumedTraining:
-    """Keeps where a training stands, and goes on from there.
+    """Keeps where a training stands, and continues it.
 
     Args:
         folder: Where its checkpoints are, or will be.

@@ -66,7 +66,8 @@ def task_in_memory(
     Raises:
         TaskError: When an argument is not what it must be, or the optimizer holds none of the model's parameters.
     """
-    new_model, new_optimizer, digest = model, optimizer, ""
+    new_model, digest = model, ""
+    new_optimizer: Any = optimizer
     if isinstance(model, nn.Module):
         on_note(_SAME_WEIGHTS)
         plain = unwrapped(model)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -48,7 +49,7 @@ class BoostPrecision(Precision):
         self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
     ) -> tuple[nn.Module, list[Optimizer], list[Any]]:
         """Apply the set-up to the network and its optimizer; gradients are averaged by us, so DDP goes."""
-        if not optimizers:  # an evaluation
+        if not optimizers or self._trainer.state.fn != TrainerFn.FITTING:  # an evaluation, perhaps after a fit
             return model, optimizers, lr_schedulers
         module = model.module if isinstance(model, DistributedDataParallel) else model
         assert isinstance(module, LightningModule)

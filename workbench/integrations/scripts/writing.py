@@ -121,7 +121,7 @@ def write_script(framework: str, set_up: SetUp) -> Script:
     name, why = file_name(framework, set_up.target), "; and ".join(one for one in whys if one)
     script = Script(framework, set_up.target, name, "", answer, why, own.is_complete)
     text = f"{_docstring(world, set_up, script)}\n\n{_imports(body, own, world)}\n\n{body.strip()}\n"
-    compile(text, name, "exec")  # what is not Python is our mistake, and shows here
+    ast.parse(text, name)  # what is not Python is our mistake, and shows here
     return replace(script, text=text)
 
 
