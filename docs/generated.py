@@ -171,7 +171,7 @@ def _words_of_rule(rule: str, unit: str) -> str:
 
 def quickstart() -> dict[str, str]:
     """Return the figures of the quickstart's answer, to be shown on first pages."""
-    about = json.loads((ROOT / "studies/quickstart/result/boost_config.o1.json").read_text(encoding="utf-8"))[
+    about = json.loads((ROOT / "studies/quickstart/published/boost_config.o1.json").read_text(encoding="utf-8"))[
         "provenance"
     ]
     speedup, low, high = (f"{value:.2f}" for value in about["speedup"])

@@ -23,7 +23,7 @@ from workbench.loss_scale import ScalePolicy
 from workbench.runs import Run
 
 TRAINS = Path(__file__).parents[1] / "interoperability/train_with_mindspore.py"
-QUICKSTART = Path(__file__).parents[2] / "studies/quickstart/result/boost_config.o1.json"
+QUICKSTART = Path(__file__).parents[2] / "studies/quickstart/published/boost_config.o1.json"
 PLAIN: dict[str, Any] = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
 FLOAT16 = PLAIN | {
     "amp": {"level": "O2"},

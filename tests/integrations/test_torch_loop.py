@@ -88,7 +88,7 @@ def test_what_is_left_says_why(set_up: dict[str, Any], path: str, why: str) -> N
 
 
 def test_every_choice_of_a_whole_set_up_goes_somewhere() -> None:
-    config = BoostConfig.from_json(Path(__file__).parents[2] / "studies/quickstart/result/boost_config.o1.json")
+    config = BoostConfig.from_json(Path(__file__).parents[2] / "studies/quickstart/published/boost_config.o1.json")
     answer = carried(config)
     assert answer.is_whole
     assert set(answer.carriers) == set(choices(config.resolve("O1")))

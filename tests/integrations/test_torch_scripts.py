@@ -16,7 +16,7 @@ from workbench.tasks import load_task
 from workbench.training.evaluation import evaluate
 from workbench.training.setup import prepare
 
-QUICKSTART = Path(__file__).parents[2] / "studies/quickstart/result/boost_config.o1.json"
+QUICKSTART = Path(__file__).parents[2] / "studies/quickstart/published/boost_config.o1.json"
 PLAIN: dict[str, Any] = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
 ACCUMULATED: dict[str, Any] = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},

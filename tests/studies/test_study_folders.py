@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -85,3 +87,22 @@ def test_replay_is_checked_on_twenty_policies_and_told_as_it_is() -> None:
         f"Of {len(checked)} policies that were trained, {within.sum()} overflowed as often as their range says." in page
     )
     assert within.sum() == sum(" | yes | " in line for line in _section(page, "Loss scale by replay"))
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_first_command_of_the_readme_leaves_a_checkout_clean(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    study = tmp_path / "studies" / "quickstart"
+    shutil.copytree(STUDIES / "quickstart", study, ignore=shutil.ignore_patterns("result", "runs", "study.*db*"))
+    shutil.copy(STUDIES.parent / ".gitignore", tmp_path)
+    git("init", "--quiet")
+    git("add", "--all")
+    git("commit", "--quiet", "--message", "as it came")
+    answer = ("result/boost_config.o1.json", "result/results.md", "result/report.html")
+    for name in (*answer, "runs/a/steps.jsonl", "checkpoints/a/1.pt", "study.db", "study.db-wal", "study.db.lock"):
+        (study / name).parent.mkdir(parents=True, exist_ok=True)
+        (study / name).write_text("new")
+    assert git("status", "--porcelain") == ""
