@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import re
 from collections import Counter
 from dataclasses import replace
@@ -10,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+from plotly.offline import get_plotlyjs
 
 from tests.reports.synthetic_study import HOSTILE, PARTS, candidate, fastest_study, full_sources, full_study
 from workbench.config import BoostConfig
 from workbench.core.records import Choice, ExportedScript, StudyResult, Verdict
 from workbench.figures import MetricScale, RunCurve, loss_curves_figure
 from workbench.report import Sources, study_report, study_report_html, write_study_report
+from workbench.report.page import packed_plotly
 from workbench.report.study_report import parameter_text
 
 if TYPE_CHECKING:
@@ -123,10 +127,20 @@ def test_nothing_is_loaded_from_anywhere(page: _Page, html: str) -> None:
     assert "@import" not in html
 
 
+def test_the_page_is_small_and_has_the_plotly_that_its_figures_were_made_for(html: str) -> None:
+    assert len(html.encode()) <= 1_500_000
+    version = re.compile(r"plotly\.js (?:\([a-z -]+\) )?v([\d.]+)")
+    ours = version.search(gzip.decompress(base64.b64decode(packed_plotly())).decode()[:200])
+    theirs = version.search(get_plotlyjs()[:200])
+    assert ours is not None
+    assert theirs is not None
+    assert ours.group(1) == theirs.group(1), "see workbench/report/page.py for how the packed file is made"
+
+
 def test_a_name_cannot_become_markup(page: _Page) -> None:
     assert page.tags["img"] == 0
-    # plotly.js itself, the copy buttons' function and one call per figure: no more scripts than we wrote.
-    assert page.tags["script"] == 2 + len(FIGURES)
+    # plotly.js, what unpacks it, the copy buttons' function and one call per figure: no more scripts than we wrote.
+    assert page.tags["script"] == 3 + len(FIGURES)
     assert HOSTILE in page.text
     assert page.text.count('alert("x")') >= 6
     assert page.tags["details"] == 3  # two files and the table of all trials
