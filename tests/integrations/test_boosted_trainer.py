@@ -321,7 +321,7 @@ def test_every_train_of_a_model_init_begins_anew(tmp_path: Path) -> None:
     assert trainer.train().training_loss == first
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_faster_set_up_reaches_the_same_quality_within_seeds(tmp_path: Path) -> None:
     config = NO_METHODS | {
         "amp": {"level": "O2", "dtype": "bfloat16"},

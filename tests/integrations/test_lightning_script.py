@@ -38,7 +38,10 @@ def test_the_rest_goes_in_through_the_callback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs_lightning
-@pytest.mark.parametrize("name", ["native", "quickstart", "freezing"])
+@pytest.mark.parametrize(
+    "name",
+    ["native", pytest.param("quickstart", marks=pytest.mark.long), pytest.param("freezing", marks=pytest.mark.long)],
+)
 def test_each_script_trains_in_lightning(tmp_path: Path, name: str) -> None:
     config = {
         "native": BoostConfig.from_dict(NATIVE),

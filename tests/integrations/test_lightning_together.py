@@ -66,7 +66,7 @@ def test_unscaled_gradients_are_clipped() -> None:
     assert not same_weights(module, plain_loop(FLOAT16, small_network)[0])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_network_is_compiled_for_training_steps() -> None:
     config, kinds = {"boost": OFF, "runtime": {"compile": "default"}}, []
 
@@ -251,7 +251,7 @@ def _judge(options: Any) -> None:
     task.update_metric(task.new_metric(), task.new_model().eval(), next(iter(task.evaluation_batches(0))))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_search_finds_runs_back_in_lightning(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     task = from_lightning(lambda: LitDigits(small_network()), Digits(), metric="val_acc", max_epochs=4)

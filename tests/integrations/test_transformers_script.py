@@ -49,7 +49,15 @@ def test_the_rest_goes_in_through_boosted_trainer(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs_transformers
-@pytest.mark.parametrize("name", ["native", "own rate", "quickstart", "freezing"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "native",
+        pytest.param("own rate", marks=pytest.mark.long),
+        pytest.param("quickstart", marks=pytest.mark.long),
+        "freezing",
+    ],
+)
 def test_each_script_trains_in_the_trainer(tmp_path: Path, name: str) -> None:
     config = {
         "native": BoostConfig.from_dict(NATIVE),
