@@ -162,7 +162,8 @@ class StudyStorage(BaseStorage):
         else:
             if time.monotonic() - buffer.read_at > FRESH_SECONDS:
                 buffer.trials, buffer.read_at = self._read(study_id), time.monotonic()
-            trials = [buffer.own if one.number == buffer.own.number else one for one in buffer.trials]
+            trials, number = list(buffer.trials), buffer.own.number
+            trials[number : number + 1] = [buffer.own]  # numbers are places
         wanted = [one for one in trials if states is None or one.state in states]
         return copy.deepcopy(wanted) if deepcopy else wanted
 
@@ -191,11 +192,15 @@ class StudyStorage(BaseStorage):
         wanted = template_trial or create_trial(state=TrialState.RUNNING, user_attrs={_MARK: mark})
         key = _BASELINE if mark is None else _MARK
         states = [TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE]
+        is_repeated = False
 
         def create() -> int:
+            nonlocal is_repeated
+            may_exist = is_repeated or mark is None  # what only this process creates is there after a lost answer only
+            is_repeated = True
             with self._transaction(savepoints=True) as connection:
                 trial_id = self._backend.create_new_trial(study_id, wanted)  # locks the study
-                if wanted.user_attrs.get(key):
+                if may_exist and wanted.user_attrs.get(key):
                     # What a request would create a second time: a trial begun under the same mark, or O0.
                     alive = self._backend.get_all_trials(study_id, deepcopy=False, states=states)
                     same = next(one for one in alive if one.user_attrs.get(key) == wanted.user_attrs[key])
