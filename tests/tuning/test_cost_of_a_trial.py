@@ -120,15 +120,22 @@ def test_a_later_trial_reads_and_scores_as_much_as_an_earlier_one(tmp_path: Path
 
 def test_a_trial_that_has_ended_is_handed_out_once_and_one_that_ends_later_later() -> None:
     study = optuna.create_study()
-    ended, complete = EndedTrials(study), EndedTrials(study, [TrialState.COMPLETE])
+    ended, complete = EndedTrials(), EndedTrials([TrialState.COMPLETE])
+
+    def numbers(of: EndedTrials) -> list[int]:
+        return [trial.number for trial in of.new(study.get_trials(deepcopy=False))]
+
     first, second, third = study.ask(), study.ask(), study.ask()
     study.tell(second, 1.0)
-    assert [trial.number for trial in ended.new()] == [1]
-    assert not ended.new()
+    assert numbers(ended) == [1]
+    assert not numbers(ended)
     study.tell(third, state=TrialState.FAIL)
     study.tell(first, 2.0)
-    assert [trial.number for trial in ended.new()] == [0, 2]
-    assert [trial.number for trial in complete.new()] == [0, 1]
+    assert numbers(ended) == [0, 2]
+    assert numbers(complete) == [0, 1]
+    study.tell(study.ask(), 0.5)
+    assert numbers(ended) == numbers(complete) == [3]
+    assert not numbers(ended)
 
 
 @pytest.mark.parametrize("asked", ["time_to_target", pytest.param("pareto", marks=pytest.mark.slow)])
@@ -147,7 +154,7 @@ def test_what_is_known_trial_by_trial_is_what_all_trials_say_at_once(
 
     def limits_both_ways(self: Objective, baseline: Baseline) -> dict[float, float]:
         anew = copy.copy(self)
-        anew._unscored = EndedTrials(self._study, [TrialState.COMPLETE])
+        anew._unscored = EndedTrials([TrialState.COMPLETE])
         anew._allowed_values, anew._baseline_values = {}, {}
         found = limits_of(self, baseline)
         pairs.append((found, limits_of(anew, baseline)))

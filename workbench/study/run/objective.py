@@ -193,8 +193,8 @@ class Objective:
         self._plans, self._dimensions = file.plans, file.dimensions
         self._warm_ups, self._on_step = warm_ups, on_step
         self._reported: frozenset[int] = frozenset()  # steps at which the running trial was evaluated before
-        self._unfiled, self._twins = EndedTrials(study, FINISHED), dict[tuple[str, str], FrozenTrial]()  # by plan
-        self._unscored, self._allowed_values = EndedTrials(study, FINISHED[:1]), dict[float, list[float]]()  # by drop
+        self._unfiled, self._twins = EndedTrials(FINISHED), dict[tuple[str, str], FrozenTrial]()  # by plan
+        self._unscored, self._allowed_values = EndedTrials(FINISHED[:1]), dict[float, list[float]]()  # by drop
         self._baseline_values: dict[float, float] = {}  # by drop, too
 
     def __call__(self, trial: optuna.Trial) -> tuple[float, ...]:
@@ -371,7 +371,7 @@ class Objective:
         """
         confirm, objective = self._file.confirm, self._file.study.objective
         places = confirm.candidates if confirm.enabled else 1
-        for trial in self._unscored.new():  # O0 the first of them
+        for trial in self._unscored.new(self._study.get_trials(deepcopy=False)):  # O0 the first of them
             attributes = trial.user_attrs
             if "trained" not in attributes or "repeats" in attributes:
                 continue
@@ -418,7 +418,7 @@ class Objective:
         return Baseline(trained.metric, trained.curve, higher, self._file.study.budget_steps)
 
     def _equal_plan(self, plan: Plan) -> FrozenTrial | None:
-        for trial in self._unfiled.new():
+        for trial in self._unfiled.new(self._study.get_trials(deepcopy=False)):
             if "trained" in trial.user_attrs:
                 for name in _PLAN_KEYS & trial.user_attrs.keys():
                     key = name, trial.user_attrs[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ class StudyWatch:
         self._phase, self._done, self._total, self._share = "search", 0.0, float(n_trials), 0.0
         self._trial_seconds = math.nan
         self._best, self._note, self._ended = "", "", 0
-        self._ended_trials, self._finished, self._seconds = EndedTrials(study), 0, list[float]()
+        self._ended_trials, self._finished, self._seconds = EndedTrials(), 0, list[float]()
         self._baseline: FrozenTrial | None = None  # once it has finished
         self._new: list[FrozenTrial] = []  # those that finished since the leaders were found
         self._leaders: dict[str, list[TrialRecord]] = {}  # by export: who leads, if anybody does
@@ -106,12 +106,12 @@ class StudyWatch:
         self._share = min(step.step / max(step.steps, 1), 1.0)
         self._report()
 
-    def trial_finished(self) -> None:
-        """Look at the trials that have ended since."""
+    def trial_finished(self, trials: Sequence[FrozenTrial] | None = None) -> None:
+        """Look at the trials that have ended since, among all of the study, which are read where they are not given."""
         if self._notes.are_due:
             self._notes.write(trials_of(self._study))
         if self._on_progress is not None:
-            self._refresh()
+            self._refresh(self._study.get_trials(deepcopy=False) if trials is None else trials)
         self._report()
 
     def run_finished(self, done: int, total: int) -> None:
@@ -129,10 +129,10 @@ class StudyWatch:
         self._done, self._share = self._total, 0.0
         self._report()
 
-    def _refresh(self) -> None:
+    def _refresh(self, trials: Sequence[FrozenTrial]) -> None:
         if any(map(math.isnan, self._attributes.get("allowed_drops", {"": math.nan}).values())):
             self._attributes = self._study.user_attrs
-        new = [one for one in self._ended_trials.new() if is_its_own(one)]
+        new = [one for one in self._ended_trials.new(trials) if is_its_own(one)]
         finished = [one for one in new if one.state in FINISHED]
         baseline = (one for one in finished if one.state == TrialState.COMPLETE and one.user_attrs.get("baseline"))
         self._baseline = self._baseline or next(baseline, None)

@@ -161,8 +161,8 @@ class Search:
         while self._deadline is None or time.monotonic() <= self._deadline:
             end_if_asked(self._stop)  # before a trial is drawn
             self._stale.put_back()
-            self._watch.trial_finished()
             trials = self._trials()
+            self._watch.trial_finished(trials)
             _end_if_workers_keep_dying(trials)
             if not self._end.reason(trials):
                 try:

@@ -6,9 +6,9 @@ ones, so that the thousandth trial costs what the tenth did.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Sequence
 
-import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -20,15 +20,18 @@ ENDED = (*FINISHED, TrialState.FAIL)
 class EndedTrials:
     """Hands out the trials of a study that have ended in one of some states."""
 
-    def __init__(self, study: optuna.Study, states: Collection[TrialState] = ENDED) -> None:
-        self._study, self._states = study, tuple(states)
-        self._seen = set[int]()
+    def __init__(self, states: Collection[TrialState] = ENDED) -> None:
+        self._states = states
+        self._n_over = 0  # so many first trials have ended and been looked at
+        self._seen = set[int]()  # later ones that have been handed out
 
-    def new(self) -> list[FrozenTrial]:
-        """Return those that have ended since the last call, in the order of their numbers; other processes' too."""
-        trials = self._study.get_trials(deepcopy=False, states=self._states)
-        if len(trials) == len(self._seen):
-            return []
-        new = [trial for trial in trials if trial.number not in self._seen]
-        self._seen.update(trial.number for trial in new)
+    def new(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        """Return those that have ended since the last call, of all trials of the study in the order of their numbers.
+
+        Another process may end a trial after later ones.
+        """
+        later = trials[self._n_over :]
+        new = [trial for trial in later if trial.state in self._states and trial.number not in self._seen]
+        self._n_over += sum(1 for _ in itertools.takewhile(lambda trial: trial.state in ENDED, later))
+        self._seen = {number for number in (*self._seen, *(trial.number for trial in new)) if number >= self._n_over}
         return new

@@ -158,30 +158,29 @@ class StudyStorage(BaseStorage):
         """Return the trials of a study; while the thread runs one they are read once a second at most."""
         buffer = self._buffer
         if buffer is None:
-            trials: Sequence[FrozenTrial] = self._read(study_id)
+            wanted = self._read(study_id, states)
         else:
             if time.monotonic() - buffer.read_at > FRESH_SECONDS:
                 buffer.trials, buffer.read_at = self._read(study_id), time.monotonic()
             trials, number = list(buffer.trials), buffer.own.number
             trials[number : number + 1] = [buffer.own]  # numbers are places
-        wanted = [one for one in trials if states is None or one.state in states]
+            wanted = trials if states is None else [one for one in trials if one.state in states]
         return copy.deepcopy(wanted) if deepcopy else wanted
 
-    def _read(self, study_id: int) -> list[FrozenTrial]:
+    def _read(self, study_id: int, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
         if study_id not in self._readers:  # a study over RDBStorage itself keeps what has finished in memory
             name, anything = self.get_study_name_from_id(study_id), optuna.samplers.RandomSampler()
             self._readers[study_id] = self._request(
                 lambda: optuna.load_study(study_name=name, storage=self._backend, sampler=anything)
             )
-        return self._request(lambda: self._readers[study_id].get_trials(deepcopy=False))
+        return self._request(lambda: self._readers[study_id].get_trials(deepcopy=False, states=states))
 
     def running(self, study_id: int) -> list[RunningTrial]:
         """Return the running trials of a study, but those that this process holds."""
         found = []
-        for one in self._read(study_id):
-            if one.state == TrialState.RUNNING:
-                trial_id = self.get_trial_id_from_study_id_trial_number(study_id, one.number)
-                found.append(RunningTrial(trial_id, one.number, one.user_attrs.get(_MARK)))
+        for one in self._read(study_id, [TrialState.RUNNING]):
+            trial_id = self.get_trial_id_from_study_id_trial_number(study_id, one.number)
+            found.append(RunningTrial(trial_id, one.number, one.user_attrs.get(_MARK)))
         return [one for one in found if not self._is_ours(one.trial_id, one.mark)]
 
     # -- beginning and ending a trial ----------------------------------------------------------------------------------
