@@ -17,7 +17,8 @@ from optuna.trial import FrozenTrial, TrialState
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import baseline_trial
 from workbench.study.sample.per_trial_sampler import PerTrialSampler
-from workbench.study.store.stored_records import FINISHED, allowed_drop_of, counted_among, counted_trials
+from workbench.study.store.ended_trials import FINISHED
+from workbench.study.store.stored_records import allowed_drop_of, counted_among, counted_trials
 from workbench.study.store.study_storage import seconds_of
 
 _REPEATS_PER_TRIAL = 3
@@ -37,29 +38,30 @@ class SearchEnd:
         n_counted, most = len(counted_among(trials)), self._most_plans
         if n_counted >= self._n_trials:
             return f"The search ended with all {self._n_trials} trials."
-        finished = self._finished(trials)
         begun = sum(one.state in (*FINISHED, TrialState.RUNNING) for one in trials)
         # Repeats cost nothing, but a space with fewer plans than trials would be drawn from for ever.
         if begun - n_counted >= _REPEATS_PER_TRIAL * self._n_trials:
-            return f"The search ended because nearly every draw repeated a plan; {finished}."
+            return f"The search ended because nearly every draw repeated a plan; {self._finished(trials)}."
         if most == 1 and n_counted:
             return "The search ended with O0, since nothing that is searched acts on this network."
         if most is not None and n_counted >= most:
-            return f"The search ended because nothing else that it may draw acts on this network; {finished}."
+            why = "nothing else that it may draw acts on this network"
+            return f"The search ended because {why}; {self._finished(trials)}."
         sampler = self._study.sampler
         if isinstance(sampler, PerTrialSampler) and sampler.is_exhausted(self._study):
-            return f"The search ended because every point of the grid has been tried; {finished}."
+            return f"The search ended because every point of the grid has been tried; {self._finished(trials)}."
         limit = self._section.device_hours
         if limit is not None:
             used = device_hours(trials, self._section.ranks)
             if used >= limit:
-                return f"The search ended because it has used {used:.3g} of {limit:g} device-hours; {finished}."
+                rule = f"it has used {used:.3g} of {limit:g} device-hours"
+                return f"The search ended because {rule}; {self._finished(trials)}."
         patience = self._section.patience
         if patience is not None:
             idle = trials_without_gain(self._study)
             if idle >= patience:
-                rule = f"`study.patience` is {patience}"
-                return f"The search ended because {idle} trials in a row found nothing better ({rule}); {finished}."
+                why = f"{idle} trials in a row found nothing better (`study.patience` is {patience})"
+                return f"The search ended because {why}; {self._finished(trials)}."
         return ""
 
     def out_of_time(self, trials: Sequence[FrozenTrial]) -> str:

@@ -19,8 +19,9 @@ from workbench.study.run.progress import StudyWatch, TuneProgress
 from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter
 from workbench.study.store import storage as kept
+from workbench.study.store.ended_trials import FINISHED
 from workbench.study.store.quiet import quiet_optuna
-from workbench.study.store.stored_records import FINISHED, counted_trials
+from workbench.study.store.stored_records import counted_trials
 
 
 @dataclass(frozen=True, slots=True)

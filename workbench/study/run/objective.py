@@ -11,6 +11,8 @@ step is the step number times the relative step time, in O0 steps, after a *warm
 
 from __future__ import annotations
 
+import bisect
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,11 +30,13 @@ from workbench.study.run.job import Monitor, RunStep, SpeedJob, SpeedMeasured, T
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.stopping import end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError, WarmUps
+from workbench.study.store.ended_trials import FINISHED, EndedTrials
 from workbench.study.store.study_storage import FRESH_SECONDS, StudyStorage
 
 _PENALTY = 10.0
 """Diverged runs count as this many times O0's cost: finite, and beyond anything a run that works can show."""
 
+_PLAN_KEYS = frozenset({"plan_key", "training_key"})  # user attributes; version 0.6 stored the first only
 _TIMED_AS_MEASURED = frozenset({"speed", "time_to_quality"})
 """Objectives whose value is the relative time as it was measured: of a step, or of a whole run."""
 
@@ -189,6 +193,9 @@ class Objective:
         self._plans, self._dimensions = file.plans, file.dimensions
         self._warm_ups, self._on_step = warm_ups, on_step
         self._reported: frozenset[int] = frozenset()  # steps at which the running trial was evaluated before
+        self._unfiled, self._twins = EndedTrials(FINISHED), dict[tuple[str, str], FrozenTrial]()  # by plan
+        self._unscored, self._allowed_values = EndedTrials(FINISHED[:1]), dict[float, list[float]]()  # by drop
+        self._baseline_values: dict[float, float] = {}  # by drop, too
 
     def __call__(self, trial: optuna.Trial) -> tuple[float, ...]:
         """Run the trial, and return its objective values; a StudyFailedError when O0 itself does not train."""
@@ -212,7 +219,7 @@ class Objective:
         self._hand.write()
         if is_baseline:
             return self._run_baseline(trial, plan)
-        twin = self._equal_plan(plan, trial.number)
+        twin = self._equal_plan(plan)
         if twin is not None:
             return self._repeat(trial, twin)
         try:
@@ -364,20 +371,21 @@ class Objective:
         """
         confirm, objective = self._file.confirm, self._file.study.objective
         places = confirm.candidates if confirm.enabled else 1
-        values: dict[float, list[float]] = {drop: [] for drop in self._drops.values()}
-        limits = dict.fromkeys(values, math.inf)
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        for trial in self._unscored.new(self._study.get_trials(deepcopy=False)):  # O0 the first of them
             attributes = trial.user_attrs
             if "trained" not in attributes or "repeats" in attributes:
                 continue
             measured = _measured(attributes)
-            for drop in values:
+            for drop in set(self._drops.values()):
                 scored = score(*measured, baseline, drop, objective, int(attributes.get("warm_up_steps", 0)))
                 if attributes.get("baseline"):
-                    limits[drop] = scored.values[0]
+                    self._baseline_values[drop] = scored.values[0]
                 elif scored.feasible:
-                    values[drop].append(scored.values[0])
-        return {drop: min([limits[drop], *sorted(values[drop])[places - 1 : places]]) for drop in values}
+                    bisect.insort(self._allowed_values.setdefault(drop, []), scored.values[0])
+        better = self._allowed_values
+        return {
+            drop: min([own, *better.get(drop, [])[places - 1 : places]]) for drop, own in self._baseline_values.items()
+        }
 
     def _report(self, trial: optuna.Trial, step: int, deficit: float) -> None:
         # What an interrupted trial reported before stands: the same seed gives the same curve.
@@ -392,12 +400,13 @@ class Objective:
             trial.set_constraint("metric_deficit", value)
 
     def _stored_baseline(self) -> Baseline:
-        return self._baseline_of(self._baseline_run())
+        return self._baseline_of(self._baseline_run)
 
     def _baseline_seconds(self) -> float:
         """Return how long O0 trained."""
-        return self._baseline_run().seconds
+        return self._baseline_run.seconds
 
+    @functools.cached_property
     def _baseline_run(self) -> Trained:
         trial = baseline_trial(self._study)
         if trial is None:
@@ -408,18 +417,19 @@ class Objective:
         higher = self._experimenter.higher_is_better
         return Baseline(trained.metric, trained.curve, higher, self._file.study.budget_steps)
 
-    def _equal_plan(self, plan: Plan, number: int) -> FrozenTrial | None:
-        keys = {"plan_key": plan.key(), "training_key": plan.training_key()}  # version 0.6 stored the first only
-        twins = [
-            trial
-            for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-            if any(trial.user_attrs.get(name) == key for name, key in keys.items())
-            and "trained" in trial.user_attrs
-            and trial.number != number
-        ]
-        # A run that went to the end says more than a pruned one.
-        twins.sort(key=lambda trial: ("repeats" in trial.user_attrs, trial.state != TrialState.COMPLETE, trial.number))
-        return twins[0] if twins else None
+    def _equal_plan(self, plan: Plan) -> FrozenTrial | None:
+        for trial in self._unfiled.new(self._study.get_trials(deepcopy=False)):
+            if "trained" in trial.user_attrs:
+                for name in _PLAN_KEYS & trial.user_attrs.keys():
+                    key = name, trial.user_attrs[name]
+                    self._twins[key] = min(self._twins.get(key, trial), trial, key=_place_as_twin)
+        same = (self._twins.get(key) for key in (("plan_key", plan.key()), ("training_key", plan.training_key())))
+        return min((trial for trial in same if trial is not None), key=_place_as_twin, default=None)
+
+
+def _place_as_twin(trial: FrozenTrial) -> tuple[bool, bool, int]:
+    """Return a trial's place among those of an equal plan: a run that went to the end says more than a pruned one."""
+    return "repeats" in trial.user_attrs, trial.state != TrialState.COMPLETE, trial.number
 
 
 def _note(trial: optuna.Trial, **attributes: Any) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from workbench.core.records import TrialRecord, timed_per
 from workbench.core.text import format_duration
@@ -18,7 +19,9 @@ from workbench.study.answer.selection import competing_trials
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import RunStep
 from workbench.study.set_up.standing import standing_now
-from workbench.study.store.stored_records import records_of, trials_of
+from workbench.study.store.ended_trials import FINISHED, EndedTrials
+from workbench.study.store.stored_records import is_its_own, records_of, trials_of
+from workbench.study.store.study_storage import seconds_of
 
 _DECIDING = frozenset({"confirm", "export"})
 """Phases in which the search's leader is no news any more: they decide what is exported."""
@@ -76,7 +79,10 @@ class StudyWatch:
         self._phase, self._done, self._total, self._share = "search", 0.0, float(n_trials), 0.0
         self._trial_seconds = math.nan
         self._best, self._note, self._ended = "", "", 0
-        self._records: dict[int, TrialRecord] = {}  # of trials that have ended
+        self._ended_trials, self._finished, self._seconds = EndedTrials(), 0, list[float]()
+        self._baseline: FrozenTrial | None = None  # once it has finished
+        self._new: list[FrozenTrial] = []  # those that finished since the leaders were found
+        self._leaders: dict[str, list[TrialRecord]] = {}  # by export: who leads, if anybody does
         self._attributes: dict[str, Any] = {}  # the study's, which stand once its drops are known
         self._notes = Notes(study, file)
         seeds = file.confirm.seeds_min if confirm_seeds is None else confirm_seeds
@@ -100,12 +106,12 @@ class StudyWatch:
         self._share = min(step.step / max(step.steps, 1), 1.0)
         self._report()
 
-    def trial_finished(self) -> None:
-        """Look at the trials again."""
+    def trial_finished(self, trials: Sequence[FrozenTrial] | None = None) -> None:
+        """Look at the trials that have ended since, among all of the study, which are read where they are not given."""
         if self._notes.are_due:
             self._notes.write(trials_of(self._study))
         if self._on_progress is not None:
-            self._refresh()
+            self._refresh(self._study.get_trials(deepcopy=False) if trials is None else trials)
         self._report()
 
     def run_finished(self, done: int, total: int) -> None:
@@ -123,52 +129,51 @@ class StudyWatch:
         self._done, self._share = self._total, 0.0
         self._report()
 
-    def _refresh(self) -> None:
-        trials = self._study.get_trials(deepcopy=False)  # once: each look asks the database
+    def _refresh(self, trials: Sequence[FrozenTrial]) -> None:
         if any(map(math.isnan, self._attributes.get("allowed_drops", {"": math.nan}).values())):
             self._attributes = self._study.user_attrs
-        attributes = self._attributes
-        records = records_of(trials, attributes, known=self._records)
-        complete = (one for one in trials if one.state == TrialState.COMPLETE)
-        baseline = next((one.number for one in complete if one.user_attrs.get("baseline")), None)
-        ended = [one for one in records if one.state in {"complete", "pruned", "failed"}]
-        if baseline is not None:  # what has ended is not read again
-            self._records = {one.number: one for one in ended}
-        finished = [one for one in ended if one.state != "failed"]
-        seconds = [record.seconds for record in finished if record.seconds > 0.0]
-        self._ended = len(ended)
-        self._trial_seconds = sum(seconds) / len(seconds) if seconds else math.nan
+        new = [one for one in self._ended_trials.new(trials) if is_its_own(one)]
+        finished = [one for one in new if one.state in FINISHED]
+        baseline = (one for one in finished if one.state == TrialState.COMPLETE and one.user_attrs.get("baseline"))
+        self._baseline = self._baseline or next(baseline, None)
+        self._new += finished
+        self._seconds += [seconds for one in finished if (seconds := seconds_of(one)) > 0.0]
+        self._ended, self._finished = self._ended + len(new), self._finished + len(finished)
+        self._trial_seconds = sum(self._seconds) / len(self._seconds) if self._seconds else math.nan
         if self._phase != "attribution":
-            self._phase, self._done, self._total = "search", float(len(finished)), float(self._n_trials)
+            self._phase, self._done, self._total = "search", float(self._finished), float(self._n_trials)
         self._share = 0.0
-        self._best = "" if baseline is None else self._best_of(records, baseline, attributes)
+        self._best = "" if self._baseline is None else self._best_of(self._baseline)
 
-    def _best_of(self, records: list[TrialRecord], baseline: int, attributes: Mapping[str, Any]) -> str:
+    def _best_of(self, baseline: FrozenTrial) -> str:
         """Say which trial leads the search, for the export it aims at or else another."""
-        objective = self._file.study.objective
+        objective, attributes = self._file.study.objective, self._attributes
 
         def described(trial: TrialRecord) -> str:
             factor = f"{1.0 / trial.relative_step_time:.2f} x {timed_per(objective)}"
             return f"trial {trial.number}, {factor}, {trial.summary}"
 
         if objective == "time_to_quality":  # the set-up that surely keeps the quality
+            self._new.clear()
             leader = standing_now(self._study, self._file).leader
-            return next((described(record) for record in records if record.number == leader), "")
-        reference = next(one for one in records if one.number == baseline)
-        for target in sorted(attributes["allowed_drops"], key=lambda one: one != self._file.allowed_drop.target):
+            trials = [] if leader is None else [baseline, self._study.get_trials(deepcopy=False)[leader]]
+            return next((described(one) for one in records_of(trials, attributes) if one.number == leader), "")
+        reference, *new = records_of([baseline, *(one for one in self._new if one is not baseline)], attributes)
+        for target, drop in attributes["allowed_drops"].items() if new else ():
             ranked = competing_trials(
-                records,
+                [*self._leaders.get(target, ()), *new],
                 reference,
                 target,
-                attributes["allowed_drops"][target],
+                drop,
                 objective=objective,
                 higher_is_better=bool(attributes["higher_is_better"]),
                 plans=self._file.plans,
             )
-            best = next(ranked, None)
-            if best is not None:
-                return f"{target}: {described(best)}"
-        return ""
+            self._leaders[target] = list(itertools.islice(ranked, 1))
+        if not any(map(math.isnan, attributes["allowed_drops"].values())):
+            self._new.clear()
+        first = sorted(self._leaders, key=lambda one: one != self._file.allowed_drop.target)
+        return next((f"{target}: {described(one)}" for target in first for one in self._leaders[target]), "")
 
     def _search_seconds(self) -> float:
         """Return the time left to a search for the fastest set-up."""

@@ -31,9 +31,10 @@ from workbench.study.run.warm_up import WarmUps
 from workbench.study.sample.sampling import make_pruner, make_sampler
 from workbench.study.set_up.objective import GIVEN, SetUpObjective
 from workbench.study.store import storage as kept
+from workbench.study.store.ended_trials import ENDED, FINISHED
 from workbench.study.store.liveness import StaleTrials, heartbeat
 from workbench.study.store.quiet import quiet_optuna
-from workbench.study.store.stored_records import FINISHED, counted_among
+from workbench.study.store.stored_records import counted_among
 from workbench.study.store.study_storage import TAKEN_ERRORS, StudyStorage, TrialTakenError, was_given_up
 
 if TYPE_CHECKING:
@@ -160,8 +161,8 @@ class Search:
         while self._deadline is None or time.monotonic() <= self._deadline:
             end_if_asked(self._stop)  # before a trial is drawn
             self._stale.put_back()
-            self._watch.trial_finished()
             trials = self._trials()
+            self._watch.trial_finished(trials)
             _end_if_workers_keep_dying(trials)
             if not self._end.reason(trials):
                 try:
@@ -259,7 +260,7 @@ class Search:
 
     def _is_surplus(self, number: int, trials: Sequence[FrozenTrial]) -> bool:
         """Return whether other processes have begun the last trials in the meantime."""
-        if GIVEN in next(one for one in trials if one.number == number).user_attrs:
+        if len(trials) <= self._n_trials or GIVEN in trials[number].user_attrs:
             return False
         others = [one for one in counted_among(trials) if one.number != number]
         return sum(one.state in FINISHED or one.number < number for one in others) >= self._n_trials
@@ -267,7 +268,9 @@ class Search:
 
 def _end_if_workers_keep_dying(trials: Sequence[FrozenTrial]) -> None:
     """End the search when the trials that were last given up have nothing finished between them."""
-    ended = [trial for trial in trials if trial.state in (*FINISHED, TrialState.FAIL)]
+    if not any(was_given_up(trial) for trial in trials):
+        return
+    ended = [trial for trial in trials if trial.state in ENDED]
     ended.sort(key=lambda trial: trial.datetime_complete or datetime.datetime.min)
     last = ended[-_FAILURES_IN_A_ROW:]
     if len(last) == _FAILURES_IN_A_ROW and all(was_given_up(trial) for trial in last):

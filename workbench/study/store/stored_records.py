@@ -18,10 +18,8 @@ from workbench.core.records import CandidateRecord, TrialRecord, Verdict
 from workbench.study.errors import StudyChangedError, StudyFailedError
 from workbench.study.run.job import SpeedMeasured, Trained, plain
 from workbench.study.run.objective import Baseline, baseline_trial, metric_deficit, score
+from workbench.study.store.ended_trials import FINISHED
 from workbench.study.store.study_storage import seconds_of
-
-FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
-"""States of a trial that has run to an end."""
 
 _UNCOUNTED = frozenset({"repeats", "skipped"})
 """User attributes of trials that are no trials of their own: an equal plan again, or one too slow to be trained."""
@@ -36,7 +34,12 @@ def counted_among(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Return those of some trials that count, as `counted_trials` does."""
     begun = (*FINISHED, TrialState.RUNNING)
     apart = _UNCOUNTED | {"given"}  # given set-ups come beside those that are drawn
-    return [trial for trial in trials if trial.state in begun and not apart & trial.user_attrs.keys()]
+    return [trial for trial in trials if trial.state in begun and apart.isdisjoint(trial.user_attrs)]
+
+
+def is_its_own(trial: FrozenTrial) -> bool:
+    """Return whether a trial has a record of its own: it is no repeat of an equal plan, nor too slow to be trained."""
+    return _UNCOUNTED.isdisjoint(trial.user_attrs)
 
 
 def allowed_drop_of(attributes: Mapping[str, Any]) -> float:
@@ -66,13 +69,8 @@ def trials_of(study: optuna.Study) -> list[TrialRecord]:
     return records_of(study.get_trials(deepcopy=False), study.user_attrs)
 
 
-def records_of(
-    trials: Sequence[FrozenTrial], attributes: Mapping[str, Any], *, known: Mapping[int, TrialRecord] | None = None
-) -> list[TrialRecord]:
-    """Rebuild the records of a study's trials, all in the order of their numbers, from what has been read.
-
-    ``known`` records are taken as they are; of trials that have ended since O0 had.
-    """
+def records_of(trials: Sequence[FrozenTrial], attributes: Mapping[str, Any]) -> list[TrialRecord]:
+    """Rebuild the records of trials of a study, O0 among them where it has finished, from what has been read."""
     section = attributes.get("study_file", {}).get("study", {})
     reference = next((one for one in trials if _is_complete(one) and one.user_attrs.get("baseline")), None)
     baseline = None
@@ -81,12 +79,7 @@ def records_of(
         budget = section.get("budget_steps", trained.curve[-1][0] if trained.curve else 0)
         baseline = Baseline(trained.metric, trained.curve, bool(attributes.get("higher_is_better", True)), budget)
     allowed_drop, objective = allowed_drop_of(attributes), str(section.get("objective", "time_to_target"))
-    known = known or {}
-    return [
-        known.get(trial.number) or _record(trial, baseline, allowed_drop, objective)
-        for trial in trials
-        if not _UNCOUNTED & trial.user_attrs.keys()
-    ]
+    return [_record(trial, baseline, allowed_drop, objective) for trial in trials if is_its_own(trial)]
 
 
 def baseline_record(study: optuna.Study, trials: Sequence[TrialRecord]) -> TrialRecord:

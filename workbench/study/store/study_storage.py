@@ -158,29 +158,29 @@ class StudyStorage(BaseStorage):
         """Return the trials of a study; while the thread runs one they are read once a second at most."""
         buffer = self._buffer
         if buffer is None:
-            trials: Sequence[FrozenTrial] = self._read(study_id)
+            wanted = self._read(study_id, states)
         else:
             if time.monotonic() - buffer.read_at > FRESH_SECONDS:
                 buffer.trials, buffer.read_at = self._read(study_id), time.monotonic()
-            trials = [buffer.own if one.number == buffer.own.number else one for one in buffer.trials]
-        wanted = [one for one in trials if states is None or one.state in states]
+            trials, number = list(buffer.trials), buffer.own.number
+            trials[number : number + 1] = [buffer.own]  # numbers are places
+            wanted = trials if states is None else [one for one in trials if one.state in states]
         return copy.deepcopy(wanted) if deepcopy else wanted
 
-    def _read(self, study_id: int) -> list[FrozenTrial]:
+    def _read(self, study_id: int, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
         if study_id not in self._readers:  # a study over RDBStorage itself keeps what has finished in memory
             name, anything = self.get_study_name_from_id(study_id), optuna.samplers.RandomSampler()
             self._readers[study_id] = self._request(
                 lambda: optuna.load_study(study_name=name, storage=self._backend, sampler=anything)
             )
-        return self._request(lambda: self._readers[study_id].get_trials(deepcopy=False))
+        return self._request(lambda: self._readers[study_id].get_trials(deepcopy=False, states=states))
 
     def running(self, study_id: int) -> list[RunningTrial]:
         """Return the running trials of a study, but those that this process holds."""
         found = []
-        for one in self._read(study_id):
-            if one.state == TrialState.RUNNING:
-                trial_id = self.get_trial_id_from_study_id_trial_number(study_id, one.number)
-                found.append(RunningTrial(trial_id, one.number, one.user_attrs.get(_MARK)))
+        for one in self._read(study_id, [TrialState.RUNNING]):
+            trial_id = self.get_trial_id_from_study_id_trial_number(study_id, one.number)
+            found.append(RunningTrial(trial_id, one.number, one.user_attrs.get(_MARK)))
         return [one for one in found if not self._is_ours(one.trial_id, one.mark)]
 
     # -- beginning and ending a trial ----------------------------------------------------------------------------------
@@ -191,11 +191,15 @@ class StudyStorage(BaseStorage):
         wanted = template_trial or create_trial(state=TrialState.RUNNING, user_attrs={_MARK: mark})
         key = _BASELINE if mark is None else _MARK
         states = [TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE]
+        is_repeated = False
 
         def create() -> int:
+            nonlocal is_repeated
+            may_exist = is_repeated or mark is None  # what only this process creates is there after a lost answer only
+            is_repeated = True
             with self._transaction(savepoints=True) as connection:
                 trial_id = self._backend.create_new_trial(study_id, wanted)  # locks the study
-                if wanted.user_attrs.get(key):
+                if may_exist and wanted.user_attrs.get(key):
                     # What a request would create a second time: a trial begun under the same mark, or O0.
                     alive = self._backend.get_all_trials(study_id, deepcopy=False, states=states)
                     same = next(one for one in alive if one.user_attrs.get(key) == wanted.user_attrs[key])
