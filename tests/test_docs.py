@@ -223,7 +223,7 @@ def test_a_wrong_option_is_noticed() -> None:
 @pytest.mark.slow
 def test_the_way_from_zero_can_be_walked(tmp_path: Path) -> None:
     page = ROOT / "docs" / "guide" / "own_model.md"
-    (task,) = _blocks(page, "python")
+    task = _blocks(page, "python")[0]
     (tmp_path / "my_task.py").write_text(task)
     (train,) = (words for words in _commands(page) if "train" in words and "--level" in words)
     command = [sys.executable, "-m", *train]
