@@ -195,7 +195,7 @@ if trainer.is_global_zero:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_train_one_model(tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(RANKS, encoding="utf-8")
