@@ -10,10 +10,10 @@ One line is added to a training with Lightning::
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workbench.integrations.lightning.arguments import carried, trainer_arguments
+from workbench.integrations.on_first_use import on_first_use
 
 if TYPE_CHECKING:
     from workbench.integrations.lightning.boost import Boost
@@ -21,15 +21,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Boost", "carried", "from_lightning", "trainer_arguments"]
 
-_HOME = {"Boost": "boost", "from_lightning": "searched"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "lightning":
-            raise
-        raise ModuleNotFoundError(f'{name} needs Lightning: pip install "boost-workbench[lightning]"') from error
+__getattr__ = on_first_use(__name__, {"Boost": "boost", "from_lightning": "searched"}, "lightning")

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from workbench.integrations.on_first_use import on_first_use
 from workbench.integrations.transformers.arguments import carried, training_arguments
 
 if TYPE_CHECKING:
@@ -16,12 +16,4 @@ if TYPE_CHECKING:
 
 __all__ = ["BoostedTrainer", "carried", "task_from_trainer", "training_arguments"]
 
-_HOME = {"BoostedTrainer": "trainer", "task_from_trainer": "task"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = on_first_use(__name__, {"BoostedTrainer": "trainer", "task_from_trainer": "task"}, "transformers")
