@@ -26,8 +26,8 @@ def with_scripts(
 ) -> StudyResult:
     """Return a study's answer with its exports in the words of every framework; of some, files are written, too.
 
-    A script is written into the folder of its configuration. Where the task cannot be loaded, its place in the script is
-    left for the user to fill in.
+    A script is written into the folder of its configuration. Where the task cannot be loaded, its place in the script
+    is left for the user to fill in.
 
     Args:
         result: The answer, whose configurations have been exported.
