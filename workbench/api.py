@@ -208,6 +208,7 @@ def tune(
     trials: int | None = None,
     timeout: float | None = None,
     fresh: bool = False,
+    new_baseline: bool = False,
     confirm_seeds: int | None = None,
     require_confirmed: bool = False,
     jobs: int = 1,
@@ -245,6 +246,7 @@ def tune(
         timeout: Seconds for all of it, files and report included; None takes the study's own. What runs when they are
             over ends at its next step, and the next call runs it again.
         fresh: Archive what was there and start over.
+        new_baseline: The same, then begin with the best plans of what is archived: for a task that has changed.
         confirm_seeds: Paired seeds of the confirmation; None takes the study's own.
         require_confirmed: Export confirmed candidates only.
         jobs: Worker processes that search at the same time.
@@ -308,6 +310,7 @@ def tune(
         trials=trials,
         timeout=timeout,
         fresh=fresh,
+        new_baseline=new_baseline,
         confirm_seeds=confirm_seeds,
         require_confirmed=require_confirmed,
         jobs=jobs,
