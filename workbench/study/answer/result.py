@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 import warnings
@@ -58,20 +59,26 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
         StudyError: When the study is wrong or has not been started.
     """
     with quiet_optuna(), kept.plain_storage_errors():
-        study, file, directory = open_begun(study_dir, storage)
-        # Sentences were stored with a command; the study's folder may be called otherwise by now.
-        here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
-        candidates = [replace(one, sentence=_COMMAND.sub(lambda _: here, one.sentence)) for one in candidates_of(study)]
-        trials, choices = _judged(study, file), dict[str, Choice]()
-        if "candidates" in study.user_attrs:
-            confirmed_only = bool(study.user_attrs.get("require_confirmed", False))  # as when the files were written
-            choices = _choices(study, file, trials, candidates, require_confirmed=confirmed_only)
-        files = {target: directory / "result" / f"boost_config.{target}.json" for target in TARGETS}
-        exported = {target: path for target, path in files.items() if path.exists()}
-        chosen = {target: choice.label for target, choice in choices.items()}
-        earlier = f"The files hold an earlier choice; `workbench export {study_dir}` writes this one."
-        more = [earlier] if exported and study.user_attrs.get("chosen", {}) != chosen else []
-        result = _result(study, file, directory, trials, candidates, choices, exported, more)
+        study, file, _ = open_begun(study_dir, storage)
+        return standing_result(study_dir, study, file)
+
+
+def standing_result(study_dir: str | os.PathLike[str], study: optuna.Study, file: StudyFile) -> StudyResult:
+    """Return the state of a study that is open, as `read_result` does."""
+    directory, attributes = study_folder(study_dir), study.user_attrs
+    # Sentences were stored with a command; the study's folder may be called otherwise by now.
+    here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
+    candidates = [replace(one, sentence=_COMMAND.sub(lambda _: here, one.sentence)) for one in candidates_of(study)]
+    trials, choices = _judged(study, file), dict[str, Choice]()
+    if "candidates" in attributes:
+        confirmed_only = bool(attributes.get("require_confirmed", False))  # as when the files were written
+        choices = _choices(study, file, trials, candidates, require_confirmed=confirmed_only)
+    files = {target: directory / "result" / f"boost_config.{target}.json" for target in TARGETS}
+    exported = {target: path for target, path in files.items() if path.exists()}
+    chosen = {target: choice.label for target, choice in choices.items()}
+    earlier = f"The files hold an earlier choice; `workbench export {study_dir}` writes this one."
+    more = [earlier] if exported and attributes.get("chosen", {}) != chosen else []
+    result = _result(study, file, directory, trials, candidates, choices, exported, more)
     report = directory / "result" / "report.html"
     return replace(result, report=report if report.exists() else None)
 

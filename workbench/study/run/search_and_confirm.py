@@ -38,6 +38,7 @@ from workbench.study.answer.freezing_limits import measure_freezing_limits
 from workbench.study.answer.loss_scale_policy import tune_loss_scale
 from workbench.study.answer.result import StudyResult, write_answer
 from workbench.study.answer.selection import contenders
+from workbench.study.answer.status_keeper import keeping_status
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.ask.warm_start import enqueue_warm_start
 from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError
@@ -126,20 +127,22 @@ def tune(
             file.allowed_drops(guard.metric_name)
             archived = kept.archive_study(directory) if fresh else None
             database = kept.open_storage(url)
-            leaving.enter_context(writing_ahead(database.engine))
             study = kept.open_study(database, file, guard)
             file = kept.on_its_network(file, study)
+            status = leaving.enter_context(keeping_status(study_dir, storage, study, file))
+            leaving.enter_context(writing_ahead(database.engine))  # left first: the last state is that of a plain file
             allowed = _keep_question(study, file, guard, n_trials)
             enqueue_warm_start(study, file, directory, warm_start, n_trials)
             kept.requeue_interrupted(database, study)
             search_deadline, deadline = _deadlines(file, began, limit)
-            watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline)
+            watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline, status.refresh)
             where = (file, directory, database, study, guard)
             search = Search(*where, allowed, n_trials, search_deadline, watch, stop)
 
             def on_poll() -> None:
                 end_if_asked(stop)
                 watch.trial_finished()
+                watch.trial_begun()
 
             guard.deadline, loaded = deadline, time.monotonic()
             try:
