@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import torch
@@ -31,12 +31,28 @@ side of ReLU), bfloat16 0.3; there a mistake is found only in much of the gradie
 """
 
 
+def _go_on() -> None:
+    """Nobody wants to end it."""
+
+
 def first_losses(
-    task: Task, config: BoostConfig, level: str, seed: int, device: torch.device, n: int = 20
+    task: Task,
+    config: BoostConfig,
+    level: str,
+    seed: int,
+    device: torch.device,
+    n: int = 20,
+    before_batch: Callable[[], None] = _go_on,
 ) -> list[float]:
-    """Return the losses of the first n batches in training mode, at the weights that a run begins with."""
+    """Return the losses of the first n batches in training mode, at the weights that a run begins with.
+
+    What ``before_batch`` raises ends it between two of them.
+    """
+    losses = []
     with _begun(task, config, level, seed, device) as prepared:
-        losses = [_loss(prepared, batch).detach() for batch in islice(prepared.batches(seed), n)]
+        for batch in islice(prepared.batches(seed), n):
+            before_batch()
+            losses.append(_loss(prepared, batch).detach())
         return [float(loss) for loss in losses]
 
 

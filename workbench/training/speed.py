@@ -64,8 +64,7 @@ def measure_speed_ratio(
     precision: float = 0.05,  # width of the interval, relative to the ratio, at which no more rounds are added
     loading: bool = False,  # whether a step includes loading its batch
     stop: Callable[[], bool] | None = None,  # asked between rounds; True ends the measurement after at least two
-    # Called before every optimizer step, on an accelerator before some, outside the time that is measured; what it
-    # raises ends the measurement.
+    # Called before every micro-batch, on an accelerator before some updates; what it raises ends the measurement.
     before_window: Callable[[], None] | None = None,
 ) -> SpeedRatio:
     """Measure the ratio of step times by interleaved blocks.
@@ -222,6 +221,8 @@ class TimedSide:
             if number:
                 self._enter(group)  # the schedule has gone on
             for step in range(n_steps):
+                if step and self.before_window is not None and self.device.type == "cpu":
+                    self.before_window()  # a micro-batch may take seconds; asking takes a microsecond
                 self._train(self.batches[self.position % len(self.batches)], group, ends=step + 1 == n_steps)
                 self.position += 1
             self._refreshed |= self.cyclic is not None and self.cyclic.refreshed

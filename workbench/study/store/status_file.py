@@ -15,12 +15,12 @@ import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-import workbench
 from workbench.core.checksums import SEAL, is_intact, sealed
 from workbench.core.files import write_text_atomically
 from workbench.core.records import StudyResult
@@ -55,7 +55,7 @@ def stamp_of(study: str | os.PathLike[str]) -> Stamp:
     folder = path.parent if path.suffix == ".toml" else path
     file = path if path.suffix == ".toml" else folder / "study.toml"
     return {
-        "version": workbench.__version__,
+        "version": _version(),
         "study": str(study),  # commands in its sentences name it so
         "file": zlib.crc32(file.read_bytes()),
         "exported": sorted(one.name for one in (folder / "result").glob("boost_config.*.json")),
@@ -103,6 +103,13 @@ def read_status(study: str | os.PathLike[str]) -> KeptStatus | None:
     was_tuple = {"left_out": tuple(result.left_out), "scripts": tuple(result.scripts)}
     result = dataclasses.replace(result, report=report if report.exists() else None, **was_tuple)
     return KeptStatus(result, int(process["pid"]) if alive else None, age)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("boost-workbench")
+    except metadata.PackageNotFoundError:  # used without being installed
+        return ""
 
 
 def _look(path: Path) -> list[int] | None:
