@@ -58,6 +58,7 @@ class Confirmation:
     def __post_init__(self) -> None:
         study, file = self.study, self.file
         self.cut_short = False  # whether the time was over before all verdicts were in
+        self.is_open = False  # whether a test that has begun lacks pairs for that reason
         self._peers: list[Contender] = []
         self._runs_ended = 0  # over all tests: a further one does not seem to begin from zero
         self._counts_steps = file.study.objective == "time_to_target"
@@ -78,6 +79,7 @@ class Confirmation:
         Those for which there was no time stay undecided.
         """
         tested = [one for target, pool in pools.items() for one in self._tested(target, pool)]
+        self.is_open = self.cut_short and any(self._judged(contender).missing for contender, _ in tested)
         # After all runs, so that a second call says the same.
         return [self._record(contender, why_untested) for contender, why_untested in tested]
 

@@ -152,15 +152,19 @@ def tune(
             guard.deadline = search_deadline
             if file.study.objective == "time_to_quality":
                 prepare_search(study, file, guard, search, deadline=search_deadline, on_note=watch.note)
-            if crew is not None:
-                crew.search(database, allowed, n_trials, search_deadline, on_poll)
-            elif jobs > 1:
-                try:
-                    run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, on_poll)
-                except StudyStoppedError:
-                    kept.requeue_interrupted(database, study)  # the workers were ended in the middle of theirs
-                    raise
-            search.run()
+            confirms_first = limit is not None and study.user_attrs.get("confirms_first", False)
+            if confirms_first:
+                watch.note("the confirmation that the time limit ended goes on before the search does")
+            else:
+                if crew is not None:
+                    crew.search(database, allowed, n_trials, search_deadline, on_poll)
+                elif jobs > 1:
+                    try:
+                        run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, on_poll)
+                    except StudyStoppedError:
+                        kept.requeue_interrupted(database, study)  # the workers were ended in the middle of theirs
+                        raise
+                search.run()
             if not any(contenders(study, file, None).values()):
                 # Nobody to confirm: the search has that time, too.
                 if file.study.objective == "time_to_quality":
@@ -168,7 +172,7 @@ def tune(
                 else:
                     guard.deadline = _half_way(deadline) if _measures_later(file) else deadline
                 search.run_until(guard.deadline)
-            if file.study.objective == "time_to_quality":
+            if file.study.objective == "time_to_quality" and not confirms_first:
                 guard.deadline = confirmation_begins(study, file, deadline)
                 settle(study, file, search, deadline=guard.deadline)
                 watch.phase("attribution")
@@ -192,6 +196,7 @@ def tune(
             candidates = confirmation.judge(contenders(study, file, policy))
             keep_candidates(study, candidates)
             cut_short += ["the confirmation"] if confirmation.cut_short else []
+            study.set_user_attr("confirms_first", confirmation.is_open)
             if file.study.objective == "time_to_quality":
                 keys, monitor = confirmation.keys_of(candidates), Monitor(on_step=watch.step)
                 compare_with_plain(study, file, guard, keys, monitor=monitor, deadline=deadline)
