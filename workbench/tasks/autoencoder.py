@@ -41,7 +41,7 @@ def digits_autoencoder() -> Task:
         train=_training_batches,
         evaluate=_evaluation_batches,
         metric="loss",
-        # Version 1 trained at a rate of 0.01, where three of six seeds diverged; results of then belong to another task.
+        # Version 1 trained at a rate of 0.01, at which three of six seeds diverged: not the same task.
         data_hash=f"sklearn.datasets.load_digits pixels, version 2 sha256:{digest_of_batches([load_pixels()])}",
         description="deep autoencoder of scikit-learn's handwritten digits",
         steps=600,
