@@ -39,8 +39,7 @@ def identity(task: Task, request: RunRequest) -> dict[str, Any]:
 def state_to_resume(folder: CheckpointFolder, this: Mapping[str, Any], device: torch.device) -> dict[str, Any] | None:
     """Return the newest checkpoint that all ranks have whole, None when there is none.
 
-    Raises:
-        ResumeError: When it belongs to another run than ``this``, an `identity`, or none is whole.
+    One that belongs to another run than ``this``, an `identity`, is a ResumeError, and so is that none is whole.
     """
     state, steps = None, ranks.broadcast_object(folder.steps())
     for step in steps:
