@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import plotly.graph_objects as go
 from markupsafe import Markup
@@ -21,7 +20,6 @@ from workbench.config import BoostConfig, describe_parameters
 from workbench.core.files import write_text_atomically
 from workbench.core.records import CandidateRecord, StudyResult
 from workbench.core.text import format_duration
-from workbench.core.trial_counts import outcome_of
 from workbench.figures import (
     MetricScale,
     RunCurve,
@@ -32,14 +30,17 @@ from workbench.figures import (
     loss_scale_numbers,
     replay_policies_figure,
 )
-from workbench.figures.labels import compact, percent
+from workbench.figures.labels import percent
 from workbench.figures.study_figure import study_figure
 from workbench.methods.registry import METHODS
-from workbench.report.page import embed, render
+from workbench.report.page import data_script, embed, render
 from workbench.report.result_files import write_result_files
+from workbench.report.served import Served
 from workbench.report.sources import Sources, hardware_of, read_sources
+from workbench.report.trial_data import trial_data
 
 _FIGURES = ("speed-accuracy", "history", "importance", "curves", "loss-scale", "replay", "exponents", "freezing")
+_OF_TRIALS = frozenset({"speed-accuracy", "history"})  # their points are trials
 _MOST_CURVES = 4  # besides that of O0
 
 
@@ -69,8 +70,8 @@ def write_study_report(path: Path, answer: StudyResult, sources: Sources) -> Pat
     return path
 
 
-def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "") -> str:
-    """Return the report as HTML text; ``created`` says when it is written."""
+def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "", served: Served | None = None) -> str:
+    """Return the report as HTML text; ``created`` says when it is written, ``served`` by whom it is shown live."""
     metric = MetricScale.of(answer)
     drawn = _figures(answer, sources, metric)
     names = (*_FIGURES, *(f"attribution-{target}" for target in answer.attribution))
@@ -80,30 +81,27 @@ def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "
         answer=answer,
         sources=sources,
         metric=metric,
-        figures={name: embed(drawn[name], f"figure-{name}") if name in drawn else Markup("") for name in names},
+        figures={
+            name: embed(drawn[name], f"figure-{name}", of_trials=name in _OF_TRIALS) if name in drawn else Markup("")
+            for name in names
+        },
         key_figures=_key_figures(answer, sources, metric),
         speed_reach=_speed_reach(answer.candidates),
-        parameter_text=parameter_text,
+        trial_table=_trial_table(answer, served),
         shares_of=shares_of,
-        shown_trials=[trial for trial in answer.trials if trial.state not in {"waiting", "running"}],
-        outcome_of=outcome_of,
         notes=[one for one in answer.messages if one not in answer.choice_sentences],
         hardware=hardware_of(answer),
         created=created,
+        served=served,
     )
 
 
-def parameter_text(path: str, value: Any, config: Mapping[str, Any] | None = None) -> str:
-    """Write one searched parameter as a person would say it; what it comes to may depend on the whole configuration."""
-    about = describe_parameters().get(path)
-    if about is not None and about.share is not None and isinstance(value, int | float):
-        section, _, name = path.partition(".")
-        others = (config or {}).get(section, {})
-        share = about.share(BoostConfig.from_dict({section: {**others, name: value}}))
-        return f"{about.share_name}: {percent(share)}"
-    if isinstance(value, bool):
-        return f"{path.removeprefix('boost.')}: {'on' if value else 'off'}"
-    return f"{path}: {compact(value) if isinstance(value, float) else value}"
+def _trial_table(answer: StudyResult, served: Served | None) -> Markup:
+    """Return the place of the table of trials with its data; nothing while there is no trial."""
+    if not answer.trials:
+        return Markup("")
+    runs = Markup("") if served is None else Markup(' data-runs="{}"').format(served.here)
+    return Markup('<div class="trials"{}>{}</div>').format(runs, data_script(trial_data(answer)))
 
 
 def shares_of(config: BoostConfig) -> dict[str, float]:
