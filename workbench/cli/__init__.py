@@ -17,6 +17,7 @@ import typer
 
 from workbench.cli import command_start
 from workbench.cli.bench_command import bench
+from workbench.cli.command_group import PLAIN, CommandGroup
 from workbench.cli.failures import FAILED, INTERRUPTED, Interrupted, report
 from workbench.cli.interrupts import ending_like_ctrl_c
 from workbench.cli.lab_command import lab
@@ -35,6 +36,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    cls=CommandGroup,
+    **PLAIN,
 )
 # In the order of `workbench --help`.
 for _command in (

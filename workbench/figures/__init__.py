@@ -1,9 +1,8 @@
 """Figures: records and tables in, plain Plotly figures out.
 
 Each module holds one figure: a function that reduces records to a small frozen dataclass of numbers, and one that draws
-them. The numbers are what tests look at and what a table can reuse. All are drawn as a ``Drawing``, which is made in a
-twentieth of the time that plotly takes; a ``..._figure`` hands it to plotly. Nothing here knows torch or Optuna, and
-only ``live.py`` knows widgets.
+them, as a ``Drawing``; a ``..._figure`` hands that to plotly. Nothing here knows torch or Optuna, and only ``live.py``
+knows widgets.
 
 The same arguments mean the same everywhere: ``steps`` and ``events`` are tables of a recorded run or plain records,
 ``theme`` is ``"auto"``, ``"light"`` or ``"dark"`` (``theme.inks``), ``height`` counts pixels, and ``limit`` is the most

@@ -26,12 +26,7 @@ from workbench.training.outcome import BoostStep
 
 
 class WithLossCell(nn.Module):
-    """A backbone and its criterion as one module that returns the loss.
-
-    Args:
-        backbone: Network called with the inputs.
-        loss_fn: Criterion called as ``loss_fn(output, label)``.
-    """
+    """A backbone and its criterion, called as ``loss_fn(output, label)``, as one module that returns the loss."""
 
     def __init__(self, backbone: nn.Module, loss_fn: nn.Module) -> None:
         super().__init__()
@@ -39,12 +34,7 @@ class WithLossCell(nn.Module):
         self.loss_fn = loss_fn
 
     def forward(self, data: Tensor, label: Tensor) -> Tensor:
-        """Return the loss of one batch, shape ``()``.
-
-        Args:
-            data: Inputs of the backbone.
-            label: What the criterion compares the backbone's output with.
-        """
+        """Return the loss of one batch, shape ``()``."""
         return cast("Tensor", self.loss_fn(self.backbone(data), label))
 
     @property
@@ -86,10 +76,6 @@ class TrainOneStepCell(_TrainCell):
         optimizer: Any torch optimizer.
         sens: Number the backward pass is seeded with; gradients are multiplied by it and not divided again. None
             means 1 (the reference returns None then).
-
-    Raises:
-        TypeError: If ``sens`` is not a number.
-        ValueError: If ``sens`` is 0 or not finite.
     """
 
     def __init__(self, network: nn.Module, optimizer: Optimizer, sens: float | None = 1.0) -> None:
@@ -110,10 +96,6 @@ class BoostTrainOneStepCell(_TrainCell):
         network: Module that returns the loss, as ``AutoBoost.network_auto_process_train`` returned it.
         optimizer: Optimizer, as returned there.
         sens: As in ``TrainOneStepCell``.
-
-    Raises:
-        TypeError: If ``sens`` is not a number.
-        ValueError: If ``sens`` is 0 or not finite.
     """
 
     def __init__(self, network: nn.Module, optimizer: Optimizer, sens: float | None = 1.0) -> None:
@@ -135,7 +117,7 @@ class BoostTrainOneStepCell(_TrainCell):
     def gradient_accumulation_process(
         self, loss: Tensor, grads: tuple[Tensor, ...], sens: Tensor | float, *inputs: Any
     ) -> Tensor:
-        """Add one micro-batch's gradients to the window, update at its end, and return the loss.
+        """Add one micro-batch's gradients to the window, update at its end, and return the loss, shape ``()``.
 
         Args:
             loss: Loss of the micro-batch, shape ``()``.
@@ -143,9 +125,6 @@ class BoostTrainOneStepCell(_TrainCell):
             sens: Factor the gradients carry. It stays in them as in ``TrainOneStepCell``; the module with a loss scale
                 divides by its scale at the window's end, so there it must be that scale.
             inputs: Not used; the reference passes them for its graph.
-
-        Raises:
-            ValueError: If there are not as many gradients as trained parameters.
         """
         del sens, inputs
         return self._step_with(loss, grads)
@@ -153,13 +132,8 @@ class BoostTrainOneStepCell(_TrainCell):
     def adasum_process(self, loss: Tensor, grads: tuple[Tensor, ...]) -> Tensor:
         """Update with these gradients as every server would alone, combine the servers' updates, and return the loss.
 
-        Args:
-            loss: Loss of the batch, shape ``()``.
-            grads: Gradients of this rank, one per trained parameter in the optimizer's order; averaged inside a server.
-
-        Raises:
-            RuntimeError: If AdaSum is not in effect; the message says why.
-            ValueError: If there are not as many gradients as trained parameters.
+        ``grads`` are those of this rank, as for `gradient_accumulation_process`; they are averaged inside a server.
+        Where AdaSum is not in effect, a RuntimeError says why.
         """
         if not self.check_adasum_enable():
             why = "the network was not processed by AutoBoost"
@@ -195,12 +169,7 @@ class _WithLossScale(_TrainCell):
         return self.boosted.loss_scale
 
     def set_sense_scale(self, sens: Tensor) -> None:
-        """Overwrite the loss scale by a tensor of shape ``()`` or ``(1,)``.
-
-        Raises:
-            TypeError: If it is not a tensor.
-            ValueError: If it has more than one element.
-        """
+        """Overwrite the loss scale by a tensor of shape ``()`` or ``(1,)``."""
         if not isinstance(sens, Tensor):
             raise TypeError(f"`sens` must be a tensor of shape () or (1,), got {type(sens).__name__}")
         self.boosted.loss_scaling.set(_checked_scale(sens))
@@ -214,10 +183,6 @@ class TrainOneStepWithLossScaleCell(_WithLossScale):
         optimizer: Any torch optimizer; ``fused=True`` decides about the skip on the device.
         scale_sense: A loss-scale update cell, a ``GroupLossScaleManager`` with its groups, or a tensor of shape ``()``
             or ``(1,)`` for a scale that only ``set_sense_scale`` changes.
-
-    Raises:
-        TypeError: If ``scale_sense`` is neither.
-        ValueError: If the tensor has another shape.
     """
 
     def __init__(self, network: nn.Module, optimizer: Optimizer, scale_sense: nn.Module | Tensor) -> None:
@@ -235,10 +200,6 @@ class BoostTrainOneStepWithLossScaleCell(_WithLossScale, BoostTrainOneStepCell):
         network: Module that returns the loss, as ``AutoBoost.network_auto_process_train`` returned it.
         optimizer: Optimizer, as returned there.
         scale_sense: As in ``TrainOneStepWithLossScaleCell``.
-
-    Raises:
-        TypeError: If ``scale_sense`` is neither an update cell nor a tensor.
-        ValueError: If the tensor has another shape than ``()`` or ``(1,)``.
     """
 
     def __init__(self, network: nn.Module, optimizer: Optimizer, scale_sense: nn.Module | Tensor) -> None:

@@ -92,9 +92,9 @@ class RecModel(Model):
         """Train from the first batch on until asked to stop; called again, training goes on.
 
         It ends when a callback calls ``run_context.request_stop()``, after Ctrl-C, and when a stream that can be read
-        only once is used up; callbacks are told by ``on_train_end``. Ctrl-C waits for the step under way; pressed again
-        it raises ``KeyboardInterrupt``. Data that can be iterated again is replayed for ever. On several ranks all of
-        them must be asked to stop at the same step; checkpoints and snapshots are each rank's own.
+        only once is used up. Ctrl-C waits for the step under way; pressed again it raises ``KeyboardInterrupt``. Data
+        that can be iterated again is replayed for ever. On several ranks all of them must be asked to stop at the same
+        step; checkpoints and snapshots are each rank's own.
 
         Args:
             train_dataset: Iterable of batches (list, generator, ``IterableDataset``, ``DataLoader``), or a callable
@@ -117,9 +117,7 @@ class RecModel(Model):
             record_gradients: Whether it also keeps norm and maximum of the gradients.
 
         Raises:
-            TypeError: When an argument is of the wrong kind.
-            ValueError: Without an optimizer, when a number is out of range, arguments do not fit together, data that is
-                replayed holds no batch, or a checkpoint belongs to another setup.
+            ValueError: When data that is replayed holds no batch, or a checkpoint belongs to another setup.
             RecordLimitError: When more records were rejected than ``records`` allows.
         """
         check_kind("dataset_sink_mode", dataset_sink_mode, bool)

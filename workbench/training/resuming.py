@@ -39,8 +39,7 @@ def identity(task: Task, request: RunRequest) -> dict[str, Any]:
 def state_to_resume(folder: CheckpointFolder, this: Mapping[str, Any], device: torch.device) -> dict[str, Any] | None:
     """Return the newest checkpoint that all ranks have whole, None when there is none.
 
-    Raises:
-        ResumeError: When it belongs to another run than ``this``, an `identity`, or none is whole.
+    One that belongs to another run than ``this``, an `identity`, is a ResumeError, and so is that none is whole.
     """
     state, steps = None, ranks.broadcast_object(folder.steps())
     for step in steps:
@@ -79,10 +78,7 @@ def resumed_recorder(out: Path, request: RunRequest, state: Mapping[str, Any]) -
 def run_to_resume(where: Path) -> tuple[Path, str]:
     """Return the folder of runs and the id of the run to go on with: a run, or the newest unfinished one of a folder.
 
-    A folder without one gets a new run.
-
-    Raises:
-        ResumeError: When a run is finished or has no checkpoint.
+    A folder without one gets a new run; a run that is finished or has no checkpoint is a ResumeError.
     """
     if (where / "environment.json").is_file():
         if (where / "summary.json").exists():

@@ -2,10 +2,8 @@
 
 What was drained from the device is kept until the recorder has it on the disk, so neither a full disk nor Ctrl-C loses
 a step that was measured. Of several ranks all train; rank 0 alone records, evaluates, reports and asks its caller. What
-a clock or a caller decides (drain now, stop) is put to the vote at each step and done by all at the next one, so that
-no rank is left in a collective that the others never reach.
-
-The file is long because what a run is asked, what it reports and its one loop are read together.
+a clock or a caller decides (drain now, stop) is put to the vote at each step and done by all at the next one. The file
+is long because what a run is asked, what it reports and its one loop are read together.
 """
 
 from __future__ import annotations
@@ -146,7 +144,6 @@ def run_task(
     Raises:
         ResumeError: If the checkpoints belong to another run.
         TaskError: If the model returns something that the loss or the metric cannot take.
-        ValueError: If a number is out of range, or ``pause`` is given where ranks train together.
         RankFailure: If another rank has died or does not answer.
         TelemetryError: If the run directory cannot be written.
     """

@@ -13,9 +13,8 @@ on its own (overflow, accumulation) calls ``active_optimizer.step()`` and ``adva
 
 Two ways to keep optimizer state: ``"shared"`` (default) is one optimizer, for which a frozen parameter keeps weight and
 momentum; ``"per_group"`` is one optimizer per group, of the same class and arguments, with its own buffers and step
-count, as in MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``).
-
-One file for one class; a third of it reads what the reference lets a user write for groups, strategy and rates.
+count, as in MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``). The file is long because a third of
+it reads what the reference lets a user write for groups, strategy and rates.
 """
 
 from __future__ import annotations
@@ -89,9 +88,8 @@ class FreezeOpt(torch.optim.Optimizer):
             otherwise use a scheduler.
 
     Raises:
-        TypeError: When ``opt`` is no optimizer, or groups, strategy or rates are of the wrong kind.
-        ValueError: When a strategy comes without groups, is empty, not integer or points outside the groups; when a
-            group is empty or holds a parameter that ``opt`` does not; when options contradict ``state``.
+        ValueError: When a strategy comes without groups or points outside them, a group is empty or holds a parameter
+            that ``opt`` does not, or options contradict ``state``.
 
     Example:
         >>> layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
@@ -229,13 +227,10 @@ class FreezeOpt(torch.optim.Optimizer):
         return restored
 
     def check_graph(self, loss: Tensor) -> None:
-        """Look for what would keep layers behind the frozen ones from being trained, without a word.
+        """Raise RuntimeError for a reentrant checkpoint in the loss's graph.
 
-        A reentrant checkpoint (``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)``) hands on gradients only
-        if an input of its requires them; behind a frozen front none does.
-
-        Raises:
-            RuntimeError: When a reentrant checkpoint is found in the loss's graph.
+        ``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)`` hands on gradients only if an input of its
+        requires them; behind a frozen front none does.
         """
         waiting, seen = [loss.grad_fn], set()
         while waiting:
@@ -279,11 +274,7 @@ class FreezeOpt(torch.optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse: groups are fixed once freezing is set up.
-
-        Raises:
-            RuntimeError: Always, after construction.
-        """
+        """Refuse with a RuntimeError: groups are fixed once freezing is set up."""
         if "_inner" in self.__dict__:
             raise RuntimeError(
                 "FreezeOpt cannot take another parameter group: the strategy would not know when to train it; "
@@ -313,10 +304,8 @@ class FreezeOpt(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state; call :meth:`begin_step` (or :meth:`step`) next, parameters are not toggled here.
 
-        The saved strategy replaces the present one, which may have been drawn at random.
-
-        Raises:
-            ValueError: When it was saved by another kind of optimizer, for other groups or another ``state``.
+        The saved strategy replaces the present one, which may have been drawn at random. What another kind of optimizer
+        saved, or one with other groups or another ``state``, is a ValueError.
         """
         if "freeze" not in state_dict:
             raise ValueError(

@@ -3,9 +3,7 @@
 Brock, Lim, Ritchie, Weston, "FreezeOut: Accelerate Training by Progressively Freezing Layers", 2017, arXiv:1706.04983,
 freezes layers progressively; here, as in MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``), a
 sequence says for each step how many leading groups rest, and every layer keeps being trained on the full steps.
-
-``freeze_p`` is the share of FULL steps (everything trained), as in the reference's code; its name suggests the
-opposite.
+``freeze_p`` is the share of these, as in the reference's code; its name suggests the opposite.
 """
 
 from __future__ import annotations
@@ -55,9 +53,6 @@ def freeze_index_sequence(
         rng: Where type 1 draws from: a numpy generator, a seed, or None for numpy's global generator, which is what the
             reference uses.
 
-    Raises:
-        ValueError: When ``freeze_p`` lies outside its range, or ``freeze_type`` is unknown.
-
     Example:
         >>> freeze_index_sequence(3, 0, 0.5, 6)
         [0, 0, 1, 2, 0, 0, 1, 2]
@@ -105,19 +100,11 @@ def _interval_sequence(n_groups: int, freeze_p: float, length: int, rng: Randomn
 
 
 class GradientFreeze:
-    """Set up gradient freezing for a network and its optimizer.
+    """Set up gradient freezing for a network and its optimizer; arguments are as of :func:`freeze_index_sequence`.
 
     Args:
         param_groups: Number of nested groups, at least 1.
-        freeze_type: 0 continuous, 1 interval, see :func:`freeze_index_sequence`.
-        freeze_p: Share of full steps in [0, 1]; below 1 for type 0.
-        total_steps: Number of updates that training will take.
         state: Optimizer state, ``"shared"`` or ``"per_group"`` (as the reference), see :class:`FreezeOpt`.
-        rng: Where type 1 draws its indices from, see :func:`freeze_index_sequence`.
-
-    Raises:
-        TypeError: When a value is of the wrong kind.
-        ValueError: When it lies outside its range.
 
     Example:
         >>> net = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(8)])
@@ -154,24 +141,14 @@ class GradientFreeze:
     def split_parameters_groups(self, net: nn.Module, freeze_para_groups_number: int) -> list[list[nn.Parameter]]:
         """Return the nested groups of a network's trainable parameters; each group is a suffix of the first.
 
-        Args:
-            net: The network; the names of its parameters matter, see
-                :func:`~workbench.methods.parameter_groups.split_into_chunks`.
-            freeze_para_groups_number: Number of groups, at least 1.
+        Their names matter, see :func:`~workbench.methods.parameter_groups.split_into_chunks`.
         """
         return _nested_parameters(named_trainable_parameters(net), freeze_para_groups_number)
 
     def generate_freeze_index_sequence(
         self, parameter_groups_number: int, freeze_strategy: int, freeze_p: float, total_steps: int
     ) -> list[int]:
-        """Return the group index of each step, see :func:`freeze_index_sequence`.
-
-        Args:
-            parameter_groups_number: Number of nested groups.
-            freeze_strategy: 0 continuous, 1 interval.
-            freeze_p: Share of full steps, in [0, 1]; below 1 for strategy 0.
-            total_steps: Number of updates that training will take.
-        """
+        """Return the group index of each step, see :func:`freeze_index_sequence`."""
         return freeze_index_sequence(parameter_groups_number, freeze_strategy, freeze_p, total_steps, self.rng)
 
     def freeze_generate(
@@ -183,16 +160,9 @@ class GradientFreeze:
     ) -> tuple[nn.Module, FreezeOpt]:
         """Return the unchanged network and an optimizer that freezes.
 
-        Groups are formed from the trainable parameters that the optimizer holds. What the optimizer holds besides (a
-        loss with parameters of its own, say) belongs to every group and is always trained.
-
-        Args:
-            network: The network.
-            optimizer: Its optimizer.
-            learning_rates: One rate per step, see :class:`FreezeOpt`; needs ``state="per_group"``.
-
-        Raises:
-            ValueError: When the optimizer holds no trainable parameter of the network.
+        Groups are formed from the network's trainable parameters that the optimizer holds; without any this is a
+        ValueError. What the optimizer holds besides (a loss with parameters of its own, say) belongs to every group and
+        is always trained. ``learning_rates``, one per step, need ``state="per_group"``, see :class:`FreezeOpt`.
         """
         checked_optimizer("optimizer", optimizer)
         held = [p for group in optimizer.param_groups for p in group["params"]]

@@ -10,9 +10,8 @@ at k + 1.
 
 MindSpore 2.7, ``boost/group_loss_scale_manager.py``. Differences: scales have a floor and a ceiling, a growth window
 may be given, an overflow lowers the scale of the group where it arose and not of those that merely received it, and
-outputs keep float32 (there they are cast to float16, which a float32 layer behind them refuses).
-
-One file for what a user may call: the manager, the groups it is given, and the mark that it puts into a network.
+outputs keep float32 (there they are cast to float16, which a float32 layer behind them refuses). The file is long
+because it holds all that a user may call: the manager, its groups, and the mark that it puts into a network.
 """
 
 from __future__ import annotations
@@ -166,11 +165,7 @@ class GroupLossScaleManager(nn.Module):
             after its update, and every group whose gradients are not finite loses scale.
 
     Raises:
-        TypeError: When an argument is of the wrong kind.
-        ValueError: When an argument is out of its range, a group is empty or a parameter named twice.
-
-    Reference:
-        MindSpore 2.7, ``boost/group_loss_scale_manager.py``.
+        ValueError: When a group is empty or a parameter named twice.
 
     Example:
         >>> first, second = nn.Linear(2, 2), nn.Linear(2, 1)
@@ -239,10 +234,6 @@ class GroupLossScaleManager(nn.Module):
             x: Output of the operator before the mark, which is returned.
             layer1: Group before the mark, from 1; 0 before the first.
             layer2: Group behind it; the number of groups plus 1 behind the last.
-
-        Raises:
-            TypeError: When a group is not an integer.
-            ValueError: When there is no such group.
         """
         for name, layer in (("layer1", layer1), ("layer2", layer2)):
             if isinstance(layer, bool) or not isinstance(layer, Integral):
@@ -264,15 +255,7 @@ class GroupLossScaleManager(nn.Module):
         return self
 
     def set_loss_scale_status(self, loss_scale_number: int, init_loss_scale: float | Sequence[float]) -> None:
-        """Set all scales, and forget overflows and streaks.
-
-        Args:
-            loss_scale_number: Number of groups, >= 0.
-            init_loss_scale: Scale for all groups, or one per group.
-
-        Raises:
-            ValueError: When a scale is not positive or there is not one per group.
-        """
+        """Set the scales of so many groups, all to one (> 0) or each to its own, and forget overflows and streaks."""
         number = checked_count("loss_scale_number", loss_scale_number, 0, kind="an integer")
         scales = _checked_scales("init_loss_scale", init_loss_scale)
         values = (scales,) * number if isinstance(scales, float) else scales
@@ -282,15 +265,7 @@ class GroupLossScaleManager(nn.Module):
         self._set(torch.tensor([1.0, *values, 1.0]))
 
     def update_loss_scale_status(self, layer: int, update_ratio: float | Tensor) -> Tensor:
-        """Multiply the scale of one group and return the new one, float32, shape ``()``.
-
-        Args:
-            layer: Group, from 0.
-            update_ratio: Factor; a result beyond floor or ceiling stops there.
-
-        Raises:
-            ValueError: When there is no such group.
-        """
+        """Multiply the scale of a group (from 0), within floor and ceiling, and return the new one, shape ``()``."""
         if isinstance(layer, bool) or not isinstance(layer, Integral) or not 0 <= layer < self.loss_scale_number:
             raise ValueError(f"`layer` must be a group in [0, {self.loss_scale_number - 1}], got {layer!r}")
         with torch.no_grad():
@@ -310,12 +285,9 @@ class GroupLossScaleManager(nn.Module):
         return self.overflow_status.sum()
 
     def calibrate(self, scales: Sequence[float], reference: float) -> None:
-        """Start from scales that were found, with floor and ceiling moved along.
+        """Start from scales that were found, one per group, > 0, with floor and ceiling moved along.
 
-        Args:
-            scales: One per group, > 0.
-            reference: Scale that ``minimum`` and ``maximum`` were meant for: a group that starts at twice this has
-                twice this floor and, where one was given, twice this ceiling.
+        A group that starts at twice the ``reference`` has twice the floor and, where one was given, twice the ceiling.
         """
         self.set_loss_scale_status(len(scales), scales)
         found = self.group_scales
@@ -349,12 +321,7 @@ class GroupLossScaleManager(nn.Module):
         return torch.where(still, scales, moved), torch.where(still, self.finite_steps, steps)
 
     def update(self, overflowed: Tensor, held: Tensor) -> None:
-        """Follow one step on the device.
-
-        Args:
-            overflowed: As for `next_scales`.
-            held: Likewise.
-        """
+        """Follow one step on the device, with what `next_scales` takes."""
         with torch.no_grad():
             if self._only_counts(overflowed, held):
                 self.finite_steps.add_(1)

@@ -12,8 +12,8 @@ Named and shaped after ``mindspore.nn.thor`` (MindSpore 2.7, GPU variant). In ps
     w = w - lr * v                          # Nesterov: w - lr * (g + momentum * v)
 
 Beside this file: ``kronecker_factors.py`` has the formulas, ``factor_blocks.py`` the matrices, ``thor_layers.py`` what
-is collected of which layers, ``preconditioner.py`` when factors are refreshed and how they are applied. What makes this
-file long is the page of arguments, each described where a user looks for it.
+is collected of which layers, ``preconditioner.py`` when factors are refreshed and how they are applied. This file is
+long by its arguments.
 """
 
 from __future__ import annotations
@@ -96,10 +96,6 @@ class Thor(StepOptimizer):
         max_rows: Rows, or positions of a convolution, that enter a factor per backward pass, evenly spread; None for
             all. 4096 are 32 for each row of a block. The reference's factors always take all.
         network: The network, when ``net`` gives parameters.
-
-    Raises:
-        TypeError: When an argument is of the wrong kind.
-        ValueError: When a number is out of range, or the network has no parameter to train.
 
     Attributes:
         first_order: Parameters that are not preconditioned, each with the reason.
@@ -242,13 +238,7 @@ class Thor(StepOptimizer):
         step: int | None = None,
         events: EventSink | None = None,
     ) -> None:
-        """Take what only the training step knows; without a backward scale ``loss_scale`` is divided out.
-
-        Args:
-            backward_scale: As for every `StepOptimizer`.
-            step: Number of the step for events; None for this optimizer's own count.
-            events: Where refreshes and raised damping are reported; None for nowhere.
-        """
+        """Take what only the training step knows, see `StepOptimizer`; without it ``loss_scale`` is divided out."""
         self._unscaled = backward_scale is not None
         if backward_scale is None or callable(backward_scale):
             self._backward_scale = backward_scale
@@ -444,11 +434,7 @@ class Thor(StepOptimizer):
         return {**super().state_dict(), "thor": self.preconditioner.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue exactly where ``state_dict`` was taken: the next step has the same bits on a CPU.
-
-        Raises:
-            ValueError: When it is of another optimizer or another network.
-        """
+        """Continue with the same bits on a CPU; a state of another optimizer or network is a ValueError."""
         if "thor" not in state_dict:
             raise ValueError("`state_dict` holds no entry `thor`; it is not THOR's")
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "thor"})

@@ -261,7 +261,7 @@ def plain_storage_errors() -> Iterator[None]:
 
 def archive_study(directory: Path) -> Path | None:
     """Move what a study has produced into ``archive/<time>``; return that folder, None when there was nothing."""
-    names = ("study.db", "study.db-journal", "study.db-wal", "study.db-shm", "result", "runs")
+    names = ("study.db", "study.db-journal", "study.db-wal", "study.db-shm", "status.json", "result", "runs")
     present = [directory / name for name in names if (directory / name).exists()]
     if not present:
         return None
