@@ -20,6 +20,8 @@ from workbench.cli import view_command
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_prints_its_address_serves_and_ends_quietly(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "workbench", "view", str(tmp_path), "--no-browser"]
+    if number == signal.SIGTERM:  # a shell starts its background jobs with Ctrl-C ignored
+        command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import sys
 import threading
 import webbrowser
 from pathlib import Path
+from types import FrameType
 
 import typer
 
 from workbench.cli.failures import Interrupted
 from workbench.cli.output import StorageOption, say
+from workbench.core.signals import handling_signals
 
 PathArgument = typer.Argument(..., metavar="STUDY|RUN|FOLDER", help="A study, a run directory, or a folder of them.")
 PortOption = typer.Option(0, metavar="N", min=0, max=65535, help="Port of 127.0.0.1. Default: any free one.")
@@ -45,7 +48,9 @@ def view(
         sys.stdout.flush()  # the address is what a script waits for
         if not no_browser and has_browser():
             threading.Thread(target=_open, args=(server.address,), daemon=True).start()
-        server.serve_forever()
+        # A shell starts its background jobs with Ctrl-C ignored, and SIGTERM has to end them all the same.
+        with handling_signals({signal.SIGTERM: _end}):
+            server.serve_forever()
     except KeyboardInterrupt:
         raise Interrupted("workbench view has ended") from None
     finally:
@@ -57,6 +62,10 @@ def has_browser() -> bool:
     if sys.platform.startswith("linux"):
         return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return True
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _open(address: str) -> None:

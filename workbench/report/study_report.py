@@ -23,12 +23,14 @@ from workbench.core.text import format_duration
 from workbench.figures import (
     MetricScale,
     RunCurve,
+    contour_pair,
     frozen_layers_figure,
     gradient_exponents_figure,
     loss_curves_figure,
     loss_scale_figure,
     loss_scale_numbers,
     replay_policies_figure,
+    sliced_parameters,
 )
 from workbench.figures.labels import percent
 from workbench.figures.study_figure import study_figure
@@ -39,8 +41,11 @@ from workbench.report.served import Served
 from workbench.report.sources import Sources, hardware_of, read_sources
 from workbench.report.trial_data import trial_data
 
-_FIGURES = ("speed-accuracy", "history", "importance", "curves", "loss-scale", "replay", "exponents", "freezing")
-_OF_TRIALS = frozenset({"speed-accuracy", "history"})  # their points are trials
+_FIGURES = (
+    *("speed-accuracy", "history", "importance", "contour", "trials-curves", "curves"),
+    *("loss-scale", "replay", "exponents", "freezing"),
+)
+_OF_TRIALS = frozenset({"speed", "history", "trials", "slice", "contour"})  # first words; their points are trials
 _MOST_CURVES = 4  # besides that of O0
 
 
@@ -74,17 +79,18 @@ def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "
     """Return the report as HTML text; ``created`` says when it is written, ``served`` by whom it is shown live."""
     metric = MetricScale.of(answer)
     drawn = _figures(answer, sources, metric)
-    names = (*_FIGURES, *(f"attribution-{target}" for target in answer.attribution))
+    placed = {
+        name: embed(figure, f"figure-{name}", of_trials=name.partition("-")[0] in _OF_TRIALS)
+        for name, figure in drawn.items()
+    }
     return render(
         "study_report.html.j2",
         title=f"{answer.name}: study report",
         answer=answer,
         sources=sources,
         metric=metric,
-        figures={
-            name: embed(drawn[name], f"figure-{name}", of_trials=name in _OF_TRIALS) if name in drawn else Markup("")
-            for name in names
-        },
+        figures=dict.fromkeys(_FIGURES, Markup("")) | placed,
+        slices=[name for name in drawn if name.startswith("slice-")],
         key_figures=_key_figures(answer, sources, metric),
         speed_reach=_speed_reach(answer.candidates),
         trial_table=_trial_table(answer, served),
@@ -122,6 +128,13 @@ def _figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> dict
         drawn["history"] = study_figure(answer, "history")
         if answer.importance:
             drawn["importance"] = study_figure(answer, "importance")
+        for index, path in enumerate(sliced_parameters(answer.trials, answer.importance)):
+            drawn[f"slice-{index}"] = study_figure(answer, f"slice {path}", height=320)
+        pair = contour_pair(answer.trials, answer.importance)
+        if pair is not None:
+            drawn["contour"] = study_figure(answer, f"contour {' '.join(pair)}")
+        if sum(len(one.curve) > 1 for one in answer.trials) > _MOST_CURVES:
+            drawn["trials-curves"] = study_figure(answer, "trial curves")
         curves = _learning_curves(answer)
         if curves:
             drawn["curves"] = loss_curves_figure(curves, x="relative_time", metric=metric, height=600)
