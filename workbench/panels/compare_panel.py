@@ -245,11 +245,11 @@ class ComparePanel(WorkPanel):
             runs = counted(self._runs_done, "whole run")
             self.tell(f"stopped after {runs}; nothing is concluded")
             self.log(f"stopped on request after {runs}")
-        else:
-            self.bar.value = 1.0
-            self.tell(f"done in {format_duration(outcome.seconds)}")
-            self._show_verdict(outcome.result)
-            self._draw()
+            return PanelState.STOPPED
+        self.bar.value = 1.0
+        self.tell(f"done in {format_duration(outcome.seconds)}")
+        self._show_verdict(outcome.result)
+        self._draw()
         return PanelState.DONE
 
     def _show_verdict(self, comparison: Comparison) -> None:

@@ -304,7 +304,7 @@ class LossScalePanel(WorkPanel):
             return PanelState.FAILED
         self.log(f"{outcome.result} ({outcome.seconds:.2g} s)")
         self._ask()
-        return PanelState.DONE
+        return PanelState.STOPPED if outcome.result.startswith("stopped") else PanelState.DONE
 
     def _show_run(self, run: Run, trace: Drawing) -> None:
         self._opened = _Opened(run, None)
