@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from workbench.config import BoostConfig, ConfigError
-from workbench.config.errors import shown
 from workbench.panels import kit
 from workbench.panels.kit import column, row, text_of
 from workbench.panels.panel import Panel
 from workbench.panels.shared_config import Setup, SharedConfig, differing
-from workbench.panels.style import error_html, faint, note_html, table
+from workbench.panels.style import error_html, faint, note_html, table, value_text
 
 _MOST_NAMED: Final = 3  # paths that a tooltip names
 _MOST_COLUMNS: Final = 4  # configurations side by side; more would not fit
@@ -155,5 +154,5 @@ def side_by_side_html(setups: dict[str, Setup]) -> str:
     paths = [path for path in leaves[0] if any(one[path] != leaves[0][path] for one in leaves[1:])]
     if not paths:
         return faint("All of them are the same.")
-    rows = [(f"`{path}`", *("unset" if one[path] is None else shown(one[path]) for one in leaves)) for path in paths]
+    rows = [(f"`{path}`", *(value_text(one[path]) for one in leaves)) for path in paths]
     return table(("Parameter", *(name for name, _ in chosen)), rows)

@@ -38,6 +38,7 @@ from workbench.panels.panel import Panel, Theme
 from workbench.panels.run_controls import PresetChoice
 from workbench.panels.shared_config import SharedConfig, config_of_text
 from workbench.panels.style import copy_button_html, difference_html, error_html, faint, label_html, note_html, words
+from workbench.panels.ways_out import way_out
 
 _OVER_RANKS: Final = " and ".join(method.title for method in METHODS if method.n_ranks > 1)
 _RANKS_HELP: Final = (
@@ -124,6 +125,8 @@ class ConfigPanel(Panel):
         self.on_change(self.ranks, lambda _: self._show(*self.shared.both()))
         self.switches: dict[str, widgets.Checkbox] = {}
         self._switch_notes = {name: text_of("") for name in SWITCHES}
+        self.ways_out: dict[str, widgets.Button] = {}
+        self._out: dict[str, BoostConfig] = {}  # what a click on each would make of the configuration
         for name in SWITCHES:
             info = self._infos[f"boost.{name}"]
             switch = kit.Checkbox(description=info.title, tooltip=info.description, indent=False, css="wb-auto")
@@ -140,7 +143,7 @@ class ConfigPanel(Panel):
         self.controls.children = (
             self.preset.widget,
             row(label_html("Ranks", _RANKS_HELP), self.ranks),
-            *section("Switches", *(column(self.switches[name], self._switch_notes[name]) for name in SWITCHES)),
+            *section("Switches", *(self._switch_box(name) for name in SWITCHES)),
             *section("Everything else", self.sections),
         )
 
@@ -165,6 +168,15 @@ class ConfigPanel(Panel):
             return switch.title
         titles = {method.section: method.title for method in reversed(METHODS)}
         return _SECTION_TITLES.get(section) or titles.get(section, section)
+
+    def _switch_box(self, name: str) -> widgets.Widget:
+        """Return a switch, why it cannot be used if so, and the button that changes that."""
+        button = self.button("", "Changes the configuration so that the switch can be on", lambda: self._leave(name))
+        self.ways_out[name] = button
+        return column(self.switches[name], self._switch_notes[name], button)
+
+    def _leave(self, name: str) -> None:
+        self.shared.set(self._out[name], edited=True)
 
     def _turn(self, name: str, on: bool) -> None:
         self.shared.set(with_switch(*self.shared.both(), name, on=on), edited=True)
@@ -267,6 +279,10 @@ class ConfigPanel(Panel):
             # It stands beneath its own name.
             short = reason.removeprefix(f"{name} is not in effect because ")
             self._switch_notes[name].value = faint(short) if reason else ""
+            way = way_out(name, config, facts) if reason else None
+            self.ways_out[name].present(way is not None)
+            if way is not None:
+                self.ways_out[name].description, self._out[name] = way
 
     def _show_controls(self, plan: Plan | None) -> None:
         leaves = self.shared.config.leaves()

@@ -17,7 +17,7 @@ from workbench.config import BoostConfig
 from workbench.core.text import format_duration
 from workbench.figures import MetricScale, RunCurve
 from workbench.figures.drawing import Drawing
-from workbench.figures.labels import compact, counted
+from workbench.figures.labels import compact, counted, superscripted
 from workbench.figures.live import LiveFigure
 from workbench.figures.loss_curves import loss_curves_drawing
 from workbench.figures.loss_scale import loss_scale_drawing
@@ -26,7 +26,7 @@ from workbench.figures.second_order import second_order_drawing
 from workbench.figures.step_time import step_time_drawing
 from workbench.figures.thinning import MAXIMUM_POINTS
 from workbench.panels import kit
-from workbench.panels.controls import count_control, is_usable_count
+from workbench.panels.controls import count_control, is_usable_count, number_text
 from workbench.panels.kit import column, parts, row, text_of
 from workbench.panels.live_trace import LiveTrace
 from workbench.panels.panel import PanelState, Theme, WorkPanel
@@ -155,7 +155,7 @@ class TrainPanel(WorkPanel):
         self._draw_after = 0.0
         self._drawing_lock = threading.Lock()  # the choice and its picture belong together
         self._setup = self.shared.both()  # what the run on show trains
-        self.where = TaskControls(task, device, out)
+        self.where = TaskControls(self, task, device, out)
         self.task = self.where.name
         self.steps = count_control("steps", "Steps", "Micro-batches to train.", steps, unit="micro-batches")
         self.seed = count_control("seed", "Seed", "Seed of weights, data order and split.", seed, least=0)
@@ -185,7 +185,7 @@ class TrainPanel(WorkPanel):
         self._sections = kit.Accordion(children=(more,), titles=("More",), css="wb-more")
         self.locked = [self.start_button, self.measure_button, self.where, self.steps, self.seed, self.evaluate_every]
         self.controls.children = (
-            *parts("Task", self.task, self.preset.widget, self._in_effect),
+            *(self.where.named, self.preset.widget, self._in_effect),
             *parts(self.steps.widget, "Device", self.where.device, self._sections),
             row(self.start_button, self.pause_button, self.stop_button),
             self.bar,
@@ -314,7 +314,7 @@ class TrainPanel(WorkPanel):
         if math.isfinite(progress.metric):
             parts.append(f"{self._metric.name} {self._metric.value_text(progress.metric)}")
         if progress.loss_scale != 1.0:
-            parts.append(f"loss scale {compact(progress.loss_scale)}")
+            parts.append(f"loss scale {superscripted(number_text(progress.loss_scale))}")
         self.tell(" · ".join(parts))
 
     def _draw_if_due(self) -> None:
