@@ -149,7 +149,7 @@ def test_two_clicks_are_one_comparison_and_stop_ends_it_within_a_step(made: Make
     assert panel.state is PanelState.STOPPING
     assert panel.stop_button.disabled
     go.set()
-    assert "nothing is concluded" in ended(panel)
+    assert "nothing is concluded" in ended(panel, PanelState.STOPPED)
     assert len(steps) == 7  # the step under way was the last
     assert panel.comparison is None
     assert not panel.start_button.disabled

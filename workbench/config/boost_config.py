@@ -102,7 +102,12 @@ class BoostConfig(Section):
     def from_dict(cls, values: Mapping[str, Any] | str | None) -> Self:
         """Build a configuration from a dictionary of sections; what is missing keeps its default.
 
-        None and ``""``, the default of MindSpore's ``boost_config_dict``, are the empty configuration.
+        Args:
+            values: Sections by name, each a dictionary. None and ``""``, which is the default of MindSpore's
+                ``boost_config_dict``, are the empty configuration.
+
+        Raises:
+            ConfigError: When a key is unknown, a type is wrong or a value is out of range.
         """
         if values is None or values == "":
             return cls()
@@ -117,7 +122,15 @@ class BoostConfig(Section):
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a configuration from a JSON file; a ConfigError begins with the file's name."""
+        """Read a configuration from a JSON file.
+
+        Args:
+            path: File written by ``save`` or by hand, UTF-8.
+
+        Raises:
+            ConfigError: When the file is missing, half-written, not UTF-8 or not strict JSON, or its content is
+                refused; the sentence begins with the file's name.
+        """
         file = Path(path)
         values = read_json(file)
         if not isinstance(values, dict):
@@ -174,10 +187,15 @@ class BoostConfig(Section):
         return leaves
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
-        """Return a copy with new values by path, such as ``{"grad_freeze.freeze_p": 0.5}``, validated like a new one.
+        """Return a changed copy, validated like a new configuration.
 
-        A section's name replaces the whole section, before single values are set: ``{"compatibility":
-        "mindspore-2.7"}``, ``{"optimizer": None}``.
+        Args:
+            values: New values by path, for example ``{"grad_freeze.freeze_p": 0.5}``. A section's name replaces the
+                whole section, before single values are set: ``{"compatibility": "mindspore-2.7"}``,
+                ``{"optimizer": None}``.
+
+        Raises:
+            ConfigError: When a path is unknown (the nearest known one is named) or a value is refused.
         """
         fields = type(self).model_fields
         for path in values:
@@ -205,10 +223,15 @@ class BoostConfig(Section):
         return {path: (value, there[path]) for path, value in self.leaves().items() if value != there[path]}
 
     def resolve(self, level: str = "O0", world_size: int = 1, network: NetworkFacts | None = None) -> Plan:
-        """Say what is in effect at a level ("O0", "O1", "O2") on so many ranks, and why the rest is not.
+        """Say what is in effect at a level on so many ranks, and why the rest is not; see ``workbench.config.resolve``.
 
-        ``network`` is what the network offers; None where it is not known, and every method is taken to find work. An
-        unknown level, and dim_reduce without a source of its subspace, are a ConfigError.
+        Args:
+            level: ``"O0"``, ``"O1"`` or ``"O2"``.
+            world_size: Number of ranks, at least 1.
+            network: What the network offers; None where it is not known, and every method is taken to find work.
+
+        Raises:
+            ConfigError: When the level is unknown, or dim_reduce is asked for without a source of its subspace.
         """
         from workbench.config.resolve import resolve
 

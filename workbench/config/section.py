@@ -105,7 +105,12 @@ class Section(BaseModel, metaclass=_SentenceMeta):
         return values
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy; unlike pydantic's own, an update is validated like new values."""
+        """Return a copy; unlike pydantic's own, an update is validated like new values.
+
+        Args:
+            update: Field -> new value.
+            deep: Whether values that can change are copied, too.
+        """
         copy = super().model_copy(deep=deep)
         if not update:
             return copy

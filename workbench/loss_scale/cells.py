@@ -163,7 +163,20 @@ class DynamicLossScaleUpdateCell(_UpdateCell):
 class DynamicLossScaleManager:
     """Adapt a loss scale on the host, for loops that read the overflow flag anyway.
 
-    Arguments are those of `DynamicLossScaleUpdateCell`.
+    Args:
+        init_loss_scale: Initial scale, >= 1.
+        scale_factor: Divisor on overflow, multiplier on growth, > 1.
+        scale_window: Finite steps in a row before the scale grows, >= 1.
+        minimum: Lower bound, in (0, init_loss_scale].
+        maximum: Upper bound, >= init_loss_scale; None for float32's own.
+        growth_ceiling: ``"finite"`` stops growth before float32's largest value, ``"none"`` does not.
+
+    Raises:
+        TypeError: When an argument is of the wrong kind.
+        ValueError: When an argument is out of its range.
+
+    Reference:
+        MindSpore 2.7, ``mindspore/train/loss_scale_manager.py``.
 
     Example:
         >>> manager = DynamicLossScaleManager(init_loss_scale=1024, scale_factor=2, scale_window=2)
@@ -195,10 +208,15 @@ class DynamicLossScaleManager:
         return self.loss_scale
 
     def update_loss_scale(self, overflow: bool | Tensor) -> None:
-        """Follow one step, whose gradients were inf or NaN or not; the 1001st overflow in a row is a RuntimeError.
+        """Follow one step.
 
-        A tensor of one element is read here, which waits for its device; `get_update_cell` gives the form that does
-        not.
+        Args:
+            overflow: Whether its gradients were inf or NaN. A tensor of one element is read here, which waits for
+                its device; `get_update_cell` gives the form that does not.
+
+        Raises:
+            TypeError: When ``overflow`` is neither a bool nor one element.
+            RuntimeError: On the 1001st overflow in a row, after the scale was lowered.
         """
         overflowed = _as_bool(overflow)
         state = ScaleState(self.loss_scale, self.finite_steps)

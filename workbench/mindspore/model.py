@@ -221,11 +221,25 @@ class Model:
         checkpoint_every: int | None = None,
         resume: CheckpointFolder | Path | str | None = None,
     ) -> None:
-        """Train as ``train`` does and evaluate in between; ``LossMonitor`` prints the results.
+        """Train and evaluate in between; ``LossMonitor`` prints what was found.
 
-        ``valid_dataset`` holds the batches to evaluate, for which metrics are needed; None trains only. It is evaluated
-        after every ``valid_frequency`` epochs, or after the epochs of these numbers, and callbacks find the results in
-        ``eval_results``. ``valid_dataset_sink_mode`` has no effect. An evaluation that was interrupted is made again.
+        Args:
+            epoch: Number of the last epoch, at least 1.
+            train_dataset: Batches to train on.
+            valid_dataset: Batches to evaluate; None trains only.
+            valid_frequency: Evaluate after every so many epochs, or after the epochs of these numbers.
+            callbacks: A callback or several. Those of the evaluation find its results in ``eval_results``.
+            dataset_sink_mode: Has no effect; see ``train``.
+            valid_dataset_sink_mode: Has no effect.
+            sink_size: Has no effect.
+            initial_epoch: Epochs that were trained before.
+            checkpoint_every: As in ``train``.
+            resume: As in ``train``; an evaluation that was interrupted is made again.
+
+        Raises:
+            TypeError: When an argument is of the wrong kind.
+            ResumeError: As ``train``.
+            ValueError: As ``train``, and without metrics when there is something to evaluate.
         """
         due = due_epochs(valid_frequency)
         check_kind("valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
@@ -413,10 +427,20 @@ class Model:
     def eval(
         self, valid_dataset: Iterable[Any], callbacks: Callbacks = None, dataset_sink_mode: bool = False
     ) -> dict[str, float]:
-        """Return the value of each metric over a dataset, by its name (the class of a torchmetrics object without one).
+        """Return the metrics over a dataset.
 
-        The mean loss counts samples, not batches. Without metrics or a batch this is a ValueError.
-        ``dataset_sink_mode`` has no effect.
+        Args:
+            valid_dataset: Batches to evaluate.
+            callbacks: A callback or several.
+            dataset_sink_mode: Has no effect.
+
+        Returns:
+            Name of each metric, as it was given (the class of a torchmetrics object without a name), and its value over
+            all samples; the mean loss counts samples, not batches.
+
+        Raises:
+            TypeError: When an argument is of the wrong kind.
+            ValueError: Without metrics, without a batch, or when a batch or the outputs do not fit the metrics.
         """
         check_kind("dataset_sink_mode", dataset_sink_mode, bool)
         check_dataset("valid_dataset", valid_dataset)

@@ -26,7 +26,12 @@ from workbench.training.outcome import BoostStep
 
 
 class WithLossCell(nn.Module):
-    """A backbone and its criterion, called as ``loss_fn(output, label)``, as one module that returns the loss."""
+    """A backbone and its criterion as one module that returns the loss.
+
+    Args:
+        backbone: Network called with the inputs.
+        loss_fn: Criterion called as ``loss_fn(output, label)``.
+    """
 
     def __init__(self, backbone: nn.Module, loss_fn: nn.Module) -> None:
         super().__init__()
@@ -34,7 +39,12 @@ class WithLossCell(nn.Module):
         self.loss_fn = loss_fn
 
     def forward(self, data: Tensor, label: Tensor) -> Tensor:
-        """Return the loss of one batch, shape ``()``."""
+        """Return the loss of one batch, shape ``()``.
+
+        Args:
+            data: Inputs of the backbone.
+            label: What the criterion compares the backbone's output with.
+        """
         return cast("Tensor", self.loss_fn(self.backbone(data), label))
 
     @property
@@ -132,8 +142,13 @@ class BoostTrainOneStepCell(_TrainCell):
     def adasum_process(self, loss: Tensor, grads: tuple[Tensor, ...]) -> Tensor:
         """Update with these gradients as every server would alone, combine the servers' updates, and return the loss.
 
-        ``grads`` are those of this rank, as for `gradient_accumulation_process`; they are averaged inside a server.
-        Where AdaSum is not in effect, a RuntimeError says why.
+        Args:
+            loss: Loss of the batch, shape ``()``.
+            grads: Gradients of this rank, one per trained parameter in the optimizer's order; averaged inside a server.
+
+        Raises:
+            RuntimeError: If AdaSum is not in effect; the message says why.
+            ValueError: If there are not as many gradients as trained parameters.
         """
         if not self.check_adasum_enable():
             why = "the network was not processed by AutoBoost"
@@ -169,7 +184,12 @@ class _WithLossScale(_TrainCell):
         return self.boosted.loss_scale
 
     def set_sense_scale(self, sens: Tensor) -> None:
-        """Overwrite the loss scale by a tensor of shape ``()`` or ``(1,)``."""
+        """Overwrite the loss scale by a tensor of shape ``()`` or ``(1,)``.
+
+        Raises:
+            TypeError: If it is not a tensor.
+            ValueError: If it has more than one element.
+        """
         if not isinstance(sens, Tensor):
             raise TypeError(f"`sens` must be a tensor of shape () or (1,), got {type(sens).__name__}")
         self.boosted.loss_scaling.set(_checked_scale(sens))

@@ -139,7 +139,7 @@ class ComparePanel(WorkPanel):
         self._metrics: list[list[float]] = []
         self._runs_done = 0
         self._began = 0.0
-        self.where = TaskControls(task, device, out)
+        self.where = TaskControls(self, task, device, out)
         self.task = self.where.name
         self.sides = [_SideChoice(self, self.shared, number) for number in range(_MOST_SIDES)]
         self._make_controls(steps, seeds)
@@ -166,7 +166,7 @@ class ComparePanel(WorkPanel):
         about_sides = f"<h4>Configurations</h4>{faint('The first is the base; the others are compared with it.')}"
         more = column("Device", self.where.device, "Folder of run directories", self.where.out)
         self.controls.children = (
-            *parts("Task", self.task, about_sides, *(choice.widget for choice in self.sides)),
+            *parts(self.where.named, about_sides, *(choice.widget for choice in self.sides)),
             *parts(row("Paired seeds", self.seeds), self._seeds_problem),
             *parts(row("Steps per run", self.steps), self._steps_problem),
             kit.Accordion(children=(more,), titles=("More",), css="wb-more"),
@@ -245,11 +245,11 @@ class ComparePanel(WorkPanel):
             runs = counted(self._runs_done, "whole run")
             self.tell(f"stopped after {runs}; nothing is concluded")
             self.log(f"stopped on request after {runs}")
-        else:
-            self.bar.value = 1.0
-            self.tell(f"done in {format_duration(outcome.seconds)}")
-            self._show_verdict(outcome.result)
-            self._draw()
+            return PanelState.STOPPED
+        self.bar.value = 1.0
+        self.tell(f"done in {format_duration(outcome.seconds)}")
+        self._show_verdict(outcome.result)
+        self._draw()
         return PanelState.DONE
 
     def _show_verdict(self, comparison: Comparison) -> None:

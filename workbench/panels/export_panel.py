@@ -18,6 +18,7 @@ from workbench.integrations.scripts.writing import FRAMEWORKS, file_name
 from workbench.methods.registry import METHODS
 from workbench.panels import kit
 from workbench.panels.controls import number_text
+from workbench.panels.json_box import JsonBox
 from workbench.panels.kit import row, section, text_of
 from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.shared_config import SharedConfig, config_of_text
@@ -202,13 +203,13 @@ class ExportPanel(WorkPanel):
         self._provenance, self._difference = text_of(""), text_of("")
         self.format = kit.choice_buttons([_JSON])
         self.on_change(self.format, lambda _: self._show_file())
-        self.json = kit.Textarea(disabled=True, rows=18, css="wb-wide", tooltip="The file as it will be written")
+        self.json = JsonBox(disabled=True, help="The file as it will be written")
         self.plots.children = (
             self._verdict,
             self._valid,
             *section("For MindSpore", self._mindspore, self._provenance),
             row(*section("File", self.format, copy_button_html())),
-            kit.Stack((self.json,), css="wb-column wb-json"),
+            self.json,
             *section("Different from the default", self._difference),
         )
 

@@ -132,14 +132,22 @@ class Task:
         return self._metric_rule.higher_is_better
 
     def new_model(self) -> nn.Module:
-        """Return a fresh model, with weights from torch's global generator; no module is a TaskError."""
+        """Return a fresh model; its weights come from torch's global generator.
+
+        Raises:
+            TaskError: When ``model()`` returns no module.
+        """
         model = self.model()
         if not isinstance(model, nn.Module):
             raise TaskError(f"task {self.name!r}: `model()` must return an nn.Module, got {type(model).__name__}")
         return model
 
     def new_optimizer(self, model: nn.Module) -> Optimizer:
-        """Return the task's own optimizer for this model; what is no torch optimizer is a TaskError."""
+        """Return the task's own optimizer for this model.
+
+        Raises:
+            TaskError: When ``optimizer(named_parameters)`` returns no torch optimizer.
+        """
         optimizer = self.optimizer(model.named_parameters())
         if not isinstance(optimizer, Optimizer):
             raise TaskError(
@@ -149,9 +157,14 @@ class Task:
         return optimizer
 
     def new_scheduler(self, optimizer: Optimizer, total_steps: int) -> Any:
-        """Return the task's scheduler for so many updates, or None when it has none.
+        """Return the task's scheduler, or None when it has none.
 
-        What has no ``step()``, or is a ReduceLROnPlateau, is a TaskError.
+        Args:
+            optimizer: Whose rates it sets.
+            total_steps: Updates of the whole run.
+
+        Raises:
+            TaskError: When what the task returns has no ``step()``, or is a ReduceLROnPlateau.
         """
         if self.scheduler is None:
             return None
@@ -173,7 +186,13 @@ class Task:
 
         Where n ranks train together, rank r gets the batches r, r + n, r + 2 n, ... of the stream that one rank would
         get. A ``DataLoader`` whose sampler gives each rank its share already (``DistributedSampler``) is left to it.
-        With ``start``, the batches that this rank has used already, a resumed training sees what it would have seen.
+
+        Args:
+            seed: Seed of split and order, >= 0.
+            start: Batches that this rank has used already, >= 0: training resumed there sees what it would have seen.
+
+        Raises:
+            TaskError: When one of them is no whole number from 0 on, or the sampler shares data between other ranks.
         """
         _check_number("seed", seed)
         _check_number("start", start)
@@ -185,9 +204,14 @@ class Task:
         return _batches.EvaluationBatches(self.evaluate, seed)
 
     def compute_loss(self, model: Callable[..., Any], batch: Any) -> Tensor:
-        """Return the scalar loss of one batch, of inputs and a target where the loss is a criterion.
+        """Return the scalar loss of one batch.
 
-        A TaskError says that the loss cannot take the batch or what the model returns, or is no scalar tensor.
+        Args:
+            model: The model, or anything called like it.
+            batch: What the data source yields; inputs and a target where the loss is a criterion.
+
+        Raises:
+            TaskError: When the loss cannot take the batch or what the model returns, or is no scalar tensor.
         """
         if is_criterion(self.loss):
             sides = inputs_and_target(batch)
@@ -214,8 +238,10 @@ class Task:
     def predict(self, model: Callable[..., Any], batch: Any) -> Any:
         """Return the model's prediction for one batch: what it returns, or the part of it that ``outputs`` names.
 
-        A batch is what the loss takes, if that is a criterion, else a pair (``model(x)``), a mapping
-        (``model(**batch)``), or anything else (``model(batch)``).
+        Args:
+            model: The model, or anything called like it.
+            batch: What the loss takes, if that is a criterion. Else a pair (``model(x)``), a mapping
+                (``model(**batch)``), or anything else (``model(batch)``).
         """
         if is_criterion(self.loss) and (sides := inputs_and_target(batch)) is not None:
             inputs, named, _ = sides
@@ -225,7 +251,11 @@ class Task:
         return self._prediction(model(batch[0] if isinstance(batch, list | tuple) else batch))
 
     def batch_size_of(self, batch: Any) -> int:
-        """Return the number of samples in a batch; one without a tensor, or a nested one, is a TaskError."""
+        """Return the number of samples in a batch.
+
+        Raises:
+            TaskError: When the batch holds no tensor, or a nested one.
+        """
         try:
             return batch_size_of(batch)
         except ValueError as error:
@@ -238,7 +268,13 @@ class Task:
     def update_metric(self, metric: MetricAccumulator, model: Callable[..., Any], batch: Any) -> None:
         """Run the model on one evaluation batch and add what the metric needs: outputs, or the loss.
 
-        A model that returns something else than the tensor that the metric needs is a TaskError.
+        Args:
+            metric: What :meth:`new_metric` returned.
+            model: The model, or anything called like it.
+            batch: What the evaluation data yields.
+
+        Raises:
+            TaskError: When the metric needs a tensor and the model returns something else.
         """
         if metric.needs == "loss":
             metric.update(self.compute_loss(model, batch), batch)

@@ -243,6 +243,9 @@ class DimReduce:
             grads: Gradients in the order of the weights, multiplied by ``loss_scale``; None counts as zeros.
             evaluate: Computes the batch's loss at the weights as they are; called without gradients, once per trial.
             loss_scale: What the gradients were multiplied by.
+
+        Raises:
+            ValueError: When the number of gradients is not that of the weights.
         """
         if len(grads) != len(self.weight):
             raise ValueError(f"there must be one gradient per weight ({len(self.weight)}), got {len(grads)}")
@@ -296,7 +299,11 @@ class DimReduce:
         return {**{name: getattr(self, name).clone() for name in _STATE}, "initialised": self.initialised}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue exactly where :meth:`state_dict` was taken; other components or weights are a ValueError."""
+        """Continue exactly where :meth:`state_dict` was taken.
+
+        Raises:
+            ValueError: When it belongs to another number of components or weights.
+        """
         for name in _STATE:
             found, wanted = state_dict[name].shape, getattr(self, name).shape
             if found != wanted:

@@ -100,7 +100,11 @@ class GradientAccumulation:
         return {"window": self.window.state_dict(), "gradients": gradients}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue within a window; one of another length or number of parameters is a ValueError."""
+        """Continue within a window, with the gradients accumulated so far.
+
+        Raises:
+            ValueError: When it belongs to another window length or number of parameters.
+        """
         parameters, gradients = self._parameters(), state_dict["gradients"]
         if len(gradients) != len(parameters):
             raise ValueError(f"state_dict holds {len(gradients)} gradients, the optimizer {len(parameters)} parameters")

@@ -144,8 +144,11 @@ class OptimizerProcess:
 
         Centralized are parameters with two axes or more whose name contains none of ``beta``, ``gamma``, ``bias`` and
         whose module is no grouped or depthwise convolution, no normalization and no fully normalized layer (marked
-        ``is_full_normalization``), as far as :meth:`build_params_dict` returned them. Empty halves are left out; a dict
-        with ``order_params`` is passed on unchanged.
+        ``is_full_normalization``). Empty halves are left out.
+
+        Args:
+            params_dict: What :meth:`build_params_dict` returned; other parameters belong to the rest.
+            parameters: Parameter groups; a dict with ``order_params`` is passed on unchanged.
         """
         result: list[dict[str, Any]] = []
         for group in parameters:
@@ -166,7 +169,9 @@ class OptimizerProcess:
     def add_grad_centralization(self, network: nn.Module, *, rule: CentralizationRule = "every_weight") -> None:
         """Centralize the gradients of this network's weights in the optimizer to come.
 
-        The rule ``"multiple_of_16"`` restores the reference's restriction on the second dimension.
+        Args:
+            network: The network whose parameters the optimizer holds.
+            rule: ``"multiple_of_16"`` restores the reference's restriction on the second dimension.
         """
         groups = self.build_gc_params_group(self.build_params_dict(network), self.origin_params)
         if not any(group.get("grad_centralization") for group in groups):

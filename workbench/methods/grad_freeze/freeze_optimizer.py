@@ -227,10 +227,13 @@ class FreezeOpt(torch.optim.Optimizer):
         return restored
 
     def check_graph(self, loss: Tensor) -> None:
-        """Raise RuntimeError for a reentrant checkpoint in the loss's graph.
+        """Look for what would keep layers behind the frozen ones from being trained, without a word.
 
-        ``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)`` hands on gradients only if an input of its
-        requires them; behind a frozen front none does.
+        A reentrant checkpoint (``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)``) hands on gradients only
+        if an input of its requires them; behind a frozen front none does.
+
+        Raises:
+            RuntimeError: When a reentrant checkpoint is found in the loss's graph.
         """
         waiting, seen = [loss.grad_fn], set()
         while waiting:
@@ -274,7 +277,11 @@ class FreezeOpt(torch.optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse with a RuntimeError: groups are fixed once freezing is set up."""
+        """Refuse: groups are fixed once freezing is set up.
+
+        Raises:
+            RuntimeError: Always, after construction.
+        """
         if "_inner" in self.__dict__:
             raise RuntimeError(
                 "FreezeOpt cannot take another parameter group: the strategy would not know when to train it; "
@@ -304,8 +311,10 @@ class FreezeOpt(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state; call :meth:`begin_step` (or :meth:`step`) next, parameters are not toggled here.
 
-        The saved strategy replaces the present one, which may have been drawn at random. What another kind of optimizer
-        saved, or one with other groups or another ``state``, is a ValueError.
+        The saved strategy replaces the present one, which may have been drawn at random.
+
+        Raises:
+            ValueError: When it was saved by another kind of optimizer, for other groups or another ``state``.
         """
         if "freeze" not in state_dict:
             raise ValueError(

@@ -100,11 +100,19 @@ def _interval_sequence(n_groups: int, freeze_p: float, length: int, rng: Randomn
 
 
 class GradientFreeze:
-    """Set up gradient freezing for a network and its optimizer; arguments are as of :func:`freeze_index_sequence`.
+    """Set up gradient freezing for a network and its optimizer.
 
     Args:
         param_groups: Number of nested groups, at least 1.
+        freeze_type: 0 continuous, 1 interval, see :func:`freeze_index_sequence`.
+        freeze_p: Share of full steps in [0, 1]; below 1 for type 0.
+        total_steps: Number of updates that training will take.
         state: Optimizer state, ``"shared"`` or ``"per_group"`` (as the reference), see :class:`FreezeOpt`.
+        rng: Where type 1 draws its indices from, see :func:`freeze_index_sequence`.
+
+    Raises:
+        TypeError: When a value is of the wrong kind.
+        ValueError: When it lies outside its range.
 
     Example:
         >>> net = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(8)])
@@ -141,14 +149,24 @@ class GradientFreeze:
     def split_parameters_groups(self, net: nn.Module, freeze_para_groups_number: int) -> list[list[nn.Parameter]]:
         """Return the nested groups of a network's trainable parameters; each group is a suffix of the first.
 
-        Their names matter, see :func:`~workbench.methods.parameter_groups.split_into_chunks`.
+        Args:
+            net: The network; the names of its parameters matter, see
+                :func:`~workbench.methods.parameter_groups.split_into_chunks`.
+            freeze_para_groups_number: Number of groups, at least 1.
         """
         return _nested_parameters(named_trainable_parameters(net), freeze_para_groups_number)
 
     def generate_freeze_index_sequence(
         self, parameter_groups_number: int, freeze_strategy: int, freeze_p: float, total_steps: int
     ) -> list[int]:
-        """Return the group index of each step, see :func:`freeze_index_sequence`."""
+        """Return the group index of each step, see :func:`freeze_index_sequence`.
+
+        Args:
+            parameter_groups_number: Number of nested groups.
+            freeze_strategy: 0 continuous, 1 interval.
+            freeze_p: Share of full steps, in [0, 1]; below 1 for strategy 0.
+            total_steps: Number of updates that training will take.
+        """
         return freeze_index_sequence(parameter_groups_number, freeze_strategy, freeze_p, total_steps, self.rng)
 
     def freeze_generate(
@@ -160,9 +178,16 @@ class GradientFreeze:
     ) -> tuple[nn.Module, FreezeOpt]:
         """Return the unchanged network and an optimizer that freezes.
 
-        Groups are formed from the network's trainable parameters that the optimizer holds; without any this is a
-        ValueError. What the optimizer holds besides (a loss with parameters of its own, say) belongs to every group and
-        is always trained. ``learning_rates``, one per step, need ``state="per_group"``, see :class:`FreezeOpt`.
+        Groups are formed from the trainable parameters that the optimizer holds. What the optimizer holds besides (a
+        loss with parameters of its own, say) belongs to every group and is always trained.
+
+        Args:
+            network: The network.
+            optimizer: Its optimizer.
+            learning_rates: One rate per step, see :class:`FreezeOpt`; needs ``state="per_group"``.
+
+        Raises:
+            ValueError: When the optimizer holds no trainable parameter of the network.
         """
         checked_optimizer("optimizer", optimizer)
         held = [p for group in optimizer.param_groups for p in group["params"]]

@@ -234,6 +234,10 @@ class GroupLossScaleManager(nn.Module):
             x: Output of the operator before the mark, which is returned.
             layer1: Group before the mark, from 1; 0 before the first.
             layer2: Group behind it; the number of groups plus 1 behind the last.
+
+        Raises:
+            TypeError: When a group is not an integer.
+            ValueError: When there is no such group.
         """
         for name, layer in (("layer1", layer1), ("layer2", layer2)):
             if isinstance(layer, bool) or not isinstance(layer, Integral):
@@ -255,7 +259,15 @@ class GroupLossScaleManager(nn.Module):
         return self
 
     def set_loss_scale_status(self, loss_scale_number: int, init_loss_scale: float | Sequence[float]) -> None:
-        """Set the scales of so many groups, all to one (> 0) or each to its own, and forget overflows and streaks."""
+        """Set all scales, and forget overflows and streaks.
+
+        Args:
+            loss_scale_number: Number of groups, >= 0.
+            init_loss_scale: Scale for all groups, or one per group.
+
+        Raises:
+            ValueError: When a scale is not positive or there is not one per group.
+        """
         number = checked_count("loss_scale_number", loss_scale_number, 0, kind="an integer")
         scales = _checked_scales("init_loss_scale", init_loss_scale)
         values = (scales,) * number if isinstance(scales, float) else scales
@@ -265,7 +277,15 @@ class GroupLossScaleManager(nn.Module):
         self._set(torch.tensor([1.0, *values, 1.0]))
 
     def update_loss_scale_status(self, layer: int, update_ratio: float | Tensor) -> Tensor:
-        """Multiply the scale of a group (from 0), within floor and ceiling, and return the new one, shape ``()``."""
+        """Multiply the scale of one group and return the new one, float32, shape ``()``.
+
+        Args:
+            layer: Group, from 0.
+            update_ratio: Factor; a result beyond floor or ceiling stops there.
+
+        Raises:
+            ValueError: When there is no such group.
+        """
         if isinstance(layer, bool) or not isinstance(layer, Integral) or not 0 <= layer < self.loss_scale_number:
             raise ValueError(f"`layer` must be a group in [0, {self.loss_scale_number - 1}], got {layer!r}")
         with torch.no_grad():
@@ -285,9 +305,12 @@ class GroupLossScaleManager(nn.Module):
         return self.overflow_status.sum()
 
     def calibrate(self, scales: Sequence[float], reference: float) -> None:
-        """Start from scales that were found, one per group, > 0, with floor and ceiling moved along.
+        """Start from scales that were found, with floor and ceiling moved along.
 
-        A group that starts at twice the ``reference`` has twice the floor and, where one was given, twice the ceiling.
+        Args:
+            scales: One per group, > 0.
+            reference: Scale that ``minimum`` and ``maximum`` were meant for: a group that starts at twice this has
+                twice this floor and, where one was given, twice this ceiling.
         """
         self.set_loss_scale_status(len(scales), scales)
         found = self.group_scales
@@ -321,7 +344,12 @@ class GroupLossScaleManager(nn.Module):
         return torch.where(still, scales, moved), torch.where(still, self.finite_steps, steps)
 
     def update(self, overflowed: Tensor, held: Tensor) -> None:
-        """Follow one step on the device, with what `next_scales` takes."""
+        """Follow one step on the device.
+
+        Args:
+            overflowed: As for `next_scales`.
+            held: Likewise.
+        """
         with torch.no_grad():
             if self._only_counts(overflowed, held):
                 self.finite_steps.add_(1)

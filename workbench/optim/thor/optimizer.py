@@ -97,6 +97,10 @@ class Thor(StepOptimizer):
             all. 4096 are 32 for each row of a block. The reference's factors always take all.
         network: The network, when ``net`` gives parameters.
 
+    Raises:
+        TypeError: When an argument is of the wrong kind.
+        ValueError: When a number is out of range, or the network has no parameter to train.
+
     Attributes:
         first_order: Parameters that are not preconditioned, each with the reason.
 
@@ -238,7 +242,13 @@ class Thor(StepOptimizer):
         step: int | None = None,
         events: EventSink | None = None,
     ) -> None:
-        """Take what only the training step knows, see `StepOptimizer`; without it ``loss_scale`` is divided out."""
+        """Take what only the training step knows; without a backward scale ``loss_scale`` is divided out.
+
+        Args:
+            backward_scale: As for every `StepOptimizer`.
+            step: Number of the step for events; None for this optimizer's own count.
+            events: Where refreshes and raised damping are reported; None for nowhere.
+        """
         self._unscaled = backward_scale is not None
         if backward_scale is None or callable(backward_scale):
             self._backward_scale = backward_scale
@@ -434,7 +444,11 @@ class Thor(StepOptimizer):
         return {**super().state_dict(), "thor": self.preconditioner.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue with the same bits on a CPU; a state of another optimizer or network is a ValueError."""
+        """Continue exactly where ``state_dict`` was taken: the next step has the same bits on a CPU.
+
+        Raises:
+            ValueError: When it is of another optimizer or another network.
+        """
         if "thor" not in state_dict:
             raise ValueError("`state_dict` holds no entry `thor`; it is not THOR's")
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "thor"})
