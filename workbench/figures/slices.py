@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from workbench.core.records import TrialRecord
@@ -15,8 +16,10 @@ from workbench.figures.drawing import Drawing, Mark, empty_figure
 from workbench.figures.labels import compact, plain
 from workbench.figures.study_history import value_ceiling
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme
+from workbench.figures.thinning import thin_marks
 
 _N_BEST = 5
+_MOST = 600  # points of a kind: in a small figure more of them cover each other
 _WIDE = 30.0  # highest over lowest value, from which an axis is logarithmic
 _KINDS: dict[str, tuple[Mark, str]] = {
     "beyond": (Mark("circle-open", 7, GREY), "beyond the drop"),
@@ -79,7 +82,7 @@ def slice_figure(
         return empty_figure(plain(parameter), "No two finished trials differ in it yet.", theme=theme)
     drawing = Drawing(plain(parameter), _detail(numbers), theme=theme, height=height)
     for kind, (mark, name) in _KINDS.items():
-        chosen = [i for i, one in enumerate(numbers.kinds) if one == kind]
+        chosen = thin_marks(np.flatnonzero(np.array(numbers.kinds) == kind), _MOST).tolist()
         drawing.marks(
             ([numbers.places[i] for i in chosen], [min(numbers.values[i], numbers.ceiling) for i in chosen]),
             mark,
