@@ -94,7 +94,8 @@ class PresetChoice:
         preset = config.boost.mode == "auto"
         with self._panel.showing():
             self.buttons.value = level if preset else None
-            self._note.value = "" if preset else faint(f"own switches (mode {config.boost.mode})")
+            said = f"boost level {_help(level)}" if preset else f"own switches (mode {config.boost.mode})"
+            self._note.value = faint(said)
 
     def _choose(self, level: str | None) -> None:
         if level is not None:

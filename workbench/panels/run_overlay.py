@@ -17,6 +17,20 @@ _MOST_OFFERED: Final = 8
 _SMOOTHING: Final = {"automatic": None, "none": 1, **{f"{n} steps": n for n in (5, 10, 20, 50, 100, 200)}}
 
 
+class Smoothing:
+    """A choice of over how many steps the loss is averaged; ``redraw`` is called when it changes."""
+
+    def __init__(self, panel: Panel, redraw: Callable[[], Any]) -> None:
+        self.choice = kit.Dropdown(options=list(_SMOOTHING), css="wb-file", tooltip="Running mean of the loss")
+        self.widget = row("Smoothing of the loss", self.choice)
+        panel.on_change(self.choice, lambda _: redraw())
+
+    @property
+    def window(self) -> int | None:
+        """Steps of the running mean; None is a hundredth of the run."""
+        return _SMOOTHING[self.choice.value]
+
+
 class RunOverlay:
     """Runs that can be laid over another, with a box to tick for each; ``redraw`` is called when the choice changes.
 
@@ -30,18 +44,12 @@ class RunOverlay:
         self._baseline = ""  # name of the newest run of O0
         self._n_runs = 0
         self.boxes: dict[str, Any] = {}
-        self.smoothing = kit.Dropdown(options=list(_SMOOTHING), css="wb-file", tooltip="Running mean of the loss")
-        panel.on_change(self.smoothing, lambda _: redraw())
+        self.smoothing = Smoothing(panel, redraw)
         self._list = column(faint("No other run of this task yet: what is trained or recorded is offered here."))
-        inside = column(row("Smoothing of the loss", self.smoothing), self._list)
+        inside = column(self.smoothing.widget, self._list)
         self.widget = kit.Accordion(
             children=(inside,), titles=("Smoothing and other runs",), selected_index=None, css="wb-more"
         )
-
-    @property
-    def window(self) -> int | None:
-        """Steps of the running mean; None is a hundredth of the run."""
-        return _SMOOTHING[self.smoothing.value]
 
     def curves(self) -> list[RunCurve]:
         """Return the runs that are ticked and read."""
