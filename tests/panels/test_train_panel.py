@@ -192,7 +192,7 @@ def interrupt(step: int) -> None:
 def runs_again(panel: TrainPanel, task: Task) -> None:
     panel.where.given = task
     assert "Traceback" not in run(panel)
-    assert text_in(panel.footer.children[0]) == ""
+    assert text_in(panel._error) == ""
 
 
 @pytest.mark.parametrize(
