@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +44,8 @@ class RunOverlay:
         self._curves: dict[str, RunCurve | Path] = {}  # the newest first; a path is read when it is ticked
         self._baseline = ""  # name of the newest run of O0
         self._n_runs = 0
+        self._by_hand = False  # the reader has chosen
+        self._lock = threading.RLock()  # runs end on one thread, folders are read on another
         self.boxes: dict[str, Any] = {}
         self.smoothing = Smoothing(panel, redraw)
         self._list = column(faint("No other run of this task yet: what is trained or recorded is offered here."))
@@ -58,9 +61,9 @@ class RunOverlay:
 
     def begin(self, folder: Path | None, task: str, *, is_baseline: bool) -> None:
         """Offer what was recorded of a task, and have O0 laid over what begins now, unless that is O0 itself."""
-        for name, box in self.boxes.items():
-            with self._panel.showing():
-                box.value = name == self._baseline and not is_baseline
+        with self._lock, self._panel.showing():
+            for name, box in self.boxes.items():
+                box.value = box.value if self._by_hand else name == self._baseline and not is_baseline
         if folder is not None and folder.is_dir():
             self._reader.ask(
                 lambda _: _recorded(folder, task, with_baseline=not self._baseline),
@@ -69,18 +72,21 @@ class RunOverlay:
 
     def remember(self, label: str, curve: Callable[[str], RunCurve], *, is_baseline: bool) -> None:
         """Offer a run that was trained here, under a label that is made its own, for those that come."""
-        self._n_runs += 1
-        name = f"{label}, run {self._n_runs}"
-        self._baseline = name if is_baseline else self._baseline
-        self._offer({name: curve(name)})
+        with self._lock:
+            self._n_runs += 1
+            name = f"{label}, run {self._n_runs}"
+            self._baseline = name if is_baseline else self._baseline
+            self._offer({name: curve(name)})
 
     def _offer_recorded(self, found: dict[str, RunCurve | Path], baseline: str, *, ticked: bool) -> None:
-        known = {one: curve for one, curve in found.items() if one not in self._curves}
-        self._offer(known)
-        if baseline and not self._baseline:
-            self._baseline = baseline
-            with self._panel.showing():
-                self.boxes[baseline].value = ticked
+        with self._lock:
+            is_first = bool(baseline) and not self._baseline
+            self._baseline = self._baseline or baseline
+            self._offer({one: curve for one, curve in found.items() if one not in self._curves})
+            if is_first and not self._by_hand:
+                with self._panel.showing():
+                    self.boxes[baseline].value = ticked
+        if is_first:
             self._redraw()
 
     def _offer(self, new: dict[str, RunCurve | Path]) -> None:
@@ -100,6 +106,7 @@ class RunOverlay:
         return box
 
     def _tick(self, name: str, *, on: bool) -> None:
+        self._by_hand = True
         path = self._curves[name]
         if on and isinstance(path, Path):
             self._reader.ask(lambda _: _curve_at(name, path), lambda curve: self._read(name, curve))
