@@ -48,9 +48,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     # On top: what puts the layers together for a user.
     "api": METHODS | STEP | ANSWERS | {"integrations"},
     "panels": METHODS | STEP | ANSWERS | {"api", "integrations"},
+    # Pages of the report for what lies in a folder, served on this machine.
+    "view": {"report", "runs", "study"},
     # It times; what it times, panels included, is asked by files of studies/bench.
     "bench": {"runs", "training"},
-    "cli": STEP | ANSWERS | {"", "api", "bench", "panels"},
+    "cli": STEP | ANSWERS | {"", "api", "bench", "panels", "view"},
     # The reference's names, and those of version 0.6, defined elsewhere.
     "boost": METHODS | {"mindspore", "training"},
     "nn": {"loss_scale", "mindspore", "optim"},
@@ -262,8 +264,12 @@ def test_help_loads_neither_torch_nor_plotly() -> None:
         ("workbench", {"torch", "plotly", "optuna", "pandas", "ipywidgets"}),
         ("workbench.config", {"torch", "plotly", "optuna", "pandas"}),
         ("workbench.core.records", {"torch", "plotly", "optuna", "pandas"}),
-        ("workbench.runs", {"torch", "plotly", "optuna"}),
-        ("workbench.study", {"torch", "plotly"}),
+        ("workbench.runs", {"torch", "plotly", "optuna", "pandas", "pyarrow"}),
+        ("workbench.runs.recorder", {"torch", "plotly", "optuna"}),
+        ("workbench.runs.run_directory", {"torch", "plotly", "optuna"}),
+        ("workbench.study", {"torch", "plotly", "optuna", "pandas"}),
+        ("workbench.study.run.search_and_confirm", {"torch", "plotly"}),
+        ("workbench.study.run.joining", {"torch", "plotly"}),
         ("workbench.runs.mirrors", {"torch", "tensorboard", "mlflow", "optuna"}),
         ("workbench.figures", {"torch", "optuna"}),
         ("workbench.report", {"torch", "optuna"}),

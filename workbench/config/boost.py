@@ -213,8 +213,7 @@ class SwitchesInEffect:
 def requested_switches(config: BoostConfig, level: str) -> dict[str, bool]:
     """Return the six switches a configuration asks for at a level, as the original resolves them.
 
-    Raises:
-        ConfigError: When the level is unknown (the original takes O0 without a word).
+    An unknown level is a ConfigError (the original takes O0 without a word).
     """
     if not isinstance(level, str) or level not in LEVELS:
         raise ConfigError(f"`level` must be one of {', '.join(map(shown, LEVELS))}, got {shown(level)}")

@@ -5,9 +5,8 @@
     name = described(..., when=in_mode_manual, needs=without("other", ...) & several_ranks)
 
 A condition is asked about a configuration and the `Facts` it meets, and answers with the reason why the parameter is
-not in effect: the words that follow "because". It also says which parameters it reads, so that a search can draw those
-first. A *method* is an algorithm with a switch in section ``boost``: it acts when it is asked for
-(`BoostSwitches.asks_for`) and what it ``needs`` holds.
+not in effect: the words that follow "because". A *method* is an algorithm with a switch in section ``boost``: it acts
+when it is asked for (`BoostSwitches.asks_for`) and what it ``needs`` holds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Optimizers whose step costs the rows of a table that a batch touched, not the table.
 
-A lookup in a table of embeddings ``[n_rows, dim]`` gives a gradient for few of its rows; torch keeps it as a sparse
-tensor (``nn.Embedding(sparse=True)``, `workbench.optim.embeddings`). The optimizers here read and write only those
-rows, of the table and of their own state. A row's state begins with the row's first gradient and does not move while
-the row rests, so a row that is seen k times is where a dense optimizer would have brought it in k steps of its own:
+A lookup in a table of embeddings ``[n_rows, dim]`` gives a sparse gradient for few of its rows
+(`workbench.optim.embeddings`). The optimizers here read and write only those rows, of the table and of their own state.
+A row's state does not move while the row rests, so a row that is seen k times is where a dense optimizer would have
+brought it in k steps of its own:
 
 * `RowWiseAdagrad` keeps one number per row, the sum of mean squares s. With g the row's gradient and d its width::
 
@@ -232,9 +232,6 @@ class RowWiseAdagrad(_RowWiseOptimizer):
             that are touched.
         initial_accumulator: What s begins with, >= 0. The very first step of a row moves each weight by about ``lr``
             when it is 0; a larger value holds rare rows back.
-
-    Raises:
-        ValueError: When a value lies outside its range.
     """
 
     _row_state = {"sum": "number"}  # noqa: RUF012  # never changed
@@ -275,9 +272,6 @@ class RowWiseAdam(_RowWiseOptimizer):
         eps: Added to the denominators, > 0.
         weight_decay: Decoupled decay, >= 0: weights shrink by ``lr * weight_decay`` of themselves, of a table the rows
             that are touched.
-
-    Raises:
-        ValueError: When a value lies outside its range.
     """
 
     _row_state = {"row_steps": "count", "row_exp_avg": "row", "row_exp_avg_sq": "row"}  # noqa: RUF012  # never changed

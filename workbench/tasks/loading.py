@@ -38,17 +38,13 @@ def built_in_module(name: str) -> str:
 
 
 def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
-    """Return the task that a name stands for.
+    """Return the task that a name stands for; its ``spec`` leads back to it from any working directory.
 
     Args:
         spec: ``"digits-resnet"`` (see ``BUILT_IN``), ``"criteo:path/to/data"``, ``"package.module:attribute"``,
             ``"path/to/file.py:attribute"`` or ``"path/to/file.py"`` (attribute ``task``). The attribute is a Task or a
-            function without arguments that returns one. Modules are looked for in the working directory too. A Task
-            stands for itself.
+            function without arguments that returns one. A Task stands for itself.
         folder: First place to look for a relative path, before the working directory.
-
-    Returns:
-        The task; its ``spec`` leads back to it from any working directory.
 
     Raises:
         TaskError: When nothing stands for this name, its code fails, or what it names is no task.

@@ -1,9 +1,8 @@
 """Inputs that grow: images of lower resolution, or token sequences cut behind their first tokens.
 
-A run of ``stages`` sizes below the full one, from the relative size ``start`` on, for the share ``until`` of its
-forward passes, has at stage i (from 0) the relative size ``start + (1 - start) * i / stages``, each for equally many
-passes; the rest is at full size. With ``until`` = 1 and one stage a whole run is at one size, ``start``: so the time of
-a stage is measured.
+For the share ``until`` of its forward passes a run goes through ``stages`` sizes below the full one: stage i (from 0)
+has the relative size ``start + (1 - start) * i / stages``, each for equally many passes. With ``until`` = 1 and one
+stage a whole run is at one size: so the time of a stage is measured.
 
 A *batch* is a tensor, or tuples, lists, named tuples and mappings of them. Images are its 4-D floating-point tensors
 ``[samples, channels, height, width]``; every other tensor of three or more axes that ends in the height and width of

@@ -17,9 +17,8 @@ IEEE TPAMI 2022, doi:10.1109/TPAMI.2022.3178101, arXiv:2103.11154 (the algorithm
 with scaled gradients the residual mixes scaled and unscaled ones, losses of several ranks are floored, components that
 the number of ranks does not divide are lost, and trials move BatchNorm statistics. ``"corrected"`` has none of these.
 
-Vectors over the weights are flat: parameters in the order given, each row by row.
-
-One file for one class: the step, its line search and the vectors that both work in share their state.
+Vectors over the weights are flat: parameters in the order given, each row by row. The file is long because the step,
+its line search and the vectors that both work in share their state.
 """
 
 from __future__ import annotations
@@ -130,9 +129,8 @@ class DimReduce:
         process_group: Ranks to sum over; None is all.
 
     Raises:
-        TypeError: When ``network`` or a count is of the wrong kind.
-        ValueError: When a hyper-parameter leaves its range, the components do not fit the weights or the rank or are
-            not finite, or the optimizer would change the step.
+        ValueError: When the components do not fit the weights or the rank or are not finite, or the optimizer would
+            change the step.
         RuntimeError: When there are several ranks and ``torch.distributed`` is not initialised.
 
     Example:
@@ -215,19 +213,10 @@ class DimReduce:
         *inputs: Any,
         loss_scale: float | Tensor = 1.0,
     ) -> Tensor:
-        """Take one step, with the reference's arguments.
+        """Take one step with the reference's arguments, see `step`, and return the loss.
 
-        Args:
-            loss: Loss of the batch, not scaled.
-            old_grad: Gradients in the order of the weights, multiplied by ``loss_scale``.
-            weight: The weights given to the constructor, or None: they are stepped either way.
-            weight_clone: Copies of them to bring up to date, or None. (Upstream keeps them between steps; here a step
-                makes its own.)
-            *inputs: What the network takes to compute its loss on the same batch.
-            loss_scale: What the gradients were multiplied by (``sens``).
-
-        Returns:
-            ``loss``, unchanged.
+        ``weight`` are those of the constructor, or None; ``weight_clone`` copies of them to bring up to date, or None;
+        ``inputs`` what the network takes to compute its loss on the same batch.
         """
         if weight is not None and [id(tensor) for tensor in weight] != [id(tensor) for tensor in self.weight]:
             raise ValueError("`weight` must be the parameters that DimReduce was made with; make a new one for others")

@@ -52,8 +52,7 @@ class Muon(StepOptimizer):
 
     Args:
         params: The network, whose hidden matrices are found (`parameter_groups`); or parameters, named parameters or
-            parameter groups. A group without ``matrices`` is split by shape, which cannot distinguish an embedding or
-            an output layer from a hidden matrix.
+            parameter groups. One without ``matrices`` is split by shape, embeddings and output layers included.
         lr: Rate of hidden matrices: the size of the steps, as gradients' sizes do not count. >= 0.
         aux_lr: AdamW's rate, >= 0.
         momentum: Share of the past in the momentum, in [0, 1).
@@ -64,7 +63,6 @@ class Muon(StepOptimizer):
         eps: Added to AdamW's denominator, > 0.
 
     Raises:
-        TypeError: When an argument is not a number.
         ValueError: When a number is out of range, a group asks for matrices and holds something else, or there is
             nothing to train.
 

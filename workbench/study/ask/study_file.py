@@ -163,10 +163,7 @@ class StudyFile(Part):
         return max(asked.start_step + (asked.count - 1) * asked.every_steps, 1)
 
     def allowed_drops(self, metric: str, baseline: float = math.nan) -> dict[str, float]:
-        """Return the allowed drop of each export, in the metric's unit; a search for a set-up may have one alone.
-
-        A drop may be a share of O0's value; both are NaN while that is not known. Only accuracies have a default.
-        """
+        """Return the allowed drop of each export, in the metric's unit; a share of an unknown value of O0 is NaN."""
         given = {"o1": self.allowed_drop.o1, "o2": self.allowed_drop.o2}
         is_accuracy = metric.lower() in {"acc", "accuracy"} or metric.lower().endswith(("_accuracy", " accuracy"))
         usual = ACCURACY_DROPS if is_accuracy else {}
@@ -227,13 +224,9 @@ def study_folder(path: str | Path) -> Path:
 
 
 def read_study(path: str | Path) -> StudyFile:
-    """Read and check a study; its name is the folder's when the file gives none.
+    """Read and check a study, by its folder or its ``study.toml``; its name is the folder's when the file gives none.
 
-    Args:
-        path: Folder of the study, or its ``study.toml``.
-
-    Raises:
-        StudyError: When the file is missing, unreadable or breaks a rule.
+    A file that is missing, unreadable or breaks a rule is a StudyError.
     """
     path = Path(path) if Path(path).suffix == ".toml" else Path(path) / "study.toml"
     try:
@@ -246,16 +239,7 @@ def read_study(path: str | Path) -> StudyFile:
 
 
 def parse_study(text: str, *, source: str = "study.toml", default_name: str = "study") -> StudyFile:
-    """Check the text of a study file.
-
-    Args:
-        text: TOML.
-        source: Name of the file for messages.
-        default_name: Name of the study when the text gives none.
-
-    Raises:
-        StudyError: When it is no TOML or breaks a rule.
-    """
+    """Check the text of a study file; a StudyError, which names the ``source``, says what is wrong with it."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
