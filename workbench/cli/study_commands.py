@@ -106,6 +106,9 @@ def tune(
     storage: str = StorageOption,
     warm_start: list[Path] = WarmStartOption,
     fresh: bool = typer.Option(False, "--fresh", help="Archive what is there and start over."),
+    new_baseline: bool = typer.Option(
+        False, "--new-baseline", help="For a task that changed: archive what is there, try its best plans again first."
+    ),
     confirm_seeds: int = typer.Option(None, metavar="N", min=2, help="Paired seeds of the confirmation."),
     require_confirmed: bool = RequireOption,
     json: bool = JsonOption,
@@ -147,6 +150,7 @@ def tune(
                 trials=trials,
                 timeout=timeout,
                 fresh=fresh,
+                new_baseline=new_baseline,
                 confirm_seeds=confirm_seeds,
                 require_confirmed=require_confirmed,
                 jobs=jobs or 1,

@@ -262,7 +262,9 @@ class GradFreezeConfig(Section, use_attribute_docstrings=True):
     param_groups: int = described(10, "Parameter groups", unit="groups", low=2, high=20, ge=1, when=_GRAD_FREEZE)
     """Into how many nested groups the parameters are cut."""
 
-    freeze_type: Literal[0, 1] = described(1, "Freeze strategy", when=_GRAD_FREEZE)
+    freeze_type: Literal[0, 1] = described(
+        1, "Freeze strategy", names={0: "front to back, in turn", 1: "drawn at random"}, when=_GRAD_FREEZE
+    )
     """0: continuous, groups take turns in a fixed period; 1: interval, groups are drawn at random."""
 
     freeze_p: float = described(

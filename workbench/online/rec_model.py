@@ -34,6 +34,7 @@ from workbench.online.record_rules import RecordRules
 from workbench.online.session import OnlineSession, RefusedBatchError, StepSink
 from workbench.online.stream import OpenStream, check_stream
 from workbench.training.boosted import Boosted
+from workbench.training.checkpoint import with_threads_of
 from workbench.training.checkpoint_folder import CheckpointFolder as OnlineCheckpoints
 from workbench.training.loop import training_loop
 from workbench.training.outcome import StepOutcome
@@ -143,13 +144,14 @@ class RecModel(Model):
         rules = _fitted(records, self._loss_fn)
         files = (checkpoints, publisher, recorder, record_gradients)
         session = OnlineSession(boosted, interrupts, rules, prequential, drift, *files)
-        if resume and checkpoints is not None and (state := checkpoints.load(self._device)) is not None:
+        state = checkpoints.load(self._device) if resume and checkpoints is not None else None
+        if state is not None:
             session.load_state_dict(state)
         listeners = [*CallbackList(callbacks).callbacks, session]
         first_step = boosted.step_index
         self._session = session
         try:
-            with interrupts.taken():
+            with interrupts.taken(), with_threads_of(state, self._device):
                 feed = session.open(train_dataset, queue_size)
                 self._train(feed.passes(), None, feed, listeners, dataset_sink_mode, sink_size)
         finally:

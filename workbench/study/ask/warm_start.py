@@ -78,6 +78,14 @@ def enqueue_warm_start(
         study.set_user_attr(_NOTES, notes)
 
 
+def sources_in(archived: Path | None) -> list[Path]:
+    """Return an archived study as what to begin with; nothing where it has no trial to begin with."""
+    try:
+        return [archived] if archived is not None and earlier_plans(archived.name, archived, 1) else []
+    except StudyError:
+        return []
+
+
 def earlier_plans(name: str, path: Path, best: int) -> list[EarlierPlan]:
     """Read a source: the best trials of a study or, without its database, its exports; or an exported file."""
     if path.suffix == ".json":
