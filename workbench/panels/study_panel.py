@@ -23,7 +23,8 @@ from workbench.figures.labels import counted
 from workbench.panels.config_history import Taking
 from workbench.panels.controls import is_usable_count
 from workbench.panels.kit import row, text_of
-from workbench.panels.panel import PanelState, Theme, WorkPanel
+from workbench.panels.panel import PanelState, Theme, WorkPanel, error_sentence
+from workbench.panels.run_controls import look_for_task
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.study_answer import answer_html, curve_of, trial_html
 from workbench.panels.study_figures import TARGETS, StudyFigures
@@ -138,6 +139,11 @@ class StudyPanel(WorkPanel):
         self.form = StudyForm(self, self.shared, folder, given)
         self.folder, self.entries, self.jobs = self.form.folder, self.form.entries, self.form.jobs
         self.space = self.form.space
+        task_entry = self.entries["study.task"]
+        self._task_check = self.new_reader(lambda error: task_entry.refuse(error_sentence(error)))
+        task_entry.observe(
+            lambda entry: self._task_check.ask(lambda _: look_for_task(str(entry.value), self.form.place))
+        )
         self.on_change(self.folder, lambda text: self.open(Path(text).expanduser()))
         self.start_button = self.button("Start", "Search, confirm, export", self.start, style="success")
         fresh_help = "Archive what is there and begin again"
