@@ -109,7 +109,7 @@ def test_filters_leave_what_they_say_and_count_it(page: Page) -> None:
 def test_columns_are_chosen(page: Page) -> None:
     expect(page.get_by_role("columnheader", name="batch.factor")).to_have_count(0)
     page.locator(".wbt-columns summary").click()
-    page.get_by_label("batch.factor").check()
+    page.get_by_role("checkbox", name="batch.factor").check()
     expect(page.get_by_role("columnheader", name="batch.factor")).to_be_visible()
     expect(rows(page).nth(1).get_by_role("cell", name="4", exact=True)).to_be_visible()
 

@@ -22,8 +22,8 @@ _N_BEST = 5
 _MOST = 600  # points of a kind: in a small figure more of them cover each other
 _WIDE = 30.0  # highest over lowest value, from which an axis is logarithmic
 _KINDS: dict[str, tuple[Mark, str]] = {
-    "beyond": (Mark("circle-open", 7, GREY), "beyond the drop"),
-    "within": (Mark("circle", 7, BLUE), "within the drop"),
+    "beyond": (Mark("circle-open", 7, GREY), "beyond"),
+    "within": (Mark("circle", 7, BLUE), "within"),
     "best": (Mark("diamond", 10, ORANGE), f"best {_N_BEST}"),
 }
 
@@ -94,7 +94,7 @@ def slice_figure(
     axis = {"type": "category", "categoryorder": "category ascending"} if is_words else {}
     drawing.set_x("", **(axis or ({"type": "log", "dtick": "D2"} if numbers.is_log else {})))
     drawing.set_y(objective)
-    drawing.set(legend={"entrywidth": 92, "entrywidthmode": "pixels"})
+    drawing.set(legend={"entrywidth": 84, "entrywidthmode": "pixels", "xref": "container"})
     drawing.show_legend(66)
     return drawing.figure()
 
