@@ -14,7 +14,7 @@ from tests.panels.looking import everything, html_in, text_in
 from workbench.config import SWITCHES, BoostConfig, NetworkFacts, describe_parameters
 from workbench.methods.registry import METHODS
 from workbench.panels.config_panel import ConfigPanel, card_html, owner_note
-from workbench.panels.controls import number_text
+from workbench.panels.controls import named
 from workbench.panels.shared_config import SharedConfig
 
 PATHS = [path for path in describe_parameters() if path.removeprefix("boost.") not in SWITCHES]
@@ -162,7 +162,7 @@ def test_every_parameter_has_a_control_that_changes_the_configuration(lasting: C
     value = narrow.get(path, 2.0**20 if path in {"loss_scale.init", "loss_scale.maximum"} else value)
     entry = box(panel, path)
     if isinstance(entry, widgets.Dropdown):
-        entry.value = number_text(value)
+        entry.value = named(info, value)
     else:
         entry.value = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     now = panel.config.leaves()[path]

@@ -24,7 +24,7 @@ INIT, FACTOR, WINDOW = "loss_scale.init", "loss_scale.factor", "loss_scale.windo
 
 
 def settled(panel: LossScalePanel) -> LossScalePanel:
-    assert panel.machine.wait_for(PanelState.DONE, PanelState.FAILED, timeout=LONG)
+    assert panel.machine.wait_for(PanelState.DONE, PanelState.STOPPED, PanelState.FAILED, timeout=LONG)
     assert panel.wait_for_answer(LONG)
     return panel
 
@@ -276,7 +276,7 @@ def test_opening_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         panel.open(tmp_path / "ignored")  # one at a time
         go.set()
         settled(panel)
-        assert panel.state is PanelState.DONE
+        assert panel.state is PanelState.STOPPED
         assert "stopped; the trace is shown, nothing was replayed" in text_in(panel)
         assert panel.policies == []
 
