@@ -37,7 +37,8 @@ def test_o0_lies_under_what_follows_and_narrow_pages_need_no_sideways_scrolling(
     assert plot.evaluate(_EVALUATIONS) == 10, "it was evaluated without being asked to"
     expect(train.get_by_role("button", name="Loss scale", exact=True)).to_have_count(0)
 
-    bar, title = plot.locator(".modebar"), plot.locator(".wb-figure-title")
+    bar, title = plot.locator(".modebar-group"), plot.locator(".wb-figure-title")
+    page.mouse.move(0, 0)
     expect(bar.first).to_have_css("opacity", "0")
     plot.locator(".plot").first.hover(force=True)
     expect(bar.first).to_have_css("opacity", "1")
