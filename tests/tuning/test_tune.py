@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -309,8 +310,45 @@ def test_other_data_are_refused(finished: Path) -> None:
         other.data_hash = "xyz"
         return other
 
-    with pytest.raises(StudyChangedError, match="data changed"):
+    with pytest.raises(StudyChangedError, match=r"data changed .*\(they were 'abc' and are 'xyz'\); put them back"):
         tune(finished, make_experimenter=make_other)
+
+
+def test_data_without_a_version_are_told_in_words(tmp_path: Path) -> None:
+    def of_data(digest: str) -> Any:
+        def make(file: StudyFile, folder: Path) -> FakeRunner:
+            runner = FakeRunner(folder)
+            runner.data_hash = f"first 8 batches sha256:{digest}"
+            return runner
+
+        return make
+
+    directory = write_study(tmp_path / "s", SHORT)
+    tune(directory, trials=1, make_experimenter=of_data("abc"))
+    with pytest.raises(StudyChangedError, match=r"began \(the first 8 batches are not what they were\)"):
+        tune(directory, trials=2, make_experimenter=of_data("abd"))
+
+
+class OnAFullDisk(FakeRunner):
+    """Finds no room for what the second trial records."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, TrainJob) and job.run_id == "trial_0001":
+            raise OSError(errno.ENOSPC, "No space left on device", "steps.jsonl")
+        return super().run(job, monitor)
+
+
+def make_on_a_full_disk(file: StudyFile, directory: Path) -> FakeRunner:
+    return OnAFullDisk(directory)
+
+
+def test_a_full_disk_puts_the_running_trial_back(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    with pytest.raises(OSError, match=r"[Nn]o space|disk is full"):
+        tune(directory, make_experimenter=make_on_a_full_disk)
+    assert [one.state.name for one in stored_trials(directory)] == ["COMPLETE", "WAITING"]
+    result = tune(directory, make_experimenter=make_fake)
+    assert {one.state for one in result.trials} <= {"complete", "pruned"}
 
 
 def test_a_task_whose_code_has_changed_is_refused_and_named(tmp_path: Path) -> None:
@@ -343,7 +381,7 @@ def test_a_changed_task_goes_on_under_a_new_baseline_when_told_so(tmp_path: Path
 
     directory = write_study(tmp_path / "s", UNCONFIRMED)
     first = tune(directory, make_experimenter=of_code("a"))
-    with pytest.raises(StudyChangedError, match=r"\(my_task.py\).*go on under a new baseline with --new-baseline"):
+    with pytest.raises(StudyChangedError, match=r"\(my_task.py\).*continue under a new baseline with --new-baseline"):
         tune(directory, make_experimenter=of_code("b"))
     second = tune(directory, new_baseline=True, make_experimenter=of_code("b"))
     [archived] = (directory / "archive").iterdir()

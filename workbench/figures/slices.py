@@ -19,9 +19,9 @@ from workbench.figures.theme import BLUE, GREY, ORANGE, Theme
 _N_BEST = 5
 _WIDE = 30.0  # highest over lowest value, from which an axis is logarithmic
 _KINDS: dict[str, tuple[Mark, str]] = {
-    "beyond": (Mark("circle-open", 7, GREY), "beyond the allowed drop"),
-    "within": (Mark("circle", 7, BLUE), "within the allowed drop"),
-    "best": (Mark("diamond", 10, ORANGE), f"the best {_N_BEST} within"),
+    "beyond": (Mark("circle-open", 7, GREY), "beyond the drop"),
+    "within": (Mark("circle", 7, BLUE), "within the drop"),
+    "best": (Mark("diamond", 10, ORANGE), f"best {_N_BEST}"),
 }
 
 
@@ -89,9 +89,10 @@ def slice_figure(
         )
     is_words = isinstance(numbers.places[0], str)
     axis = {"type": "category", "categoryorder": "category ascending"} if is_words else {}
-    drawing.set_x(plain(parameter), **(axis or ({"type": "log", "dtick": "D2"} if numbers.is_log else {})))
+    drawing.set_x("", **(axis or ({"type": "log", "dtick": "D2"} if numbers.is_log else {})))
     drawing.set_y(objective)
-    drawing.show_legend(88)
+    drawing.set(legend={"entrywidth": 92, "entrywidthmode": "pixels"})
+    drawing.show_legend(66)
     return drawing.figure()
 
 

@@ -107,7 +107,7 @@ def with_threads_of(state: Mapping[str, Any] | None, device: torch.device) -> It
     if threads > max(before, usable_cores()):
         warnings.warn(
             f"the checkpoint was written by {threads} threads, of which this machine offers {usable_cores()}: training "
-            f"goes on with {before}, and its numbers may differ in their last bits",
+            f"continues with {before}, and its numbers may differ in their last bits",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -33,21 +33,22 @@ def make_model():
 
 
 def train(seed):
-    """Train once; return the seconds it took, and the accuracy on the digits that were kept back."""
+    """Train once; return the seconds of CPU it took, and the accuracy on the digits that were kept back."""
     set_seed(seed)
-    accelerator = BoostedAccelerator(cpu=True, boost=HERE / "boost_config.o1.json", epochs=EPOCHS)
     criterion = nn.CrossEntropyLoss()
+    accelerator = BoostedAccelerator(cpu=True, boost=HERE / "boost_config.o1.json", epochs=EPOCHS, criterion=criterion)
     loader, held_out = loaders()
     model, optimizer = make_model()
     model, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
-    began = time.perf_counter()
+    criterion = accelerator.boosted.criterion
+    began = time.process_time()
     for _ in range(EPOCHS):
         for images, digits in loader:
             loss = criterion(model(images), digits)
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-    seconds, right = time.perf_counter() - began, []
+    seconds, right = time.process_time() - began, []
     with torch.no_grad():
         for images, digits in held_out:
             right += accelerator.gather_for_metrics(model(images).argmax(dim=1) == digits).tolist()

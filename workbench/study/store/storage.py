@@ -45,7 +45,7 @@ _GRACE_SECONDS = 180.0
 _PATIENCE_SECONDS = 300.0
 _TIMES_TO_MAKE_TABLES = 8
 _NEW_BASELINE = (
-    "go on under a new baseline with --new-baseline, which trains the best plans so far again first, or start over "
+    "continue under a new baseline with --new-baseline, which trains the best plans so far again first, or start over "
     "with --fresh; both archive the old one"
 )
 _MADE_MEANWHILE = re.compile("already exists|duplicate key|UNIQUE constraint")
@@ -153,7 +153,7 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
         before, now = stored.get("data_hash", ""), experimenter.data_hash
         if before and now and before != now:
             raise StudyChangedError(
-                f"the task's data changed since the study began (hash {before[:12]}, now {now[:12]}); put it back, "
+                f"the task's data changed since the study began ({_other_data(before, now)}); put them back, "
                 f"{_NEW_BASELINE}"
             )
         environment = plain(experimenter.environment())
@@ -183,6 +183,13 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
         for key, value in attributes.items():
             study.set_user_attr(key, value)
     return study
+
+
+def _other_data(before: str, now: str) -> str:
+    kinds = [one.partition(" sha256:")[0] for one in (before, now)]
+    if kinds[0] == kinds[1] != before:  # of data without a version of their own: "first 8 batches sha256:..."
+        return f"the {kinds[0]} are not what they were"
+    return f"they were {before[:40]!r} and are {now[:40]!r}"
 
 
 def find_study(storage: StudyStorage, name: str) -> optuna.Study:
