@@ -37,6 +37,16 @@ def test_o0_lies_under_what_follows_and_narrow_pages_need_no_sideways_scrolling(
     assert plot.evaluate(_EVALUATIONS) == 10, "it was evaluated without being asked to"
     expect(train.get_by_role("button", name="Loss scale", exact=True)).to_have_count(0)
 
+    bar, title = plot.locator(".modebar-group"), plot.locator(".wb-figure-title")
+    page.mouse.move(0, 0)
+    expect(bar.first).to_have_css("opacity", "0")
+    plot.locator(".plot").first.hover(force=True)
+    expect(bar.first).to_have_css("opacity", "1")
+    tools, words = bar.first.bounding_box(), title.bounding_box()
+    assert tools is not None
+    assert words is not None
+    assert tools["y"] >= words["y"] + words["height"] - 1, "the tools leave the title alone"
+
     train.get_by_role("button", name="O1", exact=True).click()
     start(train, 60)
     expect(badge).to_contain_text("running")
@@ -50,7 +60,7 @@ def test_o0_lies_under_what_follows_and_narrow_pages_need_no_sideways_scrolling(
     configure = opened(workbench, "Configure")
     box = configure.locator(".wb-json textarea")
     box.fill('{"grad_freeze": {"freeze_p": 1.5}}')
-    expect(configure.get_by_role("alert")).to_contain_text("grad_freeze.freeze_p must be")
+    expect(configure.get_by_role("alert")).to_contain_text("grad_freeze.freeze_p must lie in [0, 1)")
     box.fill('{"grad_freeze": {"freeze_p": 0.5}}')
     expect(configure.get_by_role("alert")).to_have_count(0)
     assert scrolls_sideways(page, configure) == []

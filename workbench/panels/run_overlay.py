@@ -141,8 +141,9 @@ def _curve_at(name: str, path: Path) -> RunCurve:
     from workbench.runs import read_run
 
     run = read_run(path, most_histograms=0)
-    evaluated = run.events[run.events["kind"] == "evaluation"] if len(run.events) else run.events
-    return RunCurve(name, run.steps, [(int(one.step) + 1, float(one.value)) for one in evaluated.itertuples()])
+    evaluated = run.events[run.events["kind"] == "evaluation"]
+    points = zip(evaluated["step"].tolist(), evaluated["value"].tolist(), strict=True)
+    return RunCurve(name, run.steps, [(step + 1, value) for step, value in points])
 
 
 def is_baseline(config: BoostConfig, level: str) -> bool:
