@@ -81,7 +81,7 @@ def test_the_file_trains_where_there_is_its_framework_alone(exported: Path, tmp_
     assert seen.stdout.strip() == "[]"
     ran = run_script(path, options=OPTIONS[world], strict=False, python=python)
     print(f"{path}: {'with' if ours else 'without'} workbench, metric {ran['metric']:.4f}")
-    assert ran["metric"] < 0.1 if "autoencoder" in str(path) else ran["metric"] > 0.85
+    assert ran["metric"] < 2.0 if "autoencoder" in str(path) else ran["metric"] > 0.85
 
 
 @pytest.mark.mindspore
