@@ -5,8 +5,9 @@ The names below are loaded on first use, so that ``import workbench`` and ``work
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from workbench.core.lazy_names import lazy_names
 
 __version__ = "0.6.0"
 
@@ -28,12 +29,7 @@ if TYPE_CHECKING:
     from workbench.training.apply import apply
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -28,7 +28,7 @@ ALLOWED = {
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "datetime.datetime.now"}
 TELLS_THE_TIME = {
     "runs/recorder.py": "when a run began and ended, and its name",
-    "runs/run_directory.py": "the age of files",
+    "runs/overview.py": "the age of files",
     "runs/writer_lock.py": "the age of files",
     "study/store/storage.py": "the name of an archive",
     "study/answer/export.py": "when a file was written",

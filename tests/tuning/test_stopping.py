@@ -31,7 +31,16 @@ from workbench.study import (
     read_result,
     tune,
 )
-from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, SpeedJob, TrainJob
+from workbench.study.run.job import (
+    UNMONITORED,
+    AgreementJob,
+    FreezingLimitJob,
+    Job,
+    Monitor,
+    RunStep,
+    SpeedJob,
+    TrainJob,
+)
 from workbench.tasks import Task
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -142,7 +151,7 @@ class Counting:
     def asked(self) -> bool:
         return self.losses >= self.last
 
-    def task(self) -> Task:
+    def task(self, hidden: int = 0) -> Task:
         def batches(seed: int) -> Iterator[Any]:
             generator = torch.Generator().manual_seed(seed)
             x = torch.randn(8, 3, generator=generator)
@@ -150,7 +159,7 @@ class Counting:
 
         return Task(
             name="counted",
-            model=lambda: nn.Linear(3, 1),
+            model=lambda: nn.Sequential(*(nn.Linear(3, 3) for _ in range(hidden)), nn.Linear(3, 1)),
             loss=self.loss,
             optimizer=lambda named: torch.optim.SGD([p for _, p in named], 0.01),
             train=batches,
@@ -176,4 +185,31 @@ def test_timing_ends_within_the_step(tmp_path: Path, last: int) -> None:
     side = (BoostConfig(), "O0")
     with pytest.raises(StudyStoppedError):
         experimenter.run(SpeedJob(side, side, seed=0, rounds=50, steps_per_block=10), Monitor(stop=counting.asked))
+    assert counting.losses == last
+
+
+ACCUMULATED = BoostConfig.from_dict(
+    {
+        "boost": {"mode": "manual", "grad_freeze": False, "less_bn": False, "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": 8},
+    }
+)
+FROZEN = BoostConfig.from_dict(
+    {"boost": {"mode": "manual", "grad_freeze": True, "less_bn": False}, "grad_freeze": {"param_groups": 4}}
+)
+
+
+@pytest.mark.parametrize("last", [3, 13, 29])
+@pytest.mark.parametrize("kind", ["windows of eight batches", "agreement", "a freezing limit"])
+def test_whatever_runs_ends_within_the_batch(tmp_path: Path, kind: str, last: int) -> None:
+    counting = Counting(last)
+    experimenter = TaskExperimenter(counting.task(hidden=11), "cpu", tmp_path / "runs")
+    plain, slow = (BoostConfig(), "O0"), (ACCUMULATED, "O1")
+    jobs: dict[str, Job[Any]] = {
+        "windows of eight batches": SpeedJob(slow, slow, seed=0, rounds=50, steps_per_block=16),
+        "agreement": AgreementJob(plain, plain, seed=0),
+        "a freezing limit": FreezingLimitJob((FROZEN, "O1"), seed=0, rounds=50, steps_per_block=8),
+    }
+    with pytest.raises(StudyStoppedError):
+        experimenter.run(jobs[kind], Monitor(stop=counting.asked))
     assert counting.losses == last

@@ -205,6 +205,22 @@ def test_a_confirmation_that_is_cut_short_says_so(tmp_path: Path, clock: Clock) 
     assert "The time limit ended the confirmation; the same command continues from there." in result.messages
 
 
+def test_a_confirmation_that_was_cut_short_goes_on_before_the_search_does(tmp_path: Path, clock: Clock) -> None:
+    directory = write_study(tmp_path / "s", SHORT.replace("[confirm]", "[confirm]\nenabled = false"))
+    run(directory, clock, None)
+    write_study(directory, SHORT)
+    n_trials, seeds = len(states(directory)), []
+    for trials in (5, 8):
+        options: dict[str, Any] = {"confirm_seeds": 40, "trials": trials, "timeout": 3000.0}
+        result = tune(directory, make_experimenter=lambda file, folder: Clocked(folder, clock), **options)
+        assert len(states(directory)) == n_trials, "no trial is drawn while a test lacks seeds"
+        seeds.append(result.candidates[0].n_seeds)
+    assert seeds[0] < seeds[1] == 20, "its first look"
+    assert result.candidates[0].verdict is Verdict.CONFIRMED
+    tune(directory, make_experimenter=lambda file, folder: Clocked(folder, clock), trials=8)
+    assert len(states(directory)) > n_trials
+
+
 def test_a_worker_ends_at_its_limit_and_puts_its_trial_back(tmp_path: Path, clock: Clock) -> None:
     directory = write_study(tmp_path / "s", SHORT)
     began = time.monotonic()

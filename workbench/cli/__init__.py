@@ -17,12 +17,14 @@ import typer
 
 from workbench.cli import command_start
 from workbench.cli.bench_command import bench
+from workbench.cli.command_group import PLAIN, CommandGroup
 from workbench.cli.failures import FAILED, INTERRUPTED, Interrupted, report
 from workbench.cli.interrupts import ending_like_ctrl_c
 from workbench.cli.lab_command import lab
 from workbench.cli.project_commands import doctor, init, schema, validate
 from workbench.cli.run_commands import compare, replay, runs_app, train
 from workbench.cli.study_commands import export, status, tune, worker
+from workbench.cli.view_command import view
 from workbench.core.rank_environment import is_first_rank
 from workbench.core.text import printable
 
@@ -34,9 +36,26 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    cls=CommandGroup,
+    **PLAIN,
 )
 # In the order of `workbench --help`.
-for _command in (tune, status, export, worker, train, compare, replay, validate, schema, init, doctor, bench, lab):
+for _command in (
+    tune,
+    status,
+    view,
+    export,
+    worker,
+    train,
+    compare,
+    replay,
+    validate,
+    schema,
+    init,
+    doctor,
+    bench,
+    lab,
+):
     app.command()(_command)
 app.add_typer(runs_app, name="runs")
 

@@ -80,6 +80,10 @@ def report(error: BaseException, *, traceback: bool = False) -> int:
     if traceback and not isinstance(error, Interrupted):  # of every rank: what happened where is what it is for
         python_traceback.print_exception(error)
     code = exit_code_of(error)
+    if type(error).__name__ == "NoArgsIsHelpError":  # of a group of commands without one: its help, lines and all
+        if is_first_rank():
+            typer.echo(str(error.format_message()))  # type: ignore[attr-defined]  # as of every usage error
+        return code
     if getattr(error, "tells", is_first_rank()):
         sentence = sentence_of(error)
         if code == FAILED and not traceback and not _is_system(error) and not _is_ours(error):
@@ -157,8 +161,8 @@ def _is_usage(error: BaseException) -> bool:
 def _usage_sentence(error: BaseException) -> str:
     said = str(error.format_message()).strip()  # type: ignore[attr-defined]  # _is_usage looked
     context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError" or context is None:
-        return said  # nothing, when typer has printed the help already
+    if context is None:
+        return said
     said = said.removeprefix("Invalid value: ")
     for long, short in _RULES.items():
         said = said.replace(long, short)

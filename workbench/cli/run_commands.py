@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from workbench.cli.command_group import PLAIN, CommandGroup
 from workbench.cli.failures import Interrupted
 from workbench.cli.interrupts import saying_on_ctrl_c, stop_on_ctrl_c
 from workbench.cli.output import DeviceOption, JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
@@ -44,7 +45,7 @@ MirroredArgument = typer.Argument(..., metavar="RUN", help="A run directory, or 
 ToOption = typer.Option(..., "--to", metavar="WHERE", help="tensorboard[=DIR] or mlflow[=URI]; may be repeated.")
 RunsArgument = typer.Argument(Path("runs"), metavar="[FOLDER]", help="Folder of run directories, or of studies.")
 
-runs_app = typer.Typer(help="List and tidy recorded runs.", no_args_is_help=True)
+runs_app = typer.Typer(help="List and tidy recorded runs.", no_args_is_help=True, cls=CommandGroup, **PLAIN)
 
 
 def train(
@@ -195,28 +196,28 @@ def replay(
 @runs_app.command("list")
 def list_recorded(root: Path = RunsArgument, json: bool = JsonOption) -> None:
     """List the runs of a folder, the newest first."""
-    from workbench.runs import list_runs
+    from workbench.runs import run_overviews
 
-    frame = list_runs(root)
+    found = run_overviews(root)
     if json:
-        print_json({"runs": frame.astype(object).where(frame.notna(), None).to_dict("records")})
+        print_json({"runs": found})
         return
-    if frame.empty:
+    if not found:
         say(f"no runs in {root}")
         return
     rows = [
         (
-            row.run,
-            f"{row.started:%Y-%m-%d %H:%M}",
-            row.task,
-            row.level,
-            row.steps,
-            row.final_metric,
-            row.overflows,
-            f"{row.size_bytes / 1024:.0f} KiB",
-            "yes" if row.finished else "no",
+            run["run"],
+            f"{run['started']:%Y-%m-%d %H:%M}",
+            run["task"],
+            run["level"],
+            run["steps"],
+            run["final_metric"],
+            run["overflows"],
+            f"{run['size_bytes'] / 1024:.0f} KiB",
+            "yes" if run["finished"] else "no",
         )
-        for row in _rows(frame)
+        for run in found
     ]
     print_table(("run", "started (UTC)", "task", "level", "steps", "metric", "overflows", "size", "finished"), rows)
 
@@ -268,7 +269,7 @@ def _print_run(result: RunResult) -> None:
     if result.overflows:
         skipped = f"{result.overflows} update{'' if result.overflows == 1 else 's'} skipped"
         say(f"{skipped} because gradients overflowed; the loss scale ended at {result.final_loss_scale:g}")
-    say(f"recorded in {result.path}")
+    say(result.message if result.message and not (result.stopped or result.diverged) else f"recorded in {result.path}")
     if result.overflows:
         say(f"other loss-scale policies, judged on this run: workbench replay {quoted(result.path)}")
 

@@ -1,24 +1,25 @@
 """Does a choice that should change the time alone change the numbers?
 
-Compiler, memory format, threads and precision of products round elsewhere. So losses and a gradient are compared with
-the baseline's at the weights that a run begins with. Not along a run: on `digits-resnet` a nudge of the weights by 1e-7
-changes the loss by 1 % within fifteen steps, on `digits-lenet` a gradient of the wrong sign by 1e-4 only.
+Losses and a gradient are compared with the baseline's at the weights that a run begins with. Not along a run: on
+`digits-resnet` a nudge of the weights by 1e-7 changes the loss by 1 % within fifteen steps, on `digits-lenet` a
+gradient of the wrong sign by 1e-4 only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import torch
 from torch import Tensor
 
 from workbench.config import BoostConfig
+from workbench.core.own_generators import kept_generators
 from workbench.core.wrapped_model import unwrapped
 from workbench.tasks import Task
-from workbench.training.setup import Prepared, kept_generators, prepare
+from workbench.training.setup import Prepared, prepare
 
 TOLERANCES = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 5e-2}
 """Relative difference of losses that rounding explains, by the format in which the forward pass computes."""
@@ -31,12 +32,28 @@ side of ReLU), bfloat16 0.3; there a mistake is found only in much of the gradie
 """
 
 
+def _go_on() -> None:
+    """Nobody wants to end it."""
+
+
 def first_losses(
-    task: Task, config: BoostConfig, level: str, seed: int, device: torch.device, n: int = 20
+    task: Task,
+    config: BoostConfig,
+    level: str,
+    seed: int,
+    device: torch.device,
+    n: int = 20,
+    before_batch: Callable[[], None] = _go_on,
 ) -> list[float]:
-    """Return the losses of the first n batches in training mode, at the weights that a run begins with."""
+    """Return the losses of the first n batches in training mode, at the weights that a run begins with.
+
+    What ``before_batch`` raises ends it between two of them.
+    """
+    losses = []
     with _begun(task, config, level, seed, device) as prepared:
-        losses = [_loss(prepared, batch).detach() for batch in islice(prepared.batches(seed), n)]
+        for batch in islice(prepared.batches(seed), n):
+            before_batch()
+            losses.append(_loss(prepared, batch).detach())
         return [float(loss) for loss in losses]
 
 

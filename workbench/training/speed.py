@@ -1,13 +1,11 @@
 """How fast is a configuration, as a ratio of step times measured in one process?
 
 Both sides train on equal copies, block by block in turn (A B, B A, ...), so that whatever the machine does to one it
-does to the other. A step's cost depends on how many groups are frozen and on whether a window ends, so each kind of
-step is visited in every block, and its time is weighted by how often the schedule uses it. What an optimizer does every
-so many steps only (THOR's refresh) is done once per block, and what it adds is spread over the steps of a cycle. On an
-accelerator several windows of a kind go between two synchronisations: one alone begins with an empty queue, which hides
-waits of the host and favours whoever launches less, unlike any run. The ratio is the median over rounds, with an
-interval from a bootstrap. Several ranks train every block together; rank 0's clock counts and decides how many rounds
-there are.
+does to the other. Each kind of step (groups frozen, end of a window) is visited in every block and weighted by how
+often the schedule uses it; what an optimizer does every so many steps only (THOR's refresh) is done once per block and
+spread over a cycle. On an accelerator several windows of a kind go between two synchronisations: one alone begins with
+an empty queue, unlike any run. The ratio is the median over rounds, with an interval from a bootstrap. Several ranks
+train every block together, by rank 0's clock.
 """
 
 from __future__ import annotations
@@ -64,16 +62,12 @@ def measure_speed_ratio(
     precision: float = 0.05,  # width of the interval, relative to the ratio, at which no more rounds are added
     loading: bool = False,  # whether a step includes loading its batch
     stop: Callable[[], bool] | None = None,  # asked between rounds; True ends the measurement after at least two
-    # Called before every optimizer step, on an accelerator before some, outside the time that is measured; what it
-    # raises ends the measurement.
+    # Called before every micro-batch, on an accelerator before some updates; what it raises ends the measurement.
     before_window: Callable[[], None] | None = None,
 ) -> SpeedRatio:
     """Measure the ratio of step times by interleaved blocks.
 
     On a noisy machine rounds are added, up to four times as many, until the interval is narrow enough.
-
-    Raises:
-        ValueError: If ``rounds`` or ``steps_per_block`` is not at least 1.
     """
     for name, value in (("rounds", rounds), ("steps_per_block", steps_per_block)):
         if not value >= 1:
@@ -222,6 +216,8 @@ class TimedSide:
             if number:
                 self._enter(group)  # the schedule has gone on
             for step in range(n_steps):
+                if step and self.before_window is not None and self.device.type == "cpu":
+                    self.before_window()  # a micro-batch may take seconds; asking takes a microsecond
                 self._train(self.batches[self.position % len(self.batches)], group, ends=step + 1 == n_steps)
                 self.position += 1
             self._refreshed |= self.cyclic is not None and self.cyclic.refreshed

@@ -24,8 +24,9 @@ from workbench.core.text import format_duration
 from workbench.study.answer import planned_tests
 from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
 from workbench.study.answer.planned_tests import Judgement, PlannedTest, judge
-from workbench.study.answer.selection import TARGETS, Contender, select
+from workbench.study.answer.selection import Contender, select
 from workbench.study.ask.plans import explicit_config, needs_warm_up
+from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import Monitor, RunStep, SpeedJob, SpeedMeasured, Trained, TrainJob
@@ -58,6 +59,7 @@ class Confirmation:
     def __post_init__(self) -> None:
         study, file = self.study, self.file
         self.cut_short = False  # whether the time was over before all verdicts were in
+        self.is_open = False  # whether a test that has begun lacks pairs for that reason
         self._peers: list[Contender] = []
         self._runs_ended = 0  # over all tests: a further one does not seem to begin from zero
         self._counts_steps = file.study.objective == "time_to_target"
@@ -78,6 +80,7 @@ class Confirmation:
         Those for which there was no time stay undecided.
         """
         tested = [one for target, pool in pools.items() for one in self._tested(target, pool)]
+        self.is_open = self.cut_short and any(self._judged(contender).missing for contender, _ in tested)
         # After all runs, so that a second call says the same.
         return [self._record(contender, why_untested) for contender, why_untested in tested]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 import warnings
@@ -19,8 +20,9 @@ from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRe
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
 from workbench.study.answer.notes import Notes
-from workbench.study.answer.selection import TARGETS, faster_untested, nothing_found, select, with_policy
+from workbench.study.answer.selection import faster_untested, nothing_found, select, with_policy
 from workbench.study.ask.search_space import all_off
+from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.errors import StudyError
 from workbench.study.run.objective import baseline_trial
@@ -50,28 +52,30 @@ def open_begun(study_dir: str | Path, storage: str | None) -> tuple[optuna.Study
 def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyResult:
     """Return the state of a study from its storage alone; nothing is trained and no task is loaded.
 
-    Args:
-        study_dir: Folder with ``study.toml``.
-        storage: Optuna storage URL; None reads the SQLite file beside the study.
-
-    Raises:
-        StudyError: When the study is wrong or has not been started.
+    ``storage`` is an Optuna URL, None for the SQLite file beside the study. A study that is wrong or has not been
+    started is a StudyError.
     """
     with quiet_optuna(), kept.plain_storage_errors():
-        study, file, directory = open_begun(study_dir, storage)
-        # Sentences were stored with a command; the study's folder may be called otherwise by now.
-        here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
-        candidates = [replace(one, sentence=_COMMAND.sub(lambda _: here, one.sentence)) for one in candidates_of(study)]
-        trials, choices = _judged(study, file), dict[str, Choice]()
-        if "candidates" in study.user_attrs:
-            confirmed_only = bool(study.user_attrs.get("require_confirmed", False))  # as when the files were written
-            choices = _choices(study, file, trials, candidates, require_confirmed=confirmed_only)
-        files = {target: directory / "result" / f"boost_config.{target}.json" for target in TARGETS}
-        exported = {target: path for target, path in files.items() if path.exists()}
-        chosen = {target: choice.label for target, choice in choices.items()}
-        earlier = f"The files hold an earlier choice; `workbench export {study_dir}` writes this one."
-        more = [earlier] if exported and study.user_attrs.get("chosen", {}) != chosen else []
-        result = _result(study, file, directory, trials, candidates, choices, exported, more)
+        study, file, _ = open_begun(study_dir, storage)
+        return standing_result(study_dir, study, file)
+
+
+def standing_result(study_dir: str | os.PathLike[str], study: optuna.Study, file: StudyFile) -> StudyResult:
+    """Return the state of a study that is open, as `read_result` does."""
+    directory, attributes = study_folder(study_dir), study.user_attrs
+    # Sentences were stored with a command; the study's folder may be called otherwise by now.
+    here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
+    candidates = [replace(one, sentence=_COMMAND.sub(lambda _: here, one.sentence)) for one in candidates_of(study)]
+    trials, choices = _judged(study, file), dict[str, Choice]()
+    if "candidates" in attributes:
+        confirmed_only = bool(attributes.get("require_confirmed", False))  # as when the files were written
+        choices = _choices(study, file, trials, candidates, require_confirmed=confirmed_only)
+    files = {target: directory / "result" / f"boost_config.{target}.json" for target in TARGETS}
+    exported = {target: path for target, path in files.items() if path.exists()}
+    chosen = {target: choice.label for target, choice in choices.items()}
+    earlier = f"The files hold an earlier choice; `workbench export {study_dir}` writes this one."
+    more = [earlier] if exported and attributes.get("chosen", {}) != chosen else []
+    result = _result(study, file, directory, trials, candidates, choices, exported, more)
     report = directory / "result" / "report.html"
     return replace(result, report=report if report.exists() else None)
 
@@ -79,16 +83,9 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
 def export_study(
     study_dir: str | Path, out: str | Path | None = None, *, require_confirmed: bool = False, storage: str | None = None
 ) -> StudyResult:
-    """Write the files of a study again from its storage, for example into another folder.
+    """Write the files of a study again from its storage into ``out``, by default the study's ``result``.
 
-    Args:
-        study_dir: Folder with ``study.toml``.
-        out: Folder for the files; None takes the study's ``result``.
-        require_confirmed: Export confirmed candidates only.
-        storage: Optuna storage URL; None reads the SQLite file beside the study.
-
-    Raises:
-        StudyError: When the study is wrong, has not been started or has no finished O0 trial.
+    Study and storage are as in `read_result`; without a finished O0 trial this is a StudyError.
     """
     result = read_result(study_dir, storage=storage)
     with quiet_optuna(), kept.plain_storage_errors():

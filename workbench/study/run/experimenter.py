@@ -139,7 +139,7 @@ class TaskExperimenter:
             case ReplayJob():
                 return replay_recorded(job, self._runs.parent)
             case AgreementJob():
-                return self._agreement(job)
+                return self._agreement(job, monitor.stop)
             case FreezingLimitJob():
                 return self._freezing_limit(job, monitor.stop)
         raise TypeError(f"`job` must be a job that trains, times or replays, got {type(job).__name__}")
@@ -216,15 +216,19 @@ class TaskExperimenter:
         names = ("ratio", "low", "high", "baseline_ms", "cold_ms")
         return SpeedMeasured(*(float(getattr(measured, name)) for name in names))
 
-    def _agreement(self, job: AgreementJob) -> Agreement:
+    def _agreement(self, job: AgreementJob, stop: Callable[[], bool] | None) -> Agreement:
+        from workbench.core import distributed as ranks
         from workbench.training.agreement import agrees, first_gradient, first_losses, gradient_agrees
 
         sides = [(self._task, config, level, job.seed, self._device) for config, level in (job.baseline, job.candidate)]
         config, _ = job.candidate
         coarse = config.amp.dtype if config.effective_amp_level(self._device.type) != "O0" else "float32"
-        baseline, losses = (first_losses(*side) for side in sides)
+        # Several ranks compute all of it together.
+        before_batch = functools.partial(end_if_asked, stop if ranks.world_size() == 1 else None)
+        baseline, losses = (first_losses(*side, before_batch=before_batch) for side in sides)
         why_not = agrees(losses, baseline, coarse)
         if not why_not:
+            before_batch()
             expected, gradient = (first_gradient(*side) for side in sides)
             why_not = gradient_agrees(gradient, expected, coarse)
         return Agreement(why_not)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.study.answer.status_keeper import keeping_status
 from workbench.study.ask.study_file import read_study, study_folder
 from workbench.study.errors import OutOfTimeError, StudyError
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
@@ -87,9 +88,10 @@ def join_study(
             study.set_user_attr("allowed_drops", allowed)
             study.set_user_attr("target", file.allowed_drop.target)
         n_trials = trials or int(study.user_attrs.get("n_trials", file.study.n_trials))
-        watch = StudyWatch(study, file, n_trials, None, on_progress, deadline)
-        search = Search(file, directory, database, study, experimenter, allowed, n_trials, deadline, watch, stop)
-        with contextlib.suppress(OutOfTimeError):  # O0 waits for the next worker
+        # Out of time: O0 waits for the next worker.
+        with keeping_status(study_dir, storage, study, file) as status, contextlib.suppress(OutOfTimeError):
+            watch = StudyWatch(study, file, n_trials, None, on_progress, deadline, status.refresh)
+            search = Search(file, directory, database, study, experimenter, allowed, n_trials, deadline, watch, stop)
             search.run_baseline()
             search.run()
         return WorkerResult(

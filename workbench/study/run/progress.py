@@ -45,6 +45,10 @@ class TuneProgress:
         return ", ".join([*words, *([f"leading {self.best}"] if self.best else [])])
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class ProgressLine:
     """Prints how far a study is, in one line that is written over, at most once a second."""
 
@@ -62,7 +66,10 @@ class ProgressLine:
 
 
 class StudyWatch:
-    """Turn what happens into `TuneProgress`; ``confirm_seeds`` of None follows the file, and no deadline is None."""
+    """Turn what happens into `TuneProgress`; ``confirm_seeds`` of None follows the file, and no deadline is None.
+
+    ``on_change`` is called between two runs, when there is something new in the storage.
+    """
 
     def __init__(
         self,
@@ -72,7 +79,9 @@ class StudyWatch:
         confirm_seeds: int | None = None,
         on_progress: Callable[[TuneProgress], None] | None = None,
         deadline: float | None = None,
+        on_change: Callable[[], None] = _nothing,
     ) -> None:
+        self._on_change = on_change
         self._study, self._file, self._n_trials, self._on_progress = study, file, n_trials, on_progress
         self._began = time.monotonic()
         self._deadline = math.inf if deadline is None else deadline
@@ -94,6 +103,7 @@ class StudyWatch:
             self._phase = name
             self.trial_finished()
             return
+        self._on_change()
         self._phase, self._done, self._total, self._share = name, done, total, 0.0
         if name in _DECIDING:
             self._best = ""
@@ -105,6 +115,10 @@ class StudyWatch:
         """Take a step of the run in progress."""
         self._share = min(step.step / max(step.steps, 1), 1.0)
         self._report()
+
+    def trial_begun(self) -> None:
+        """Take note that a trial runs now, of this process or another."""
+        self._on_change()
 
     def trial_finished(self, trials: Sequence[FrozenTrial] | None = None) -> None:
         """Look at the trials that have ended since, among all of the study, which are read where they are not given."""

@@ -38,8 +38,9 @@ from workbench.study.answer.freezing_limits import measure_freezing_limits
 from workbench.study.answer.loss_scale_policy import tune_loss_scale
 from workbench.study.answer.result import StudyResult, write_answer
 from workbench.study.answer.selection import contenders
+from workbench.study.answer.status_keeper import keeping_status
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
-from workbench.study.ask.warm_start import enqueue_warm_start
+from workbench.study.ask.warm_start import enqueue_warm_start, sources_in
 from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError
 from workbench.study.run.experimenter import CHECKPOINTS, MakeExperimenter, experimenter_for
 from workbench.study.run.job import Monitor
@@ -69,6 +70,7 @@ def tune(
     trials: int | None = None,
     timeout: float | None = None,
     fresh: bool = False,
+    new_baseline: bool = False,
     confirm_seeds: int | None = None,
     require_confirmed: bool = False,
     jobs: int = 1,
@@ -95,7 +97,7 @@ def tune(
     """
     began = time.monotonic() if began is None else began
     file, directory = read_study(study_dir), study_folder(study_dir)
-    _check_arguments(trials, timeout, confirm_seeds, jobs, fresh=fresh, storage=storage)
+    _check_arguments(trials, timeout, confirm_seeds, jobs, fresh=fresh or new_baseline, storage=storage)
     if ray is None:
         _check_ranks(file, study_dir, jobs)
     n_trials = file.study.n_trials if trials is None else trials
@@ -124,22 +126,25 @@ def tune(
                 experimenter = leading or experimenter
             guard = StoppableExperimenter(experimenter, stop)
             file.allowed_drops(guard.metric_name)
-            archived = kept.archive_study(directory) if fresh else None
+            archived = kept.archive_study(directory) if fresh or new_baseline else None
             database = kept.open_storage(url)
-            leaving.enter_context(writing_ahead(database.engine))
             study = kept.open_study(database, file, guard)
             file = kept.on_its_network(file, study)
+            status = leaving.enter_context(keeping_status(study_dir, storage, study, file))
+            leaving.enter_context(writing_ahead(database.engine))  # left first: the last state is that of a plain file
             allowed = _keep_question(study, file, guard, n_trials)
-            enqueue_warm_start(study, file, directory, warm_start, n_trials)
+            earlier = sources_in(archived) if new_baseline else []
+            enqueue_warm_start(study, file, directory, [*warm_start, *earlier], n_trials)
             kept.requeue_interrupted(database, study)
             search_deadline, deadline = _deadlines(file, began, limit)
-            watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline)
+            watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline, status.refresh)
             where = (file, directory, database, study, guard)
             search = Search(*where, allowed, n_trials, search_deadline, watch, stop)
 
             def on_poll() -> None:
                 end_if_asked(stop)
                 watch.trial_finished()
+                watch.trial_begun()
 
             guard.deadline, loaded = deadline, time.monotonic()
             try:
@@ -149,15 +154,19 @@ def tune(
             guard.deadline = search_deadline
             if file.study.objective == "time_to_quality":
                 prepare_search(study, file, guard, search, deadline=search_deadline, on_note=watch.note)
-            if crew is not None:
-                crew.search(database, allowed, n_trials, search_deadline, on_poll)
-            elif jobs > 1:
-                try:
-                    run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, on_poll)
-                except StudyStoppedError:
-                    kept.requeue_interrupted(database, study)  # the workers were ended in the middle of theirs
-                    raise
-            search.run()
+            confirms_first = limit is not None and study.user_attrs.get("confirms_first", False)
+            if confirms_first:
+                watch.note("the confirmation that the time limit ended goes on before the search does")
+            else:
+                if crew is not None:
+                    crew.search(database, allowed, n_trials, search_deadline, on_poll)
+                elif jobs > 1:
+                    try:
+                        run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, on_poll)
+                    except StudyStoppedError:
+                        kept.requeue_interrupted(database, study)  # the workers were ended in the middle of theirs
+                        raise
+                search.run()
             if not any(contenders(study, file, None).values()):
                 # Nobody to confirm: the search has that time, too.
                 if file.study.objective == "time_to_quality":
@@ -165,7 +174,7 @@ def tune(
                 else:
                     guard.deadline = _half_way(deadline) if _measures_later(file) else deadline
                 search.run_until(guard.deadline)
-            if file.study.objective == "time_to_quality":
+            if file.study.objective == "time_to_quality" and not confirms_first:
                 guard.deadline = confirmation_begins(study, file, deadline)
                 settle(study, file, search, deadline=guard.deadline)
                 watch.phase("attribution")
@@ -189,6 +198,7 @@ def tune(
             candidates = confirmation.judge(contenders(study, file, policy))
             keep_candidates(study, candidates)
             cut_short += ["the confirmation"] if confirmation.cut_short else []
+            study.set_user_attr("confirms_first", confirmation.is_open)
             if file.study.objective == "time_to_quality":
                 keys, monitor = confirmation.keys_of(candidates), Monitor(on_step=watch.step)
                 compare_with_plain(study, file, guard, keys, monitor=monitor, deadline=deadline)

@@ -218,6 +218,7 @@ class Search:
         database, trial_id = self._database, trial._trial_id
         try:
             with heartbeat(database, trial_id) as self._lost, database.buffering(trial_id):
+                self._watch.trial_begun()
                 # Read again: others may have begun the last trials with this one.
                 state, values = self._outcome(trial, self._trials())
                 self._study.tell(trial, values, state=state)

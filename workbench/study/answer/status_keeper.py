@@ -1,0 +1,71 @@
+"""Keep ``status.json`` while a study is worked on: after what happens, in a small share of the time, and at the end."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from types import TracebackType
+
+import optuna
+
+from workbench.study.answer.result import standing_result
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.store.status_file import stamp_of, write_status
+
+_LEAST_SECONDS = 1.0
+_SHARE = 0.01
+"""It is written at most once in so many seconds, and in such a share of the time: of thousands of trials, seldom."""
+
+_log = logging.getLogger("workbench")
+
+
+def keeping_status(
+    study_dir: str | os.PathLike[str], storage: str | None, study: optuna.Study, file: StudyFile
+) -> StatusKeeper:
+    """Return the keeper of a study, which does nothing where ``storage`` names a database that others share."""
+    return StatusKeeper(study_dir, study, file, active=storage is None)
+
+
+class StatusKeeper:
+    """Keeps the state of a study whose database lies beside it; as a context it writes the last one on leaving.
+
+    What cannot be written ends no study: `workbench status` reads the database then.
+    """
+
+    def __init__(
+        self, study_dir: str | os.PathLike[str], study: optuna.Study, file: StudyFile, *, active: bool = True
+    ) -> None:
+        self._active = active
+        self._study_dir, self._study, self._file = study_dir, study, file
+        self._due, self._warned = -math.inf, False
+
+    def refresh(self) -> None:
+        """Write the state, unless that was done a moment ago; call it where no time is measured."""
+        if time.monotonic() >= self._due:
+            self._write(at_work=True)
+
+    def __enter__(self) -> StatusKeeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._write(at_work=False)
+
+    def _write(self, *, at_work: bool) -> None:
+        if not self._active:
+            return
+        began = time.monotonic()
+        try:
+            before = stamp_of(self._study_dir)
+            result = standing_result(self._study_dir, self._study, self._file)
+            # Written to meanwhile by another process: it holds until somebody looks, and no longer.
+            write_status(self._study_dir, result, before, at_work=at_work)
+        except Exception as error:
+            if not self._warned:
+                _log.warning("status.json could not be written, so `workbench status` will be slower: %s", error)
+            self._warned = True
+        now = time.monotonic()
+        self._due = now + max(_LEAST_SECONDS, (now - began) / _SHARE)

@@ -1,0 +1,129 @@
+"""``status.json``: a study's state beside its database, so that `workbench status` answers without loading Optuna.
+
+Whoever works on the study keeps it, with a checksum and written whole or not at all. A reader takes it in two cases:
+the process that wrote it is still there, which writes it again soon after anything has happened; or nothing has touched
+the database since. In all others, another version of this package, an edited study.toml or files added to the result
+among them, the database is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from workbench.core.checksums import SEAL, is_intact, sealed
+from workbench.core.files import write_text_atomically
+from workbench.core.records import StudyResult
+
+STATUS_NAME = "status.json"
+_DATABASE = ("study.db", "study.db-wal", "study.db-journal")
+
+Stamp = Mapping[str, Any]
+"""What a kept state depends on besides the study's trials: it holds for as long as this does not change."""
+
+
+class _Kept(BaseModel):
+    """A study's state as it is stored; JSON has no NaN, so such numbers are words."""
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+    result: StudyResult
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStatus:
+    """A study's state, read back, and who is at work on the study: a process number, or None when nobody is."""
+
+    result: StudyResult
+    process: int | None
+    age_seconds: float
+
+
+def stamp_of(study: str | os.PathLike[str]) -> Stamp:
+    """Return what the state of a study hangs on: its file, its database, what was exported, the version that reads."""
+    path = Path(study)
+    folder = path.parent if path.suffix == ".toml" else path
+    file = path if path.suffix == ".toml" else folder / "study.toml"
+    return {
+        "version": _version(),
+        "study": str(study),  # commands in its sentences name it so
+        "file": zlib.crc32(file.read_bytes()),
+        "exported": sorted(one.name for one in (folder / "result").glob("boost_config.*.json")),
+        "database": {name: _look(folder / name) for name in _DATABASE},
+    }
+
+
+def write_status(study: str | os.PathLike[str], result: StudyResult, stamp: Stamp, *, at_work: bool) -> None:
+    """Keep the state of a study; ``at_work``: this process goes on and will write it again.
+
+    Raises:
+        OSError: When it cannot be written; what was there is as it was.
+    """
+    # Loaded here: a reader needs them only where somebody may be at work.
+    from workbench.core.process_identity import machine, start_ticks
+
+    process = {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "machine": machine()} if at_work else None
+    kept = {
+        **stamp,
+        "process": process,
+        "written": time.time(),
+        **_Kept(result=result).model_dump(mode="json", exclude={"result": {"report"}}),
+    }
+    write_text_atomically(result.directory / STATUS_NAME, json.dumps(sealed(kept)))
+
+
+def read_status(study: str | os.PathLike[str]) -> KeptStatus | None:
+    """Return the state that is kept beside a study; None where there is none, or none that still holds."""
+    path = Path(study)
+    folder = path.parent if path.suffix == ".toml" else path
+    try:
+        stored = json.loads((folder / STATUS_NAME).read_bytes())
+        if not (isinstance(stored, dict) and SEAL in stored and is_intact(stored)):
+            return None
+        now, process = stamp_of(study), stored["process"]
+        changed = {name for name, value in now.items() if stored[name] != value}
+        alive = process is not None and _is_alive(process)
+        if not changed <= ({"database", "exported"} if alive else set()):
+            return None
+        result = _Kept.model_validate({"result": stored["result"]}).result
+        age = max(time.time() - float(stored["written"]), 0.0)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # missing, damaged, or of another form
+        return None
+    report = folder / "result" / "report.html"
+    was_tuple = {"left_out": tuple(result.left_out), "scripts": tuple(result.scripts)}
+    result = dataclasses.replace(result, report=report if report.exists() else None, **was_tuple)
+    return KeptStatus(result, int(process["pid"]) if alive else None, age)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("boost-workbench")
+    except metadata.PackageNotFoundError:  # used without being installed
+        return ""
+
+
+def _look(path: Path) -> list[int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    # An empty log of SQLite, which a reader may leave behind, holds nothing.
+    return [status.st_size, status.st_mtime_ns] if status.st_size else None
+
+
+def _is_alive(process: Mapping[str, Any]) -> bool:
+    from workbench.core.process_identity import is_running, machine
+
+    if process["machine"] != machine() or process["ticks"] is None:  # it cannot be told from here
+        return False
+    return is_running(int(process["pid"]), ticks=float(process["ticks"]), began=0.0)
