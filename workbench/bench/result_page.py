@@ -65,6 +65,8 @@ def _row(finding: Mapping[str, Any]) -> tuple[str, ...]:
     scale, unit = _UNITS[finding["unit"]]
     if finding["unit"] == "s" and abs(finding["value"]) < _SHORT_SECONDS:
         scale, unit = 1e6, " us"
+    elif finding["unit"] == "s" and abs(finding["value"]) >= 1.0:
+        scale, unit = 1.0, " s"
     value, low, high = (f"{finding[name] * scale:.3g}" for name in ("value", "low", "high"))
     wanted = "-" if goal is None else f"<= {goal * scale:.4g}{unit}"
     return what, f"{value}{unit}", f"{low} to {high}", wanted, "**missed**" if verdict == "missed" else verdict, note
