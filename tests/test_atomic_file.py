@@ -110,3 +110,15 @@ def test_a_link_stays_a_link_and_its_target_is_replaced(tmp_path: Path) -> None:
 def test_a_missing_folder_is_an_ordinary_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_text_atomically(tmp_path / "missing" / "a.txt", "new")
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next_one_and_nothing_else(tmp_path: Path) -> None:
+    names = {".status.0123456789ab.tmp.json": 3600, ".status.ba9876543210.tmp.json": 5}
+    names |= {".other.0123456789ab.tmp.json": 3600, ".status.0123456789ab.tmp.txt": 3600, "status.tmp.json": 3600}
+    for name, seconds in names.items():
+        (tmp_path / name).write_text("half")
+        then = (tmp_path / name).stat().st_mtime - seconds
+        os.utime(tmp_path / name, (then, then))
+    write_text_atomically(tmp_path / "status.json", "{}")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {*names, "status.json"} - {".status.0123456789ab.tmp.json"}

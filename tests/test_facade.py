@@ -160,7 +160,7 @@ def test_replay_judges_every_combination_and_knows_what_happened(here: Path) -> 
 def test_tune_and_export_write_configurations_and_a_report(here: Path) -> None:
     (here / "wine.py").write_text(TASK_FILE)
     (here / "study").mkdir()
-    (here / "study" / "study.toml").write_text(STUDY.replace("TASK", "wine.py"))
+    (here / "study" / "study.toml").write_text(STUDY.replace("TASK", "../wine.py"))
     seen: list[TuneProgress] = []
     result = workbench.tune("study", on_progress=seen.append)
     assert {one.phase for one in seen} >= {"search", "loss scale", "export"}

@@ -7,6 +7,8 @@ the same function with the same arguments, and every one gets the result.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,7 @@ from workbench.training.apply import read_config
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.compare import Comparison, Side, compare_configs
 from workbench.training.resuming import FOLDER as CHECKPOINTS
-from workbench.training.resuming import run_to_resume
+from workbench.training.resuming import identity, run_to_resume
 from workbench.training.run import Pause, RunMonitor, RunProgress, RunResult, run_task
 from workbench.training.setup import callers_generators
 
@@ -101,8 +103,11 @@ def train(
     level = level or ("O0" if config is None else "O1")
     folder, run_id = None if out is None else Path(out), ""
     with ranks.joined(device) as here, callers_generators(here):
+        whole = load_task(task)
+        request = RunRequest(read_config(config), level, seed, steps, evaluate_every, "", exponents_every)
         if resume is not None:
-            folder, run_id = ranks.broadcast_object(run_to_resume(Path(resume)))
+            asked = functools.partial(identity, whole, request)
+            folder, run_id = ranks.broadcast_object(run_to_resume(Path(resume), asked))
         elif checkpoint_every is not None:
             run_id = ranks.broadcast_object(new_run_id())
         checkpoints = None
@@ -111,8 +116,8 @@ def train(
                 raise ValueError("`checkpoint_every` keeps checkpoints in the run directory; name a folder in `out`")
             checkpoints = CheckpointFolder(folder / run_id / CHECKPOINTS, checkpoint_every or _EVERY, keep=2)
         return run_task(
-            load_task(task),
-            RunRequest(read_config(config), level, seed, steps, evaluate_every, run_id, exponents_every),
+            whole,
+            dataclasses.replace(request, run_id=run_id),
             device=here,
             out=folder,
             monitor=RunMonitor(on_progress, None, stop, on_records, drain_seconds, pause, observer),
@@ -203,6 +208,7 @@ def tune(
     trials: int | None = None,
     timeout: float | None = None,
     fresh: bool = False,
+    new_baseline: bool = False,
     confirm_seeds: int | None = None,
     require_confirmed: bool = False,
     jobs: int = 1,
@@ -240,6 +246,7 @@ def tune(
         timeout: Seconds for all of it, files and report included; None takes the study's own. What runs when they are
             over ends at its next step, and the next call runs it again.
         fresh: Archive what was there and start over.
+        new_baseline: The same, then begin with the best plans of what is archived: for a task that has changed.
         confirm_seeds: Paired seeds of the confirmation; None takes the study's own.
         require_confirmed: Export confirmed candidates only.
         jobs: Worker processes that search at the same time.
@@ -303,6 +310,7 @@ def tune(
         trials=trials,
         timeout=timeout,
         fresh=fresh,
+        new_baseline=new_baseline,
         confirm_seeds=confirm_seeds,
         require_confirmed=require_confirmed,
         jobs=jobs,

@@ -21,7 +21,7 @@ from ledger import Findings
 from processes import Command, wait_until
 from strikes import Strike, Strikes
 
-from workbench.runs import Run, read_run
+from workbench.runs import Run, find_runs, read_run
 from workbench.training.checkpoint import read_checkpoint
 from workbench.training.checkpoint_folder import CheckpointFolder
 
@@ -126,7 +126,7 @@ def _newest_step(folder: Path, run: str = "*") -> int:
 def _judge(found: Findings, setting: str, killed: Path, undisturbed: Path) -> None:
     """Compare a run with the undisturbed one and count."""
     (expected,) = (undisturbed / "runs").iterdir()
-    runs = [read_run(one) for one in sorted((killed / "runs").iterdir())]
+    runs = [read_run(one) for one in sorted(find_runs(killed / "runs"))]  # no folder that was made and no more
     # One that was killed before its first checkpoint stays to be looked at, and another is begun.
     left = [one for one in runs if not one.finished and _newest_step(killed, one.name)]
     found.left += len(left) + (not any(one.finished for one in runs))

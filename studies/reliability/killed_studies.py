@@ -285,6 +285,8 @@ def _moment(study: KilledStudy, commands: list[Command], draw: random.Random) ->
     elif not anywhere:
         wait_until(at_work, every=0.2)
     wait_until(over, seconds * (6.0 if anywhere else 1.5))
+    if not anywhere and not study.is_searched():  # between two trials: in the next one
+        wait_until(at_work, seconds=10.0)
     return not over()
 
 

@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
+import torch
 
 _PRELOADED = (
     "torch",
@@ -128,6 +129,8 @@ def _run(words: list[str], log: str, variables: dict[str, str], folder: str) -> 
         os.dup2(descriptor, stream)
     os.environ.update(variables)
     os.chdir(folder)
+    if "OMP_NUM_THREADS" in variables:  # read when torch is loaded, which it is by now
+        torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
     sys.argv = list(words)
     if words[0] == "workbench":
         runpy.run_module("workbench", run_name="__main__", alter_sys=True)

@@ -3,7 +3,8 @@
     python studies/reliability/soak.py [trials|panel] [--count N]
 
 The values at the end are compared with those after the first tenth: memory of the process, and seconds of the processor
-for a trial (a busy machine stretches those of the clock). ``result/soak_<what>.json`` has them by twentieths.
+for a trial (a busy machine stretches those of the clock). ``result/soak_<what>.json`` has them by twentieths, and
+``result/soak.md`` the table.
 """
 
 from __future__ import annotations
@@ -140,6 +141,27 @@ def soak_panel(count: int) -> list[dict[str, float]]:
     return rows
 
 
+def table() -> str:
+    """Return the answers that ``result/`` has, as a table."""
+    head = (
+        "what",
+        "measured",
+        "memory at the end / after the first tenth (goal 0.9 to 1.1)",
+        "processor time each, at the end / after the first tenth (goal 0.8 to 1.2)",
+    )
+    rows = [head, ("---",) * len(head)]
+    kinds = {"trials": "trials of a study that trains nothing", "panel": "steps in a live Train panel"}
+    for name, what in kinds.items():
+        if not (path := RESULT / f"soak_{name}.json").exists():
+            continue
+        found = json.loads(path.read_text(encoding="utf-8"))
+        early, timed = found["rows"][PARTS // 10 - 1], [row for row in found["rows"] if row["ms"] is not None]
+        memory = f"{found['memory_ratio']:.2f} ({early['megabytes']:.0f} to {found['rows'][-1]['megabytes']:.0f} MB)"
+        time_ = f"{found['time_ratio']:.2f} ({early['ms']:.2f} to {timed[-1]['ms']:.2f} ms)"
+        rows.append((what, f"{found['count']:,}", memory, time_))
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -158,6 +180,7 @@ def main() -> None:
     }
     RESULT.mkdir(exist_ok=True)
     (RESULT / f"soak_{given.what}.json").write_text(json.dumps(answer, indent=1).replace("NaN", "null") + "\n")
+    (RESULT / "soak.md").write_text(table(), encoding="utf-8")
     print({name: answer[name] for name in ("count", "memory_ratio", "time_ratio")})
 
 

@@ -65,7 +65,9 @@ def test_a_recorded_run_is_replayed(workbench: Command) -> None:
 def test_a_study_is_tuned_there(workbench: Command) -> None:
     folder = Path("study")
     folder.mkdir()
-    (folder / "study.toml").write_text(STUDY.replace('device = "cpu"', 'device = "auto"'), encoding="utf-8")
+    (folder / "study.toml").write_text(
+        STUDY.replace('device = "cpu"', 'device = "auto"').replace("../wine", "wine"), encoding="utf-8"
+    )
     (folder / "wine.py").write_text(TASK, encoding="utf-8")
     workbench("tune", "study")
     assert (folder / "result/boost_config.o1.json").exists()

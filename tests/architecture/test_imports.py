@@ -48,9 +48,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     # On top: what puts the layers together for a user.
     "api": METHODS | STEP | ANSWERS | {"integrations"},
     "panels": METHODS | STEP | ANSWERS | {"api", "integrations"},
+    # Pages of the report for what lies in a folder, served on this machine.
+    "view": {"report", "runs", "study"},
     # It times; what it times, panels included, is asked by files of studies/bench.
     "bench": {"runs", "training"},
-    "cli": STEP | ANSWERS | {"", "api", "bench", "panels"},
+    "cli": STEP | ANSWERS | {"", "api", "bench", "panels", "view"},
     # The reference's names, and those of version 0.6, defined elsewhere.
     "boost": METHODS | {"mindspore", "training"},
     "nn": {"loss_scale", "mindspore", "optim"},
@@ -81,10 +83,11 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "jinja2": {"integrations", "report"},
     "markupsafe": {"report"},
     "tsdownsample": {"figures"},
-    "anywidget": {"figures"},
+    "anywidget": {"figures", "panels"},
     "ipywidgets": {"panels"},
+    "traitlets": {"panels"},
     "markdown_it": {"panels"},
-    "tomlkit": {"panels"},
+    "tomlkit": {"study"},
     "typer": {"cli"},
     "rich": {"cli"},
     "torch": {"core", *METHODS, "training", "mindspore", "online", "integrations", "tasks", "bench"},

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _README = Path(__file__).parents[2] / "README.md"
 
-A_NOTEBOOK = 240_000  # milliseconds for run all
+A_NOTEBOOK = 400_000  # milliseconds for run all
 A_RUN = 120_000  # for a run, with its comparison of step times
 expect.set_options(timeout=60_000)  # for any state that is waited for: the first panel that needs torch loads it
 

@@ -51,7 +51,7 @@ def test_from_ten_lines_to_a_file_and_a_sentence(lab: Lab, view: View) -> None:
     expect(begin).to_be_disabled()
     early = last_step_drawn(train)
     train.get_by_role("button", name="Stop", exact=True).click()
-    expect(badge).to_contain_text("done")
+    expect(badge).to_contain_text("stopped")
     last_step_drawn(train, after=early)
     expect(begin).to_be_enabled()
     (stopped,) = find_runs(notebooks / "own_runs")

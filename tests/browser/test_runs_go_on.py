@@ -68,7 +68,7 @@ def test_a_run_outlives_its_page_and_an_interrupt_and_ends_with_its_cell(lab: La
     assert add_and_run_cell(page, "6 * 7").inner_text() == "42"
     expect(train.locator(".wb-badge")).to_contain_text("running")
     train.get_by_role("button", name="Stop", exact=True).click()
-    expect(train.locator(".wb-badge")).to_contain_text("done")
+    expect(train.locator(".wb-badge")).to_contain_text("stopped")
     expect(train.get_by_role("button", name="Start", exact=True)).to_be_enabled()
     expect(train.get_by_text("stopped").first).to_be_visible()
     assert add_and_run_cell(page, "app.panel('Train').result.steps > 0").inner_text() == "True", "the same kernel"

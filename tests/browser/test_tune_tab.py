@@ -70,7 +70,7 @@ def test_from_start_to_a_chosen_trial(lab: Lab, view: View) -> None:
 
     wait_for_trials(tune, 2)
     tune.get_by_role("button", name="Stop", exact=True).click()
-    expect(badge).to_contain_text("done", timeout=A_RUN)
+    expect(badge).to_contain_text("stopped", timeout=A_RUN)
     expect(tune.get_by_text("stopped; everything finished is kept")).to_be_visible()
     folder = lab.folder / "notebooks" / "studies" / "mine"
     before = [trial for trial in read_result(folder).trials if trial.state == "complete"]
@@ -98,6 +98,23 @@ def test_from_start_to_a_chosen_trial(lab: Lab, view: View) -> None:
 
     configure = opened(workbench, "Configure")
     assert BoostConfig.from_dict(document_of(configure)) == BoostConfig.from_dict(dict(chosen.config))
+
+    configure.get_by_role("checkbox", name="Loss scale per group").click()
+    edited = document_of(configure)
+    assert edited["boost"]["loss_scale_group"] is True
+    tune = opened(workbench, "Tune")
+    for answer, taken in (("Leave it", False), ("Replace my edits", True)):
+        click_point(figure(tune, "Speed: time of O0"), chosen.number)
+        question = tune.get_by_text(f"Trial {chosen.number} would replace your edits of the configuration")
+        expect(question).to_be_visible()
+        tune.get_by_role("button", name=answer, exact=True).click()
+        expect(question).to_be_hidden()
+        now = document_of(opened(workbench, "Configure"))
+        assert now == (dict(chosen.config) if taken else edited)
+        opened(workbench, "Tune")
+    workbench.get_by_role("button", name="Undo", exact=True).click()
+    opened(workbench, "Configure")
+    expect(configure.get_by_role("checkbox", name="Loss scale per group")).to_be_checked()
 
     add_and_run_cell(view.page, "from workbench.panels import StudyPanel\n\nStudyPanel('studies/mine')")
     again = view.page.locator(".wb-panel").filter(has_text="5 of 5 trials; its answer is shown").last

@@ -30,7 +30,7 @@ task = Task(name="wine", model=lambda: nn.Sequential(nn.Linear(13, 16), nn.ReLU(
 
 STUDY = """\
 [study]
-task = "wine.py"
+task = "../wine.py"
 budget_steps = 12
 n_trials = 3
 device = "cpu"

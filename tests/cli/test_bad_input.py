@@ -71,7 +71,7 @@ def bad_tasks(here: Path) -> Path:
         ("train --task wine.py --device npu:9", "`device` must be present on this machine, got 'npu:9'"),
         ("train --task wine.py --config gone.json", "gone.json: there is no such file"),
         ("train --task digits-resnett", "did you mean 'digits-resnet'?"),
-        ("train --task gone.py", "task file gone.py is not there"),
+        ("train --task gone.py", "gone.py is not there"),
         ("train --task no.module:task", "task module no.module is not there"),
         ("train --task wine.py:tusk", "did you mean"),
         ("compare --task wine.py", "missing argument 'FILE...'"),
@@ -131,7 +131,7 @@ def test_a_bad_configuration_names_file_and_rule(workbench: Command, here: Path,
         ('"random"', '"randon"', "random"),
         ("[confirm]", "[confirmation]", 'unknown section "confirmation"; did you mean "confirm"?'),
         ("[2, 4]", "[2, ", "is not valid TOML"),
-        ("wine.py", "gone.py", "task file gone.py is not there"),
+        ("wine.py", "gone.py", "gone.py is not there"),
         ('device = "cpu"', 'device = "npu:9"', "`device` must be present on this machine"),
     ],
 )
@@ -300,10 +300,10 @@ def test_a_policy_that_cannot_be_is_refused_and_without_gradients_any(workbench:
 
 def test_nothing_from_a_file_steers_the_terminal(study: Path, workbench: Command) -> None:
     file, escapes = study / "study.toml", r"\u001b]0;title\u0007\u001b[2J"
-    good = file.read_text().replace('task = "wine.py"', 'task = "wine.py"\nname = "x' + escapes + '"')
+    good = file.read_text().replace('task = "../wine.py"', 'task = "../wine.py"\nname = "x' + escapes + '"')
     asked = [
         good.replace("n_trials = 3", "n_trials = 0"),
-        good.replace('task = "wine.py"', f'task = "{escapes}"'),
+        good.replace('task = "../wine.py"', f'task = "{escapes}"'),
         good.replace('name = "random"', f'name = "{escapes}"'),
         good.replace("[speed]", f'["{escapes}"]'),
         good,

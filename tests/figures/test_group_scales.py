@@ -52,9 +52,6 @@ def test_tables_read_like_records_and_groups_without_events_are_numbered() -> No
     numbers = group_scales_numbers(frame)
     assert [group.name for group in numbers.groups] == ["group 1", "group 2"]
     assert [group.line.y.tolist() for group in numbers.groups] == [[1], [3]]
-    assert [group.name for group in group_scales_numbers(frame, names=["a", "b"]).groups] == ["a", "b"]
-    with pytest.raises(ValueError, match="`names` must name each of the 2 groups, got 1 names"):
-        group_scales_numbers(frame, names=["a"])
 
 
 def test_a_scale_that_is_no_number_leaves_a_gap() -> None:

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 
-from workbench.integrations.accelerate import accelerator_arguments, carried, prepare
+from workbench.integrations.accelerate import BoostedAccelerator, accelerator_arguments, carried, prepare
 
 NONE = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
 EPOCHS = 4
@@ -30,19 +30,19 @@ def fresh_state() -> Iterator[None]:
     GradientState._reset_state()
 
 
-def an_accelerator(**given: Any) -> Any:
+def an_accelerator(kind: Any = Accelerator, **given: Any) -> Any:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    return Accelerator(
-        cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=1), **given
-    )
+    order = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=1)
+    return kind(cpu=True, dataloader_config=order, **given)
 
 
 def a_task() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
     torch.manual_seed(0)
     inputs = torch.randn(64, 6)
     data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
-    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 2))
+    body = [part for _ in range(4) for part in (nn.Linear(16, 16), nn.Tanh())]
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.1), *body, nn.Linear(16, 2))
     return (
         model,
         torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, fused=True),
@@ -68,22 +68,119 @@ def trained(config: Any, until: int | None = None, folder: Path | None = None, *
     return boosted
 
 
-def test_without_a_choice_the_loop_trains_as_before() -> None:
-    accelerator = an_accelerator()
-    model, optimizer, loader = a_task()
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    criterion, step = nn.CrossEntropyLoss(), 0
+def trained_by_a_loop_of_theirs(
+    accelerator: Any, *, max_norm: float = 0.5, until: int | None = None, folder: Path | None = None
+) -> nn.Module:
+    """Train as a loop for Accelerate does, by whatever accelerator."""
+    model, optimizer, loader = accelerator.prepare(*a_task())
+    if folder is not None and until is None:
+        accelerator.load_state(str(folder))
+    criterion = nn.CrossEntropyLoss()
+    step = accelerator.boosted.step_index if isinstance(accelerator, BoostedAccelerator) else 0
     for epoch in range(EPOCHS):
-        loader.set_epoch(epoch)
+        if not isinstance(accelerator, BoostedAccelerator):
+            loader.set_epoch(epoch)
+        left = len(loader)
         for x, y in loader:
             torch.manual_seed(step)
-            accelerator.backward(criterion(model(x), y))
-            accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            loss = criterion(model(x), y)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), max_norm)
             optimizer.step()
             optimizer.zero_grad()
-            step += 1
-    for mine, theirs in zip(trained(NONE, max_grad_norm=0.5).model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs)
+            step, left = step + 1, left - 1
+            if step == until:
+                accelerator.save_state(str(folder))
+                return model
+        assert left == 0, "the loader's length is the number of its batches"
+    return model
+
+
+def assert_same(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, **tolerance)
+
+
+def test_without_a_choice_the_loop_trains_as_before() -> None:
+    assert_same(trained(NONE, max_grad_norm=0.5).model, trained_by_a_loop_of_theirs(an_accelerator()))
+
+
+EXACT = {"rtol": 0, "atol": 0}
+SET_UPS: dict[str, dict[str, Any]] = {
+    "nothing": NONE,
+    "shorter": NONE | {"schedule": {"length": 0.4, "shape": "cosine"}, "batch": {"factor": 3.0}},
+    "averaged": NONE | {"regularization": {"weight_average": "ema", "decay": 0.8}},
+    "float16": NONE | {"amp": {"level": "O2"}, "loss_scale": {"init": 2.0**17, "window": 5}},
+    "frozen": {
+        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
+        "grad_freeze": {"param_groups": 2, "total_steps": 40},
+    },
+    "accumulated": {
+        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("name", SET_UPS)
+def test_a_loop_of_theirs_trains_by_a_set_up_as_a_loop_of_ours(name: str) -> None:
+    accelerator = an_accelerator(BoostedAccelerator, boost=SET_UPS[name], epochs=EPOCHS)
+    model = trained_by_a_loop_of_theirs(accelerator)
+    ours = trained(SET_UPS[name], max_grad_norm=0.5)
+    assert accelerator.boosted.step_index == ours.step_index
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    with ours.evaluating():  # their model has the weights to use, once the loop has ended
+        assert_same(model, ours.model, **(EXACT if name != "float16" else {"rtol": 1e-3, "atol": 1e-4}))
+
+
+@pytest.mark.parametrize("until", [5, 8, 11])
+def test_a_loop_of_theirs_goes_on_with_the_same_bits(until: int, tmp_path: Path) -> None:
+    config = NONE | {
+        "schedule": {"length": 0.75, "shape": "cosine"}, "batch": {"factor": 2.0},
+        "regularization": {"weight_average": "ema"}, "loss_scale": {"kind": "dynamic", "window": 3},
+    }  # fmt: skip
+
+    def accelerator() -> Any:
+        return an_accelerator(BoostedAccelerator, boost=config, epochs=EPOCHS)
+
+    whole = trained_by_a_loop_of_theirs(accelerator())
+    trained_by_a_loop_of_theirs(accelerator(), until=until, folder=tmp_path)
+    assert_same(trained_by_a_loop_of_theirs(accelerator(), folder=tmp_path), whole, **EXACT)
+
+
+def test_a_loop_of_theirs_hears_of_overflows_norms_and_low_precision() -> None:
+    config = NONE | {"amp": {"level": "O2"}, "loss_scale": {"kind": "fixed", "init": 2.0**15}}
+    accelerator = an_accelerator(BoostedAccelerator, boost=config, epochs=EPOCHS)
+    model, optimizer, loader = accelerator.prepare(*a_task())
+    held_out = accelerator.prepare(DataLoader(TensorDataset(torch.zeros(4, 6)), 2))
+    assert len(held_out) == 2
+    told = []
+    for (x, y), factor in zip(loader, (1.0, 1e9, 1.0), strict=False):
+        scores = model(x)
+        assert scores.dtype is torch.float32
+        accelerator.backward(factor * nn.functional.cross_entropy(scores, y))
+        norm = accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        before = [parameter.clone() for parameter in model.parameters()]
+        optimizer.step()
+        still = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        told.append((bool(torch.isfinite(norm)), optimizer.step_was_skipped, still))
+    assert told == [(False, False, False), (True, True, True), (False, False, False)]
+
+
+def test_a_loop_of_theirs_is_refused_what_both_would_do() -> None:
+    accelerator = an_accelerator(BoostedAccelerator, boost=NONE, epochs=1)
+    with pytest.raises(RuntimeError, match=r"in place after accelerator.prepare\(model, optimizer, loader\)"):
+        accelerator.backward(torch.zeros(()))
+    model, optimizer, loader = a_task()
+    with pytest.raises(ValueError, match=r"give a function: BoostedAccelerator\(scheduler=lambda"):
+        accelerator.prepare(model, optimizer, loader, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0))
+    with pytest.raises(ValueError, match="needs all three in one call"):
+        accelerator.prepare(model, optimizer)
+    accelerator.prepare(model, optimizer, loader)
+    with pytest.raises(TypeError, match="takes a loss alone, got retain_graph"):
+        accelerator.backward(torch.zeros((), requires_grad=True), retain_graph=True)
+    with pytest.raises(ValueError, match=r"`mixed_precision` is 'fp16'.*leave it out"):
+        an_accelerator(BoostedAccelerator, boost=NONE, epochs=1, mixed_precision="fp16").prepare(*a_task())
 
 
 @pytest.mark.parametrize("scale", [1.0, 4096.0])

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
 
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 import workbench
 from tests.kit.hugging_face import NO_METHODS, arguments, classifier, sentences
@@ -80,21 +81,23 @@ def test_the_page_about_the_trainer(
 
 def test_the_page_about_accelerate(here: Path) -> None:
     page = blocks("accelerate.md")
+    assert changed(page["before"], page["after"]) == 2
     torch.manual_seed(0)
     inputs = torch.randn(64, 6)
     loader = DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), 8, shuffle=True)
+    config = NO_METHODS | {"schedule": {"length": 0.5, "shape": "linear"}}
+    (here / "boost_config.o1.json").write_text(json.dumps(config), encoding="utf-8")
     losses = {}
-    for which in ("before", "after"):
+    for which in ("before", "after", "prepare"):
         torch.manual_seed(0)
+        AcceleratorState._reset_state(reset_partial_state=True)
         model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
         names: dict[str, Any] = {
             "model": model, "loader": loader, "criterion": nn.CrossEntropyLoss(), "epochs": 10,
-            "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True),
-            "accelerator": Accelerator(cpu=True),
+            "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True), "accelerator": Accelerator(),
         }  # fmt: skip
-        config = NO_METHODS | {"schedule": {"length": 0.5, "shape": "linear"}}
-        (here / "boost_config.o1.json").write_text(json.dumps(config), encoding="utf-8")
         exec(page[which], names)
         losses[which] = nn.functional.cross_entropy(model(inputs), (inputs[:, 0] > 0).long()).item()
-    assert names["boosted"].updates == 40
+        boosted = names["accelerator"].boosted if which == "after" else names.get("boosted")
+        assert which == "before" or (boosted.updates, boosted.step_index) == (40, 40)
     assert max(losses.values()) < 0.45

@@ -29,20 +29,28 @@ print("\\n" + json.dumps({{"metric": metric, "weights": total}}))
 
 
 def run_script(
-    path: Path, *, without: Sequence[str] = (), options: Mapping[str, Any] | None = None, strict: bool = True
+    path: Path,
+    *,
+    without: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    strict: bool = True,
+    python: str = sys.executable,
 ) -> dict[str, Any]:
     """Call a script's `train_model` where some packages are not there; return its metric and the sum of its weights.
 
-    ``strict`` makes a warning an error, which is too much to ask of other people's trainers.
+    ``strict`` makes a warning an error, which is too much to ask of other people's trainers; ``python`` is another
+    environment's interpreter, which sees nothing of this repository.
     """
     program = _PROGRAM.format(refused=set(without), path=str(path), options=dict(options or {}))
+    elsewhere = python != sys.executable
+    environment = {name: value for name, value in os.environ.items() if not (elsewhere and name.startswith("PYTHON"))}
     ended = subprocess.run(
-        [sys.executable, *(["-W", "error::UserWarning"] if strict else []), "-c", program],
+        [python, *(["-W", "error::UserWarning"] if strict else []), "-c", program],
         capture_output=True,
         text=True,
         timeout=240,
         cwd=path.parent,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        env=environment | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]

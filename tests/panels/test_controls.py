@@ -162,7 +162,7 @@ def test_a_control_is_made_of_few_models(path: str) -> None:
 def test_false_and_zero_are_different_choices() -> None:
     control = ParameterControl(PARAMETERS["grad_freeze.freeze_type"])
     control.set(0)
-    assert one_of(control.widget, widgets.Dropdown).value == "0"
+    assert one_of(control.widget, widgets.Dropdown).value == "front to back, in turn"
     assert (control.value, type(control.value)) == (0, int)
     switch = ParameterControl(PARAMETERS["boost.less_bn"])
     switch.set(False)

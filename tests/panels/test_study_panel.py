@@ -17,9 +17,9 @@ from tests.reports.synthetic_study import fastest_study
 from workbench.config import BoostConfig
 from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.study_form import values_of
 from workbench.panels.study_panel import StudyPanel
 from workbench.study import read_result, read_study
+from workbench.study.ask.study_text import values_of
 from workbench.study.store.storage import holding_study
 from workbench.tasks import Task
 
@@ -261,7 +261,7 @@ def test_o0_that_does_not_train_is_mended_stop_ends_the_study_within_the_step_an
     assert text_in(panel.header).endswith("stopping ")
     assert panel.stop_button.disabled
     loss.go_on.set()
-    assert "stopped; everything finished is kept" in ended(panel)
+    assert "stopped; everything finished is kept" in ended(panel, PanelState.STOPPED)
     assert loss.computed == loss.hold_at
     assert trials_ended(panel) == [0]
     assert panel.start_button.description == "Continue"

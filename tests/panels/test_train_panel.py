@@ -80,9 +80,7 @@ def test_a_run_ends_in_done_and_its_figures_show_what_was_trained(made: Make) ->
     assert list(loss.y) == pytest.approx(panel.trace.steps["loss"].tolist())
     assert list(metric.x) == [10, 20]
     assert list(metric.y) == pytest.approx([100 * value for _, value in panel.trace.evaluations])
-    for name, axis in (("Loss scale", "Loss scale (log2 axis)"), ("Loss and metric", "Training loss (nats)")):
-        panel.choice.value = name
-        assert panel.live.widget.layout.yaxis.title.text == axis
+    assert panel.choice.options == ("Loss and metric", "Step time"), "float32 has no loss scale to look at"
     panel.choice.value = "Step time"
     assert [bar.name for bar in panel.live.widget.data] == ["data", "forward", "backward", "update", "other"]
 
@@ -97,14 +95,14 @@ def test_a_run_ends_in_done_and_its_figures_show_what_was_trained(made: Make) ->
 def test_a_view_is_offered_while_a_run_tells_its_columns(
     made: Make, optimizer: dict[str, Any], view: str, axis: str
 ) -> None:
-    always = ("Loss and metric", "Loss scale", "Step time")
+    always = ("Loss and metric", "Step time")
     shared = SharedConfig(BoostConfig.from_dict({"optimizer": optimizer}), "O0")
     panel = made(small_task(), shared=shared)
-    panel.choice.value = "Loss scale"
+    panel.choice.value = "Step time"
     assert panel.choice.options == always
     run(panel)
     assert panel.choice.options == (*always, view)
-    assert panel.choice.value == "Loss scale", "what was looked at stays"
+    assert panel.choice.value == "Step time", "what was looked at stays"
     panel.choice.value = view
     assert panel.live.widget.layout.yaxis.title.text == axis
 
@@ -133,7 +131,7 @@ def test_the_buttons_follow_the_state_and_stop_ends_the_run_within_one_step(made
         PanelState.RUNNING: ["Pause", "Stop"],
         PanelState.PAUSED: ["Resume", "Stop"],
         PanelState.STOPPING: [],
-        PanelState.DONE: ["Start", "Compare now"],
+        PanelState.STOPPED: ["Start", "Compare now"],
     }
 
     def is_in(state: PanelState) -> bool:
@@ -152,8 +150,8 @@ def test_the_buttons_follow_the_state_and_stop_ends_the_run_within_one_step(made
     panel.stop_button.click()
     assert is_in(PanelState.STOPPING)
     steps.release()
-    assert "stopped on request after 3 steps" in ended(panel)
-    assert is_in(PanelState.DONE)
+    assert "stopped on request after 3 steps" in ended(panel, PanelState.STOPPED)
+    assert is_in(PanelState.STOPPED)
     assert panel.result is not None
     assert (panel.result.stopped, panel.result.steps) == (True, 3)
     assert panel.speed is None, "who stops wants no measurement"
@@ -162,7 +160,7 @@ def test_the_buttons_follow_the_state_and_stop_ends_the_run_within_one_step(made
 @pytest.mark.parametrize("stopped", [False, True], ids=["resumed", "stopped"])
 def test_a_paused_run_waits_until_it_is_resumed_or_stopped(made: Make, stopped: bool) -> None:
     steps = Steps()
-    panel = made(small_task(on_loss=steps), steps=10)
+    panel = made(small_task(on_loss=steps), steps=10, evaluate_every=10)
     panel.start()
     steps.until(3)
     panel.pause_or_resume()
@@ -171,7 +169,7 @@ def test_a_paused_run_waits_until_it_is_resumed_or_stopped(made: Make, stopped: 
     assert not steps.reached.acquire(blocking=False), "no further step was begun"
     assert panel.trace.steps["step"].tolist() == [0, 1, 2, 3], "what was trained is shown while it waits"
     (panel.stop if stopped else panel.pause_or_resume)()
-    ended(panel)
+    ended(panel, PanelState.STOPPED if stopped else PanelState.DONE)
     assert panel.result is not None
     assert (panel.result.stopped, panel.result.steps) == ((True, 4) if stopped else (False, 10))
 
@@ -194,7 +192,7 @@ def interrupt(step: int) -> None:
 def runs_again(panel: TrainPanel, task: Task) -> None:
     panel.where.given = task
     assert "Traceback" not in run(panel)
-    assert text_in(panel.footer.children[0]) == ""
+    assert text_in(panel._error) == ""
 
 
 @pytest.mark.parametrize(
@@ -382,6 +380,7 @@ def test_what_is_looked_at_is_drawn_as_often_as_its_cost_allows(view: str, name:
         return float(line.x[-1])
 
     with TrainPanel(small_task(), out=None) as panel:
+        panel._offer_figures(told(1, 2)[0])  # a run that has a loss scale
         panel.choice.value = view
         with (
             patch("workbench.panels.train_panel.time.monotonic", lambda: now),
@@ -402,3 +401,13 @@ def test_what_is_looked_at_is_drawn_as_often_as_its_cost_allows(view: str, name:
             now += 0.2
             panel._take([told(13, 14)])
             assert last_step() == 13
+
+
+def test_a_task_that_does_not_exist_says_so_at_once_and_until_another_is_named(keep: Callable[[Any], Any]) -> None:
+    panel = keep(TrainPanel("digits-lenett", SharedConfig(level="O0"), out=None))
+    assert panel.where._reader.wait(LONG)
+    assert "unknown task 'digits-lenett'; did you mean 'digits-lenet'?" in text_in(panel)
+    panel.task.value = "digits-lenet"
+    assert panel.where._reader.wait(LONG)
+    assert "unknown task" not in text_in(panel)
+    assert panel.state is PanelState.IDLE

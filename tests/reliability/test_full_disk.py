@@ -144,7 +144,9 @@ def test_commands_on_a_full_disk_end_with_one_sentence(
     assert workbench(*train[:4], 20, *train[5:]).code == 0
     home = disk.path / "study"
     home.mkdir()
-    (home / "study.toml").write_text((study / "study.toml").read_text().replace('"wine.py"', f'"{here / "wine.py"}"'))
+    (home / "study.toml").write_text(
+        (study / "study.toml").read_text().replace('"../wine.py"', f'"{here / "wine.py"}"')
+    )
     for free in (0, 180_000, 260_000):
         disk.leave(free)
         outcome = workbench("tune", home)

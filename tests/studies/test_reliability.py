@@ -99,9 +99,17 @@ def test_the_answer_is_there_and_says_what_was_killed() -> None:
         rows = (STUDY / "result" / "kills" / f"{one['setting']}.csv").read_text().splitlines()
         assert len(rows) - 1 == one["kills"]
         assert one["versions"]["torch"]
-    table = (STUDY / "result" / "kills.md").read_text()
-    for page in (STUDY / "README.md", STUDY.parents[1] / "docs" / "guide" / "reliability.md"):
-        assert table in page.read_text(), f"{page.name} has an earlier table"
+    page = (STUDY.parents[1] / "docs" / "guide" / "reliability.md").read_text()
+    for table in ("kills", "conditions", "damage", "soak"):
+        assert (STUDY / "result" / f"{table}.md").read_text().startswith("| what")
+        assert f"studies/reliability/result/{table}.md" in page
+
+
+def test_the_tables_are_those_of_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STUDY)
+    for module, name in (("campaign", "kills"), ("soak", "soak")):
+        written = (STUDY / "result" / f"{name}.md").read_text()
+        assert importlib.import_module(module).table() == written, f"{name}.md is an earlier table"
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,18 @@ def test_the_folder_given_comes_before_the_working_directory(folder: Path, monke
     (folder / "elsewhere" / "tasks_here.py").write_text(text.replace('"small"', '"of another"'))
     monkeypatch.chdir(folder / "elsewhere")
     assert load_task("tasks_here.py:small", folder=folder).name == "small"
+
+
+def test_a_file_of_the_working_directory_is_never_taken_silently(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "study").mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.warns(UserWarning, match=r"tasks_here.py is not in .*study; .*tasks_here.py, of the working directory"):
+        task = load_task("tasks_here.py:small", folder=folder / "study")
+    assert task.name == "small"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_task("../tasks_here.py:small", folder=folder / "study")
+        load_task(f"{folder / 'tasks_here.py'}:small", folder=folder / "study")
 
 
 def test_the_code_of_a_task_is_its_file_and_what_it_imports_from_beside_it(folder: Path) -> None:

@@ -242,6 +242,49 @@ def test_train_goes_on_with_a_run_or_with_the_newest_of_a_folder(tmp_path: Path)
         api.train(small_task(), out=None, checkpoint_every=5, **options)
 
 
+def test_the_same_command_after_the_end_of_a_run_trains_nothing(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": STEPS, "device": "cpu", "evaluate_every": 8}
+    ended = api.train(small_task(), out=tmp_path, checkpoint_every=5, **options)
+    again = api.train(small_task(fail_at=0), resume=tmp_path, checkpoint_every=5, **options)
+    assert again.path == ended.path
+    assert (again.metric, again.curve, again.steps) == (ended.metric, ended.curve, STEPS)
+    assert again.message == f"{ended.path} was finished before, with nothing left to be trained"
+    other = api.train(small_task(), resume=tmp_path, checkpoint_every=5, seed=1, **options)
+    assert other.path != ended.path, "another seed is another run"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def _threads_seen(seen: list[int]) -> Task:
+    class Counting(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.get_num_threads())
+            return super().forward(x)
+
+    return small_task(model=Counting)
+
+
+def test_a_run_goes_on_with_as_many_threads_as_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        train(_threads_seen(seen), NOTHING, checkpoints=checkpoints(tmp_path), stop=stopping_after(5))
+        assert set(seen) == {2}
+        torch.set_num_threads(1)
+        monkeypatch.setattr("workbench.training.checkpoint.usable_cores", lambda: 2)
+        seen.clear()
+        train(_threads_seen(seen), NOTHING, checkpoints=checkpoints(tmp_path), stop=stopping_after(5))
+        assert seen[-5:] == [2] * 5
+        assert torch.get_num_threads() == 1, "the caller's own number is put back"
+        monkeypatch.setattr("workbench.training.checkpoint.usable_cores", lambda: 1)
+        seen.clear()
+        with pytest.warns(RuntimeWarning, match=r"written by 2 threads, of which this machine offers 1: .*last bits"):
+            train(_threads_seen(seen), NOTHING, checkpoints=checkpoints(tmp_path))
+        assert set(seen) == {1}
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_job_of_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     seen: list[int] = []
     task = small_task(on_loss=seen.append)

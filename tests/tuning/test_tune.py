@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -19,6 +20,7 @@ import pytest
 from optuna.trial import TrialState
 from sqlalchemy import Engine, event
 
+from tests.kit.database import without_seals
 from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, make_slow_fake, stored_trials, write_study
 from tests.kit.processes import kill, start, wait_until
 from workbench.config import BoostConfig
@@ -37,7 +39,7 @@ from workbench.study import (
 )
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
-from workbench.study.store.storage import default_storage, holding_study
+from workbench.study.store.storage import default_storage, holding_study, open_storage
 from workbench.study.store.stored_records import keep_candidates
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -160,6 +162,7 @@ def test_a_study_whose_trials_were_scored_at_two_drops_is_refused_but_read_anew(
     study = optuna.load_study(study_name=read_study(finished).study.name, storage=default_storage(finished))
     before = read_result(finished)
     at_o2 = next(trial for trial in study.trials if trial.user_attrs.get("level") == "O2")
+    without_seals(finished)
     with sqlite3.connect(finished / "study.db") as database:
         database.execute(
             "UPDATE trial_user_attributes SET value_json = '0.05' WHERE key = 'allowed_drop' AND trial_id = ?",
@@ -215,6 +218,26 @@ def test_an_interrupted_study_draws_what_it_would_have_drawn_anyway(tmp_path: Pa
     assert [trial.parameters for trial in pieces.trials[:4]] == [trial.parameters for trial in whole.trials[:4]]
 
 
+@pytest.mark.parametrize("how", ["moved and renamed", "copied"])
+def test_a_folder_that_was_moved_renamed_or_copied_goes_on(how: str, finished: Path, tmp_path: Path) -> None:
+    before = [(one.number, one.params, one.values) for one in stored_trials(finished)]
+    there = tmp_path / "elsewhere" / "renamed"
+    there.parent.mkdir()
+    if how == "copied":
+        shutil.copytree(finished, there)
+    else:
+        finished.rename(there)
+    trained = len(calls(there))
+    tune(there, make_experimenter=make_fake)
+    assert len(calls(there)) == trained, "all of it was there"
+    tune(there, trials=5, make_experimenter=make_fake)
+    assert len(calls(there)) > trained
+    after = [(one.number, one.params, one.values) for one in stored_trials(there)]
+    assert len(after) > len(before)
+    assert after[: len(before)] == before
+    assert len(optuna.get_all_study_names(default_storage(there))) == 1
+
+
 def test_an_edited_study_is_refused_and_says_what_changed(finished: Path) -> None:
     directory = finished
     write_study(directory, SHORT.replace("high = 0.9", "high = 0.8") + "# remark\n")
@@ -268,6 +291,7 @@ def test_a_further_drop_may_be_edited_and_the_target_s_may_not(finished: Path) -
 
 
 def test_a_study_that_an_earlier_version_stored_with_such_keys_may_be_edited_too(finished: Path) -> None:
+    without_seals(finished)
     storage = default_storage(finished)
     study = optuna.load_study(study_name=optuna.get_all_study_names(storage)[0], storage=storage)
     asked = study.user_attrs["study_file"]
@@ -286,8 +310,45 @@ def test_other_data_are_refused(finished: Path) -> None:
         other.data_hash = "xyz"
         return other
 
-    with pytest.raises(StudyChangedError, match="data changed"):
+    with pytest.raises(StudyChangedError, match=r"data changed .*\(they were 'abc' and are 'xyz'\); put them back"):
         tune(finished, make_experimenter=make_other)
+
+
+def test_data_without_a_version_are_told_in_words(tmp_path: Path) -> None:
+    def of_data(digest: str) -> Any:
+        def make(file: StudyFile, folder: Path) -> FakeRunner:
+            runner = FakeRunner(folder)
+            runner.data_hash = f"first 8 batches sha256:{digest}"
+            return runner
+
+        return make
+
+    directory = write_study(tmp_path / "s", SHORT)
+    tune(directory, trials=1, make_experimenter=of_data("abc"))
+    with pytest.raises(StudyChangedError, match=r"began \(the first 8 batches are not what they were\)"):
+        tune(directory, trials=2, make_experimenter=of_data("abd"))
+
+
+class OnAFullDisk(FakeRunner):
+    """Finds no room for what the second trial records."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, TrainJob) and job.run_id == "trial_0001":
+            raise OSError(errno.ENOSPC, "No space left on device", "steps.jsonl")
+        return super().run(job, monitor)
+
+
+def make_on_a_full_disk(file: StudyFile, directory: Path) -> FakeRunner:
+    return OnAFullDisk(directory)
+
+
+def test_a_full_disk_puts_the_running_trial_back(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    with pytest.raises(OSError, match=r"[Nn]o space|disk is full"):
+        tune(directory, make_experimenter=make_on_a_full_disk)
+    assert [one.state.name for one in stored_trials(directory)] == ["COMPLETE", "WAITING"]
+    result = tune(directory, make_experimenter=make_fake)
+    assert {one.state for one in result.trials} <= {"complete", "pruned"}
 
 
 def test_a_task_whose_code_has_changed_is_refused_and_named(tmp_path: Path) -> None:
@@ -307,6 +368,33 @@ def test_a_task_whose_code_has_changed_is_refused_and_named(tmp_path: Path) -> N
     tune(directory, trials=3, make_experimenter=of_code(my_task="a other", layers="b"))
     with pytest.raises(StudyChangedError, match=r"code of the task has changed since the study began \(layers.py\)"):
         tune(directory, trials=3, make_experimenter=of_code(my_task="a", layers="d"))
+
+
+def test_a_changed_task_goes_on_under_a_new_baseline_when_told_so(tmp_path: Path) -> None:
+    def of_code(code: str) -> Any:
+        def make(file: StudyFile, folder: Path) -> FakeRunner:
+            runner: Any = FakeRunner(folder)
+            runner.environment = lambda: {"sources": {"my_task.py": code}}
+            return runner
+
+        return make
+
+    directory = write_study(tmp_path / "s", UNCONFIRMED)
+    first = tune(directory, make_experimenter=of_code("a"))
+    with pytest.raises(StudyChangedError, match=r"\(my_task.py\).*continue under a new baseline with --new-baseline"):
+        tune(directory, make_experimenter=of_code("b"))
+    second = tune(directory, new_baseline=True, make_experimenter=of_code("b"))
+    [archived] = (directory / "archive").iterdir()
+    assert [one.number for one in read_result(archived).trials] == [one.number for one in first.trials], "kept whole"
+    assert len(first.trials) == len(second.trials)
+    trials = stored_trials(directory)
+    assert trials[0].user_attrs["baseline"]
+    taken = [one.user_attrs["warm_start"] for one in trials if "warm_start" in one.user_attrs]
+    assert taken, "the best plans so far come first"
+    assert all(archived.name in label for label in taken)
+    assert [one.number for one in trials if "warm_start" in one.user_attrs] == list(range(1, len(taken) + 1))
+    again = tune(directory, make_experimenter=of_code("b"))
+    assert len(again.trials) == len(second.trials)
 
 
 def test_ctrl_c_saves_the_state_and_runs_the_trial_again(tmp_path: Path) -> None:
@@ -417,7 +505,7 @@ def test_only_confirmed_candidates_are_taken_when_asked(unconfirmed: Ended, tmp_
 
 def test_the_choice_is_the_same_wherever_it_is_read(finished: Path) -> None:
     file, result = read_study(finished), read_result(finished)
-    study = optuna.load_study(study_name=file.study.name, storage=default_storage(finished))
+    study = optuna.load_study(study_name=file.study.name, storage=open_storage(default_storage(finished)))
     mine = [one for one in result.candidates if one.target == "o2"]
     assert len(mine) > 1
     # The search ranked the first candidate first; over the seeds another is faster.

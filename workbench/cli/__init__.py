@@ -24,6 +24,7 @@ from workbench.cli.lab_command import lab
 from workbench.cli.project_commands import doctor, init, schema, validate
 from workbench.cli.run_commands import compare, replay, runs_app, train
 from workbench.cli.study_commands import export, status, tune, worker
+from workbench.cli.view_command import view
 from workbench.core.rank_environment import is_first_rank
 from workbench.core.text import printable
 
@@ -39,7 +40,22 @@ app = typer.Typer(
     **PLAIN,
 )
 # In the order of `workbench --help`.
-for _command in (tune, status, export, worker, train, compare, replay, validate, schema, init, doctor, bench, lab):
+for _command in (
+    tune,
+    status,
+    view,
+    export,
+    worker,
+    train,
+    compare,
+    replay,
+    validate,
+    schema,
+    init,
+    doctor,
+    bench,
+    lab,
+):
     app.command()(_command)
 app.add_typer(runs_app, name="runs")
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from workbench.core.rank_environment import is_first_rank
-from workbench.core.text import printable
+from workbench.core.text import format_duration, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -69,17 +69,16 @@ class Bar:
         if not math.isfinite(left):
             left = elapsed * (self._total - self._done) / self._done if 0 < self._done <= self._total else math.nan
         done, total = math.floor(self._done), f"{self._total:.0f}"
+        words = [f"{format_duration(left)} left"] if math.isfinite(left) and left >= 1 else []
+        words += filter(None, [self._note])
         if self._terminal is not None:
-            times = f"{clock(elapsed)}<{clock(left) if math.isfinite(left) else '?'}"
-            state = f"| {done}/{total} [{', '.join([times, *filter(None, [self._note])])}]"
+            state = f"| {done}/{total} [{', '.join([format_duration(elapsed), *words])}]"
             (task,) = self._terminal.task_ids
             self._terminal.update(
                 task, description=f"{self._text} |", total=self._total, completed=self._done, state=state, refresh=True
             )
         elif not self._silent:
-            words = [f"{self._text}: {done} of {total}"]
-            words += [f"{clock(left)} left"] if math.isfinite(left) and left >= 1 else []
-            print(", ".join([*words, *filter(None, [self._note])]), file=sys.stderr, flush=True)
+            print(", ".join([f"{self._text}: {done} of {total}", *words]), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -98,13 +97,6 @@ def show_study(bar: Bar, progress: TuneProgress) -> None:
     """Show how far a study is."""
     leads = f"leading {progress.best}" if progress.best else ""
     bar.update(progress.done, progress.total, progress.phase, leads, progress.eta_seconds)
-
-
-def clock(seconds: float) -> str:
-    """Return a duration as ``m:ss`` or ``h:mm:ss``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _on_terminal(text: str) -> Progress:

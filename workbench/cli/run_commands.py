@@ -269,7 +269,7 @@ def _print_run(result: RunResult) -> None:
     if result.overflows:
         skipped = f"{result.overflows} update{'' if result.overflows == 1 else 's'} skipped"
         say(f"{skipped} because gradients overflowed; the loss scale ended at {result.final_loss_scale:g}")
-    say(f"recorded in {result.path}")
+    say(result.message if result.message and not (result.stopped or result.diverged) else f"recorded in {result.path}")
     if result.overflows:
         say(f"other loss-scale policies, judged on this run: workbench replay {quoted(result.path)}")
 

@@ -28,7 +28,7 @@ from workbench.cli.output import (
     quoted,
     say,
 )
-from workbench.cli.progress import Bar, clock, progress_bar, show_study
+from workbench.cli.progress import Bar, progress_bar, show_study
 from workbench.cli.rank_processes import run_as_ranks
 from workbench.cli.waterfall import waterfall_rows
 from workbench.core.headline import parts_against_total
@@ -106,6 +106,9 @@ def tune(
     storage: str = StorageOption,
     warm_start: list[Path] = WarmStartOption,
     fresh: bool = typer.Option(False, "--fresh", help="Archive what is there and start over."),
+    new_baseline: bool = typer.Option(
+        False, "--new-baseline", help="For a task that changed: archive what is there, try its best plans again first."
+    ),
     confirm_seeds: int = typer.Option(None, metavar="N", min=2, help="Paired seeds of the confirmation."),
     require_confirmed: bool = RequireOption,
     json: bool = JsonOption,
@@ -147,6 +150,7 @@ def tune(
                 trials=trials,
                 timeout=timeout,
                 fresh=fresh,
+                new_baseline=new_baseline,
                 confirm_seeds=confirm_seeds,
                 require_confirmed=require_confirmed,
                 jobs=jobs or 1,
@@ -195,7 +199,7 @@ def worker(
         print_json(result)
         return
     finished = f"{result.finished} of {result.n_trials} trials finished"
-    say(f"{result.name}: {finished}, {result.finished_here} by this worker in {clock(result.seconds)}")
+    say(f"{result.name}: {finished}, {result.finished_here} by this worker in {format_duration(result.seconds)}")
     source = context.get_parameter_source("storage")
     given = source is not None and source.name == "COMMANDLINE"  # from the environment the next command has it, too
     with_storage = f" --storage {quoted(result.storage)}" if given else ""
@@ -318,7 +322,7 @@ def _print_result(result: StudyResult, *, json: bool) -> None:
     _print_answer(result)
     _print_files(result, "wrote")
     if math.isfinite(result.seconds):
-        say(f"took {clock(result.seconds)}")
+        say(f"took {format_duration(result.seconds)}")
 
 
 def _as_json(result: StudyResult) -> dict[str, Any]:

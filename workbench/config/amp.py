@@ -15,7 +15,16 @@ class AmpConfig(Section, use_attribute_docstrings=True):
 
     section: ClassVar[str] = "amp"
 
-    level: Literal["O0", "O2", "O3", "auto"] = described("O0", "Mixed precision")
+    level: Literal["O0", "O2", "O3", "auto"] = described(
+        "O0",
+        "Mixed precision",
+        names={
+            "O0": "O0: float32",
+            "O2": "O2: mixed, weights in float32",
+            "O3": "O3: weights in low precision, too",
+            "auto": "auto: by the device",
+        },
+    )
     """O0: float32; O2: autocast, float32 master weights, BatchNorm in float32; O3: weights cast, BatchNorm too, no loss
     scale; auto: O2 on CUDA, O3 on NPU, O0 elsewhere.
     """

@@ -213,8 +213,7 @@ class SwitchesInEffect:
 def requested_switches(config: BoostConfig, level: str) -> dict[str, bool]:
     """Return the six switches a configuration asks for at a level, as the original resolves them.
 
-    Raises:
-        ConfigError: When the level is unknown (the original takes O0 without a word).
+    An unknown level is a ConfigError (the original takes O0 without a word).
     """
     if not isinstance(level, str) or level not in LEVELS:
         raise ConfigError(f"`level` must be one of {', '.join(map(shown, LEVELS))}, got {shown(level)}")
@@ -263,7 +262,9 @@ class GradFreezeConfig(Section, use_attribute_docstrings=True):
     param_groups: int = described(10, "Parameter groups", unit="groups", low=2, high=20, ge=1, when=_GRAD_FREEZE)
     """Into how many nested groups the parameters are cut."""
 
-    freeze_type: Literal[0, 1] = described(1, "Freeze strategy", when=_GRAD_FREEZE)
+    freeze_type: Literal[0, 1] = described(
+        1, "Freeze strategy", names={0: "front to back, in turn", 1: "drawn at random"}, when=_GRAD_FREEZE
+    )
     """0: continuous, groups take turns in a fixed period; 1: interval, groups are drawn at random."""
 
     freeze_p: float = described(

@@ -14,11 +14,7 @@ from workbench.config.errors import ConfigError
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file in UTF-8, with or without byte order mark.
-
-    Raises:
-        ConfigError: When the file is missing, unreadable, not UTF-8, or not strict JSON.
-    """
+    """Read a JSON file in UTF-8, with or without byte order mark; whatever is wrong is a ConfigError."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -36,11 +32,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str, name: str) -> Any:
-    """Parse strict JSON; the name stands in messages.
-
-    Raises:
-        ConfigError: When it is empty, cut off or malformed, has NaN or an infinity, or a key twice in one object.
-    """
+    """Parse strict JSON: no NaN, infinities and twin keys; a ConfigError, which has the name, says what is wrong."""
     if not text.strip():
         raise ConfigError(f"{name}: is empty; expected a JSON object")
 

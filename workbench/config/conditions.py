@@ -5,15 +5,14 @@
     name = described(..., when=in_mode_manual, needs=without("other", ...) & several_ranks)
 
 A condition is asked about a configuration and the `Facts` it meets, and answers with the reason why the parameter is
-not in effect: the words that follow "because". It also says which parameters it reads, so that a search can draw those
-first. A *method* is an algorithm with a switch in section ``boost``: it acts when it is asked for
-(`BoostSwitches.asks_for`) and what it ``needs`` holds.
+not in effect: the words that follow "because". A *method* is an algorithm with a switch in section ``boost``: it acts
+when it is asked for (`BoostSwitches.asks_for`) and what it ``needs`` holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic.fields import FieldInfo
@@ -62,6 +61,7 @@ class Declared:
     #: The number in [0, 1] that the parameter comes to, where it is rounded: plans that share it train alike.
     share: Callable[[BoostConfig], float] | None = None
     share_name: str = ""  # what that is a share of, for a person
+    names: Mapping[Any, str] = field(default_factory=dict)  # of a choice: value -> what it does, in a few words
     ours: bool = False  # whether MindSpore passes over it, in a section that it reads
     in_mindspore: Condition = ALWAYS  # of a switch: for MindSpore to do the same; the reason is a whole sentence
 
@@ -73,9 +73,9 @@ class Declared:
 _UNCONDITIONAL = Declared()
 
 
-def declared(field: FieldInfo) -> Declared:
+def declared(member: FieldInfo) -> Declared:
     """Return what is declared beside a section's field."""
-    return next((one for one in field.metadata if isinstance(one, Declared)), _UNCONDITIONAL)
+    return next((one for one in member.metadata if isinstance(one, Declared)), _UNCONDITIONAL)
 
 
 def acts(name: str, config: BoostConfig, facts: Facts) -> bool:

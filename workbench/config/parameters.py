@@ -45,10 +45,7 @@ def parameter_at(path: str) -> ParameterInfo:
     """Return the parameter that a search varies under a path.
 
     A parameter of optimizers may have a name in brackets, ``"optimizer.lr[Muon]"``: the same parameter with that
-    optimizer's own search range.
-
-    Raises:
-        ConfigError: When there is no such parameter, or that optimizer does not have it.
+    optimizer's own search range. Where there is none such, a ConfigError names the nearest.
     """
     known = describe_parameters()
     if path in known:

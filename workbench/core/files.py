@@ -10,12 +10,15 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 DISK_FULL_CODES = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers that mean: nothing more fits, on the disk or in the user's quota."""
+
+_ABANDONED_SECONDS = 60.0
 
 
 class DiskFullError(OSError):
@@ -54,6 +57,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         with contextlib.suppress(FileNotFoundError):
             temporary.chmod(target.stat().st_mode & 0o7777)
+        _remove_abandoned(target, temporary)
         yield temporary
         _flush_to_disk(temporary)
         temporary.replace(target)
@@ -71,6 +75,16 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _remove_abandoned(target: Path, temporary: Path) -> None:
+    """Remove what killed processes have left of the same file: nobody has written to it for a minute."""
+    names = re.compile(rf"\.{re.escape(target.stem)}\.[0-9a-f]{{12}}\.tmp{re.escape(target.suffix)}")
+    with contextlib.suppress(OSError):
+        now = temporary.stat().st_mtime  # by the clock of the file system, which may be another machine's
+        for path in target.parent.iterdir():
+            if names.fullmatch(path.name) and now - path.stat().st_mtime > _ABANDONED_SECONDS:
+                path.unlink(missing_ok=True)
 
 
 def free_path(path: Path) -> Path:

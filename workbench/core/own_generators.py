@@ -98,6 +98,20 @@ def own_generators() -> Iterator[None]:
         _own.generators = before
 
 
+@contextlib.contextmanager
+def kept_generators(*devices: torch.device) -> Iterator[None]:
+    """Put Python's, numpy's and torch's generators back afterwards, those of accelerators of one kind included."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # models of the user's draw from them
+    others = [device for device in devices if device.type != "cpu"]
+    kind = others[0].type if others else "cpu"
+    try:
+        with torch.random.fork_rng(others, device_type=kind):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
 def guard_generators() -> None:
     """Put in place what `own_generators` needs; only the first call does anything."""
     with _lock:

@@ -1,9 +1,8 @@
 """Figures: records and tables in, plain Plotly figures out.
 
 Each module holds one figure: a function that reduces records to a small frozen dataclass of numbers, and one that draws
-them. The numbers are what tests look at and what a table can reuse. All are drawn as a ``Drawing``, which is made in a
-twentieth of the time that plotly takes; a ``..._figure`` hands it to plotly. Nothing here knows torch or Optuna, and
-only ``live.py`` knows widgets.
+them, as a ``Drawing``; a ``..._figure`` hands that to plotly. Nothing here knows torch or Optuna, and only ``live.py``
+knows widgets.
 
 The same arguments mean the same everywhere: ``steps`` and ``events`` are tables of a recorded run or plain records,
 ``theme`` is ``"auto"``, ``"light"`` or ``"dark"`` (``theme.inks``), ``height`` counts pixels, and ``limit`` is the most
@@ -13,6 +12,7 @@ points of a line.
 from __future__ import annotations
 
 from workbench.figures.attribution import attribution_figure, attribution_numbers
+from workbench.figures.contour import contour_figure, contour_numbers, contour_pair
 from workbench.figures.dim_reduce import SubspacePair, dim_reduce_figure, dim_reduce_numbers
 from workbench.figures.drawing import empty_figure, figure_text
 from workbench.figures.frozen_layers import TimeSaved, frozen_layers_figure, frozen_layers_numbers, time_saved_in_run
@@ -28,10 +28,12 @@ from workbench.figures.online_stream import online_stream_figure, online_stream_
 from workbench.figures.parallel_coordinates import parallel_coordinates_figure, parallel_coordinates_numbers
 from workbench.figures.replay_policies import policy_names, replay_policies_figure, replay_policies_numbers
 from workbench.figures.second_order import second_order_figure, second_order_numbers
+from workbench.figures.slices import slice_figure, slice_numbers, sliced_parameters
 from workbench.figures.speed_accuracy import speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.step_time import step_time_figure, step_time_numbers
 from workbench.figures.study_history import study_history_figure, study_history_numbers
 from workbench.figures.theme import FIGURE_CONFIG, Theme
+from workbench.figures.trial_curves import trial_curve_numbers, trial_curves_figure
 
 __all__ = [
     "FIGURE_CONFIG",
@@ -42,6 +44,9 @@ __all__ = [
     "TimeSaved",
     "attribution_figure",
     "attribution_numbers",
+    "contour_figure",
+    "contour_numbers",
+    "contour_pair",
     "dim_reduce_figure",
     "dim_reduce_numbers",
     "empty_figure",
@@ -71,6 +76,9 @@ __all__ = [
     "replay_policies_numbers",
     "second_order_figure",
     "second_order_numbers",
+    "slice_figure",
+    "slice_numbers",
+    "sliced_parameters",
     "speed_accuracy_figure",
     "speed_accuracy_numbers",
     "step_time_figure",
@@ -78,4 +86,6 @@ __all__ = [
     "study_history_figure",
     "study_history_numbers",
     "time_saved_in_run",
+    "trial_curve_numbers",
+    "trial_curves_figure",
 ]

@@ -55,14 +55,14 @@ def first_at_or_below(curve: Sequence[tuple[int, float]], target: float) -> floa
     return next((float(step) for step, loss in curve if loss <= target), float("nan"))
 
 
-def dim_reduce_numbers(pair: SubspacePair, *, limit: int = MAXIMUM_POINTS) -> DimReduceNumbers:
-    """Reduce a pair of runs to the numbers of its curves, of at most ``limit`` points each."""
+def dim_reduce_numbers(pair: SubspacePair) -> DimReduceNumbers:
+    """Reduce a pair of runs to the numbers of its curves."""
     frame = steps_frame(pair.steps)
     step, rho, condition = (column(frame, name) for name in ("step", "dim_reduce.rho", "dim_reduce.condition"))
     explained = column(frame, "dim_reduce.explained_variance")
     failed = np.array(sorted(subjects_by_step(pair.events, EventKind.LINE_SEARCH_FAILED)), np.float64)
     first, second = np.array(pair.warm_up, np.float64).reshape(-1, 2), np.array(pair.reduced, np.float64).reshape(-1, 2)
-    losses = Line(*second.T) if len(second) else thin_line(step, column(frame, "loss"), limit)
+    losses = Line(*second.T) if len(second) else thin_line(step, column(frame, "loss"), MAXIMUM_POINTS)
     warm_up_steps, target = first[-1].tolist() if len(first) else (float("nan"), float("nan"))
     shares = explained[np.isfinite(explained)]
     return DimReduceNumbers(
@@ -73,11 +73,11 @@ def dim_reduce_numbers(pair: SubspacePair, *, limit: int = MAXIMUM_POINTS) -> Di
         x=losses.x,
         loss=losses.y,
         reached=first_at_or_below(pair.reduced, target),
-        rho=thin_line(step, rho, limit),
-        failed_x=failed[thin_marks(np.arange(failed.size), limit)],
+        rho=thin_line(step, rho, MAXIMUM_POINTS),
+        failed_x=failed[thin_marks(np.arange(failed.size), MAXIMUM_POINTS)],
         n_failed=int(failed.size),
         n_steps=len(frame),
-        condition=thin_line(step, condition, limit),
+        condition=thin_line(step, condition, MAXIMUM_POINTS),
         explained_variance=float(shares[0]) if shares.size else float("nan"),
         mean_trials=mean_known(column(frame, "dim_reduce.trials")),
     )

@@ -1,8 +1,7 @@
 """A figure as plain properties, before plotly has checked them, and what all figures draw with.
 
-Plotly takes tens of milliseconds to check a figure of two rows and to divide it, which is too long for a picture that
-is redrawn several times a second beside a training. ``LiveFigure`` takes a drawing as it is and hands plotly only
-what changed since the last one; everybody else asks for ``Drawing.figure``.
+Plotly takes tens of milliseconds to check a figure, too long for one that is redrawn several times a second beside a
+training. ``LiveFigure`` takes a drawing as it is; everybody else asks for ``Drawing.figure``.
 """
 
 from __future__ import annotations

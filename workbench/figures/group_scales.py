@@ -45,21 +45,16 @@ class GroupScalesNumbers:
     wasted_share: float  # of all micro-batches, whose gradient was thrown away, in [0, 1]
 
 
-def group_scales_numbers(
-    steps: StepTable, events: EventTable = None, *, names: Sequence[str] | None = None, limit: int = MAXIMUM_POINTS
-) -> GroupScalesNumbers:
-    """Reduce a recorded run to one line, of at most ``limit`` points, per group; else as the figure."""
+def group_scales_numbers(steps: StepTable, events: EventTable = None) -> GroupScalesNumbers:
+    """Reduce a recorded run to one line per group, which the events name."""
     frame, events = frames.steps_frame(steps), frames.events_frame(events)
     step, log2 = frames.column(frame, "step"), frames.log2_known(_scales(frame))
-    n_groups = log2.shape[1]
     changes = frames.events_of(events, EventKind.SCALE_UP, EventKind.SCALE_DOWN)
-    called = _names(changes, n_groups) if names is None else list(names)
-    if len(called) != n_groups:
-        raise ValueError(f"`names` must name each of the {n_groups} groups, got {len(called)} names")
+    names = _names(changes, log2.shape[1])
     at_floor = frames.column(frames.events_of(events, EventKind.SCALE_FLOOR), "step")
     rows = thin_marks(np.flatnonzero(np.isin(step, at_floor) & np.isfinite(log2).any(axis=1)))
     return GroupScalesNumbers(
-        groups=tuple(_line(name, step, log2[:, index], changes, limit) for index, name in enumerate(called)),
+        groups=tuple(_line(name, step, log2[:, index], changes) for index, name in enumerate(names)),
         floor=Line(step[rows], np.nanmin(log2[rows], axis=1) if rows.size else np.empty(0)),
         n_steps=len(frame),
         n_overflows=int(frames.flags(frame, "overflow").sum()),
@@ -68,19 +63,10 @@ def group_scales_numbers(
 
 
 def group_scales_figure(
-    steps: StepTable,
-    events: EventTable = None,
-    *,
-    names: Sequence[str] | None = None,
-    theme: Theme = "auto",
-    height: int = 430,
+    steps: StepTable, events: EventTable = None, *, theme: Theme = "auto", height: int = 430
 ) -> go.Figure:
-    """Draw one line per group, with the steps at which its scale grew or its gradients overflowed.
-
-    ``names`` of the groups come in their order, one for each, else a ValueError tells; None reads them from the
-    events.
-    """
-    numbers = group_scales_numbers(steps, events, names=names)
+    """Draw one line per group, with the steps at which its scale grew or its gradients overflowed."""
+    numbers = group_scales_numbers(steps, events)
     groups = [group for group in numbers.groups if group.line.x.size]
     if not groups:
         reason = "No scale of a group was recorded; boost.loss_scale_group gives groups scales of their own."
@@ -127,7 +113,7 @@ def _names(changes: pd.DataFrame, n_groups: int) -> list[str]:
     return names
 
 
-def _line(name: str, step: Floats, log2: Floats, changes: pd.DataFrame, limit: int) -> GroupScaleLine:
+def _line(name: str, step: Floats, log2: Floats, changes: pd.DataFrame) -> GroupScaleLine:
     own = changes[changes["subject"].astype(str) == name]
     up, down = frames.events_of(own, EventKind.SCALE_UP), frames.events_of(own, EventKind.SCALE_DOWN)
     grown = thin_marks(np.arange(len(up)))
@@ -135,7 +121,7 @@ def _line(name: str, step: Floats, log2: Floats, changes: pd.DataFrame, limit: i
     new = np.log2(np.maximum(frames.column(up, "value"), np.finfo(np.float64).tiny))
     return GroupScaleLine(
         name=name,
-        line=thin_stairs(step, log2, limit),
+        line=thin_stairs(step, log2, MAXIMUM_POINTS),
         growth=Line(frames.column(up, "step")[grown], new[grown]),
         back_off=Line(step[fallen], log2[fallen]),
         n_overflows=len(down),

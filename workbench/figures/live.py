@@ -1,11 +1,8 @@
 """Figures that live in a notebook: the only place where figures meet widgets.
 
-A panel computes a plain figure as often as it likes and hands it to ``LiveFigure.update``; the one widget that the
-panel shows is brought up to date in place. Plotly's widgets are never freed by the garbage collector, so a panel
-keeps one for its whole life instead of making new ones, and a closed one gives its data away.
-
-What the reader did to the picture stays: only what differs from the figure that was shown before is sent, so a zoom,
-a hidden trace or a chosen menu entry survives the next update.
+A panel hands plain figures to ``LiveFigure.update``, which brings one widget up to date in place: plotly's widgets are
+never freed by the garbage collector. Only what differs from the figure that was shown before is sent, so a zoom, a
+hidden trace or a chosen menu entry of the reader's survives the next update.
 """
 
 from __future__ import annotations

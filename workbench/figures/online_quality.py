@@ -33,10 +33,8 @@ class OnlineQualityNumbers:
     lowest_step: float
 
 
-def online_quality_numbers(
-    steps: StepTable, events: EventTable = None, *, limit: int = MAXIMUM_POINTS
-) -> OnlineQualityNumbers:
-    """Reduce a recorded online run to the curves of its prequential figures; lines have at most ``limit`` points."""
+def online_quality_numbers(steps: StepTable, events: EventTable = None) -> OnlineQualityNumbers:
+    """Reduce a recorded online run to the curves of its prequential figures."""
     frame = steps_frame(steps)
     step, auc, loss = column(frame, "step"), column(frame, "online.auc"), column(frame, "online.log_loss")
     areas = np.flatnonzero(np.isfinite(auc))
@@ -48,8 +46,8 @@ def online_quality_numbers(
 
     drifts, n_drifts = event_points(events, EventKind.DRIFT, between, _MAXIMUM_LINES)
     return OnlineQualityNumbers(
-        auc=thin_line(step, auc, limit),
-        log_loss=thin_line(step, loss, limit),
+        auc=thin_line(step, auc, MAXIMUM_POINTS),
+        log_loss=thin_line(step, loss, MAXIMUM_POINTS),
         drifts=drifts,
         n_drifts=n_drifts,
         last_auc=last_known(auc),

@@ -44,10 +44,8 @@ class OnlineStreamNumbers:
     rejected_share: float  # of all records of the stream so far, in [0, 1]
 
 
-def online_stream_numbers(
-    steps: StepTable, events: EventTable = None, *, limit: int = MAXIMUM_POINTS
-) -> OnlineStreamNumbers:
-    """Reduce a recorded online run to the lines of its stream, of at most ``limit`` points each."""
+def online_stream_numbers(steps: StepTable, events: EventTable = None) -> OnlineStreamNumbers:
+    """Reduce a recorded online run to the lines of its stream."""
     frame = frames.steps_frame(steps)
     step, samples = frames.column(frame, "step"), frames.column(frame, "samples", 0.0)
     rejected, wait = frames.column(frame, "online.rejected"), frames.column(frame, "online.wait_ms")
@@ -59,11 +57,11 @@ def online_stream_numbers(
         events, EventKind.RECORD_REJECTED, lambda at: _value_at(at, step[known], rejected[known])
     )
     return OnlineStreamNumbers(
-        rate=thin_line(step, frames.column(frame, "online.records_per_second"), limit),
-        wait=thin_line(step, wait, limit),
-        rows=thin_line(step, rows, limit),
-        evictions=thin_line(step, evictions, limit),
-        rejected=thin_stairs(step, rejected, limit),
+        rate=thin_line(step, frames.column(frame, "online.records_per_second"), MAXIMUM_POINTS),
+        wait=thin_line(step, wait, MAXIMUM_POINTS),
+        rows=thin_line(step, rows, MAXIMUM_POINTS),
+        evictions=thin_line(step, evictions, MAXIMUM_POINTS),
+        rejected=thin_stairs(step, rejected, MAXIMUM_POINTS),
         rejections=rejections,
         mean_rate=_mean_rate(frames.column(frame, "seconds"), samples),
         mean_wait_ms=frames.mean_known(wait),

@@ -1,14 +1,10 @@
 """The step of torch's fused Adam on lists that are kept from step to step.
 
-``torch.optim.Adam(fused=True)`` gathers its lists in every step, sorts them by device and dtype, and counts up one
-tensor per parameter. For many small parameters that takes several times as long as the kernel. Here lists are kept, and
-the counts are elements of one tensor, so that one operation moves all of them. Kernel, order of operations and state
-are torch's: same bits, same ``state_dict``, and a call of ``optimizer.step()`` in between finds everything in place.
-
-Nothing is taken on trust: lists are used only while every parameter's state still holds the very tensors they hold.
-Finding that out costs a few comparisons of identity per parameter.
-
-On a CPU with a C compiler a kernel of our own takes the step, with all tensors in one parallel region.
+``torch.optim.Adam(fused=True)`` gathers its lists in every step and counts up one tensor per parameter, which for many
+small parameters takes several times as long as the kernel. Here lists are kept while every parameter's state still
+holds the very tensors they hold, and the counts are elements of one tensor. Kernel, order of operations and state are
+torch's: same bits, same ``state_dict``, and a call of ``optimizer.step()`` in between finds everything in place. On a
+CPU with a C compiler a kernel of our own takes the step, with all tensors in one parallel region.
 """
 
 from __future__ import annotations

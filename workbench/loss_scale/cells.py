@@ -1,12 +1,8 @@
 """Loss scales with memory: modules that decide on the device, and managers that decide on the host.
 
-The dynamic ones follow the rule of `workbench.loss_scale.rule`. Their sequences of scales are those of MindSpore 2.7
-(``nn.DynamicLossScaleUpdateCell``, ``DynamicLossScaleManager``); the differences are that a factor of at most 1 is
+Named and shaped after MindSpore 2.7 (``nn/wrap/loss_scale.py``, ``train/loss_scale_manager.py``). The dynamic ones give
+its sequences of scales, by the rule of `workbench.loss_scale.rule`; the differences are that a factor of at most 1 is
 refused, that growth stops before inf (``growth_ceiling="none"`` restores it), and that both bounds can be chosen.
-
-The fixed ones hold a constant, for trainings whose gradients are known to fit. What happens on an overflow is a second
-choice: with ``drop_overflow_update`` the step is skipped, without it the update is applied whatever the gradients hold
-(MindSpore 2.7, ``FixedLossScaleManager``).
 """
 
 from __future__ import annotations
@@ -87,13 +83,6 @@ class FixedLossScaleUpdateCell(_UpdateCell):
 
     Args:
         loss_scale_value: The scale, >= 1.
-
-    Raises:
-        TypeError: When the scale is not a number.
-        ValueError: When the scale is smaller than 1 or not finite.
-
-    Reference:
-        MindSpore 2.7, ``mindspore/nn/wrap/loss_scale.py``.
     """
 
 
@@ -111,13 +100,6 @@ class DynamicLossScaleUpdateCell(_UpdateCell):
         minimum: Lower bound, in (0, loss_scale_value].
         maximum: Upper bound, >= loss_scale_value; None for float32's own.
         growth_ceiling: ``"finite"`` keeps the scale where the product would be inf; ``"none"`` lets it become inf.
-
-    Raises:
-        TypeError: When an argument is of the wrong kind.
-        ValueError: When an argument is out of its range.
-
-    Reference:
-        MindSpore 2.7, ``mindspore/nn/wrap/loss_scale.py``.
 
     Example:
         >>> cell = DynamicLossScaleUpdateCell(loss_scale_value=2**12, scale_factor=2, scale_window=1000)
@@ -263,12 +245,7 @@ class DynamicLossScaleManager:
         return DynamicLossScaleUpdateCell(self.loss_scale, self.factor, self.window, **bounds)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must be kept to continue exactly.
-
-        Returns:
-            ``loss_scale`` (the present scale), ``finite_steps`` (finite steps of the present streak) and
-            ``consecutive_overflows`` (overflows since the last finite step).
-        """
+        """Return the scale, the finite steps of the present streak, and the overflows since the last finite step."""
         return {name: getattr(self, name) for name in ("loss_scale", "finite_steps", "consecutive_overflows")}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -285,13 +262,6 @@ class FixedLossScaleManager:
         loss_scale: The scale, >= 1.
         drop_overflow_update: Whether a step that overflowed is skipped. Without it there is no update module, and
             the optimizer must divide by the scale itself.
-
-    Raises:
-        TypeError: When an argument is of the wrong kind.
-        ValueError: When the scale is smaller than 1 or not finite.
-
-    Reference:
-        MindSpore 2.7, ``mindspore/train/loss_scale_manager.py``.
 
     Example:
         >>> FixedLossScaleManager(1024.0).get_update_cell()

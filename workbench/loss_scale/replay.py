@@ -39,9 +39,6 @@ class ScalePolicy:
         maximum: Upper bound, >= init; None for float32's own.
         kind: ``"dynamic"`` adapts, ``"fixed"`` keeps ``init`` and only skips.
 
-    Raises:
-        TypeError: When a value is of the wrong kind.
-        ValueError: When a value is out of its range or ``kind`` is unknown.
     """
 
     init: float = 2.0**24

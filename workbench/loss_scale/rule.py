@@ -5,9 +5,8 @@ the one of MindSpore 2.7's ``DynamicLossScaleUpdateCell`` (``mindspore/nn/wrap/l
 differences: growth stops where the product would leave float32 instead of reaching inf, and the scale may have an
 upper bound of its own.
 
-The rule stands here in two forms that agree bit for bit: `next_scales` for numbers and arrays on the host, and
-`next_scales_on_device` for tensors, which never waits for their values. Both move a vector of scales, each by its own
-overflows; a single scale is the plain case. Everything else calls one of the two.
+It stands here in two forms that agree bit for bit: `next_scales` for numbers and arrays on the host, and
+`next_scales_on_device` for tensors, which never waits for their values. Both move a vector of scales.
 """
 
 from __future__ import annotations

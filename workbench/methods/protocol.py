@@ -2,9 +2,7 @@
 
 A method is a folder: its ``__init__`` describes it (`Description`, without torch, so that panels and documentation
 load at once), and a class derived from `Method` acts. Nothing else knows a method by name: `apply`, the training step
-and the run iterate over :mod:`workbench.methods.registry`. The hooks of `Method` stand in the order in which they are
-called: `Method.reshape` and `Method.prepare` change model and optimizer, the others answer once per run what the run is
-made of, and a `StepHook` acts in every window.
+and the run iterate over :mod:`workbench.methods.registry`. Hooks stand in the order in which they are called.
 """
 
 from __future__ import annotations

@@ -228,7 +228,6 @@ class LossMonitor(Callback):
         per_print_times: Steps between two lines, at least 1.
 
     Raises:
-        TypeError: When it is no whole number.
         ValueError: When it is below 1; in training, when a loss that is due to be printed is NaN or infinite and the
             step was not skipped for an overflow.
     """
@@ -263,10 +262,6 @@ class TimeMonitor(Callback):
 
     Args:
         data_size: Steps to divide an epoch's time by; None for those it had.
-
-    Raises:
-        TypeError: When it is no whole number.
-        ValueError: When it is below 1.
     """
 
     def __init__(self, data_size: int | None = None) -> None:

@@ -98,7 +98,6 @@ def freeze_cell(
 
     Raises:
         TypeError: When ``optimizer`` is no FreezeOpt or ``sens`` not a number.
-        ValueError: When ``sens`` is 0 or not finite.
         RuntimeError: When gradients are to be reduced without an initialised process group.
 
     Example:

@@ -4,7 +4,7 @@ Named and shaped after ``mindspore.train.Model`` (MindSpore 2.7). It adds no ste
 `training_loop`, and so through the step that everything here shares (``boosted.py``). Differences: boosting needs
 only an optimizer (there also metrics or an evaluation network, and without them it silently trains unboosted), any
 iterable of batches is a dataset, metrics are torchmetrics, and an evaluation leaves no trace on the training. The file
-is long because the reference has one class with many arguments, and each of them is documented where it is given.
+is long because the reference's class has many arguments.
 """
 
 from __future__ import annotations
@@ -92,7 +92,6 @@ class Model:
         boost_config_dict: Configuration: a dictionary, a ``BoostConfig``, the path of a ``boost_config.json``, or None.
 
     Raises:
-        TypeError: When an argument is of the wrong kind.
         ValueError: When a level, a metric or an index is unknown, or arguments do not fit together.
 
     Example:
@@ -190,18 +189,16 @@ class Model:
             epoch: Number of the last epoch, at least 1.
             train_dataset: Batches, iterated again for each epoch.
             callbacks: A callback or several; see ``workbench.mindspore.callbacks``.
-            dataset_sink_mode: Has no effect: batches are handed over one by one, and callbacks see every step.
+            dataset_sink_mode: Has no effect: callbacks see every step.
             sink_size: Has no effect.
             initial_epoch: Epochs that were trained before; ``epoch`` counts them.
             checkpoint_every: Steps between two checkpoints in the folder that ``resume`` names; None is 1000.
-            resume: Folder of checkpoints. A training that was interrupted goes on from the newest that is whole, on a
-                CPU with the same bits, and where there is none a new one begins; so the same program can be started
-                again and again. The batches of the unfinished epoch that were trained on are read and left out. A
-                larger ``epoch`` goes on with one that ended. What a callback steps, such as a learning-rate scheduler,
-                belongs into a ``CheckpointFolder(..., also={"name": scheduler})``.
+            resume: Folder of checkpoints. An interrupted training goes on from the newest that is whole, on a CPU with
+                the same bits, and where there is none a new one begins. A larger ``epoch`` goes on with one that ended.
+                What a callback steps, such as a learning-rate scheduler, belongs into a
+                ``CheckpointFolder(..., also={"name": scheduler})``.
 
         Raises:
-            TypeError: When an argument is of the wrong kind.
             ResumeError: When the checkpoints belong to another configuration, dataset or network.
             ValueError: Without an optimizer, when a number is out of range, an epoch holds no batch, a batch does not
                 fit the criterion, or ranks have unequal numbers of batches.
@@ -311,7 +308,7 @@ class Model:
 
     @staticmethod
     def _has_course(boosted: Boosted) -> bool:
-        """Return whether the configuration has a say in the batches of the whole training."""
+        """Return whether the configuration decides about the batches of the whole training."""
         return boosted.course.needs_length or boosted.methods.changes_batches
 
     def _epochs(
@@ -453,11 +450,7 @@ class Model:
             return self._evaluate(valid_dataset, RunContext(self._state("eval", listeners, valid_dataset, 1)))
 
     def predict(self, *inputs: Any) -> Any:
-        """Return the network's outputs for inputs, in float32, computed in evaluation mode and without gradients.
-
-        Args:
-            inputs: What the network is called with; tensors are moved to its device.
-        """
+        """Return the network's outputs for inputs, in float32, computed in evaluation mode and without gradients."""
         with self._evaluating(), evaluation_mode([self._network], self._device), self._precision.autocast():
             return widened(self._network(*move_batch(inputs, self._device)))
 

@@ -6,6 +6,7 @@ was trained on is read again from there, in the order it had, and left out.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -20,7 +21,7 @@ from workbench.core import distributed as ranks
 from workbench.core.arguments import checked_count
 from workbench.mindspore.callbacks import CallbackParameters
 from workbench.training.boosted import Boosted
-from workbench.training.checkpoint import checkpoint_state, generator_states, restore_generators
+from workbench.training.checkpoint import checkpoint_state, generator_states, restore_generators, with_threads_of
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.resuming import ResumeError, is_due, state_to_resume
 
@@ -78,6 +79,7 @@ class ResumedTraining:
         self._epochs: list[dict[str, Any]] = []  # the random generators where the data's epochs began
         self._state = state_to_resume(folder, json.loads(self._identity), boosted.device)
         self.place = Place()
+        self._running = contextlib.ExitStack()
         if self._state is None:
             return
         try:
@@ -92,10 +94,12 @@ class ResumedTraining:
         self.place = Place(*self._state["place"])
 
     def __enter__(self) -> ResumedTraining:
+        self._running.callback(self._folder.close)
+        self._running.enter_context(with_threads_of(self._state, self._boosted.device))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._folder.close()
+        self._running.close()
 
     def batches_of(self, dataset: Iterable[Any], number: int) -> Generator[Any, None, None]:
         """Yield the batches of an epoch that are still to be trained on."""

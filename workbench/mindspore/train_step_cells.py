@@ -86,10 +86,6 @@ class TrainOneStepCell(_TrainCell):
         optimizer: Any torch optimizer.
         sens: Number the backward pass is seeded with; gradients are multiplied by it and not divided again. None
             means 1 (the reference returns None then).
-
-    Raises:
-        TypeError: If ``sens`` is not a number.
-        ValueError: If ``sens`` is 0 or not finite.
     """
 
     def __init__(self, network: nn.Module, optimizer: Optimizer, sens: float | None = 1.0) -> None:
@@ -110,10 +106,6 @@ class BoostTrainOneStepCell(_TrainCell):
         network: Module that returns the loss, as ``AutoBoost.network_auto_process_train`` returned it.
         optimizer: Optimizer, as returned there.
         sens: As in ``TrainOneStepCell``.
-
-    Raises:
-        TypeError: If ``sens`` is not a number.
-        ValueError: If ``sens`` is 0 or not finite.
     """
 
     def __init__(self, network: nn.Module, optimizer: Optimizer, sens: float | None = 1.0) -> None:
@@ -135,7 +127,7 @@ class BoostTrainOneStepCell(_TrainCell):
     def gradient_accumulation_process(
         self, loss: Tensor, grads: tuple[Tensor, ...], sens: Tensor | float, *inputs: Any
     ) -> Tensor:
-        """Add one micro-batch's gradients to the window, update at its end, and return the loss.
+        """Add one micro-batch's gradients to the window, update at its end, and return the loss, shape ``()``.
 
         Args:
             loss: Loss of the micro-batch, shape ``()``.
@@ -143,9 +135,6 @@ class BoostTrainOneStepCell(_TrainCell):
             sens: Factor the gradients carry. It stays in them as in ``TrainOneStepCell``; the module with a loss scale
                 divides by its scale at the window's end, so there it must be that scale.
             inputs: Not used; the reference passes them for its graph.
-
-        Raises:
-            ValueError: If there are not as many gradients as trained parameters.
         """
         del sens, inputs
         return self._step_with(loss, grads)
@@ -214,10 +203,6 @@ class TrainOneStepWithLossScaleCell(_WithLossScale):
         optimizer: Any torch optimizer; ``fused=True`` decides about the skip on the device.
         scale_sense: A loss-scale update cell, a ``GroupLossScaleManager`` with its groups, or a tensor of shape ``()``
             or ``(1,)`` for a scale that only ``set_sense_scale`` changes.
-
-    Raises:
-        TypeError: If ``scale_sense`` is neither.
-        ValueError: If the tensor has another shape.
     """
 
     def __init__(self, network: nn.Module, optimizer: Optimizer, scale_sense: nn.Module | Tensor) -> None:
@@ -235,10 +220,6 @@ class BoostTrainOneStepWithLossScaleCell(_WithLossScale, BoostTrainOneStepCell):
         network: Module that returns the loss, as ``AutoBoost.network_auto_process_train`` returned it.
         optimizer: Optimizer, as returned there.
         scale_sense: As in ``TrainOneStepWithLossScaleCell``.
-
-    Raises:
-        TypeError: If ``scale_sense`` is neither an update cell nor a tensor.
-        ValueError: If the tensor has another shape than ``()`` or ``(1,)``.
     """
 
     def __init__(self, network: nn.Module, optimizer: Optimizer, scale_sense: nn.Module | Tensor) -> None:

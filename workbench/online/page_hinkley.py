@@ -28,10 +28,8 @@ class PageHinkley:
 
     With z_t the t-th number, less the mean so far and in units of the scatter so far, it sums ``S_t = S_(t-1) + z_t -
     tolerance`` and sees a change when S exceeds its least value so far by more than ``threshold``. After a change it
-    starts over. Numbers that are not finite are passed over.
-
-    The original test works on the numbers themselves. Here mean and scatter are exponentially weighted, so that a loss
-    which falls during the first hour is forgotten, and the parameters hold for any loss.
+    starts over. Numbers that are not finite are passed over. Unlike in the original, mean and scatter are exponentially
+    weighted, so that a loss which falls during the first hour is forgotten, and the parameters hold for any loss.
 
     Args:
         threshold: Sum of excess that is a change, in standard deviations, above 0. For independent normal numbers the
@@ -39,9 +37,6 @@ class PageHinkley:
         tolerance: Excess per number that is allowed, in standard deviations, at least 0.
         warm_up: Numbers after a start from which mean and scatter are learned before anything is summed, at least 2.
         memory: Numbers after which a weight has fallen to 1/e, above 1.
-
-    Raises:
-        ValueError: When a parameter is out of range.
 
     Reference:
         Page, "Continuous inspection schemes", Biometrika 41, 1954; Hinkley, "Inference about the change-point from

@@ -31,9 +31,6 @@ class Prequential:
     Args:
         window: Records the figures are taken over, at least 2.
         every: Steps between two looks, at least 1. One look at 10,000 records takes about a third of a millisecond.
-
-    Raises:
-        ValueError: When a number is out of range.
     """
 
     def __init__(self, window: int = 10_000, every: int = 200) -> None:

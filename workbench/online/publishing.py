@@ -63,9 +63,6 @@ class SnapshotPublisher:
         every_seconds: Seconds between two versions; None for none by time.
         full_every: Deltas after which the next version is a full one, at least 0.
         delta_rows: Tensors with at least so many rows are published by row.
-
-    Raises:
-        ValueError: When a number is out of range, or neither steps nor seconds are given.
     """
 
     def __init__(
@@ -171,13 +168,8 @@ class SnapshotPublisher:
 def load_published(folder: Path | str, since: Published | None = None) -> Published:
     """Return the newest version in a folder, whole, whatever is being published meanwhile.
 
-    Args:
-        folder: Folder of a `SnapshotPublisher`.
-        since: What an earlier call returned: where the newest version builds on it, only new deltas are read and
-            applied to its tensors in place, and it is returned itself, brought up to date.
-
-    Returns:
-        The version; ``model.load_state_dict(published.tensors)`` takes it.
+    ``model.load_state_dict(published.tensors)`` takes it. Where it builds on ``since``, which an earlier call returned,
+    only new deltas are read and applied to its tensors in place, and it is returned itself.
 
     Raises:
         FileNotFoundError: When nothing was published yet, or a file that the manifest names is missing.

@@ -34,6 +34,7 @@ from workbench.online.record_rules import RecordRules
 from workbench.online.session import OnlineSession, RefusedBatchError, StepSink
 from workbench.online.stream import OpenStream, check_stream
 from workbench.training.boosted import Boosted
+from workbench.training.checkpoint import with_threads_of
 from workbench.training.checkpoint_folder import CheckpointFolder as OnlineCheckpoints
 from workbench.training.loop import training_loop
 from workbench.training.outcome import StepOutcome
@@ -92,9 +93,9 @@ class RecModel(Model):
         """Train from the first batch on until asked to stop; called again, training goes on.
 
         It ends when a callback calls ``run_context.request_stop()``, after Ctrl-C, and when a stream that can be read
-        only once is used up; callbacks are told by ``on_train_end``. Ctrl-C waits for the step under way; pressed again
-        it raises ``KeyboardInterrupt``. Data that can be iterated again is replayed for ever. On several ranks all of
-        them must be asked to stop at the same step; checkpoints and snapshots are each rank's own.
+        only once is used up. Ctrl-C waits for the step under way; pressed again it raises ``KeyboardInterrupt``. Data
+        that can be iterated again is replayed for ever. On several ranks all of them must be asked to stop at the same
+        step; checkpoints and snapshots are each rank's own.
 
         Args:
             train_dataset: Iterable of batches (list, generator, ``IterableDataset``, ``DataLoader``), or a callable
@@ -117,9 +118,7 @@ class RecModel(Model):
             record_gradients: Whether it also keeps norm and maximum of the gradients.
 
         Raises:
-            TypeError: When an argument is of the wrong kind.
-            ValueError: Without an optimizer, when a number is out of range, arguments do not fit together, data that is
-                replayed holds no batch, or a checkpoint belongs to another setup.
+            ValueError: When data that is replayed holds no batch, or a checkpoint belongs to another setup.
             RecordLimitError: When more records were rejected than ``records`` allows.
         """
         check_kind("dataset_sink_mode", dataset_sink_mode, bool)
@@ -145,13 +144,14 @@ class RecModel(Model):
         rules = _fitted(records, self._loss_fn)
         files = (checkpoints, publisher, recorder, record_gradients)
         session = OnlineSession(boosted, interrupts, rules, prequential, drift, *files)
-        if resume and checkpoints is not None and (state := checkpoints.load(self._device)) is not None:
+        state = checkpoints.load(self._device) if resume and checkpoints is not None else None
+        if state is not None:
             session.load_state_dict(state)
         listeners = [*CallbackList(callbacks).callbacks, session]
         first_step = boosted.step_index
         self._session = session
         try:
-            with interrupts.taken():
+            with interrupts.taken(), with_threads_of(state, self._device):
                 feed = session.open(train_dataset, queue_size)
                 self._train(feed.passes(), None, feed, listeners, dataset_sink_mode, sink_size)
         finally:

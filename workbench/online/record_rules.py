@@ -36,9 +36,6 @@ class RecordRules:
         limit_share: Share of rejected records among the last ``limit_window`` that is too much, in (0, 1].
         limit_window: Records over which the share is taken, at least 1; below that many nothing is too much.
         report_seconds: Least time between two events of the same reason, seconds.
-
-    Raises:
-        ValueError: When a value is out of range.
     """
 
     label_range: tuple[float, float] | None = None

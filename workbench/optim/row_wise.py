@@ -1,9 +1,9 @@
 """Optimizers whose step costs the rows of a table that a batch touched, not the table.
 
-A lookup in a table of embeddings ``[n_rows, dim]`` gives a gradient for few of its rows; torch keeps it as a sparse
-tensor (``nn.Embedding(sparse=True)``, `workbench.optim.embeddings`). The optimizers here read and write only those
-rows, of the table and of their own state. A row's state begins with the row's first gradient and does not move while
-the row rests, so a row that is seen k times is where a dense optimizer would have brought it in k steps of its own:
+A lookup in a table of embeddings ``[n_rows, dim]`` gives a sparse gradient for few of its rows
+(`workbench.optim.embeddings`). The optimizers here read and write only those rows, of the table and of their own state.
+A row's state does not move while the row rests, so a row that is seen k times is where a dense optimizer would have
+brought it in k steps of its own:
 
 * `RowWiseAdagrad` keeps one number per row, the sum of mean squares s. With g the row's gradient and d its width::
 
@@ -141,10 +141,11 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
                 raise TypeError(
                     f"a sparse gradient must be sparse by rows only, got {gradient.sparse_dim()} sparse dimensions"
                 )
-            first = self._first_values(group)
+            # A sum of squares in bfloat16 stops growing after 256 equal terms.
+            wide, first = torch.promote_types(table.dtype, torch.float32), self._first_values(group)
             for name, kind in self._row_state.items():
-                shape, dtype = table.shape if kind == "row" else table.shape[:1], _state_dtype(table)
-                dtype = torch.int32 if kind == "count" else dtype
+                shape = table.shape if kind == "row" else table.shape[:1]
+                dtype = torch.int32 if kind == "count" else wide
                 state[name] = torch.full(shape, first.get(name, 0), dtype=dtype, device=table.device)
         elif "exp_avg" in state and "step" in state:
             raise TypeError("a gradient must stay sparse or dense, got a sparse one where it was dense before")
@@ -232,9 +233,6 @@ class RowWiseAdagrad(_RowWiseOptimizer):
             that are touched.
         initial_accumulator: What s begins with, >= 0. The very first step of a row moves each weight by about ``lr``
             when it is 0; a larger value holds rare rows back.
-
-    Raises:
-        ValueError: When a value lies outside its range.
     """
 
     _row_state = {"sum": "number"}  # noqa: RUF012  # never changed
@@ -275,9 +273,6 @@ class RowWiseAdam(_RowWiseOptimizer):
         eps: Added to the denominators, > 0.
         weight_decay: Decoupled decay, >= 0: weights shrink by ``lr * weight_decay`` of themselves, of a table the rows
             that are touched.
-
-    Raises:
-        ValueError: When a value lies outside its range.
     """
 
     _row_state = {"row_steps": "count", "row_exp_avg": "row", "row_exp_avg_sq": "row"}  # noqa: RUF012  # never changed
@@ -336,11 +331,6 @@ def _reads_without_waiting(tensor: Tensor) -> bool:
 def _decayed(weights: Tensor, group: dict[str, Any]) -> Tensor:
     decay = float(group["lr"]) * group["weight_decay"]
     return weights * (1.0 - decay) if decay != 0.0 else weights
-
-
-def _state_dtype(table: Tensor) -> torch.dtype:
-    # A sum of squares in bfloat16 stops growing after 256 equal terms.
-    return torch.float64 if table.dtype == torch.float64 else torch.float32
 
 
 def _check_hyper_parameters(values: dict[str, Any]) -> None:

@@ -47,10 +47,6 @@ class ScheduleFreeAdamW(Optimizer):
         weight_decay: Decoupled decay at the weights of training, >= 0.
         warmup_steps: Steps in which the rate rises from 0, >= 0.
 
-    Raises:
-        TypeError: When an argument is not a number.
-        ValueError: When a number is out of range.
-
     Example:
         >>> weight = torch.nn.Parameter(torch.tensor([4.0]))
         >>> optimizer = ScheduleFreeAdamW([weight], lr=0.2)

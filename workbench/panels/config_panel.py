@@ -30,12 +30,15 @@ from workbench.config import (
 )
 from workbench.methods.registry import METHODS
 from workbench.panels import kit
+from workbench.panels.config_history import NamedConfigs, UndoButtons
 from workbench.panels.controls import ParameterControl
+from workbench.panels.json_box import JsonBox
 from workbench.panels.kit import column, row, section, text_of
 from workbench.panels.panel import Panel, Theme
 from workbench.panels.run_controls import PresetChoice
 from workbench.panels.shared_config import SharedConfig, config_of_text
 from workbench.panels.style import copy_button_html, difference_html, error_html, faint, label_html, note_html, words
+from workbench.panels.ways_out import way_out
 
 _OVER_RANKS: Final = " and ".join(method.title for method in METHODS if method.n_ranks > 1)
 _RANKS_HELP: Final = (
@@ -59,16 +62,25 @@ class ConfigPanel(Panel):
         shared: The configuration; None makes one of its own.
         path: File that Save and Load suggest.
         theme: See ``Panel``.
+        undo: Whether Undo and Redo stand beside the title; a workbench has them for all of its tabs.
 
     Attributes:
         shared: The configuration that the panel shows and changes.
     """
 
     def __init__(
-        self, shared: SharedConfig | None = None, *, path: str | Path = "boost_config.json", theme: Theme = "auto"
+        self,
+        shared: SharedConfig | None = None,
+        *,
+        path: str | Path = "boost_config.json",
+        theme: Theme = "auto",
+        undo: bool = True,
     ) -> None:
         super().__init__("Configure", theme=theme, shows_state=False)
         self.shared = shared if shared is not None else SharedConfig()
+        if undo:
+            self.header.children = (*self.header.children, UndoButtons(self, self.shared).widget)
+        self.named = NamedConfigs(self, self.shared)
         self._lock = threading.RLock()
         self._infos = describe_parameters()
         self._controls: dict[str, ParameterControl] = {}
@@ -82,6 +94,7 @@ class ConfigPanel(Panel):
             row(copy_button_html(), self.path, self.save_button, self.load_button, self.upload),
             self._file_note,
             *section("Different from the default", self._difference),
+            *section("Kept by name", self.named.widget),
         )
         self.cleaned_up_by(self.shared.observe(self._show))
         self._show(*self.shared.both())
@@ -108,10 +121,12 @@ class ConfigPanel(Panel):
 
     def _make_controls(self) -> None:
         self.preset = PresetChoice(self, self.shared)
-        self.ranks = kit.BoundedIntText(value=1, min=1, max=65536, css="wb-ranks", tooltip=_RANKS_HELP)
+        self.ranks = kit.BoundedIntText(value=1, min=1, max=65536, css="wb-count", tooltip=_RANKS_HELP)
         self.on_change(self.ranks, lambda _: self._show(*self.shared.both()))
         self.switches: dict[str, widgets.Checkbox] = {}
         self._switch_notes = {name: text_of("") for name in SWITCHES}
+        self.ways_out: dict[str, widgets.Button] = {}
+        self._out: dict[str, BoostConfig] = {}  # what a click on each would make of the configuration
         for name in SWITCHES:
             info = self._infos[f"boost.{name}"]
             switch = kit.Checkbox(description=info.title, tooltip=info.description, indent=False, css="wb-auto")
@@ -128,16 +143,13 @@ class ConfigPanel(Panel):
         self.controls.children = (
             self.preset.widget,
             row(label_html("Ranks", _RANKS_HELP), self.ranks),
-            *section("Switches", *(column(self.switches[name], self._switch_notes[name]) for name in SWITCHES)),
+            *section("Switches", *(self._switch_box(name) for name in SWITCHES)),
             *section("Everything else", self.sections),
         )
 
     def _make_file_row(self, path: str | Path) -> None:
-        self.json = kit.Textarea(
-            rows=16,
-            continuous_update=False,
-            css="wb-wide wb-json",
-            tooltip="The whole configuration; edit it, or drop text into it. It is taken when you leave the field.",
+        self.json = JsonBox(
+            help="The whole configuration; edit it, or drop text into it. It is taken when you leave the field."
         )
         self._json_problem, self._file_note = text_of(""), text_of("")
         self.path = kit.text_box(str(path), "File that Save writes and Load reads", css="wb-file")
@@ -147,6 +159,7 @@ class ConfigPanel(Panel):
             accept=".json", multiple=False, description="Upload", tooltip="Take a file of your computer", css="wb-auto"
         )
         self.on_change(self.json, self._take_json)
+        self.on_change(self.json, self._check_json, "draft")
         self.on_change(self.upload, self._take_upload)
 
     def _title(self, section: str) -> str:
@@ -156,8 +169,18 @@ class ConfigPanel(Panel):
         titles = {method.section: method.title for method in reversed(METHODS)}
         return _SECTION_TITLES.get(section) or titles.get(section, section)
 
+    def _switch_box(self, name: str) -> widgets.Widget:
+        """Return a switch, why it cannot be used if so, and the button that changes that."""
+        button = self.button("", "Changes the configuration so that the switch can be on", lambda: self._leave(name))
+        button.add_class("wb-wraps")
+        self.ways_out[name] = button
+        return column(self.switches[name], self._switch_notes[name], button)
+
+    def _leave(self, name: str) -> None:
+        self.shared.set(self._out[name], edited=True)
+
     def _turn(self, name: str, on: bool) -> None:
-        self.shared.set(with_switch(*self.shared.both(), name, on=on))
+        self.shared.set(with_switch(*self.shared.both(), name, on=on), edited=True)
 
     def _open_section(self, index: int | None) -> None:
         if index is not None:
@@ -169,8 +192,17 @@ class ConfigPanel(Panel):
         except ConfigError as error:
             control.refuse(str(error))
 
+    def _check_json(self, text: str) -> None:
+        """Say what is wrong with what is being typed, if anything is; the configuration stays as it is."""
+        problem = ""
+        try:
+            config_of_text(text, "boost_config.json")
+        except ConfigError as error:
+            problem = error_html(str(error))
+        self._json_problem.value = problem
+
     def _take_json(self, text: str) -> None:
-        self._accept(lambda: config_of_text(text, "boost_config.json"), "", self._json_problem)
+        self._accept(lambda: config_of_text(text, "boost_config.json"), "", self._json_problem, edited=True)
 
     def _take_upload(self, files: Any) -> None:
         for file in files:
@@ -190,7 +222,9 @@ class ConfigPanel(Panel):
         path = Path(self.path.value).expanduser()
         self._accept(lambda: BoostConfig.from_json(path), f"read `{path.absolute()}`", self._file_note)
 
-    def _accept(self, read: Callable[[], BoostConfig], said: str, answer: widgets.HTML) -> None:
+    def _accept(
+        self, read: Callable[[], BoostConfig], said: str, answer: widgets.HTML, *, edited: bool = False
+    ) -> None:
         """Take a whole configuration, for which what was being corrected in a field is given up, or say why not."""
         try:
             config = read()
@@ -200,7 +234,7 @@ class ConfigPanel(Panel):
         self._file_note.value = ""  # what it says of a file that was refused is over, too
         with self._lock:
             self._shown.clear()
-        self.shared.set(config)
+        self.shared.set(config, edited=edited)
         self._show(*self.shared.both())
         answer.value = note_html(said)
 
@@ -246,6 +280,10 @@ class ConfigPanel(Panel):
             # It stands beneath its own name.
             short = reason.removeprefix(f"{name} is not in effect because ")
             self._switch_notes[name].value = faint(short) if reason else ""
+            way = way_out(name, config, facts) if reason else None
+            self.ways_out[name].present(way is not None)
+            if way is not None:
+                self.ways_out[name].description, self._out[name] = way
 
     def _show_controls(self, plan: Plan | None) -> None:
         leaves = self.shared.config.leaves()

@@ -18,7 +18,7 @@ import ipywidgets as widgets
 from workbench.config import ParameterInfo
 from workbench.config.errors import shown
 from workbench.panels import kit
-from workbench.panels.style import error_html, faint, label_html
+from workbench.panels.style import error_html, faint, label_html, power_text
 
 _POWER: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:\^|\*\*)\s*(-?\d+)\s*")
 _UNSET: Final = "unset"
@@ -183,7 +183,7 @@ def _choice_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
         return next((i for i, one in enumerate(options) if one == value and type(one) is type(value)), None)
 
     # Texts only, found by their position: the widget takes a value of None for no choice at all.
-    texts = [_text_of_value(option) for option in options]
+    texts = [named(info, option) for option in options]
     entry = kit.Dropdown(options=texts, index=index_of(value), tooltip=info.description, css="wb-wide")
     return [_Input(entry, "index", index_of, lambda index: None if index is None else options[index])]
 
@@ -249,10 +249,12 @@ def parsed(text: str, kind: str, *, optional: bool) -> Any:
 
 
 def number_text(value: Any) -> str:
-    """Return a number, a list of numbers, a switch or text as a person types it."""
+    """Return a number, a list of numbers, a switch or text as a person types it; large powers of two as such."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
+        if power := power_text(value):
+            return power
         if value.is_integer() and abs(value) < 1e15:
             return f"{value:.0f}"
         short = f"{value:g}"
@@ -262,6 +264,11 @@ def number_text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(number_text(item) for item in value)
     return str(value)
+
+
+def named(info: ParameterInfo, value: Any) -> str:
+    """Return a value as its parameter names it, a choice by what it does."""
+    return info.names.get(value) or _text_of_value(value) if isinstance(value, (str, int)) else _text_of_value(value)
 
 
 def _text_of_value(value: Any) -> str:

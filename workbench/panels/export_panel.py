@@ -18,6 +18,7 @@ from workbench.integrations.scripts.writing import FRAMEWORKS, file_name
 from workbench.methods.registry import METHODS
 from workbench.panels import kit
 from workbench.panels.controls import number_text
+from workbench.panels.json_box import JsonBox
 from workbench.panels.kit import row, section, text_of
 from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.shared_config import SharedConfig, config_of_text
@@ -27,6 +28,9 @@ from workbench.panels.worker import Outcome, RunControl
 _SHARED: Final = "this configuration"
 _JSON: Final = "boost_config.json"
 _TARGETS: Final = tuple(level.lower() for level in LEVELS if level != "O0")
+_ANSWERS: Final = (
+    "o1 and o2 are a study's answers for its two allowed drops; boost levels and precisions (amp) only share the names."
+)
 _PROVENANCE: Final = (
     ("verdict", "Verdict"),
     ("candidate", "Candidate"),
@@ -191,7 +195,7 @@ class ExportPanel(WorkPanel):
         self.locked = [self.study, self.read_button, self.choice, *saving]
         self.controls.children = (
             *section("Study", row(self.study, self.read_button), self.progress_text),
-            *section("What to export", self.choice),
+            *section("What to export", self.choice, faint(_ANSWERS)),
             *section("Where to", "Folder", self.folder, "File name", self.name, self.replace),
             row(self.save_button, self.export_button),
             self._file_note,
@@ -202,13 +206,13 @@ class ExportPanel(WorkPanel):
         self._provenance, self._difference = text_of(""), text_of("")
         self.format = kit.choice_buttons([_JSON])
         self.on_change(self.format, lambda _: self._show_file())
-        self.json = kit.Textarea(disabled=True, rows=18, css="wb-wide", tooltip="The file as it will be written")
+        self.json = JsonBox(disabled=True, help="The file as it will be written")
         self.plots.children = (
             self._verdict,
             self._valid,
             *section("For MindSpore", self._mindspore, self._provenance),
             row(*section("File", self.format, copy_button_html())),
-            kit.Stack((self.json,), css="wb-column wb-json"),
+            self.json,
             *section("Different from the default", self._difference),
         )
 

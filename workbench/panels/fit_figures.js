@@ -4,6 +4,8 @@
 // opened. Its figures do listen to the window, so the window is told when a whole drawing and its place differ: a few
 // times for every width, or a figure of a fixed width would ask for ever. The image stays where it is: what a widget has
 // put on the page is the widget's to remove.
+//
+// A figure's title is written on the page above it: text of the page breaks where the place ends, plotly's does not.
 const root = this.closest(".wb-panel");
 this.onload = null;
 if (root) {
@@ -11,6 +13,19 @@ if (root) {
   const watched = new WeakSet();
   const look = () => { clearTimeout(timer); timer = setTimeout(fit, 60); };
   const places = new ResizeObserver(look);
+  const entitle = (plot) => {
+    const {text = "", subtitle = {}} = plot._fullLayout.title ?? {}, whole = (html) => (html ?? "").replaceAll("<br>", " ");
+    const html = `<b>${whole(text)}</b><span>${whole(subtitle.text)}</span>`;
+    let title = plot.querySelector(":scope > .wb-figure-title");
+    if (!title) {
+      title = document.createElement("div");
+      title.className = "wb-figure-title";
+      plot.append(title);
+      plot.classList.add("wb-titled");
+    }
+    if (title.dataset.html !== html) { title.dataset.html = html; title.innerHTML = html; }
+    plot.style.setProperty("--wb-title-height", `${title.offsetTop + title.offsetHeight}px`);
+  };
   const fit = () => {
     let differs = false, later = false;
     for (const plot of root.querySelectorAll(".js-plotly-plot")) {
@@ -18,6 +33,7 @@ if (root) {
       const width = plot.clientWidth, drawn = plot._fullLayout;
       if (!width) continue;
       if (!drawn || drawn._replotting || !plot.calcdata || !plot.querySelector(".main-svg")) { later = true; continue; }
+      entitle(plot);
       if (Math.abs(drawn.width - width) < 1) continue;
       const data = plot.dataset;
       if (data.wbWidth != width) { data.wbWidth = width; data.wbAsked = 0; }

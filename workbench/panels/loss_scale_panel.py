@@ -46,7 +46,8 @@ _HISTOGRAMS: Final = 2000
 _INITS: Final = "2^8, 2^12, 2^16, 2^20, 2^24"
 _FACTORS: Final = "2, 4"
 _LIST_TITLES: Final = {"init": "Initial scales", "factor": "Factors", "window": "Windows (steps)"}
-_CHOOSE: Final = "Choose a recorded run on the left."
+_CHOOSE: Final = "Choose a recorded run."
+_TRACE_QUESTION: Final = "Which loss scale did training settle on?"
 _SCATTER_QUESTION: Final = "Which loss-scale policy would have wasted least?"
 _NO_EXPONENTS: Final = (
     "This run recorded no gradient exponents, so underflow is unknown;<br>the list on the left has the wasted steps."
@@ -94,7 +95,7 @@ class LossScalePanel(WorkPanel):
         self.policies: list[ScalePolicy] = []
         self._judged: pd.DataFrame | None = None
         self._answers = self.new_reader()
-        self.trace = FigurePlace(self, "Which loss scale did training settle on?", _CHOOSE)
+        self.trace = FigurePlace(self, _TRACE_QUESTION, _CHOOSE)
         self.scatter = FigurePlace(self, _SCATTER_QUESTION, _CHOOSE, on_pick=self.guarded(self.choose))
         self.exponents = FigurePlace(self, "Do the gradients fit into float16 at this loss scale?", _CHOOSE)
         self.groups = FigurePlace(self, "Does every group find its own loss scale?", _CHOOSE)
@@ -253,8 +254,7 @@ class LossScalePanel(WorkPanel):
 
         # The trace needs no histograms, which take most of the time; the reader looks at it while they are read.
         run = read_run(source, most_histograms=0) if isinstance(source, (str, Path)) else source
-        trace = loss_scale_drawing(run.steps, run.events, theme=self.theme)
-        control.send(functools.partial(self._show_run, run, trace))
+        control.send(functools.partial(self._show_run, run, self._trace_of(run)))
         if control.stop_requested():
             return "stopped; the trace is shown, nothing was replayed"
         if isinstance(source, (str, Path)):  # as many as figures and replay look at; all would take seconds
@@ -276,6 +276,12 @@ class LossScalePanel(WorkPanel):
         control.send(functools.partial(self._show_lists, windows))
         return f"{read}; {self._judge(opened, opened.replayed, policies, control)}"
 
+    def _trace_of(self, run: Run, policies: Mapping[str, Any] | None = None) -> Drawing:
+        """Draw the loss scale of a run and of other policies; a run that had none has nothing to draw."""
+        if len(run.steps) and not replay_text.is_watched(run):
+            return Drawing.empty(_TRACE_QUESTION, replay_text.NO_SCALE, theme=self.theme, height=HEIGHT)
+        return loss_scale_drawing(run.steps, run.events, policies=policies or {}, theme=self.theme)
+
     def _judge(self, opened: _Opened, replayed: ReplayedRun, policies: list[ScalePolicy], control: RunControl) -> str:
         recorded = [replayed.recorded] if replayed.recorded is not None else []
         policies = list(dict.fromkeys([*recorded, *policies]))
@@ -288,8 +294,7 @@ class LossScalePanel(WorkPanel):
 
     def _answer(self, opened: _Opened, replayed: ReplayedRun, policy: ScalePolicy, control: RunControl) -> None:
         table = replayed.judge([policy])
-        scales = {replay_text.policy_name(policy): replayed.scales(policy)}
-        trace = loss_scale_drawing(opened.run.steps, opened.run.events, policies=scales, theme=self.theme)
+        trace = self._trace_of(opened.run, {replay_text.policy_name(policy): replayed.scales(policy)})
         control.send(functools.partial(self._show_answer, opened, policy, table, trace))
         if not self._answers.is_superseded() and not control.stop_requested():  # the range takes a dozen times as long
             ranged = replayed.ranges([policy])
@@ -304,7 +309,7 @@ class LossScalePanel(WorkPanel):
             return PanelState.FAILED
         self.log(f"{outcome.result} ({outcome.seconds:.2g} s)")
         self._ask()
-        return PanelState.DONE
+        return PanelState.STOPPED if outcome.result.startswith("stopped") else PanelState.DONE
 
     def _show_run(self, run: Run, trace: Drawing) -> None:
         self._opened = _Opened(run, None)

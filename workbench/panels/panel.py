@@ -1,11 +1,11 @@
-"""What every panel is: a root box with a header, controls on the left, plots on the right, a log at the foot.
+"""What every panel is: a root box with a header and what went wrong, controls, plots beside them, a log at the foot.
 
 A panel owns what it makes. ``close`` ends its work, leaves no thread, and closes its widgets with all their parts;
 containers alone would leave their children alive. A `WorkPanel` does one piece of work at a time in a thread.
 
-    idle ──> running <──> paused; from both ──> stopping; from all three ──> done or failed
+    idle ──> running <──> paused; from both ──> stopping ──> stopped; from all three ──> done or failed
 
-From done and failed a panel runs again. Whatever moves it (a click, the work's end) may come from any thread.
+From stopped, done and failed a panel runs again. Whatever moves it (a click, the work's end) may come from any thread.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class PanelState(StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
     STOPPING = "stopping"
+    STOPPED = "stopped"
     DONE = "done"
     FAILED = "failed"
 
@@ -54,7 +55,9 @@ MOVES: Final[Mapping[PanelState, set[PanelState]]] = {
     PanelState.RUNNING: {PanelState.PAUSED, PanelState.STOPPING, PanelState.DONE, PanelState.FAILED},
     # The last step may end, or fail, while the request to pause is on its way.
     PanelState.PAUSED: {PanelState.RUNNING, PanelState.STOPPING, PanelState.DONE, PanelState.FAILED},
-    PanelState.STOPPING: {PanelState.DONE, PanelState.FAILED},
+    # What was asked to stop may have come to its own end meanwhile.
+    PanelState.STOPPING: {PanelState.STOPPED, PanelState.DONE, PanelState.FAILED},
+    PanelState.STOPPED: {PanelState.RUNNING, PanelState.IDLE, PanelState.FAILED},
     PanelState.DONE: {PanelState.RUNNING, PanelState.IDLE, PanelState.FAILED},
     PanelState.FAILED: {PanelState.RUNNING, PanelState.IDLE, PanelState.FAILED},
 }
@@ -65,6 +68,7 @@ _SYMBOLS: Final = {
     PanelState.RUNNING: "▶",
     PanelState.PAUSED: "❚❚",
     PanelState.STOPPING: "◼",
+    PanelState.STOPPED: "◻",
     PanelState.DONE: "✓",
     PanelState.FAILED: "✕",
 }
@@ -132,10 +136,11 @@ class Panel:
         self.header = row(heading, *([self._badge] if shows_state else []), self._header_note)
         self.controls = kit.Stack(css="wb-column wb-controls")
         self.plots = kit.Stack(css="wb-plots")
-        self.footer = kit.Stack((self._error, self._log), css="wb-column wb-footer")
+        self.top = kit.Stack((self.header, self._error), css="wb-header")  # what went wrong is read first
+        self.footer = kit.Stack((self._log,), css="wb-column wb-footer")
         body = kit.Row((self.controls, self.plots), css="wb-body")
         own = "" if theme == "auto" else f" wb-{theme}"
-        self.widget = kit.Stack((self.header, body, self.footer), css=f"wb-panel{own}")
+        self.widget = kit.Stack((self.top, body, self.footer), css=f"wb-panel{own}")
         notebook_cells.register(self)
 
     @property
@@ -301,7 +306,7 @@ class WorkPanel(Panel):
     messages are shown.
     """
 
-    failure_note = "failed; correct it and start again"  # the error itself stands at the foot
+    failure_note = "failed; correct it and start again"  # the error itself stands beneath the title
 
     def __init__(self, title: str, *, theme: Theme = "auto", stop_help: str = "", hz: float = 5.0) -> None:
         super().__init__(title, theme=theme)
@@ -338,7 +343,7 @@ class WorkPanel(Panel):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is under way, for so many seconds at most; return whether the work has ended."""
-        ended = self.machine.wait_for(PanelState.IDLE, PanelState.DONE, PanelState.FAILED, timeout=timeout)
+        ended = self.machine.wait_for(*(state for state in PanelState if not state.busy), timeout=timeout)
         return ended and self.worker.join(timeout)
 
     def state_changed(self, state: PanelState) -> None:
@@ -348,7 +353,7 @@ class WorkPanel(Panel):
         self.stop_button.disabled = state not in (PanelState.RUNNING, PanelState.PAUSED)
 
     def finished(self, outcome: Outcome) -> PanelState:
-        """Show the result of work that raised nothing, and return whether the panel is done or has failed."""
+        """Show the result of work that raised nothing, and return whether the panel is done, was stopped or failed."""
         return PanelState.DONE
 
     def _take(self, messages: list[Any]) -> None:

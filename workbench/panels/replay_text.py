@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from workbench.runs.replayed_run import ReplayedRun
 
 EMPTY: Final = "This run has recorded no step yet, so there is nothing to see or to replay."
+NO_SCALE: Final = "It trained without a loss scale, as float32 does; below is what float16 would have needed."
 
 
 def has_group_scales(run: Run) -> bool:
@@ -31,14 +32,15 @@ def facts_html(run: Run) -> str:
         lines.append(EMPTY)
     elif not run.finished:
         lines.append("Not finished: it still runs, or was killed; what had reached the disk is shown.")
-    if len(run.steps) and not _is_watched(run):
+    if len(run.steps) and not is_watched(run):
         lines.append("It ran without a loss scale or a watch for overflow: a replay rests on gradient sizes alone.")
     if has_group_scales(run):
         lines.append("It ran with group scales; a replay asks what one scale for all would do.")
     return f"<div><b>{words(run.name)}</b></div>" + "".join(f"<div>{words(line)}</div>" for line in lines)
 
 
-def _is_watched(run: Run) -> bool:
+def is_watched(run: Run) -> bool:
+    """Return whether a run had a loss scale, or a watch for overflow; one in float32 has neither."""
     from workbench.runs.replayed_run import recorded_policy
 
     policy = recorded_policy(run)

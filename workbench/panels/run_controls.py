@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from workbench.config import LEVELS, SWITCHES, BoostConfig
 from workbench.methods.registry import METHODS
-from workbench.panels.kit import Dropdown, ToggleButtons, row, text_box, text_of
-from workbench.panels.panel import Panel
+from workbench.panels.kit import Dropdown, ToggleButtons, column, row, text_box, text_of
+from workbench.panels.panel import Panel, error_sentence
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.style import faint
+from workbench.panels.style import error_html, faint
 
 if TYPE_CHECKING:
     from workbench.tasks import Task
@@ -18,15 +18,31 @@ if TYPE_CHECKING:
 _DEVICES: Final = ("auto", "cpu", "cuda", "npu")
 
 
-class TaskControls:
-    """Fields for task, device and folder; the name of a task that was ``given`` as an object cannot be changed."""
+def look_for_task(name: str, folder: Path | None = None) -> None:
+    """Load the task that a name stands for, beside a folder or from here; a TaskError says why there is none."""
+    from workbench.tasks import load_task
 
-    def __init__(self, task: Task | str, device: str, out: str | Path | None) -> None:
+    load_task(name, folder)
+
+
+class TaskControls:
+    """Fields for task, device and folder; the name of a task that was ``given`` as an object cannot be changed.
+
+    ``named`` is the field for the name, beneath which it is said at once when nothing stands for it.
+    """
+
+    def __init__(self, panel: Panel, task: Task | str, device: str, out: str | Path | None) -> None:
         self.given = None if isinstance(task, str) else task
         self.name = text_box(
             task if isinstance(task, str) else task.name,
             "Name of a built-in task, package.module:attribute, or path/to/file.py:attribute",
         )
+        self._problem = text_of("")
+        self.named = column("Task", self.name, self._problem)
+        self._reader = panel.new_reader(self._refuse)
+        panel.on_change(self.name, self._check)
+        if self.given is None:
+            self._check(str(self.name.value))
         self.device = Dropdown(
             options=list(dict.fromkeys((*_DEVICES, device))), value=device, css="wb-wide", tooltip="Where to train"
         )
@@ -45,6 +61,13 @@ class TaskControls:
     def folder(self) -> Path | None:
         """Folder of run directories; None records nothing."""
         return Path(self.out.value).expanduser() if self.out.value.strip() else None
+
+    def _check(self, name: str) -> None:
+        self._problem.value = ""
+        self._reader.ask(lambda _: look_for_task(name))
+
+    def _refuse(self, error: BaseException) -> None:
+        self._problem.value = error_html(error_sentence(error))
 
     def lock(self, locked: bool) -> None:
         """Disable the fields while work is under way, or free them again."""
@@ -73,7 +96,8 @@ class PresetChoice:
         preset = config.boost.mode == "auto"
         with self._panel.showing():
             self.buttons.value = level if preset else None
-            self._note.value = "" if preset else faint(f"own switches (mode {config.boost.mode})")
+            said = f"boost level {_help(level)}" if preset else f"own switches (mode {config.boost.mode})"
+            self._note.value = faint(said)
 
     def _choose(self, level: str | None) -> None:
         if level is not None:

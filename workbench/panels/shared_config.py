@@ -1,25 +1,45 @@
-"""The one configuration that all panels of a workbench look at and change."""
+"""The one configuration that all panels of a workbench look at and change, its history, and others kept by name."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from workbench.config import LEVELS, BoostConfig, ConfigError, NetworkFacts, Plan
 from workbench.config.boost_json import parse_json
 from workbench.config.errors import shown
 
 Observer = Callable[[BoostConfig, str], None]
+Setup = tuple[BoostConfig, str]
+"""A configuration and its level."""
+
+_ONE_EDIT: Final = 1.5  # seconds within which further changes of one value are the same edit: a slider that is dragged
+_EDITS_KEPT: Final = 200
 
 
 class SharedConfig:
-    """A valid configuration with a level, and those who want to know when either changes."""
+    """A valid configuration with a level, and those who want to know when either changes.
+
+    Every change can be taken back. What was taken whole (a file, a trial, a name) can be had again from where it came;
+    what was edited since cannot, unless it is kept under a name: ``is_edited`` tells, and panels ask before they
+    replace it.
+
+    Attributes:
+        network: What the network offers to the methods; None until one has been examined.
+        kept: Name -> configuration and level kept under it.
+    """
 
     def __init__(self, config: BoostConfig | None = None, level: str = "O1") -> None:
         self._lock = threading.RLock()
         self._both = config if config is not None else BoostConfig(), _checked_level(level)
-        self.network: NetworkFacts | None = None  # what it offers to the methods, once one has been examined
+        self.network: NetworkFacts | None = None
+        self.kept: dict[str, Setup] = {}
+        self._past: list[Setup] = []
+        self._future: list[Setup] = []
+        self._last_edit = frozenset[str](), 0.0  # what it changed, and when
+        self._taken = [self._both]  # whole, and so to be had again
         self._observers: list[Observer] = []
 
     @property
@@ -32,7 +52,7 @@ class SharedConfig:
         """The boost level."""
         return self._both[1]
 
-    def both(self) -> tuple[BoostConfig, str]:
+    def both(self) -> Setup:
         """Return configuration and level as they belong together."""
         return self._both
 
@@ -53,13 +73,57 @@ class SharedConfig:
         self.network = network
         self._tell_observers()
 
-    def set(self, config: BoostConfig, level: str | None = None) -> None:
-        """Take another configuration, and level if given, and call all observers, unless it is the one there is."""
+    def set(self, config: BoostConfig, level: str | None = None, *, edited: bool = False) -> None:
+        """Take another configuration, and level if given, and call all observers, unless it is the one there is.
+
+        Args:
+            config: The configuration.
+            level: Its level; None leaves the one there is.
+            edited: Whether a person has just made it by hand, so that it can be had from nowhere else.
+        """
         self._replace(lambda _: config, level)
+        if not edited:
+            with self._lock:
+                self._taken = [*self._taken[-_EDITS_KEPT:], self._both]
 
     def change(self, values: Mapping[str, Any], level: str | None = None) -> None:
         """Change some values, by path, and the level if given; a ConfigError leaves everything as it was."""
         self._replace(lambda config: config.with_values(values), level)
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether the configuration was made by hand since one was taken whole, and is not kept under a name."""
+        return self._both not in (*self._taken, *self.kept.values())
+
+    def undo(self) -> None:
+        """Take the last edit back; nothing happens when there is none."""
+        self._step(self._past, self._future)
+
+    def redo(self) -> None:
+        """Make the edit again that was taken back last; nothing happens when there is none."""
+        self._step(self._future, self._past)
+
+    def undoes(self) -> list[str]:
+        """Return the config paths, and ``level``, that ``undo`` would set back; empty when there is nothing to undo."""
+        return differing(self._past[-1], self._both) if self._past else []
+
+    def redoes(self) -> list[str]:
+        """Return the same of ``redo``."""
+        return differing(self._future[-1], self._both) if self._future else []
+
+    def keep(self, name: str) -> None:
+        """Keep the configuration under a name, in place of what had it; a ConfigError asks for one."""
+        if not name.strip():
+            raise ConfigError("name the configuration, for example `fast`")
+        with self._lock:
+            self.kept = {**self.kept, name.strip(): self._both}
+        self._tell_observers()
+
+    def forget(self, name: str) -> None:
+        """Forget what is kept under a name."""
+        with self._lock:
+            self.kept = {one: setup for one, setup in self.kept.items() if one != name}
+        self._tell_observers()
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Have a function called with every new configuration and level; what is returned ends this."""
@@ -79,7 +143,28 @@ class SharedConfig:
             new = make(config), before if level is None else _checked_level(level)
             if new == self._both:
                 return
+            self._remember(new)
             self._both = new
+        self._tell_observers()
+
+    def _remember(self, new: Setup) -> None:
+        """Note what there was before an edit, once for all changes that a dragged slider makes."""
+        paths, now = frozenset(differing(self._both, new)), time.monotonic()
+        before, when = self._last_edit
+        if not (len(paths) == 1 and paths == before and now - when < _ONE_EDIT):
+            self._past = [*self._past[-_EDITS_KEPT:], self._both]
+        elif self._past[-1] == new:  # back where the edit began
+            self._past.pop()
+        self._future.clear()
+        self._last_edit = paths, now
+
+    def _step(self, taken: list[Setup], given: list[Setup]) -> None:
+        with self._lock:
+            if not taken:
+                return
+            given.append(self._both)
+            self._both = taken.pop()
+            self._last_edit = frozenset(), 0.0
         self._tell_observers()
 
     def _tell_observers(self) -> None:
@@ -90,6 +175,11 @@ class SharedConfig:
 
     def __repr__(self) -> str:
         return f"SharedConfig({self.level}, {self.config!r})"
+
+
+def differing(one: Setup, other: Setup) -> list[str]:
+    """Return the config paths, and ``level``, in which two set-ups differ."""
+    return [*one[0].diff(other[0]), *(["level"] if one[1] != other[1] else [])]
 
 
 def config_of_text(document: str | bytes, name: str) -> BoostConfig:

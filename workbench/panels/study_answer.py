@@ -7,11 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+from workbench.config import describe_parameters
 from workbench.core.records import StudyResult, TrialRecord
 from workbench.figures import MetricScale, RunCurve
-from workbench.figures.labels import compact
+from workbench.figures.labels import compact, superscripted
 from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
-from workbench.panels.controls import number_text
+from workbench.panels.controls import named, number_text
 from workbench.panels.style import faint, file_link, table, words
 
 
@@ -41,11 +42,7 @@ def trial_html(trial: TrialRecord, metric: MetricScale, per: str = "per step") -
         ("level", trial.level),
         ("speed", f"{speed:.2f} times O0 {per}" if math.isfinite(speed) else "not measured"),
         (metric.name, metric.value_text(trial.metric) if math.isfinite(trial.metric) else "none"),
-        *(
-            (path, compact(value) if isinstance(value, float) else number_text(value))
-            for path, value in trial.parameters.items()
-            if path != "level"
-        ),
+        *((path, _value_text(path, value)) for path, value in trial.parameters.items() if path != "level"),
     ]
     return f"<h4>Trial {trial.number}: {words(trial.summary or trial.level)}</h4>{table(('', ''), rows)}"
 
@@ -69,3 +66,11 @@ def answer_html(study: StudyResult) -> str:
     if study.report is not None and parts:
         parts.append(f"<p>{file_link(study.report, 'Open report.html')} {faint(str(study.report))}</p>")
     return f'<div role="status"><h4>Answer</h4>{"".join(parts)}</div>' if parts else ""
+
+
+def _value_text(path: str, value: Any) -> str:
+    info = describe_parameters().get(path)
+    if info is not None and info.names:
+        return named(info, value)
+    text = number_text(value)
+    return compact(value) if isinstance(value, float) and "^" not in text else superscripted(text)

@@ -20,9 +20,11 @@ from workbench.core.records import StudyResult, TrialRecord
 from workbench.core.text import format_duration
 from workbench.figures import MetricScale
 from workbench.figures.labels import counted
+from workbench.panels.config_history import Taking
 from workbench.panels.controls import is_usable_count
 from workbench.panels.kit import row, text_of
-from workbench.panels.panel import PanelState, Theme, WorkPanel
+from workbench.panels.panel import PanelState, Theme, WorkPanel, error_sentence
+from workbench.panels.run_controls import look_for_task
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.study_answer import answer_html, curve_of, trial_html
 from workbench.panels.study_figures import TARGETS, StudyFigures
@@ -136,6 +138,11 @@ class StudyPanel(WorkPanel):
         self.form = StudyForm(self, self.shared, folder, given)
         self.folder, self.entries, self.jobs = self.form.folder, self.form.entries, self.form.jobs
         self.space = self.form.space
+        task_entry = self.entries["study.task"]
+        self._task_check = self.new_reader(lambda error: task_entry.refuse(error_sentence(error)))
+        task_entry.observe(
+            lambda entry: self._task_check.ask(lambda _: look_for_task(str(entry.value), self.form.place))
+        )
         self.on_change(self.folder, lambda text: self.open(Path(text).expanduser()))
         self.start_button = self.button("Start", "Search, confirm, export", self.start, style="success")
         fresh_help = "Archive what is there and begin again"
@@ -155,6 +162,7 @@ class StudyPanel(WorkPanel):
 
     def _make_plots(self) -> None:
         self._answer, self._trial_text = text_of(""), text_of("")
+        self._taking = Taking(self, self.shared)
         self.take_buttons = {
             target: self.button(
                 f"Take {target}",
@@ -169,6 +177,7 @@ class StudyPanel(WorkPanel):
         self.plots.children = (
             self._answer,
             row(*self.take_buttons.values()),
+            self._taking.widget,
             self.figures.gains,
             self.view,
             self.figures.stage,
@@ -217,17 +226,22 @@ class StudyPanel(WorkPanel):
             self._begin(replace(order, fresh=True, text=self.form.text(), options={}))
 
     def pick(self, number: int) -> None:
-        """Put the configuration of the trial with a number into the shared one, and lay its curves over O0's."""
+        """Lay the curves of a trial over O0's, and take its configuration; edits are not replaced unasked."""
         study = self.study
         trial = next((one for one in self._trials() if one.number == int(number)), None)
         if study is None or trial is None or not trial.config:
             self.log(f"trial {number} has no configuration to show yet")
             return
-        self.shared.set(BoostConfig.from_dict(trial.config), trial.level)
+        config, name = BoostConfig.from_dict(trial.config), f"trial {trial.number}"
+        self._taking.take(
+            config,
+            trial.level,
+            name,
+            lambda: self.log(f"{name} is in the configuration now: {trial.summary or trial.level}"),
+        )
         others = [one for one in self.picked if one not in (0, trial.number)]
         self.picked = [*others[-(_OVERLAID - 2) :], trial.number] if trial.number else others
         self._trial_text.value = trial_html(trial, MetricScale.of(study), study.per_trial)
-        self.log(f"trial {trial.number} is in the configuration now: {trial.summary or trial.level}")
         shown = [one for one in study.trials if one.number in (0, *self.picked)]
         self._reader.ask(
             lambda _: [curve_of(one, study.directory, study.objective) for one in shown], self.figures.show_curves
@@ -290,7 +304,7 @@ class StudyPanel(WorkPanel):
         if outcome.result is None:
             self.tell("stopped; everything finished is kept; Continue resumes it")
             self.log(f"stopped after {ended}")
-            return PanelState.DONE
+            return PanelState.STOPPED
         self.bar.value, self.bar.bar_style = self.bar.max, "success"
         self.tell(f"{ended} in {format_duration(outcome.seconds)}")
         for sentence in outcome.result.messages:
@@ -363,8 +377,9 @@ class StudyPanel(WorkPanel):
             return
         config = BoostConfig.from_json(self.study.exported[target]).to_dict()
         config.pop("provenance", None)
-        self.shared.set(BoostConfig.from_dict(config), target.upper())
-        self.log(f"boost_config.{target}.json is in the configuration now")
+        name = f"boost_config.{target}.json"
+        taken = BoostConfig.from_dict(config), target.upper()
+        self._taking.take(*taken, name, lambda: self.log(f"{name} is in the configuration now"))
 
     def _trials(self) -> list[TrialRecord]:
         return self.study.trials if self.study is not None else []

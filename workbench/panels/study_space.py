@@ -11,7 +11,7 @@ import ipywidgets as widgets
 from workbench.config import LEVELS, ConfigError, ParameterInfo, describe_parameters, parameter_at
 from workbench.config.errors import did_you_mean
 from workbench.panels import kit
-from workbench.panels.controls import number_text, parsed
+from workbench.panels.controls import named, number_text, parsed
 from workbench.panels.kit import close_recursively, column, row, text_box, text_of
 from workbench.panels.panel import Panel
 from workbench.panels.style import error_html, label_html
@@ -23,6 +23,7 @@ _LEVEL: Final = ParameterInfo(
     kind="choice",
     default="O1",
     choices=tuple(LEVELS),
+    names={level: f"{level}: {', '.join(asked) or 'no method'}" for level, asked in LEVELS.items()},
 )
 
 
@@ -68,7 +69,7 @@ class SpaceRow:
         """Return the entries that this kind of parameter needs."""
         if self.info.kind in ("bool", "choice"):
             for choice in self.info.choices:
-                self.boxes[choice] = kit.Checkbox(description=number_text(choice), indent=False, css="wb-choice")
+                self.boxes[choice] = kit.Checkbox(description=named(self.info, choice), indent=False, css="wb-choice")
             self._inputs = tuple(self.boxes.values())
             return row(*self._inputs)
         if self._is_number:
@@ -127,16 +128,26 @@ class SearchSpace:
         self._known = {"level": _LEVEL, **{path: info for path, info in described if not path.startswith("snapshots.")}}
         self.rows: dict[str, SpaceRow] = {}
         self._rows_box = column()
+        self.choice = kit.Dropdown(
+            options=[
+                ("add another config path ...", ""),
+                *((_listed(info), path) for path, info in self._known.items()),
+            ],
+            css="wb-wide",
+            tooltip="Everything that can be searched",
+        )
+        panel.on_change(self.choice, self._choose)
         self.path = kit.Combobox(
             options=list(self._known),
-            placeholder="another config path",
+            placeholder="or type one: optimizer.lr[Muon]",
             continuous_update=False,
             css="wb-path",
             tooltip="What else to search: begin to type a name",
         )
         self.add_button = panel.button("Add", "Search this, too", lambda: self.add(self.path.value.strip()))
         self._answer = text_of("")
-        self.widget = column(self._rows_box, kit.Row((self.path, self.add_button), css="wb-line"), self._answer)
+        typed = kit.Row((self.path, self.add_button), css="wb-line")
+        self.widget = column(self._rows_box, self.choice, typed, self._answer)
         panel.cleaned_up_by(lambda: self._replace({}))
 
     @property
@@ -163,9 +174,14 @@ class SearchSpace:
 
     def lock(self, locked: bool) -> None:
         """Disable everything while work is under way, or free it again."""
-        self.path.disabled = self.add_button.disabled = locked
+        self.choice.disabled = self.path.disabled = self.add_button.disabled = locked
         for one in self.rows.values():
             one.lock(locked)
+
+    def _choose(self, path: str) -> None:
+        if path:
+            self.add(path)
+            self.choice.value = ""
 
     def _info(self, path: str) -> ParameterInfo:
         if "[" in path:
@@ -185,3 +201,8 @@ class SearchSpace:
         self._rows_box.children = tuple(one.widget for one in rows.values())
         for one in left:
             one.close()
+
+
+def _listed(info: ParameterInfo) -> str:
+    section = info.path.rpartition(".")[0]
+    return f"{section}: {info.title}" if section else info.title

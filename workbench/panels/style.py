@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from workbench.config import BoostConfig
 from workbench.config.errors import shown
+from workbench.figures.labels import superscripted
+
+_FEWEST_BITS: Final = 8
 
 
 def _file(name: str) -> str:
@@ -62,10 +66,21 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, css: str = "") 
     return f'<table class="wb-table {css}"><tr>{titles}</tr>{body}</table>'
 
 
+def power_text(value: Any) -> str:
+    """Write a float that is a power of two, 2^8 or more, as ``2^16``; empty for anything else."""
+    mantissa, exponent = math.frexp(value) if isinstance(value, float) and math.isfinite(value) else (0.0, 0)
+    return f"2^{exponent - 1}" if mantissa == 0.5 and exponent > _FEWEST_BITS else ""
+
+
+def value_text(value: Any) -> str:
+    """Write a value of a configuration as a file has it, None as unset, and a power of two as one."""
+    return superscripted(power_text(value)) or ("unset" if value is None else shown(value))
+
+
 def difference_html(config: BoostConfig) -> str:
     """Write in which parameters a configuration differs from the default one."""
     rows = [
-        (f"`{path}`", "unset" if here is None else shown(here), "unset" if there is None else shown(there))
+        (f"`{path}`", value_text(here), value_text(there))
         for path, (here, there) in config.diff(BoostConfig()).items()
         if path != "provenance"
     ]

@@ -17,7 +17,7 @@ from workbench.config import BoostConfig
 from workbench.core.text import format_duration
 from workbench.figures import MetricScale, RunCurve
 from workbench.figures.drawing import Drawing
-from workbench.figures.labels import compact, counted
+from workbench.figures.labels import compact, counted, superscripted
 from workbench.figures.live import LiveFigure
 from workbench.figures.loss_curves import loss_curves_drawing
 from workbench.figures.loss_scale import loss_scale_drawing
@@ -26,11 +26,12 @@ from workbench.figures.second_order import second_order_drawing
 from workbench.figures.step_time import step_time_drawing
 from workbench.figures.thinning import MAXIMUM_POINTS
 from workbench.panels import kit
-from workbench.panels.controls import count_control, is_usable_count
+from workbench.panels.controls import count_control, is_usable_count, number_text
 from workbench.panels.kit import column, parts, row, text_of
 from workbench.panels.live_trace import LiveTrace
 from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.run_controls import PresetChoice, TaskControls
+from workbench.panels.run_overlay import RunOverlay, is_baseline
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.style import error_html, faint, note_html
 from workbench.panels.worker import Outcome, RunControl
@@ -42,9 +43,15 @@ if TYPE_CHECKING:
     from workbench.training.speed import SpeedRatio
 
 _DRAIN_SECONDS: Final = 0.2
-_FIGURES: Final = ("Loss and metric", "Loss scale", "Step time")
-# Figures that are offered once a run has a column that they need.
-_FIGURES_BY_COLUMN: Final = {"thor.refreshed": "Second order", "offload.host_ms": "Offload"}
+# Figures, and the column that a run needs for each to be offered; those with none are always there.
+_FIGURES: Final = {
+    "Loss and metric": "",
+    "Loss scale": "loss_scale",  # which a run in float32 has not: it would stand at 1
+    "Step time": "",
+    "Second order": "thor.refreshed",
+    "Offload": "offload.host_ms",
+}
+_EVALUATIONS: Final = 10  # of a run, where the user does not say how often
 # Of the time, for drawing. Training and drawing share one interpreter, and where training has all cores its threads
 # wait for the one that drawing takes: up to twice as long as drawing takes. A live panel may cost 2 % (benchmark
 # live_panel), and its messages take half a millisecond each.
@@ -111,7 +118,7 @@ class TrainPanel(WorkPanel):
         steps: Micro-batches.
         seed: Seed of weights, data order and split.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
-        evaluate_every: Micro-batches between evaluations; None evaluates at the end only.
+        evaluate_every: Micro-batches between evaluations; None evaluates ten times, the end included.
         out: Folder in which a run directory is made; None records nothing.
         measure: Whether step times are compared with O0 after the run.
         theme: See ``Panel``.
@@ -147,11 +154,12 @@ class TrainPanel(WorkPanel):
         self._columns: set[str] = set()
         self._draw_after = 0.0
         self._drawing_lock = threading.Lock()  # the choice and its picture belong together
-        self.where = TaskControls(task, device, out)
+        self._setup = self.shared.both()  # what the run on show trains
+        self.where = TaskControls(self, task, device, out)
         self.task = self.where.name
         self.steps = count_control("steps", "Steps", "Micro-batches to train.", steps, unit="micro-batches")
         self.seed = count_control("seed", "Seed", "Seed of weights, data order and split.", seed, least=0)
-        help_text = "Micro-batches between evaluations; unset evaluates at the end only."
+        help_text = "Micro-batches between evaluations; unset evaluates ten times in a run."
         self.evaluate_every = count_control(
             "evaluate_every", "Evaluate every", help_text, None, unit="micro-batches", optional=True
         )
@@ -177,7 +185,7 @@ class TrainPanel(WorkPanel):
         self._sections = kit.Accordion(children=(more,), titles=("More",), css="wb-more")
         self.locked = [self.start_button, self.measure_button, self.where, self.steps, self.seed, self.evaluate_every]
         self.controls.children = (
-            *parts("Task", self.task, self.preset.widget, self._in_effect),
+            *(self.where.named, self.preset.widget, self._in_effect),
             *parts(self.steps.widget, "Device", self.where.device, self._sections),
             row(self.start_button, self.pause_button, self.stop_button),
             self.bar,
@@ -187,7 +195,8 @@ class TrainPanel(WorkPanel):
         )
 
     def _make_plots(self) -> None:
-        self.choice = kit.choice_buttons(_FIGURES)
+        self.choice = kit.choice_buttons([name for name, column in _FIGURES.items() if not column])
+        self.overlay = RunOverlay(self, self._redraw)
         # One widget that shows one figure at a time: what is not looked at costs training nothing, and a widget that
         # was hidden, or not yet on the page, when it was drawn would not know its width.
         self.live = LiveFigure(self._drawing(MAXIMUM_POINTS), theme=self.theme, interval=0.0)
@@ -195,7 +204,7 @@ class TrainPanel(WorkPanel):
         self._speed_text = text_of("")
         self.lasting = (self.progress_text, self._speed_text)
         self.on_change(self.choice, lambda _: self._redraw(anew=True))
-        self.plots.children = (self.choice, self.live.widget, self._speed_text)
+        self.plots.children = (self.choice, self.live.widget, self.overlay.widget, self._speed_text)
 
     def start(self) -> None:
         """Begin a run with what the controls say; a value that cannot be used is refused beside its field."""
@@ -204,6 +213,8 @@ class TrainPanel(WorkPanel):
             self._columns.clear()
             self._draw_after = 0.0
             self.bar.max, self.bar.value = self.steps.value, 0
+            self._setup = self.shared.both()
+            self.overlay.begin(self.where.folder, Path(self.task.value).name, is_baseline=is_baseline(*self._setup))
             self._begin(self.steps.value, measure=self.measure.value)
 
     def measure_speed(self) -> None:
@@ -230,7 +241,7 @@ class TrainPanel(WorkPanel):
         options = {
             "steps": steps,
             "seed": self.seed.value,
-            "evaluate_every": self.evaluate_every.value,
+            "evaluate_every": self.evaluate_every.value or max(steps // _EVALUATIONS, 1),
             "device": self.where.device.value,
             "out": self.where.folder,
         }
@@ -267,12 +278,19 @@ class TrainPanel(WorkPanel):
             return PanelState.DONE
         self.result = result
         self.bar.value = result.steps
+        steps, evaluations = self.trace.steps, self.trace.evaluations
+        if len(steps):
+            is_o0 = is_baseline(*self._setup)
+            label = "O0" if is_o0 else f"{self._setup[1]}, other settings" if self._setup[1] == "O0" else self._setup[1]
+            self.overlay.remember(label, lambda name: RunCurve(name, steps, evaluations), is_baseline=is_o0)
         said = self._result_sentence(result)
         self.tell(said)
         self.log(said)
         if result.diverged:
             self._error.value = error_html(result.message)
-        return PanelState.FAILED if result.diverged else PanelState.DONE
+        if result.diverged:
+            return PanelState.FAILED
+        return PanelState.STOPPED if result.stopped else PanelState.DONE
 
     def _end(self, outcome: Outcome) -> None:
         self.display_seconds = outcome.display_seconds
@@ -296,7 +314,7 @@ class TrainPanel(WorkPanel):
         if math.isfinite(progress.metric):
             parts.append(f"{self._metric.name} {self._metric.value_text(progress.metric)}")
         if progress.loss_scale != 1.0:
-            parts.append(f"loss scale {compact(progress.loss_scale)}")
+            parts.append(f"loss scale {superscripted(number_text(progress.loss_scale))}")
         self.tell(" · ".join(parts))
 
     def _draw_if_due(self) -> None:
@@ -311,7 +329,9 @@ class TrainPanel(WorkPanel):
     def _offer_figures(self, records: Sequence[StepRecord]) -> None:
         """Offer the figures that the columns of the present run allow; what is looked at stays while it is offered."""
         self._columns.update(*(record.columns for record in records))
-        offered = (*_FIGURES, *(figure for name, figure in _FIGURES_BY_COLUMN.items() if name in self._columns))
+        if any(record.loss_scale != 1.0 for record in records):
+            self._columns.add("loss_scale")
+        offered = tuple(name for name, column in _FIGURES.items() if not column or column in self._columns)
         if offered == tuple(self.choice.options):
             return
         chosen = self.choice.value
@@ -337,8 +357,10 @@ class TrainPanel(WorkPanel):
                 return second_order_drawing(steps, events, limit=limit, theme=theme)
             case "Offload":
                 return offload_drawing(steps, limit=limit, theme=theme)
-        curve = RunCurve(label, steps, self.trace.evaluations)
-        return loss_curves_drawing([curve], metric=self._metric, limit=limit, theme=theme)
+        others = self.overlay.curves() if len(steps) else []
+        curve = RunCurve(f"this run ({self._setup[1]})" if others else label, steps, self.trace.evaluations)
+        window = self.overlay.smoothing.window
+        return loss_curves_drawing([curve, *others], metric=self._metric, window=window, limit=limit, theme=theme)
 
     def _result_sentence(self, result: RunResult) -> str:
         parts = [f"{counted(result.steps, 'step')} in {format_duration(result.seconds)}"]

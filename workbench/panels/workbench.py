@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench import panels
+from workbench.panels.config_history import UndoButtons
 from workbench.panels.kit import Stack, Tab, close_recursively, text_of
 from workbench.panels.panel import Panel, Theme
 from workbench.panels.shared_config import SharedConfig
@@ -69,7 +70,7 @@ class Workbench(Panel):
         super().__init__(f"Boost Workbench: {name}", theme=theme, shows_state=False)
         where: dict[str, Any] = {"steps": steps, "device": device, "theme": theme}
         self._makers: dict[str, Callable[[], Panel]] = {
-            "Configure": lambda: panels.ConfigPanel(shared, theme=theme),
+            "Configure": lambda: panels.ConfigPanel(shared, theme=theme, undo=False),
             "Train": lambda: panels.TrainPanel(task, shared, out=out, **where),
             "Loss scale": lambda: panels.LossScalePanel(out, shared, theme=theme),
             "Tune": lambda: panels.StudyPanel(task, shared, studies=studies, theme=theme),
@@ -80,8 +81,10 @@ class Workbench(Panel):
         # What stands in a tab until its panel is there: the first one that needs torch or Optuna loads them.
         self._places = {title: Stack((text_of(faint("Opening…")),), css="wb-place") for title in self._makers}
         self.tabs = Tab(children=tuple(self._places.values()), titles=tuple(self._makers), css="wb-auto")
+        self.undo = UndoButtons(self, shared)
+        self.header.children = (*self.header.children, self.undo.widget)
         body = self.widget.children[1]
-        self.widget.children = (self.header, self.tabs, self.footer)
+        self.widget.children = (self.top, self.tabs, self.footer)
         close_recursively(body)
         self.on_change(self.tabs, self._open, "selected_index")
         self.panel("Configure")

@@ -1,6 +1,6 @@
 // Copies the file that stands below the clicked button; without a clipboard the file is selected instead.
 function copyFile(button) {
-  const file = button.parentElement.querySelector("pre");
+  const file = button.closest(".file").querySelector("pre");
   const say = (word) => {
     button.textContent = word;
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
@@ -14,4 +14,13 @@ function copyFile(button) {
   } else {
     select();
   }
+}
+
+// Saves the file that stands below the clicked button under its name.
+function saveFile(button) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([button.closest(".file").querySelector("pre").textContent.trimEnd(), "\n"]));
+  link.download = button.dataset.name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }

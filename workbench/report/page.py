@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import gzip
 import html
 import json
 import math
@@ -20,12 +21,14 @@ from typing import Any
 import jinja2
 import plotly.graph_objects as go
 from markupsafe import Markup
-from plotly import io as plotly_io
 
 from workbench.core.text import format_interval, format_number, printable
+from workbench.figures import figure_text
 from workbench.figures.labels import compact, counted, percent, superscripted
 from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
 from workbench.figures.theme import FIGURE_CONFIG
+
+_MOST_PLAIN = 40_000  # characters of data that stand on a page as they are
 
 
 def render(template: str, **values: Any) -> str:
@@ -33,32 +36,39 @@ def render(template: str, **values: Any) -> str:
     return _templates().get_template(template).render(values)
 
 
-def embed(figure: go.Figure, identifier: str) -> Markup:
+def embed(figure: go.Figure, identifier: str, *, of_trials: bool = False) -> Markup:
     """Return a figure as HTML for a page that has plotly.js already; an empty one as its sentence.
 
-    Its height is kept, its width follows the page; the identifier, its div's, is unique on the page.
+    Its height is kept, its width follows the page; the identifier, its element's, is unique on the page. Figures
+    ``of_trials``, whose points name their trial in ``customdata[0]``, are linked with the table of trials.
     """
     if not figure.data:  # an empty state needs no script to be read
         reasons = " ".join(str(note.text) for note in figure.layout.annotations)
         return Markup('<p class="missing">{}</p>').format(html.unescape(f"{figure.layout.title.text} {reasons}"))
     height = int(figure.layout.height or 420)
-    content: str = plotly_io.to_html(
-        figure,
-        config=dict(FIGURE_CONFIG),  # a copy: plotly takes keys out of the one it is given
-        include_plotlyjs=False,
-        include_mathjax=False,
-        full_html=False,
-        default_width="100%",
-        default_height=f"{height}px",
-        div_id=identifier,
-    )
+    figure.update_layout(height=height)
+    drawn = json.loads(figure.to_json()) | {"config": dict(FIGURE_CONFIG)}
+    words = figure_text(figure).replace("\n", ". ")
     # The box holds the place while scripts load, so that the page does not jump.
-    return Markup(f'<figure class="plot" style="min-height:{height}px">{content}</figure>')
+    return Markup(
+        '<figure class="plot" id="{}"{} style="min-height:{}px">'
+        '<div class="drawing" role="group" aria-label="{}"></div>{}</figure>'
+    ).format(identifier, Markup(" data-trials") if of_trials else "", height, words, data_script(drawn))
+
+
+def data_script(values: Any) -> Markup:
+    """Return values as JSON in a script that does not run, packed where they are large; page.js reads it."""
+    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    if len(text) > _MOST_PLAIN:
+        packed = base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+        return Markup('<script type="application/gzip">{}</script>').format(packed)
+    # Whatever a name contains, it ends no script.
+    return Markup('<script type="application/json">{}</script>').format(Markup(text.replace("<", "\\u003c")))
 
 
 @functools.cache
 def packed_plotly() -> str:
-    """Return plotly.js for figures with two axes, gzip in base64; unpack_plotly.js brings it to life."""
+    """Return plotly.js for figures with two axes, gzip in base64; page.js brings it to life."""
     # npm pack plotly.js-cartesian-dist-min@VERSION, and `gzip -9n` of its one script; the version is that in plotly.
     packed = resources.files("workbench.report") / "plotly-cartesian.min.js.gz"
     return base64.b64encode(packed.read_bytes()).decode()

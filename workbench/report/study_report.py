@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import plotly.graph_objects as go
 from markupsafe import Markup
@@ -21,25 +20,32 @@ from workbench.config import BoostConfig, describe_parameters
 from workbench.core.files import write_text_atomically
 from workbench.core.records import CandidateRecord, StudyResult
 from workbench.core.text import format_duration
-from workbench.core.trial_counts import outcome_of
 from workbench.figures import (
     MetricScale,
     RunCurve,
+    contour_pair,
     frozen_layers_figure,
     gradient_exponents_figure,
     loss_curves_figure,
     loss_scale_figure,
     loss_scale_numbers,
     replay_policies_figure,
+    sliced_parameters,
 )
-from workbench.figures.labels import compact, percent
+from workbench.figures.labels import percent
 from workbench.figures.study_figure import study_figure
 from workbench.methods.registry import METHODS
-from workbench.report.page import embed, render
+from workbench.report.page import data_script, embed, render
 from workbench.report.result_files import write_result_files
+from workbench.report.served import Served
 from workbench.report.sources import Sources, hardware_of, read_sources
+from workbench.report.trial_data import trial_data
 
-_FIGURES = ("speed-accuracy", "history", "importance", "curves", "loss-scale", "replay", "exponents", "freezing")
+_FIGURES = (
+    *("speed-accuracy", "history", "importance", "contour", "trials-curves", "curves"),
+    *("loss-scale", "replay", "exponents", "freezing"),
+)
+_OF_TRIALS = frozenset({"speed", "history", "trials", "slice", "contour"})  # first words; their points are trials
 _MOST_CURVES = 4  # besides that of O0
 
 
@@ -69,41 +75,39 @@ def write_study_report(path: Path, answer: StudyResult, sources: Sources) -> Pat
     return path
 
 
-def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "") -> str:
-    """Return the report as HTML text; ``created`` says when it is written."""
+def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "", served: Served | None = None) -> str:
+    """Return the report as HTML text; ``created`` says when it is written, ``served`` by whom it is shown live."""
     metric = MetricScale.of(answer)
     drawn = _figures(answer, sources, metric)
-    names = (*_FIGURES, *(f"attribution-{target}" for target in answer.attribution))
+    placed = {
+        name: embed(figure, f"figure-{name}", of_trials=name.partition("-")[0] in _OF_TRIALS)
+        for name, figure in drawn.items()
+    }
     return render(
         "study_report.html.j2",
         title=f"{answer.name}: study report",
         answer=answer,
         sources=sources,
         metric=metric,
-        figures={name: embed(drawn[name], f"figure-{name}") if name in drawn else Markup("") for name in names},
+        figures=dict.fromkeys(_FIGURES, Markup("")) | placed,
+        slices=[name for name in drawn if name.startswith("slice-")],
         key_figures=_key_figures(answer, sources, metric),
         speed_reach=_speed_reach(answer.candidates),
-        parameter_text=parameter_text,
+        trial_table=_trial_table(answer, served),
         shares_of=shares_of,
-        shown_trials=[trial for trial in answer.trials if trial.state not in {"waiting", "running"}],
-        outcome_of=outcome_of,
         notes=[one for one in answer.messages if one not in answer.choice_sentences],
         hardware=hardware_of(answer),
         created=created,
+        served=served,
     )
 
 
-def parameter_text(path: str, value: Any, config: Mapping[str, Any] | None = None) -> str:
-    """Write one searched parameter as a person would say it; what it comes to may depend on the whole configuration."""
-    about = describe_parameters().get(path)
-    if about is not None and about.share is not None and isinstance(value, int | float):
-        section, _, name = path.partition(".")
-        others = (config or {}).get(section, {})
-        share = about.share(BoostConfig.from_dict({section: {**others, name: value}}))
-        return f"{about.share_name}: {percent(share)}"
-    if isinstance(value, bool):
-        return f"{path.removeprefix('boost.')}: {'on' if value else 'off'}"
-    return f"{path}: {compact(value) if isinstance(value, float) else value}"
+def _trial_table(answer: StudyResult, served: Served | None) -> Markup:
+    """Return the place of the table of trials with its data; nothing while there is no trial."""
+    if not answer.trials:
+        return Markup("")
+    runs = Markup("") if served is None else Markup(' data-runs="{}"').format(served.here)
+    return Markup('<div class="trials"{}>{}</div>').format(runs, data_script(trial_data(answer)))
 
 
 def shares_of(config: BoostConfig) -> dict[str, float]:
@@ -124,6 +128,13 @@ def _figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> dict
         drawn["history"] = study_figure(answer, "history")
         if answer.importance:
             drawn["importance"] = study_figure(answer, "importance")
+        for index, path in enumerate(sliced_parameters(answer.trials, answer.importance)):
+            drawn[f"slice-{index}"] = study_figure(answer, f"slice {path}", height=320)
+        pair = contour_pair(answer.trials, answer.importance)
+        if pair is not None:
+            drawn["contour"] = study_figure(answer, f"contour {' '.join(pair)}")
+        if sum(len(one.curve) > 1 for one in answer.trials) > _MOST_CURVES:
+            drawn["trials-curves"] = study_figure(answer, "trial curves")
         curves = _learning_curves(answer)
         if curves:
             drawn["curves"] = loss_curves_figure(curves, x="relative_time", metric=metric, height=600)

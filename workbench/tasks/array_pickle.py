@@ -1,10 +1,9 @@
 """Read a pickle of arrays and plain values without unpickling it.
 
-A pickle is a program for a small stack machine; it can run any code, and an unpickler that refuses foreign names still
-runs the rest: a key of tuples within shared tuples takes 2**60 steps to hash, a memo index of 2**31 takes 32 GiB. So
-``pickletools`` takes the file apart, and only the opcodes are followed that a dictionary of numbers, texts, lists and
-arrays needs. A name stays text, a call a note of it; numpy's arrays of bytes, and bytes that Python 3 wrote for
-Python 2, are recognised by their form. Protocols 0 to 5; texts of Python 2 come as bytes.
+An unpickler that refuses foreign names still runs the rest: a key of tuples within shared tuples takes 2**60 steps to
+hash, a memo index of 2**31 takes 32 GiB. So ``pickletools`` takes the file apart, and only the opcodes are followed
+that a dictionary of numbers, texts, lists and arrays needs. A name stays text, a call a note of it; numpy's arrays of
+bytes, and bytes that Python 3 wrote for Python 2, are recognised by their form. Texts of Python 2 come as bytes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Streams of batches that start again at any position and never disturb the training's random numbers.
 
 A *source* is what a task calls ``train`` or ``evaluate`` (see `Task`). The same source, seed and start give the same
-stream, whatever was drawn before: while the source produces a batch, the global generators of torch, numpy and
-``random`` are swapped for the stream's own, seeded by (seed, epoch), and those that a ``DataLoader`` holds are seeded
-likewise. Ranks that train together share one stream (`Task.batches`); each lets the source produce all of it, unless a
-``DistributedSampler`` does on each rank only what that rank trains on.
+stream: while the source produces a batch, the global generators of torch, numpy and ``random`` are swapped for the
+stream's own, seeded by (seed, epoch), and those of a ``DataLoader`` are seeded likewise. Ranks that train together
+share one stream, which each produces whole unless a ``DistributedSampler`` divides it.
 """
 
 from __future__ import annotations

@@ -66,9 +66,6 @@ def click_stream(
         poison: Share of the records that are spoiled, in [0, 1]: a third each have a NaN among the numbers, an infinite
             number, or a label that is neither 0 nor 1.
         misshapen: Share of the batches that lack their last column of numbers, in [0, 1].
-
-    Raises:
-        ValueError: When a number is out of range.
     """
     if start < 0 or batch_size < 1:
         raise ValueError(f"`start` must be at least 0 and `batch_size` at least 1, got {start} and {batch_size}")

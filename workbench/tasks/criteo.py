@@ -57,11 +57,7 @@ class RejectedLine:
 
 
 class CriteoReader:
-    """Reads batches from Criteo's files, any number of times unless they are standard input.
-
-    Raises:
-        TaskError: When there is nothing to read, or a number is out of range.
-    """
+    """Reads batches from Criteo's files, any number of times unless they are standard input."""
 
     def __init__(
         self,

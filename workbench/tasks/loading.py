@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -38,17 +39,13 @@ def built_in_module(name: str) -> str:
 
 
 def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
-    """Return the task that a name stands for.
+    """Return the task that a name stands for; its ``spec`` leads back to it from any working directory.
 
     Args:
         spec: ``"digits-resnet"`` (see ``BUILT_IN``), ``"criteo:path/to/data"``, ``"package.module:attribute"``,
             ``"path/to/file.py:attribute"`` or ``"path/to/file.py"`` (attribute ``task``). The attribute is a Task or a
-            function without arguments that returns one. Modules are looked for in the working directory too. A Task
-            stands for itself.
+            function without arguments that returns one. A Task stands for itself.
         folder: First place to look for a relative path, before the working directory.
-
-    Returns:
-        The task; its ``spec`` leads back to it from any working directory.
 
     Raises:
         TaskError: When nothing stands for this name, its code fails, or what it names is no task.
@@ -71,6 +68,7 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
     if place.endswith(".py"):
         tried = _places(place, folder)
         path = next((path.resolve() for path in tried if path.is_file()), None)
+        _say_where(place, tried, path)
         if path is None:
             looked = " and ".join(str(path.absolute()) for path in tried)
             raise TaskError(f"task file {place} is not there; looked at {looked}")
@@ -89,6 +87,7 @@ def _task_of_data(kind: str, place: str, folder: str | Path | None) -> Task:
         raise TaskError(f"task {kind}: needs the place of its data, write {kind}:path/to/data")
     tried = _places(place, folder)
     found = next((path.resolve() for path in tried if path.exists()), tried[0])
+    _say_where(place, tried, found)
     make = getattr(importlib.import_module(f"workbench.tasks.{kind}"), f"{kind}_task")
     task: Task = make(place if place == "-" else str(found))
     return dataclasses.replace(task, spec=f"{kind}:{found}")
@@ -97,6 +96,13 @@ def _task_of_data(kind: str, place: str, folder: str | Path | None) -> Task:
 def _places(place: str, folder: str | Path | None) -> list[Path]:
     path = Path(place).expanduser()
     return [path] if folder is None or path.is_absolute() else [Path(folder) / path, path]
+
+
+def _say_where(place: str, tried: list[Path], found: Path | None) -> None:
+    """Warn when what a study names does not lie in its folder but where the command was started."""
+    if found is not None and found != tried[0].resolve() and found != tried[0]:
+        sentence = f"{place} is not in {tried[0].parent}; {found}, of the working directory, is taken"
+        warnings.warn(sentence, UserWarning, stacklevel=4)
 
 
 def task_sources(task: Task) -> dict[str, str]:

@@ -64,9 +64,6 @@ class Task:
         steps: Batches of the loader that the task is trained for today; None where it does not say.
         epochs: The same in passes over the data, for a loader that knows its length; at most one of the two.
         spec: How ``load_task`` found it; a worker process loads the task again by this.
-
-    Raises:
-        TaskError: When a field is not what it must be.
     """
 
     name: str

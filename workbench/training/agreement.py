@@ -1,8 +1,8 @@
 """Does a choice that should change the time alone change the numbers?
 
-Compiler, memory format, threads and precision of products round elsewhere. So losses and a gradient are compared with
-the baseline's at the weights that a run begins with. Not along a run: on `digits-resnet` a nudge of the weights by 1e-7
-changes the loss by 1 % within fifteen steps, on `digits-lenet` a gradient of the wrong sign by 1e-4 only.
+Losses and a gradient are compared with the baseline's at the weights that a run begins with. Not along a run: on
+`digits-resnet` a nudge of the weights by 1e-7 changes the loss by 1 % within fifteen steps, on `digits-lenet` a
+gradient of the wrong sign by 1e-4 only.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from workbench.config import BoostConfig
+from workbench.core.own_generators import kept_generators
 from workbench.core.wrapped_model import unwrapped
 from workbench.tasks import Task
-from workbench.training.setup import Prepared, kept_generators, prepare
+from workbench.training.setup import Prepared, prepare
 
 TOLERANCES = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 5e-2}
 """Relative difference of losses that rounding explains, by the format in which the forward pass computes."""

@@ -1,8 +1,7 @@
 """Evaluate at the average that an optimizer keeps: its weights, and BatchNorm's statistics for them.
 
-The running statistics belong to the weights of the last forward passes. For other weights they are estimated again from
-the last training inputs, as a plain mean over a few batches: Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021,
-arXiv:2105.07576, section 3.
+These are estimated again from the last training inputs, as a plain mean over a few batches: Wu and Johnson, "Rethinking
+'Batch' in BatchNorm", 2021, arXiv:2105.07576, section 3.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ GradientObserver = Callable[[list[nn.Parameter]], None]
 class Boosted:
     """A model and its optimizer under a plan, for a training loop of any kind; made by `apply`, or by hand.
 
-    Five lines of a loop change::
+    Example::
 
         boosted = apply(config, model, optimizer, epochs * len(loader), criterion=criterion)
         for x, y in boosted.batches(loader, epochs):
@@ -141,10 +141,7 @@ class Boosted:
         return precision  # as it is: another context around it would cost every micro-batch 20 microseconds
 
     def backward(self, loss: Tensor) -> None:
-        """Run the backward pass of one micro-batch, scaled; gradients add up in ``.grad``.
-
-        Args:
-            loss: Unscaled loss, one element.
+        """Run the backward pass of one micro-batch, scaled, from its loss (one element); gradients add up in ``.grad``.
 
         Raises:
             RuntimeError: If ``step`` did not follow the previous ``backward``, the loss has no gradient, or layers are
@@ -196,16 +193,10 @@ class Boosted:
     def step(self, closure: Callable[[], Tensor] | None = None) -> StepOutcome:
         """End the micro-batch; at the end of a window update the weights, or skip, and adapt the scale.
 
-        Args:
-            closure: Computes the loss of the same micro-batch at the weights as they are, for example
-                ``lambda: criterion(boosted.model(x), y)``. Only an update that tries its steps needs it.
-
-        Returns:
-            What happened; its tensors stay on the device.
-
-        Raises:
-            RuntimeError: If ``backward`` was not called before, or the update in effect needs ``closure`` or
-                ``distribute`` and does not have it.
+        ``closure`` computes the loss of the same micro-batch at the weights as they are, for example
+        ``lambda: criterion(boosted.model(x), y)``; only an update that tries its steps needs it. A RuntimeError says
+        that it is missing, or that ``backward`` or ``distribute`` was not called. Tensors of the outcome stay on the
+        device.
         """
         if self._loss is None:
             raise RuntimeError("step() needs the gradients of a micro-batch; call backward(loss) first")
@@ -391,16 +382,11 @@ class Boosted:
 
         Every rank takes the weights and buffers of the first one. Then gradients are averaged at the end of every
         window, in buckets of our own: of a freezing group only what it trains travels. BatchNorm statistics stay
-        each rank's own until ``finish``, which hands out the first one's.
+        each rank's own until ``finish``, which hands out the first one's. Returned is the model to call.
 
         Args:
             ddp: Wrap the model in DistributedDataParallel instead, which hides the exchange behind the backward pass.
-                It looks once which parameters there are and which require gradients, so it has to come after ``apply``,
-                which may replace modules, and must see parameters that are frozen at first.
             options: For DistributedDataParallel; ``find_unused_parameters`` is True when freezing is in effect.
-
-        Returns:
-            The model to call: ``model``, wrapped when ``ddp`` asks for it.
 
         Raises:
             RuntimeError: If torch.distributed has not been initialised, or the ranks' models differ.

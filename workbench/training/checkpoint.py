@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import random
+import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from workbench.core import devices
 from workbench.core.files import write_bytes_atomically
+from workbench.core.processor import usable_cores
 from workbench.training.boosted import Boosted
 
 _FORMAT = 1
@@ -36,6 +40,7 @@ def checkpoint_state(boosted: Boosted, scheduler: LRScheduler | None = None) -> 
         "format": _FORMAT,
         "boosted": boosted.state_dict(),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
+        "threads": torch.get_num_threads(),
         **generator_states(boosted.device),
     }
 
@@ -88,6 +93,33 @@ def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
     if not isinstance(state["device_rng"], torch.Tensor | None):
         raise ValueError(f"{path}: not a checkpoint of this package, `device_rng` is no tensor")
     return state
+
+
+@contextlib.contextmanager
+def with_threads_of(state: Mapping[str, Any] | None, device: torch.device) -> Iterator[None]:
+    """Compute in the block with as many threads as the run that wrote a checkpoint, where this machine has so many.
+
+    On a CPU other threads add up in another order, which gives other bits. ``None`` changes nothing, and neither does
+    a checkpoint of another device or of an older version, which does not name them.
+    """
+    before = torch.get_num_threads()
+    threads = before if state is None or device.type != "cpu" else int(state.get("threads", before))
+    if threads > max(before, usable_cores()):
+        warnings.warn(
+            f"the checkpoint was written by {threads} threads, of which this machine offers {usable_cores()}: training "
+            f"continues with {before}, and its numbers may differ in their last bits",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        threads = before
+    if threads == before:
+        yield
+        return
+    devices.use_threads(threads)
+    try:
+        yield
+    finally:
+        devices.use_threads(before)
 
 
 def _other_generators() -> dict[str, Any]:

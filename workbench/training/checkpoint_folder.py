@@ -33,9 +33,6 @@ class CheckpointFolder:
         keep: How many of the newest are kept, at least 1.
         also: Objects with ``state_dict`` and ``load_state_dict`` whose state is kept, too, by name: a learning-rate
             scheduler that a callback steps, for example.
-
-    Raises:
-        ValueError: When a number is out of range, or neither steps nor seconds are given.
     """
 
     def __init__(
@@ -95,10 +92,7 @@ class CheckpointFolder:
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """Return the newest checkpoint that is whole, its tensors on a device; None when there is none.
 
-        A damaged one is passed over with a warning.
-
-        Raises:
-            ValueError: When no file is a checkpoint of this package.
+        A damaged one is passed over with a warning; when all are, this is a ValueError.
         """
         self.close()
         steps = self.steps()

@@ -1,8 +1,7 @@
 """The course of a run: what a configuration makes of today's number of batches and of today's learning rates.
 
-A run that takes so many of the loader's batches today (`total_steps`) makes so many forward passes under its methods
-(`passes`), which end in so many updates (`updates`); the learning rate goes along a method's schedule, or along today's
-own, which is stretched where the run has another number of passes.
+A run of so many of the loader's batches today (`total_steps`) makes so many forward passes (`passes`) and updates; the
+learning rate goes along a method's schedule, or along today's, stretched where the number of passes is another.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How much of what a freezing schedule promises do its steps really save?
 
-The promise, the schedule's *limit*, is what the same steps cost in a net whose front layers rest for good: their
-parameters need no gradient, and the optimizer does not know them. The net with everything trained, the schedule and its
-limit take turns in one process, so that the machine does the same to each.
+The promise, the schedule's *limit*, is what the same steps cost in a net whose front layers rest for good. It, the
+schedule and the net with everything trained take turns in one process, so that the machine does the same to each.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ def measure_freezing_limit(
     seed: int = 0,
     rounds: int = 8,
     steps_per_block: int = 4,
-    stop: Callable[[], bool] | None = None,
     before_window: Callable[[], None] | None = None,
 ) -> FreezingLimit:
     """Measure a freezing schedule against full steps, those of the configuration without it, and against its limit.
@@ -73,15 +71,12 @@ def measure_freezing_limit(
             one.clock = time.process_time
         one.block()  # warm-up
     turns = take_turns(sides)
-    rows: list[list[float]] = []
-    while len(rows) < rounds and not (stop is not None and len(rows) >= 2 and stop()):
-        rows.append(next(turns))
-    times = np.array(rows)
+    times = np.array([next(turns) for _ in range(rounds)])
     return FreezingLimit(
         realised=_interval(times[:, 0] / times[:, 1], seed),
         limit=_interval(times[:, 0] / times[:, 2], seed),
         reached=_reached(times, seed),
-        rounds=len(rows),
+        rounds=rounds,
     )
 
 

@@ -31,17 +31,12 @@ def training_loop(
     trace: TraceBuffer | None = None,
     batch_size: Callable[[Any], int] | None = None,
 ) -> Iterator[StepOutcome]:
-    """Train and yield one outcome per micro-batch; its tensors stay on the device.
+    """Train and yield one outcome per micro-batch; its tensors stay on the device, where ``batches`` already are.
 
-    Args:
-        boosted: Model and optimizer under a plan.
-        compute_loss: Called as ``compute_loss(model, batch)``; returns a scalar.
-        batches: Micro-batches, already on the device.
-        steps: Micro-batches to train for; None until ``batches`` ends.
-        scheduler: Learning-rate scheduler on ``boosted.optimizer``, stepped at window ends.
-        schedule: ``"attempted"`` steps it after skipped updates, too; ``"applied"`` waits for the device to know.
-        trace: Where steps are recorded; its ``drain`` is the consumer's to call.
-        batch_size: Number of samples in a batch; None takes the length of its first tensor.
+    Training ends after so many ``steps`` (micro-batches), or where the batches do. A learning-rate ``scheduler`` on
+    ``boosted.optimizer`` is stepped at window ends: ``"attempted"`` after skipped updates, too, ``"applied"`` waits for
+    the device to know. What the ``trace`` records is the consumer's to drain; ``batch_size`` counts the samples in a
+    batch, None takes the length of its first tensor.
     """
     model = boosted.model
     count = batch_size or samples_in

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from workbench.config.run_request import RunRequest
 from workbench.core import distributed as ranks
-from workbench.runs import RunRecorder, new_run_id
+from workbench.runs import RunRecorder, TelemetryError, new_run_id, read_run
 from workbench.tasks import Task
 from workbench.training.checkpoint import read_checkpoint
 from workbench.training.checkpoint_folder import CheckpointFolder
@@ -39,8 +39,7 @@ def identity(task: Task, request: RunRequest) -> dict[str, Any]:
 def state_to_resume(folder: CheckpointFolder, this: Mapping[str, Any], device: torch.device) -> dict[str, Any] | None:
     """Return the newest checkpoint that all ranks have whole, None when there is none.
 
-    Raises:
-        ResumeError: When it belongs to another run than ``this``, an `identity`, or none is whole.
+    One that belongs to another run than ``this``, an `identity`, is a ResumeError, and so is that none is whole.
     """
     state, steps = None, ranks.broadcast_object(folder.steps())
     for step in steps:
@@ -76,10 +75,18 @@ def resumed_recorder(out: Path, request: RunRequest, state: Mapping[str, Any]) -
     return RunRecorder.reopen(path, next_step=int(state["run"]["done"])) if is_open else None
 
 
-def run_to_resume(where: Path) -> tuple[Path, str]:
+def finished_before(out: Path | None, request: RunRequest, state: Mapping[str, Any] | None) -> Path | None:
+    """Return the directory of the run that wrote a checkpoint at its end and is finished; None for any other."""
+    if out is None or state is None or not (run_id := state["run_id"] or request.run_id):
+        return None
+    return out / run_id if _state_of(out / run_id) == "finished" else None
+
+
+def run_to_resume(where: Path, this: Callable[[], Mapping[str, Any]]) -> tuple[Path, str]:
     """Return the folder of runs and the id of the run to go on with: a run, or the newest unfinished one of a folder.
 
-    A folder without one gets a new run.
+    A folder without one gets a new run, unless its newest has the `identity` that ``this`` returns and is finished: a
+    scheduler starts a command again that was killed after its last line, and nothing is left to be trained.
 
     Raises:
         ResumeError: When a run is finished or has no checkpoint.
@@ -93,6 +100,26 @@ def run_to_resume(where: Path) -> tuple[Path, str]:
                 "checkpoints (--checkpoint-every)"
             )
         return where.parent, where.name
-    begun = sorted(path.parent for path in where.glob(f"*/{FOLDER}") if not (path.parent / "summary.json").exists())
-    begun = [path for path in begun if CheckpointFolder(path / FOLDER).steps()]
+    kept = sorted(path.parent for path in where.glob(f"*/{FOLDER}") if CheckpointFolder(path).steps())
+    begun = [path for path in kept if not (path / "summary.json").exists()]
+    if not begun and kept and _state_of(kept[-1]) == "finished" and _identity_of(kept[-1]) == this():
+        begun = kept[-1:]
     return where, begun[-1].name if begun else new_run_id()
+
+
+def _state_of(run: Path) -> str:
+    """Return how a run ended; nothing where it has not, or cannot be read."""
+    try:
+        return str(read_run(run).summary.get("state", "")) if (run / "summary.json").exists() else ""
+    except (TelemetryError, OSError):
+        return ""
+
+
+def _identity_of(run: Path) -> Any:
+    newest = CheckpointFolder(run / FOLDER).newest()
+    try:
+        return (
+            None if newest is None else json.loads(read_checkpoint(newest, torch.device("cpu")).get("identity", "{}"))
+        )
+    except (ValueError, FileNotFoundError):
+        return None

@@ -2,10 +2,8 @@
 
 What was drained from the device is kept until the recorder has it on the disk, so neither a full disk nor Ctrl-C loses
 a step that was measured. Of several ranks all train; rank 0 alone records, evaluates, reports and asks its caller. What
-a clock or a caller decides (drain now, stop) is put to the vote at each step and done by all at the next one, so that
-no rank is left in a collective that the others never reach.
-
-The file is long because what a run is asked, what it reports and its one loop are read together.
+a clock or a caller decides (drain now, stop) is put to the vote at each step and done by all at the next one. The file
+is long because what a run is asked, what it reports and its one loop are read together.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ from workbench.loss_scale import ScaleCollapseError, collapsed_at
 from workbench.runs import RunRecorder, new_run_id
 from workbench.tasks import Task
 from workbench.training import TraceBuffer, training_loop
-from workbench.training.checkpoint import checkpoint_state, restore_generators
+from workbench.training.checkpoint import checkpoint_state, restore_generators, with_threads_of
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.evaluation import check_outputs, evaluate
-from workbench.training.resuming import identity, is_due, resumed_recorder, state_to_resume
+from workbench.training.resuming import finished_before, identity, is_due, resumed_recorder, state_to_resume
 from workbench.training.setup import Prepared, prepare, run_environment
 from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder
 from workbench.training.trace_buffer import AT_FLOOR_COLUMN
@@ -112,7 +110,7 @@ class RunResult:
     final_loss_scale: float
     diverged: bool  # the loss or the metric became NaN or inf, or the loss scale collapsed
     stopped: bool  # somebody asked it to stop
-    message: str  # one sentence when it did not end as planned (diverged, stopped, ended early)
+    message: str  # one sentence when it did not end as planned (diverged, stopped, ended early, was over before)
     path: Path | None  # run directory; None when nothing was recorded
     plan: Plan  # what was in effect
     notes: tuple[str, ...] = ()  # what became of the network, one line each
@@ -146,7 +144,6 @@ def run_task(
     Raises:
         ResumeError: If the checkpoints belong to another run.
         TaskError: If the model returns something that the loss or the metric cannot take.
-        ValueError: If a number is out of range, or ``pause`` is given where ranks train together.
         RankFailure: If another rank has died or does not answer.
         TelemetryError: If the run directory cannot be written.
     """
@@ -162,7 +159,10 @@ def run_task(
     this = _Run(task, request, prepared, device, monitor)
     if checkpoints is not None:
         this.keep(checkpoints)
-    if this.leads and out is not None:
+    this.finished = finished_before(out, request, this.resumed)
+    if this.finished is not None:
+        this.message = f"{this.finished} was finished before, with nothing left to be trained"
+    if this.leads and out is not None and this.finished is None:
         if this.resumed is not None:
             this.recorder = resumed_recorder(out, request, this.resumed)
         this.recorder = this.recorder or RunRecorder.create(
@@ -170,7 +170,7 @@ def run_task(
         )
     try:
         this.begin()
-        with prepared.boosted.methods.running():
+        with with_threads_of(this.resumed, device), prepared.boosted.methods.running():
             this.train()
         this.finish()
     except BaseException as raised:
@@ -217,6 +217,7 @@ class _Run:
         self.message = ""
         self.checkpoints: CheckpointFolder | None = None
         self.resumed: dict[str, Any] | None = None  # the checkpoint that it goes on from
+        self.finished: Path | None = None  # its directory, where nothing is left to be trained
         self.identity = ""  # of the run, as its checkpoints name it
         self._running_since: float | None = None
 
@@ -227,7 +228,7 @@ class _Run:
     def begin(self) -> None:
         """Show the run to its observer, by the recorded run's own name and environment where there is one."""
         observer = self.monitor.observer
-        if self.leads and observer is not None:
+        if self.leads and observer is not None and self.finished is None:
             if self.recorder is not None:
                 name = self.recorder.run_id
                 environment = json.loads((self.recorder.path / "environment.json").read_bytes())
@@ -319,7 +320,7 @@ class _Run:
                 if self.diverged or self.ended_early:
                     break
                 self._start_clock()
-            if self._checkpoint_is_due():
+            if self.checkpoints is not None and self.done < self.steps and is_due(self.checkpoints, self.done):
                 self._stop_clock()
                 self.flush()
                 if self.diverged:
@@ -330,7 +331,7 @@ class _Run:
         if self.votes is not None:
             self.votes.settle()
         self.flush()
-        if self.checkpoints is not None and not (self.diverged or self.ended_early):
+        if self.checkpoints is not None and not (self.diverged or self.ended_early or self.finished):
             self.checkpoint()
         self.boosted.finish()
         if not (self.diverged or self.stopped or self.ended_early):
@@ -396,7 +397,7 @@ class _Run:
             diverged=self.diverged,
             stopped=self.stopped,
             message=self.message,
-            path=self.recorder.path if self.recorder is not None else None,
+            path=self.recorder.path if self.recorder is not None else self.finished,
             plan=self.plan,
             notes=self.boosted.notes,
         )
@@ -417,9 +418,6 @@ class _Run:
     def _keep_weights(self) -> None:
         if self.snapshots is not None:
             self.snapshots.after_step(self.done)
-
-    def _checkpoint_is_due(self) -> bool:
-        return self.checkpoints is not None and self.done < self.steps and is_due(self.checkpoints, self.done)
 
     def _wishes(self) -> tuple[bool, bool]:
         """Return whether to drain now and whether to stop now; alone, whether to stop is asked after draining."""

@@ -18,7 +18,7 @@ from workbench.config import BoostConfig, Plan
 from workbench.core import devices
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
-from workbench.core.own_generators import own_generators
+from workbench.core.own_generators import kept_generators, own_generators
 from workbench.runs import collect_environment
 from workbench.tasks import Task
 from workbench.tasks.batches import mixed_seed
@@ -51,18 +51,6 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  # models of the user's may draw from the global generator
     torch.manual_seed(seed)
-
-
-@contextmanager
-def kept_generators(device: torch.device) -> Iterator[None]:
-    """Put Python's, numpy's and torch's generators back afterwards, those of a device included."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # as in seed_everything
-    try:
-        with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def run_environment(device: torch.device, **facts: Any) -> dict[str, Any]:

@@ -46,8 +46,7 @@ class SnapshotRecorder:
         done: Steps that a run has done already that goes on: the snapshots behind them belong to it, later ones go.
 
     Raises:
-        ValueError: When a number is below its least value, there is no parameter, or the folder holds snapshots of
-            another run.
+        ValueError: When there is no parameter, or the folder holds snapshots of another run.
 
     Example:
         In a loop of one's own::

@@ -1,13 +1,11 @@
 """How fast is a configuration, as a ratio of step times measured in one process?
 
 Both sides train on equal copies, block by block in turn (A B, B A, ...), so that whatever the machine does to one it
-does to the other. A step's cost depends on how many groups are frozen and on whether a window ends, so each kind of
-step is visited in every block, and its time is weighted by how often the schedule uses it. What an optimizer does every
-so many steps only (THOR's refresh) is done once per block, and what it adds is spread over the steps of a cycle. On an
-accelerator several windows of a kind go between two synchronisations: one alone begins with an empty queue, which hides
-waits of the host and favours whoever launches less, unlike any run. The ratio is the median over rounds, with an
-interval from a bootstrap. Several ranks train every block together; rank 0's clock counts and decides how many rounds
-there are.
+does to the other. Each kind of step (groups frozen, end of a window) is visited in every block and weighted by how
+often the schedule uses it; what an optimizer does every so many steps only (THOR's refresh) is done once per block and
+spread over a cycle. On an accelerator several windows of a kind go between two synchronisations: one alone begins with
+an empty queue, unlike any run. The ratio is the median over rounds, with an interval from a bootstrap. Several ranks
+train every block together, by rank 0's clock.
 """
 
 from __future__ import annotations
@@ -70,9 +68,6 @@ def measure_speed_ratio(
     """Measure the ratio of step times by interleaved blocks.
 
     On a noisy machine rounds are added, up to four times as many, until the interval is narrow enough.
-
-    Raises:
-        ValueError: If ``rounds`` or ``steps_per_block`` is not at least 1.
     """
     for name, value in (("rounds", rounds), ("steps_per_block", steps_per_block)):
         if not value >= 1:

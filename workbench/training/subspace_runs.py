@@ -51,7 +51,6 @@ def train_in_subspace(
     seeds: Sequence[int],
     steps: int,
     out: Path,
-    reduced_task: Task | None = None,
     reduced_steps: int | None = None,
     evaluate_every: int = 10,
     device: torch.device | None = None,
@@ -59,22 +58,9 @@ def train_in_subspace(
 ) -> list[SubspaceRuns]:
     """Record and train, seed by seed, into run directories ``warm-up-<seed>`` and ``<method>-<seed>`` below ``out``.
 
-    Args:
-        task: What is trained; a task that is judged by its training loss shows it directly.
-        warm_up: Configuration of the first run; its ``snapshots`` section says what is kept.
-        reduced: Configuration of the second run, with the method in effect that trains in a subspace; the folder that
-            it reads is set to the snapshots of the same seed.
-        seeds: Seeds.
-        steps: Micro-batches of the first run.
-        out: Folder for the run directories.
-        reduced_task: The task of the second run where it differs, for example in its batch size; None for the same.
-        reduced_steps: Micro-batches of the second run; None for as many as the first one's.
-        evaluate_every: Micro-batches between evaluations.
-        device: Where to train; None takes the accelerator if there is one.
-        on_progress: Called with the name of a run and its progress.
-
-    Raises:
-        ConfigError: When the first configuration keeps no snapshots, or the second does not train in a subspace.
+    The section ``snapshots`` of ``warm_up`` says what is kept; ``reduced`` has the method in effect that trains in a
+    subspace, and reads the snapshots of the same seed. Else this is a ConfigError. ``steps`` are the micro-batches of
+    the first run and, unless ``reduced_steps`` says otherwise, of the second.
     """
     if warm_up.snapshots.count == 0:
         raise ConfigError("`snapshots.count` must be above 0 in the configuration that records the snapshots, got 0")
@@ -82,17 +68,17 @@ def train_in_subspace(
     if not plan.matters(_METHOD.snapshot_folder):
         raise ConfigError(f"`{_METHOD.switch}` must be true, with mode manual, in the configuration of the second run")
 
-    def run(name: str, task: Task, config: BoostConfig, seed: int, steps: int) -> RunResult:
+    def run(name: str, config: BoostConfig, seed: int, steps: int) -> RunResult:
         request = RunRequest(config, "O0", seed, steps, evaluate_every, name)
         monitor = RunMonitor(None if on_progress is None else partial(on_progress, name))
         return run_task(task, request, device=device, out=out, monitor=monitor)
 
     runs = []
     for seed in seeds:
-        first = run(f"warm-up-{seed}", task, warm_up, seed, steps)
+        first = run(f"warm-up-{seed}", warm_up, seed, steps)
         config = reduced.with_values({_METHOD.snapshot_folder: str(out / f"warm-up-{seed}" / FOLDER)})
         name = f"{_METHOD.name.replace('_', '-')}-{seed}"
-        second = run(name, reduced_task or task, config, seed, reduced_steps or steps)
+        second = run(name, config, seed, reduced_steps or steps)
         runs.append(SubspaceRuns(seed, first, second))
     return runs
 

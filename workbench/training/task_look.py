@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.core import devices
+from workbench.core.own_generators import kept_generators
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.batch.method import concatenated
 from workbench.methods.facts import facts_of_copies
@@ -25,7 +26,7 @@ from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task
 from workbench.tasks.reading import gains_from_memory
 from workbench.training.loop import training_loop
-from workbench.training.setup import FirstBatchOfTask, kept_generators, prepare
+from workbench.training.setup import FirstBatchOfTask, prepare
 
 _TIMED_STEPS = 4
 

@@ -1,8 +1,7 @@
 """The trace of a run: numbers stay on the device, and reach the host in blocks.
 
-Reading a loss or a scale every step would make the host wait for the device every step. The buffer keeps one row per
-step in device memory and copies whole blocks, at most one second or ``capacity`` steps late. What the host knows
-anyway (step, time, learning rate, frozen groups) is kept on the host.
+Reading a loss every step would make the host wait for the device every step. The buffer keeps one row per step in
+device memory and copies whole blocks, at most one second or ``capacity`` steps late.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from workbench.training.setup import kept_generators
+from workbench.core.own_generators import kept_generators
 
 _LOGS = ("log", "log_dict")
 

@@ -253,9 +253,6 @@ def _parts(low: int, high: int, lengths: Sequence[int]) -> Iterator[tuple[int, s
 class AdaSum:
     """Replaces the updates that the servers made by their AdaSum.
 
-    The train step keeps the old weights, lets the local optimizer update, and calls this with the differences; updates
-    inside one server are averaged.
-
     Args:
         rank: This process's rank (the reference's text calls it the number of devices; its code uses the rank).
         device_number: Ranks per server, 1 or more; consecutive ranks share a server.
@@ -264,13 +261,9 @@ class AdaSum:
         process_group: The ranks that take part; None means all.
 
     Raises:
-        TypeError: When a number is not an integer, or a parameter not of a floating-point dtype.
-        ValueError: When a number is out of its range, or the ranks are not ``device_number`` * ``group_number``.
+        TypeError: When a parameter is not of a floating-point dtype.
+        ValueError: When the ranks are not ``device_number`` * ``group_number``.
         RuntimeError: When torch.distributed was not initialized.
-
-    Reference:
-        Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021, arXiv:2006.02924. The
-        reference deals whole tensors out to the ranks of a server; here each takes an equal share of the bucket.
     """
 
     def __init__(
@@ -293,11 +286,8 @@ class AdaSum:
     ) -> tuple[Tensor, ...]:
         """Write old weights minus combined updates into the parameters and return these, the same bits on all ranks.
 
-        Args:
-            delta_weights: Old weights minus those after the local update, one per parameter, of any floating-point
-                dtype; zeros for a parameter that was not updated. All of one dtype travel in one bucket.
-            parameters: The parameters, overwritten.
-            old_parameters: The weights before the local update, the same bits on all ranks.
+        ``delta_weights`` are the old weights, equal on all ranks, minus those after the local update; zeros for a
+        parameter that was not updated. All of one dtype travel in one bucket.
         """
         given = {"delta_weights": delta_weights, "parameters": parameters, "old_parameters": old_parameters}
         for name, tensors in given.items():

@@ -1,9 +1,8 @@
 """Inputs that grow: images of lower resolution, or token sequences cut behind their first tokens.
 
-A run of ``stages`` sizes below the full one, from the relative size ``start`` on, for the share ``until`` of its
-forward passes, has at stage i (from 0) the relative size ``start + (1 - start) * i / stages``, each for equally many
-passes; the rest is at full size. With ``until`` = 1 and one stage a whole run is at one size, ``start``: so the time of
-a stage is measured.
+For the share ``until`` of its forward passes a run goes through ``stages`` sizes below the full one: stage i (from 0)
+has the relative size ``start + (1 - start) * i / stages``, each for equally many passes. With ``until`` = 1 and one
+stage a whole run is at one size: so the time of a stage is measured.
 
 A *batch* is a tensor, or tuples, lists, named tuples and mappings of them. Images are its 4-D floating-point tensors
 ``[samples, channels, height, width]``; every other tensor of three or more axes that ends in the height and width of
@@ -29,6 +28,7 @@ from torch.nn import functional as F
 
 from workbench.config import BoostConfig
 from workbench.core.batch import mapped, tensors_of
+from workbench.core.own_generators import kept_generators
 from workbench.methods.curriculum.section import CurriculumSection
 from workbench.methods.protocol import FirstBatch, Method
 
@@ -109,13 +109,12 @@ def accepted_sizes(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes
 
     In evaluation mode and without gradients; weights, statistics, modes and random generators are as before afterwards.
     """
-    devices = {value.device for value in network.parameters() if value.device.type != "cpu"}
-    kind_of_device = next(iter(devices)).type if devices else "cpu"
+    devices = {value.device for value in network.parameters()}
     training = [module for module in network.modules() if module.training]
     accepted = []
     network.eval()
     try:
-        with torch.random.fork_rng(devices, device_type=kind_of_device), torch.no_grad():
+        with kept_generators(*devices), torch.no_grad():
             for relative in sizes:
                 smaller = batch if relative == 1 else _SHRINK[kind](batch, relative)
                 if smaller is not None:

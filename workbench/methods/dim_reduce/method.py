@@ -17,9 +17,8 @@ IEEE TPAMI 2022, doi:10.1109/TPAMI.2022.3178101, arXiv:2103.11154 (the algorithm
 with scaled gradients the residual mixes scaled and unscaled ones, losses of several ranks are floored, components that
 the number of ranks does not divide are lost, and trials move BatchNorm statistics. ``"corrected"`` has none of these.
 
-Vectors over the weights are flat: parameters in the order given, each row by row.
-
-One file for one class: the step, its line search and the vectors that both work in share their state.
+Vectors over the weights are flat: parameters in the order given, each row by row. The file is long because the step,
+its line search and the vectors that both work in share their state.
 """
 
 from __future__ import annotations
@@ -96,7 +95,6 @@ class DimReduceStep:
     rho: float  # share of the whole quasi-Newton step that was taken; 0.0 when no trial was accepted
     trials: int  # how many times the network was evaluated
     loss: Tensor  # before the step, the mean over ranks
-    new_loss: Tensor  # of the last trial, the residual's part of the step not included
     slope: Tensor  # g_k . d_k
     gradient: Tensor  # g_k, [k]
     direction: Tensor  # d_k, [k]
@@ -130,9 +128,8 @@ class DimReduce:
         process_group: Ranks to sum over; None is all.
 
     Raises:
-        TypeError: When ``network`` or a count is of the wrong kind.
-        ValueError: When a hyper-parameter leaves its range, the components do not fit the weights or the rank or are
-            not finite, or the optimizer would change the step.
+        ValueError: When the components do not fit the weights or the rank or are not finite, or the optimizer would
+            change the step.
         RuntimeError: When there are several ranks and ``torch.distributed`` is not initialised.
 
     Example:
@@ -215,19 +212,10 @@ class DimReduce:
         *inputs: Any,
         loss_scale: float | Tensor = 1.0,
     ) -> Tensor:
-        """Take one step, with the reference's arguments.
+        """Take one step with the reference's arguments, see `step`, and return the loss.
 
-        Args:
-            loss: Loss of the batch, not scaled.
-            old_grad: Gradients in the order of the weights, multiplied by ``loss_scale``.
-            weight: The weights given to the constructor, or None: they are stepped either way.
-            weight_clone: Copies of them to bring up to date, or None. (Upstream keeps them between steps; here a step
-                makes its own.)
-            *inputs: What the network takes to compute its loss on the same batch.
-            loss_scale: What the gradients were multiplied by (``sens``).
-
-        Returns:
-            ``loss``, unchanged.
+        ``weight`` are those of the constructor, or None; ``weight_clone`` copies of them to bring up to date, or None;
+        ``inputs`` what the network takes to compute its loss on the same batch.
         """
         if weight is not None and [id(tensor) for tensor in weight] != [id(tensor) for tensor in self.weight]:
             raise ValueError("`weight` must be the parameters that DimReduce was made with; make a new one for others")
@@ -353,7 +341,7 @@ class DimReduce:
         # As upstream with "reference": trials run in training mode and move BatchNorm statistics.
         buffers = list(self.network.buffers()) if self.arithmetic == "corrected" else []
         before = [buffer.clone() for buffer in buffers]
-        rho, new_loss = 1.0, loss
+        rho = 1.0
         try:
             for trial in range(1, self.line_search_trials + 1):
                 for parameter, value, part in zip(self.weight, start, parts, strict=True):
@@ -361,11 +349,10 @@ class DimReduce:
                         torch.add(value, part, alpha=rho, out=parameter)
                     else:
                         parameter.copy_(value + rho * part)
-                new_loss = self._mean_loss(evaluate().detach())
-                if sufficient_decrease(new_loss, loss, slope, rho, self.sigma):
-                    return DimReduceStep(True, rho, trial, loss, new_loss, slope, gradient_k, direction_k)
+                if sufficient_decrease(self._mean_loss(evaluate().detach()), loss, slope, rho, self.sigma):
+                    return DimReduceStep(True, rho, trial, loss, slope, gradient_k, direction_k)
                 rho *= self.rho
-            return DimReduceStep(False, 0.0, self.line_search_trials, loss, new_loss, slope, gradient_k, direction_k)
+            return DimReduceStep(False, 0.0, self.line_search_trials, loss, slope, gradient_k, direction_k)
         finally:
             for buffer, value in zip(buffers, before, strict=True):
                 buffer.copy_(value)

@@ -7,8 +7,8 @@ explains stands beside it: in ``<name>.json`` next to a ``.npy``, under ``explai
 ``.safetensors`` file; it is for people only, and may be missing.
 
 As in MindSpore 2.7.0 a stored matrix is used where there is one, otherwise one rank computes it from the snapshots of a
-folder while the others wait. Deliberately different: snapshots are taken in sorted order, and there is one file with
-all rows, which appears complete or not at all and whose name tells from which snapshots it was made.
+folder while the others wait. Deliberately different: there is one file with all rows, written whole, whose name tells
+from which snapshots it was made.
 """
 
 from __future__ import annotations

@@ -41,9 +41,6 @@ class GradientAccumulation:
         max_accumulation_step: Micro-batches per update, N; 1 or less updates on every call.
         optimizer: The optimizer to step.
 
-    Raises:
-        TypeError: When an argument is of the wrong kind.
-
     Example:
         >>> w = torch.nn.Parameter(torch.tensor([1.0]))
         >>> accumulate = GradientAccumulation(2, torch.optim.SGD([w], lr=1.0))
@@ -58,15 +55,10 @@ class GradientAccumulation:
         self.window = AccumulationWindow(max_accumulation_step)
 
     def __call__(self, loss: Loss, grads: Sequence[Tensor | None]) -> Loss:
-        """Take the gradients of one micro-batch and update when the window is complete.
+        """Take the gradients of one micro-batch, update when the window is complete, and return the loss as it is.
 
-        Args:
-            loss: Loss of this micro-batch; passed through.
-            grads: Its gradients in the order of the optimizer's parameters, as ``torch.autograd.grad`` returns them
-                (not the parameters' own ``.grad``, which holds the sum); None for a parameter without gradient.
-
-        Returns:
-            ``loss``, unchanged: that of this micro-batch, not of the window.
+        ``grads`` are in the order of the optimizer's parameters, as ``torch.autograd.grad`` returns them (not the
+        parameters' own ``.grad``, which holds the sum); None for a parameter without gradient.
         """
         parameters = self._parameters()
         if len(grads) != len(parameters):

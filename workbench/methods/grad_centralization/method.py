@@ -114,7 +114,7 @@ class OptimizerProcess:
         origin_params: The parameter groups in force, a list of dicts.
 
     Raises:
-        TypeError: When ``opt`` is no torch optimizer, or one that freezes (process it before wrapping).
+        TypeError: When ``opt`` freezes (process it before wrapping).
 
     Example:
         >>> net = nn.Linear(3, 2)

@@ -13,9 +13,8 @@ on its own (overflow, accumulation) calls ``active_optimizer.step()`` and ``adva
 
 Two ways to keep optimizer state: ``"shared"`` (default) is one optimizer, for which a frozen parameter keeps weight and
 momentum; ``"per_group"`` is one optimizer per group, of the same class and arguments, with its own buffers and step
-count, as in MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``).
-
-One file for one class; a third of it reads what the reference lets a user write for groups, strategy and rates.
+count, as in MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``). The file is long because a third of
+it reads what the reference lets a user write for groups, strategy and rates.
 """
 
 from __future__ import annotations
@@ -89,9 +88,8 @@ class FreezeOpt(torch.optim.Optimizer):
             otherwise use a scheduler.
 
     Raises:
-        TypeError: When ``opt`` is no optimizer, or groups, strategy or rates are of the wrong kind.
-        ValueError: When a strategy comes without groups, is empty, not integer or points outside the groups; when a
-            group is empty or holds a parameter that ``opt`` does not; when options contradict ``state``.
+        ValueError: When a strategy comes without groups or points outside them, a group is empty or holds a parameter
+            that ``opt`` does not, or options contradict ``state``.
 
     Example:
         >>> layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))

@@ -3,9 +3,7 @@
 Brock, Lim, Ritchie, Weston, "FreezeOut: Accelerate Training by Progressively Freezing Layers", 2017, arXiv:1706.04983,
 freezes layers progressively; here, as in MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``), a
 sequence says for each step how many leading groups rest, and every layer keeps being trained on the full steps.
-
-``freeze_p`` is the share of FULL steps (everything trained), as in the reference's code; its name suggests the
-opposite.
+``freeze_p`` is the share of these, as in the reference's code; its name suggests the opposite.
 """
 
 from __future__ import annotations
@@ -54,9 +52,6 @@ def freeze_index_sequence(
         total_steps: Number of updates that training will take.
         rng: Where type 1 draws from: a numpy generator, a seed, or None for numpy's global generator, which is what the
             reference uses.
-
-    Raises:
-        ValueError: When ``freeze_p`` lies outside its range, or ``freeze_type`` is unknown.
 
     Example:
         >>> freeze_index_sequence(3, 0, 0.5, 6)

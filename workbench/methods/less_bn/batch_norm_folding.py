@@ -5,11 +5,8 @@ In evaluation a BatchNorm is a fixed affine map of each channel c,
     y_c = s_c * x_c + t_c,   s_c = gamma_c / sqrt(var_c + eps),   t_c = beta_c - s_c * mean_c,
 
 so behind a convolution it can be multiplied into the weight (``W_c <- s_c W_c``, ``b_c <- s_c b_c + t_c``). A BatchNorm
-that has seen no data has nothing to keep and is simply dropped.
-
-All of this holds for torch's own layers: a subclass may do more. One of BatchNorm that runs its children after the norm
-(timm's BatchNorm with activation) is recognised by :func:`parts_after` and split; into one of a convolution that
-changes its weight on the way (weight standardisation) nothing is folded.
+that has seen no data is simply dropped. Subclasses of torch's layers may do more: a BatchNorm that runs its children
+after the norm (timm's) is split by :func:`parts_after`, and nothing is folded into other convolutions.
 
 Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
 CVPR 2018, arXiv:1712.05877, section 3.2.

@@ -13,9 +13,7 @@ always along the first input, with a list of chains. What this means:
 
 Notation of :data:`PATTERNS`: each pattern is one chain per argument; operations are named from the start backwards. A
 minus sign marks places where a BatchNorm is removed, ``?`` is any operation. (A BatchNorm of MindSpore returns a tuple,
-so one operation that picks the result stands between it and its reader: ``item`` below. Upstream accepts any operation
-in its place.) MindSpore knows one more starting operation, MatMul; since 2.3 it has flag arguments that are no results,
-so it never matches.
+so one operation that picks the result stands between it and its reader: ``item`` below.)
 """
 
 from __future__ import annotations

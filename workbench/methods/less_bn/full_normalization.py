@@ -1,11 +1,10 @@
 """Full normalization (FN): a classification head that compares directions only.
 
-The linear head ``x W^T + b`` is replaced by ``m * (l2(x) l2(W)^T [+ b])``. ``l2`` divides each row by its Euclidean
-norm and ``m`` is one trained number. With fewer BatchNorms in a network the size of the last features is less
-controlled; the normalized head does not see that size.
+The linear head ``x W^T + b`` is replaced by ``m * (l2(x) l2(W)^T [+ b])``, where ``l2`` divides each row by its
+Euclidean norm and ``m`` is one trained number: it does not see the size of the last features, which is less controlled
+with fewer BatchNorms. Features are ``[..., in_features]``, the weight ``[out_features, in_features]``.
 
-Formula and constants follow mindspore/python/mindspore/boost/less_batch_normalization.py (MindSpore 2.7.0), where the
-layer is called CommonHeadLastFN. Row formats: features ``[..., in_features]``, weight ``[out_features, in_features]``.
+Formula and constants follow mindspore/python/mindspore/boost/less_batch_normalization.py (MindSpore 2.7.0).
 Cosine heads of this kind: Gidaris and Komodakis, "Dynamic Few-Shot Visual Learning without Forgetting", CVPR 2018,
 arXiv:1804.09458, section 3.2.
 """

@@ -1,26 +1,20 @@
 """LessBN: train with fewer BatchNorms.
 
 In a residual network most BatchNorms can go, because the last one of each branch keeps the size of the activations in
-hand. Which ones is decided by ``match="structure"`` (default), the roles in the network's graph
-(``structure_rule.py``), or ``match="reference"``, the chains that MindSpore 2.7 looks for (``batch_norm_patterns.py``).
+hand. ``match="structure"`` finds them by their roles in the network's graph (``structure_rule.py``),
+``match="reference"`` by the chains that MindSpore 2.7 looks for (``batch_norm_patterns.py``).
 
-Three differences from MindSpore (python/mindspore/boost/less_batch_normalization.py, 2.7.0). There the removed modules
-stay in the parameter list and never change again; here they are gone. There learned statistics are lost; here they are
-folded into the convolution before, so a pretrained network keeps the function it has in evaluation. There nothing
-happens in eager mode; here it always works.
+Differences from MindSpore (python/mindspore/boost/less_batch_normalization.py, 2.7.0): removed modules leave the
+parameter list, learned statistics are folded into the convolution before, and eager mode works.
 
-The function in evaluation stays the same but for rounding wherever a network has learned statistics. A BatchNorm is
-left alone, with a sentence in the report, where that cannot be promised: its class does more than torch's own (one that
-runs its children after the norm is *split*: only the norm goes), hooks or a parametrization take part in it, or its
-weight is read by something else. Where the graph is known and the network can be called, the reduced network is
-compared with the original before anything is changed.
+In evaluation a network with learned statistics computes the same but for rounding. Where that cannot be promised, a
+BatchNorm stays, with a sentence in the report; where the network can be called, the reduced one is compared with the
+original before anything is changed.
 
-With ``example_inputs`` the graph is recorded from a real call, in evaluation and in training, on a copy; without them
-that is tried with an image of noise when torch.fx fails. If neither works, the model's parts are traced one by one, in
-module order. A part that cannot be traced either is judged by the order in which its layers are registered: a module
-with at least two convolution-BatchNorm pairs in a row that ends with as many channels as it began, or that has a
-separate pair from its first to its last width (the shortcut), is taken for a residual block; all pairs but the last
-lose their BatchNorm, and so does the shortcut, with the exceptions of the structural rule.
+The graph comes from a call with ``example_inputs`` on a copy, else from torch.fx, else from a call with noise, else
+from the parts that can be traced. What is left is judged by the order in which layers are registered: two or more
+convolution-BatchNorm pairs in a row that end with as many channels as they began, or beside a pair from the first to
+the last width (the shortcut), are taken for a residual block.
 """
 
 from __future__ import annotations
@@ -108,11 +102,10 @@ def reduce_batch_norms_(
     A second call on the same model changes nothing.
 
     Args:
-        model: Network to change. Its training mode and its devices do not matter.
+        model: Network to change.
         match: ``"structure"`` or ``"reference"`` (the choice of MindSpore 2.7), see the module docstring.
         example_inputs: One tensor, a sequence of positional arguments or a mapping of keyword arguments, on the model's
-            device; two samples suffice. Or a function that calls the model it is given, and may compute a loss. The
-            graph is then recorded from calls of a copy, and the reduced network is compared with the original in them.
+            device; two samples suffice. Or a function that calls the model it is given, and may compute a loss.
         head: Which Linear becomes a full-normalization layer; None leaves all as they are.
     """
     report = _reduce(model, match, example_inputs)
@@ -135,9 +128,6 @@ class LessBN(nn.Module):
         match: See :func:`reduce_batch_norms_`.
         fn_scope: As ``fn_bias`` and ``criterion``: see `workbench.methods.less_bn.full_normalization.HeadRule`.
         example_inputs: See :func:`reduce_batch_norms_`; they also tell the size of a trained head's scores.
-
-    Raises:
-        ValueError: When ``match``, or with ``fn_flag`` also ``fn_scope`` or ``fn_bias``, is an unknown word.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """The graph of a network as the BatchNorm rules see it: layer calls and operations, each with what it reads.
 
 :func:`read_graph` traces a network with torch.fx down to its layers, :func:`record_graph` follows one real call of it.
-Random choices (stochastic depth) are drawn from generators of a fixed seed, which are left as they were: the same
-network gives the same graph in every run and on every rank.
+Random choices (stochastic depth) have a fixed seed, so that every run and rank sees the same graph.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from workbench.core.own_generators import cpu_generator
+from workbench.core.own_generators import cpu_generator, kept_generators
 
 # By the names of functions and methods, which torch.fx and the recorder share.
 FUNCTION_KINDS = {
@@ -169,21 +168,15 @@ def called_apart(model: nn.Module, *, training: bool = False) -> Iterator[None]:
 def _unchanged_randomness(model: nn.Module) -> Iterator[None]:
     """Draw from generators of a fixed seed inside, and leave those of Python, numpy and torch as they were."""
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type in {"cuda", "npu", "xpu"}}
-    outside = random.getstate(), np.random.get_state()  # noqa: NPY002  # what a forward may draw from
-    kind = next((device.type for device in devices), "cuda")
-    try:
-        with torch.random.fork_rng(sorted(devices, key=str), device_type=kind):
-            random.seed(0)
-            np.random.seed(0)  # noqa: NPY002
-            cpu_generator().manual_seed(0)
-            for device in devices:
-                accelerator = torch.get_device_module(device)
-                with accelerator.device(device):
-                    accelerator.manual_seed(0)
-            yield
-    finally:
-        random.setstate(outside[0])
-        np.random.set_state(outside[1])  # noqa: NPY002
+    with kept_generators(*sorted(devices, key=str)):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002  # what a forward may draw from
+        cpu_generator().manual_seed(0)
+        for device in devices:
+            accelerator = torch.get_device_module(device)
+            with accelerator.device(device):
+                accelerator.manual_seed(0)
+        yield
 
 
 @contextlib.contextmanager

@@ -10,9 +10,8 @@ at k + 1.
 
 MindSpore 2.7, ``boost/group_loss_scale_manager.py``. Differences: scales have a floor and a ceiling, a growth window
 may be given, an overflow lowers the scale of the group where it arose and not of those that merely received it, and
-outputs keep float32 (there they are cast to float16, which a float32 layer behind them refuses).
-
-One file for what a user may call: the manager, the groups it is given, and the mark that it puts into a network.
+outputs keep float32 (there they are cast to float16, which a float32 layer behind them refuses). The file is long
+because it holds all that a user may call: the manager, its groups, and the mark that it puts into a network.
 """
 
 from __future__ import annotations
@@ -166,11 +165,7 @@ class GroupLossScaleManager(nn.Module):
             after its update, and every group whose gradients are not finite loses scale.
 
     Raises:
-        TypeError: When an argument is of the wrong kind.
-        ValueError: When an argument is out of its range, a group is empty or a parameter named twice.
-
-    Reference:
-        MindSpore 2.7, ``boost/group_loss_scale_manager.py``.
+        ValueError: When a group is empty or a parameter named twice.
 
     Example:
         >>> first, second = nn.Linear(2, 2), nn.Linear(2, 1)

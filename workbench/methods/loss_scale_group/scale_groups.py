@@ -2,10 +2,8 @@
 
 A part is described by the histogram of the binary exponents of its unscaled gradients. Float16 holds 11 significant
 bits between 2**-14 and 2**16, fewer down to 2**-24 and nothing below. A group's scale lifts the largest gradient of
-its parts to a fixed height below the upper end, so a part loses the bits that lie too far below the largest of its
-group. A part whose own largest gradient is smaller can only lose by sharing: the higher the group reaches, the more.
-Sorted by their largest gradient, the parts of the best groups are therefore neighbours, and dynamic programming over
-the sorted parts finds the optimum.
+its parts to a fixed height, so a part loses the more bits the higher its group reaches. Sorted by their largest
+gradient, the parts of the best groups are therefore neighbours, and dynamic programming finds the optimum.
 
 The scale of Micikevicius et al., "Mixed Precision Training", ICLR 2018, arXiv:1710.03740, section 3.2 ("choose a value
 such that its product with the maximum absolute gradient value is below 65504"), for several groups at once.

@@ -1,11 +1,8 @@
 """The loss scale of a training run, one per group of parameters.
 
-Three ways lead here:
-
-* the configuration (``boost.loss_scale_group``): groups are found from the gradients of the first window, which runs
-  in float32 at scale 1 and is an ordinary step, and borders are put around the modules of each group;
-* a `GroupLossScaleManager` whose groups are given, over any model: borders likewise;
-* a manager that the model calls itself (marks, as in the reference's example).
+Groups are found (``boost.loss_scale_group``) from the gradients of the first window, which runs in float32 at scale 1,
+or given in a `GroupLossScaleManager`; borders are put around the modules of each, unless the model calls the manager
+itself (marks, as in the reference's example).
 
 The loss is the seed of the backward pass in all of them; scales live between borders. An overflow anywhere skips the
 step and lowers the scale of the group where it arose (`workbench.methods.loss_scale_group.method.arising_overflow`). If

@@ -1,9 +1,8 @@
 """``torch.compile`` for training: no silent fall back to eager execution, and failures in a sentence.
 
-torch counts the graphs of a function over all models of a process, for they share the code around their call; past its
-limit (8) it goes on eagerly with a warning. So the limit is an error here (`compiling`), and what former trainings
-compiled is forgotten when a new one begins (`compiled`), unless it is the same once more: another seed of the same
-set-up finds its graphs again.
+torch counts the graphs of a function over all models of a process, and past its limit (8) goes on eagerly with a
+warning. So the limit is an error here (`compiling`), and what former trainings compiled is forgotten when a new one
+begins (`compiled`), unless it is the same set-up with another seed.
 
 Private names used: ``torch._dynamo.exc`` holds the only classes of torch's compile errors, and ``torch._inductor``'s
 ``list_mode_options``, which ``torch.compile``'s own documentation points to, says what a mode stands for (torch 2.13).

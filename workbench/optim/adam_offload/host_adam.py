@@ -12,19 +12,15 @@ order of computation that is more efficient), in the form of MindSpore 2.7.0
 
 ``torch.optim.Adam`` divides sqrt(v) by sqrt(1 - beta2 ** t) before it adds eps; here eps is not corrected.
 
-Moments may be kept in bfloat16, rounded up or down at random so that they are right on average. A second moment moves
-by a thousandth of its value per step (beta2 = 0.999), a bfloat16 knows steps of 1/128 to 1/256: rounding to the nearest
-would leave it where it is for good. Rounding up with the probability of the part cut off has the right expectation:
-Gupta et al., "Deep Learning with Limited Numerical Precision", ICML 2015, arXiv:1502.02551, section 3. To the bits of a
-float32 a number of 16 random bits is added and the lower 16 bits are cut off. Random numbers for every element and step
-would cost more than Adam, so a table holds each 16-bit number once, shuffled; each piece of memory reads on from a
-random place in it. The place is uniform and so, exactly, is what an element gets; elements of one piece share a draw,
-successive steps do not.
+Moments may be kept in bfloat16, rounded stochastically: a second moment moves by a thousandth of its value per step
+(beta2 = 0.999), less than half of bfloat16's spacing, so that rounding to the nearest would leave it where it is (Gupta
+et al., "Deep Learning with Limited Numerical Precision", ICML 2015, arXiv:1502.02551, section 3). To the bits of a
+float32 16 random bits are added and the lower 16 bits are cut off. Random numbers for every element and step would cost
+more than Adam, so a table holds each 16-bit number once, shuffled, and each piece of memory reads on from a random
+place in it: what an element gets is uniform; elements of one piece share a draw, successive steps do not.
 
 A *step group* is what one call takes: parameters of one group that have always been updated together, so that one count
-of steps serves all of them. Where every parameter has a gradient at every step, as usual, a parameter group is one step
-group. Where some lack one (frozen layers, branches not taken) it splits there, once; it need never be joined again,
-since its halves have counted differently from then on.
+of steps serves all of them. Where some lack a gradient (frozen layers, branches not taken) a group splits for good.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ one step::
     afterwards computation waits for the weights, the host does not                 finish()
 
 Only gradients that leave for good leave during the backward pass: a copy of one that stays may be outdated by the time
-of the step without a trace, since the kernel with which loss scalers unscale gradients does not change their version
-(torch 2.13), nor do all backends of torch.distributed. Over several ranks nothing leaves before the step either: the
-average is yet to come.
+of the step without a trace, since neither the kernel that unscales gradients (torch 2.13) nor all backends of
+torch.distributed change their version. Over several ranks nothing leaves before the step: the average is yet to come.
 
 The host keeps a copy of every weight and compares it with the device's by version and place in memory, so that weights
 loaded or broadcast in between are read again; a change through ``.data`` or by another optimizer's fused kernel cannot

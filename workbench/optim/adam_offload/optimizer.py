@@ -9,28 +9,24 @@ Formula, order of operations, parameter groups, dynamic rates and errors are tho
 
 Where the weights live decides how a step goes:
 
-* float32 and float64 on the CPU: the native fused kernel on cached lists of tensors, in place. A step looks at each
-  ``.grad`` and its strides; everything else is done per step group (``host_adam.py``).
+* float32 and float64 on the CPU: the native fused kernel on cached lists of tensors, in place (``host_adam.py``).
 * On an accelerator gradients travel to the host and weights back, in buckets (``host_transfer.py``); moments lie in
   host memory and a copy of the weights in pinned memory, no optimizer state on the device. 16-bit weights go the same
   way, wherever they live, and have a float32 master copy on the host; so do weights that are views with gaps, which the
-  kernel cannot take. **On CUDA and NPU this is untested**: it has run on the CPU and on what stands in for an
-  accelerator in the tests, which knows streams, pinned memory and devices and tells races by the order of events, but
-  computes in order.
+  kernel cannot take. **On CUDA and NPU this is untested**: it has run on the CPU and on a stand-in that knows streams,
+  pinned memory and devices and tells races by the order of events, but computes in order.
 
-  Such a step takes longer than one on the device, by what travels and by Adam on the host, since the next forward pass
-  needs the new weights: for 1e9 float32 weights 4 GB each way and 28 GB of host memory traffic, some 0.3 s to 0.6 s
-  beside a step of 0.25 s. It is for what does not fit otherwise.
+  Such a step takes longer than one on the device, since the next forward pass needs the new weights: for 1e9 float32
+  weights 4 GB each way and 28 GB of host memory traffic, some 0.3 s to 0.6 s beside a step of 0.25 s. It is for what
+  does not fit otherwise.
 
-By default gradients leave in ``step``, and transfer, host update and return are pipelined from bucket to bucket. What
-happened to ``.grad`` before (accumulation, unscaling, clipping, averaging over ranks) needs no special care. With
-``offload_gradients`` they leave for good during the backward pass, from the second step on: ``.grad`` is None
-afterwards, so that clipping, gradient statistics and ``torch.amp.GradScaler`` find nothing, and a loss scale is divided
-out on the host (``unscale_offloaded_``, which ``Boosted`` calls). The update itself always waits for ``step``, since
-before that it is unknown whether another bucket has overflowed.
+By default gradients leave in ``step``, pipelined from bucket to bucket, so that accumulation, unscaling, clipping and
+averaging over ranks need no special care. With ``offload_gradients`` they leave for good during the backward pass, from
+the second step on: ``.grad`` is None afterwards, so that clipping, gradient statistics and ``torch.amp.GradScaler``
+find nothing, and a loss scale is divided out on the host (``unscale_offloaded_``, which ``Boosted`` calls). The update
+waits for ``step``, since before that it is unknown whether another bucket has overflowed.
 
-This file is the optimizer as torch and a user see it, long by its arguments and by what a checkpoint and a copy must
-carry; arithmetic and transfer have files of their own.
+The file is long by its arguments and by what a checkpoint and a copy must carry.
 """
 
 from __future__ import annotations
@@ -100,7 +96,6 @@ class AdamOffload(StepOptimizer):
         transfer: ``"always"`` sends float32 weights on the CPU through the buckets, too (for tests).
 
     Raises:
-        TypeError: When an argument is of the wrong kind.
         ValueError: When one is out of range, there is no parameter, ``order_params`` does not list exactly those of the
             groups, or lists of rates differ in length.
         KeyError: When a group has an unknown key.

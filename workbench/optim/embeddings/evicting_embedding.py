@@ -4,8 +4,7 @@ The table is a set-associative cache: a hash of the id names a bucket of ``ways`
 them, found by comparing all the bucket's owners at once (Hennessy and Patterson, "Computer Architecture: A
 Quantitative Approach", appendix B; for embeddings: Wei et al., "Merlin HugeCTR: GPU-accelerated Recommender System
 Training and Inference", RecSys 2022, arXiv:2210.08803, section 4.2). So looking up, claiming and evicting are a fixed
-number of tensor operations for a whole batch. With one bucket (``ways = n_rows``) the row evicted is the stalest of
-all; with 16 ways it is the stalest of 16, and a bucket overflows only when 16 ids of the same batch want it.
+number of tensor operations for a whole batch.
 
 In training, an id without a row claims the free or else the stalest row of its bucket. The row's weights start
 from numbers that are a function of seed and id, and ``weight.fresh_rows`` tells the optimizer to start the row's state
@@ -106,11 +105,7 @@ class EvictingEmbedding(nn.Module):
         self.register_buffer("counts", torch.zeros(3, dtype=torch.int64))  # claims, evictions, collisions
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return embeddings, shape ``[..., dim]``, of int64 ids of shape ``[...]``; in training, claim rows.
-
-        Raises:
-            TypeError: When the ids are not int64.
-        """
+        """Return embeddings ``[..., dim]`` of int64 ids ``[...]``, else a TypeError; in training, claim rows."""
         flat = ids.reshape(-1)
         bucket = self._bucket_of(flat)
         rows, known = self._find(flat, bucket)

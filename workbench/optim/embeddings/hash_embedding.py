@@ -41,9 +41,6 @@ class HashEmbedding(nn.Module):
         weight: The table, shape ``[n_rows, dim]``.
         importance: p, shape ``[n_importance_rows, n_hashes]``; None with one hash function.
 
-    Raises:
-        ValueError: When a number is out of range.
-
     Example:
         >>> embedding = HashEmbedding(n_rows=1000, dim=4)
         >>> embedding(torch.tensor([[7, -1], [2**62, 7]])).shape
@@ -84,11 +81,7 @@ class HashEmbedding(nn.Module):
         return torch.stack([_row(ids, self._seed_of(j), self.n_rows) for j in range(self.n_hashes)], dim=-1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return embeddings, shape ``[..., dim]``, of int64 ids of shape ``[...]``.
-
-        Raises:
-            TypeError: When the ids are not int64.
-        """
+        """Return embeddings ``[..., dim]`` of int64 ids ``[...]``; other ids are a TypeError."""
         found = F.embedding(self.rows_of(ids), self.weight, sparse=True)
         if self.importance is None:
             return found

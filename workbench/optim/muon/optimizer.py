@@ -52,8 +52,7 @@ class Muon(StepOptimizer):
 
     Args:
         params: The network, whose hidden matrices are found (`parameter_groups`); or parameters, named parameters or
-            parameter groups. A group without ``matrices`` is split by shape, which cannot distinguish an embedding or
-            an output layer from a hidden matrix.
+            parameter groups. One without ``matrices`` is split by shape, embeddings and output layers included.
         lr: Rate of hidden matrices: the size of the steps, as gradients' sizes do not count. >= 0.
         aux_lr: AdamW's rate, >= 0.
         momentum: Share of the past in the momentum, in [0, 1).
@@ -64,7 +63,6 @@ class Muon(StepOptimizer):
         eps: Added to AdamW's denominator, > 0.
 
     Raises:
-        TypeError: When an argument is not a number.
         ValueError: When a number is out of range, a group asks for matrices and holds something else, or there is
             nothing to train.
 
@@ -153,7 +151,8 @@ class Muon(StepOptimizer):
             if found_inf is not None:
                 steps = [step.masked_fill(skips, 0.0) for step in steps]
             moved = [trained[place] for place in places]
-            torch._foreach_add_(moved, steps, alpha=-rate * _factor(moved[0]))
+            rows_per_column = len(moved[0]) ** 2 / moved[0].numel()
+            torch._foreach_add_(moved, steps, alpha=-rate * math.sqrt(max(1.0, rows_per_column)))
 
     def _move_others(
         self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor], found_inf: Tensor | None
@@ -245,11 +244,6 @@ def _orthogonal(updates: Sequence[Tensor], steps: int) -> list[Tensor]:
         one.reshape(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2) if last else one.reshape(shape)
         for one, last in zip(made.unbind(), is_last, strict=True)
     ]
-
-
-def _factor(parameter: Tensor) -> float:
-    """Return what a matrix's rate is multiplied by: the root of rows per column, at least 1."""
-    return math.sqrt(max(1.0, len(parameter) ** 2 / parameter.numel()))
 
 
 def _number_format(matrices: Tensor) -> torch.dtype:

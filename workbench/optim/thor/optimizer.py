@@ -12,8 +12,8 @@ Named and shaped after ``mindspore.nn.thor`` (MindSpore 2.7, GPU variant). In ps
     w = w - lr * v                          # Nesterov: w - lr * (g + momentum * v)
 
 Beside this file: ``kronecker_factors.py`` has the formulas, ``factor_blocks.py`` the matrices, ``thor_layers.py`` what
-is collected of which layers, ``preconditioner.py`` when factors are refreshed and how they are applied. What makes this
-file long is the page of arguments, each described where a user looks for it.
+is collected of which layers, ``preconditioner.py`` when factors are refreshed and how they are applied. This file is
+long by its arguments.
 """
 
 from __future__ import annotations

@@ -10,9 +10,7 @@ One object per network. In the order of a training step::
 What only the device knows (did the gradients overflow, did a block fail, was a layer left alone by the trace rule) is
 decided there by masks and comes to the host ``SETTLE_AFTER`` steps later, at once on a CPU. Then events are emitted,
 failed blocks are inverted with more damping from the factors that still lie there, and a refresh that an overflow
-spoilt is scheduled again for the next step.
-
-One file, since the three times at which a refresh is seen (taps, inversion, what comes to the host) share its state.
+spoilt is scheduled again for the next step. The file is long because these moments share the state of a refresh.
 """
 
 from __future__ import annotations

@@ -2,19 +2,16 @@
 
 Two conventions. ``"default"``: covariances in the sense of K-FAC. With rows x of a layer's input and dy of its output
 gradient (the loss being a mean over N terms), ``A = mean(x x^T)`` and ``G = N sum(dy dy^T)``, so that ``A (x) G`` is
-the empirical Fisher matrix up to the independence that K-FAC assumes. For Linear and Embedding every row counts as a
-term of the loss, for Conv2d every image does; a loss that takes the mean over fewer terms than that sees its layers
-damped more.
+the empirical Fisher matrix up to the independence that K-FAC assumes. A term of the loss is a row of Linear and
+Embedding, an image of Conv2d; a loss over fewer terms sees its layers damped more.
 
 ``"mindspore"``: what MindSpore 2.7 forms (``mindspore/python/mindspore/nn/layer/thor_layer.py``, observed from
 outside): A of a dense layer divided by its width instead of the rows, means over the batch before the products of a
 convolution, SAME patches whatever its padding.
 
-Layers are seen through *taps*: hooks that are put on a module for the steps that refresh its factors and taken off
-again, so that the other steps cost nothing. A tap rides on the ordinary passes: the forward hook hangs a hook on the
-output tensor, and the backward pass calls that with the gradient. The input it needs is the one that autograd keeps for
-the weight's gradient anyway, and goes with the graph; a forward pass that no backward pass follows leaves nothing
-behind.
+Layers are seen through *taps*: hooks that are on a module only for the steps that refresh its factors. The forward hook
+hangs a hook on the output tensor, which the backward pass calls with the gradient. The input is the one that autograd
+keeps for the weight's gradient anyway, and goes with the graph.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ from workbench.core.text import format_duration
 from workbench.study.answer import planned_tests
 from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
 from workbench.study.answer.planned_tests import Judgement, PlannedTest, judge
-from workbench.study.answer.selection import TARGETS, Contender, select
+from workbench.study.answer.selection import Contender, select
 from workbench.study.ask.plans import explicit_config, needs_warm_up
+from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import Monitor, RunStep, SpeedJob, SpeedMeasured, Trained, TrainJob

@@ -22,8 +22,8 @@ from workbench.core.files import write_text_atomically
 from workbench.core.records import CandidateRecord, Choice
 from workbench.methods.protocol import Description
 from workbench.methods.registry import METHODS
-from workbench.study.answer.selection import TARGETS
 from workbench.study.ask.plans import StudyPlans, explicit_config, needs_warm_up
+from workbench.study.ask.sections import TARGETS
 from workbench.study.errors import StudyError
 from workbench.study.run.job import plain
 

@@ -1,8 +1,7 @@
 """Choose a loss-scale policy from one recorded float16 run.
 
-Training once per policy would waste hours on what arithmetic can tell: where a recorded run's gradients would have
-overflowed or underflowed under another initial scale, factor and window. So one run is recorded, every policy of the
-study is replayed on it, the best is chosen, and one rerun shows whether the prediction holds.
+Every policy of the study (initial scale, factor, window) is replayed on it, the best is chosen, and one rerun shows
+whether the prediction holds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Which seeds a candidate is tested on, when its verdict is read, and what the verdict is.
 
-A verdict says two things: *confirmed* is faster **and** as good, each at 95 %. Seeds are added while a verdict is open,
-and a bound of 95 % that is looked at three times is wrong more often than one time in twenty. So every test is planned
-before it begins: its pairs and its *looks*, with the error that each of the two halves may spend there. A half that a
-look has closed stays closed.
+A verdict says two things: *confirmed* is faster **and** as good, each at 95 %. A bound of 95 % that is looked at three
+times is wrong more often than one time in twenty, so every test is planned before it begins: its pairs and its *looks*,
+with the error that each of the two halves may spend there. A half that a look has closed stays closed.
 
 The error of 5 % is spent like this. A candidate's first test has a look at half of its pairs (0.5 %) and one at all of
 them (3.5 % for the drop, 2.5 % for the speed, whose interval is the usual two-sided one). 1 % is kept for what was not

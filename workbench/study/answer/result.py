@@ -19,8 +19,9 @@ from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRe
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
 from workbench.study.answer.notes import Notes
-from workbench.study.answer.selection import TARGETS, faster_untested, nothing_found, select, with_policy
+from workbench.study.answer.selection import faster_untested, nothing_found, select, with_policy
 from workbench.study.ask.search_space import all_off
+from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.errors import StudyError
 from workbench.study.run.objective import baseline_trial
@@ -50,12 +51,8 @@ def open_begun(study_dir: str | Path, storage: str | None) -> tuple[optuna.Study
 def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyResult:
     """Return the state of a study from its storage alone; nothing is trained and no task is loaded.
 
-    Args:
-        study_dir: Folder with ``study.toml``.
-        storage: Optuna storage URL; None reads the SQLite file beside the study.
-
-    Raises:
-        StudyError: When the study is wrong or has not been started.
+    ``storage`` is an Optuna URL, None for the SQLite file beside the study. A study that is wrong or has not been
+    started is a StudyError.
     """
     with quiet_optuna(), kept.plain_storage_errors():
         study, file, _ = open_begun(study_dir, storage)
@@ -85,16 +82,9 @@ def standing_result(study_dir: str | Path, study: optuna.Study, file: StudyFile)
 def export_study(
     study_dir: str | Path, out: str | Path | None = None, *, require_confirmed: bool = False, storage: str | None = None
 ) -> StudyResult:
-    """Write the files of a study again from its storage, for example into another folder.
+    """Write the files of a study again from its storage into ``out``, by default the study's ``result``.
 
-    Args:
-        study_dir: Folder with ``study.toml``.
-        out: Folder for the files; None takes the study's ``result``.
-        require_confirmed: Export confirmed candidates only.
-        storage: Optuna storage URL; None reads the SQLite file beside the study.
-
-    Raises:
-        StudyError: When the study is wrong, has not been started or has no finished O0 trial.
+    Study and storage are as in `read_result`; without a finished O0 trial this is a StudyError.
     """
     result = read_result(study_dir, storage=storage)
     with quiet_optuna(), kept.plain_storage_errors():

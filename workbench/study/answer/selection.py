@@ -21,13 +21,13 @@ from optuna.trial import FrozenTrial
 from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
 from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict, timed_per
 from workbench.study.ask.plans import StudyPlans
+from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import steps_to_target
 from workbench.study.set_up.standing import SURE, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing
 from workbench.study.store.stored_records import baseline_record, trials_of
 
-TARGETS = {"o1": "O1", "o2": "O2"}  # export -> boost level at which it is loaded
 # Methods that a boost level stands for: at a level without them an export does not have them.
 _BY_LEVEL = frozenset(name for names in LEVELS.values() for name in names)
 

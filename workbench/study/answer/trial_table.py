@@ -60,17 +60,9 @@ TABLE_SUFFIXES = (".parquet", ".csv")
 
 
 def trial_table(study_dir: str | Path, *, storage: str | None = None) -> pd.DataFrame:
-    """Return one row per trial of a study, whatever its state.
+    """Return one row per trial of a study, whatever its state; study and storage are as in `read_result`.
 
-    Args:
-        study_dir: Folder with ``study.toml``.
-        storage: Optuna storage URL; None reads the SQLite file beside the study.
-
-    Returns:
-        Columns as in ``TRIAL_COLUMNS``, then the searched paths. No password of a storage URL is in it.
-
-    Raises:
-        StudyError: When the study is wrong or has not been started.
+    Columns are those of ``TRIAL_COLUMNS``, then the searched paths. No password of a storage URL is in it.
     """
     with quiet_optuna(), kept.plain_storage_errors():
         study, file, _ = open_begun(study_dir, storage)
@@ -78,15 +70,9 @@ def trial_table(study_dir: str | Path, *, storage: str | None = None) -> pd.Data
 
 
 def write_trial_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
-    """Write a table of trials, replacing the file as a whole.
+    """Write what `trial_table` gave, replacing the file as a whole; its suffix, ``.parquet`` or ``.csv``, says as what.
 
-    Args:
-        table: What `trial_table` gave.
-        path: File to write; its suffix, ``.parquet`` or ``.csv``, says as what. Its folder must exist.
-
-    Raises:
-        StudyError: When the suffix is another one.
-        OSError: When the file cannot be written; an old one is untouched then.
+    Another suffix is a StudyError; where the file cannot be written, an OSError, an old one is untouched.
     """
     path = Path(path)
     check_table_path(path)

@@ -24,11 +24,7 @@ class MeasuredExports:
 
 
 def measured_exports(result: StudyResult) -> MeasuredExports:
-    """Return what a study knows of its exports, the attribution of each by the config paths of its parts.
-
-    Raises:
-        StudyError: When the study's file cannot be read.
-    """
+    """Return what a study knows of its exports, the attribution of each by the config paths of its parts."""
     file = read_study(Path(result.directory))
     plain = file.plans.resolve(ground_of(file.base_config(), {}), "O1")
     worth: dict[str, dict[str, str]] = {}

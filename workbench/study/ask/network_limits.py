@@ -1,7 +1,7 @@
 """What a known network makes pointless to search: values, levels and methods that could change nothing there.
 
-No method is known by name here. What each needs is declared beside its switch (`workbench.config.conditions`); what it
-lacks only where the network is known is the network's doing.
+What each method needs is declared beside its switch (`workbench.config.conditions`); what it lacks only where the
+network is known is the network's doing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a configuration means in a study: on its ranks and network, and with the study as the source of snapshots.
 
-A method may need weights that were recorded earlier. A candidate that names none is trained from those the study
-records itself (``warm_up.py``), so here it is resolved as if it named a folder, always the same one: plans that are
-equal stay equal over seeds and machines. The real folder is put in when the plan is trained.
+A candidate that needs weights recorded earlier and names none is trained from those the study records itself
+(``warm_up.py``). Here it is resolved as if it named a folder, always the same one, so that equal plans stay equal over
+seeds and machines; the real folder is put in when the plan is trained.
 """
 
 from __future__ import annotations

@@ -2,12 +2,8 @@
 
 A *dimension* is a config path (or ``level``) with the values it may take. Only dimensions that can be in effect are
 drawn, by the conditions that are declared beside each parameter (`workbench.config.conditions`), and what a condition
-reads is drawn first: a method's parameters only after it turned out to be on, whatever the reason it is on
-for. Where two decide about each other, values still to be drawn count, too: accumulation over one micro-batch, the
-default, is none, but its switch is drawn where the study searches their number.
-
-A path may belong to one optimizer, ``optimizer.lr[Muon]``: it is drawn where that one is chosen, in place of the bare
-``optimizer.lr`` where both are searched, and sets the same value.
+reads is drawn first. Where two decide about each other, values still to be drawn count, too. A path may belong to one
+optimizer, ``optimizer.lr[Muon]``: it is drawn where that one is chosen, in place of the bare ``optimizer.lr``.
 """
 
 from __future__ import annotations

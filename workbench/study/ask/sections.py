@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from workbench.config.errors import shown
 from workbench.config.section import described
 
+TARGETS = {"o1": "O1", "o2": "O2"}  # export -> boost level at which it is loaded
 ACCURACY_DROPS = {"o1": 0.005, "o2": 0.03}  # for the safe and the bold level; other metrics share no unit
 
 

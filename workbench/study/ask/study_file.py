@@ -10,6 +10,7 @@ The canonical form (`StudyFile.canonical`) is what the storage keeps: comments a
 from __future__ import annotations
 
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from operator import attrgetter
@@ -163,10 +164,7 @@ class StudyFile(Part):
         return max(asked.start_step + (asked.count - 1) * asked.every_steps, 1)
 
     def allowed_drops(self, metric: str, baseline: float = math.nan) -> dict[str, float]:
-        """Return the allowed drop of each export, in the metric's unit; a search for a set-up may have one alone.
-
-        A drop may be a share of O0's value; both are NaN while that is not known. Only accuracies have a default.
-        """
+        """Return the allowed drop of each export, in the metric's unit; a share of an unknown value of O0 is NaN."""
         given = {"o1": self.allowed_drop.o1, "o2": self.allowed_drop.o2}
         is_accuracy = metric.lower() in {"acc", "accuracy"} or metric.lower().endswith(("_accuracy", " accuracy"))
         usual = ACCURACY_DROPS if is_accuracy else {}
@@ -220,20 +218,16 @@ def asked(canonical: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def study_folder(path: str | Path) -> Path:
+def study_folder(path: str | os.PathLike[str]) -> Path:
     """Return the folder of a study that is named by its folder or by its file."""
     path = Path(path)
     return path.parent if path.suffix == ".toml" else path
 
 
 def read_study(path: str | Path) -> StudyFile:
-    """Read and check a study; its name is the folder's when the file gives none.
+    """Read and check a study, by its folder or its ``study.toml``; its name is the folder's when the file gives none.
 
-    Args:
-        path: Folder of the study, or its ``study.toml``.
-
-    Raises:
-        StudyError: When the file is missing, unreadable or breaks a rule.
+    A file that is missing, unreadable or breaks a rule is a StudyError.
     """
     path = Path(path) if Path(path).suffix == ".toml" else Path(path) / "study.toml"
     try:
@@ -246,16 +240,7 @@ def read_study(path: str | Path) -> StudyFile:
 
 
 def parse_study(text: str, *, source: str = "study.toml", default_name: str = "study") -> StudyFile:
-    """Check the text of a study file.
-
-    Args:
-        text: TOML.
-        source: Name of the file for messages.
-        default_name: Name of the study when the text gives none.
-
-    Raises:
-        StudyError: When it is no TOML or breaks a rule.
-    """
+    """Check the text of a study file; a StudyError, which names the ``source``, says what is wrong with it."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -1,8 +1,7 @@
 """A study for a task that has none: look at the task, write ``studies/<task>/study.toml``, or find the one there is.
 
-The question is which set-up trains the task fastest, within what is possible for it. A look at the task
-(`workbench.training.task_look`) says what applies: optimizers, batches, precision, inputs, boost methods. What does not
-is left out with a sentence. What comes out is an ordinary ``study.toml``.
+A look at the task (`workbench.training.task_look`) says what may make it faster: optimizers, batches, precision,
+inputs, boost methods. What does not apply is left out with a sentence.
 """
 
 from __future__ import annotations
@@ -61,15 +60,9 @@ def begin_study(
 ) -> Path:
     """Return the folder of a task's study; one that is there is gone on with, otherwise it is written.
 
-    Args:
-        task: The task.
-        minutes: Time for the search; None is 15.
-        steps: Loader batches that the task is trained for today; None takes the task's own.
-        epochs: The same in passes over the data.
-        allowed_drop: Drop of the metric that is allowed, in its unit or as a share ("2 %").
-        device: Where to train.
-        fresh: Write a new one, replacing what is there.
-        on_note: Called with what is left out and why, and what the time allows.
+    ``minutes`` are for the search (None is 15), ``steps`` or ``epochs`` say how long the task is trained today (None
+    for the task's own), ``allowed_drop`` is in the metric's unit or a share ("2 %"), ``fresh`` replaces a study that is
+    there, and ``on_note`` gets what is left out and why, and what the time allows.
 
     Raises:
         StudyError: When it is not said how long the task is trained, or said twice, the drop is none, the time is too
@@ -152,7 +145,7 @@ def _check_same_question(folder: Path, steps: int | None, allowed_drop: float | 
 
 @dataclass
 class SetUpQuestion:
-    """The text of a ``study.toml``, and what a person should hear of it."""
+    """The text of a ``study.toml``, and what to report about it."""
 
     text: str = ""
     left_out: list[str] = field(default_factory=list)  # why what might have been searched is not, a sentence each
@@ -166,9 +159,7 @@ class SetUpQuestion:
         return f"A run as given takes {one}; {minutes:g} minutes are the time of {runs:.0f} of them."
 
 
-def ask(
-    look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: float | str | None, seed: int = 0
-) -> SetUpQuestion:
+def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: float | str | None) -> SetUpQuestion:
     """Return the study that finds a task's fastest set-up in so many minutes, for all of it.
 
     ``spec`` is the task as on the command line, ``steps`` the loader batches that it is trained for today.
@@ -187,7 +178,7 @@ def ask(
     sections: dict[str, Mapping[str, Any]] = {
         "study": {
             "task": spec,
-            "seed": seed,
+            "seed": 0,
             "budget_steps": question.steps,
             "n_trials": 1000,
             "timeout_seconds": round(60.0 * minutes, 1),

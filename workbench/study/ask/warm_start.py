@@ -1,9 +1,8 @@
 """Begin with what was found before: the best trials of an earlier study, or an exported boost_config.json.
 
-They are enqueued after O0, each as the values that this study would have to draw to train the same plan. Where it
-cannot, because a value lies outside its range or is no choice here, the nearest one is taken or the value is left to
-the sampler, and a sentence says so. What the earlier plan leaves open is left to the sampler, too. Nothing but these
-values is taken over: every plan is trained again, on this study's task and at its own length.
+They are enqueued after O0, each as the values that this study would have to draw to train the same plan. Where a value
+lies outside its range or is no choice here, the nearest one is taken or it is left to the sampler, and a sentence says
+so. Every plan is trained again, on this study's task and at its own length.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import optuna
 
 from workbench.config import SWITCHES, BoostConfig, ConfigError
 from workbench.study.ask.search_space import Dimension, SearchedSpace
+from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.errors import StudyError
 from workbench.study.store import storage as kept
@@ -24,7 +24,6 @@ from workbench.study.store.stored_records import trials_of
 
 _LABEL = "warm_start"
 _NOTES = "warm_start_notes"
-_LEVELS = {"o1": "O1", "o2": "O2"}
 _DEFAULT_TRIALS = 5
 
 
@@ -79,6 +78,14 @@ def enqueue_warm_start(
         study.set_user_attr(_NOTES, notes)
 
 
+def sources_in(archived: Path | None) -> list[Path]:
+    """Return an archived study as what to begin with; nothing where it has no trial to begin with."""
+    try:
+        return [archived] if archived is not None and earlier_plans(archived.name, archived, 1) else []
+    except StudyError:
+        return []
+
+
 def earlier_plans(name: str, path: Path, best: int) -> list[EarlierPlan]:
     """Read a source: the best trials of a study or, without its database, its exports; or an exported file."""
     if path.suffix == ".json":
@@ -89,7 +96,7 @@ def earlier_plans(name: str, path: Path, best: int) -> list[EarlierPlan]:
         if not found:
             raise StudyError(f"{name}: that study has no finished trial within its allowed drop to start from")
         return found
-    exports = [folder / "result" / f"boost_config.{target}.json" for target in _LEVELS]
+    exports = [folder / "result" / f"boost_config.{target}.json" for target in TARGETS]
     found = [_exported(f"{name}/result/{one.name}", one) for one in exports if one.exists()]
     if not found:
         raise StudyError(
@@ -117,7 +124,7 @@ def _exported(name: str, path: Path) -> EarlierPlan:
         config = BoostConfig.from_json(path)
     except (ConfigError, OSError) as error:
         raise StudyError(f"a warm start needs a boost_config.json: {error}") from None
-    level = next((level for target, level in _LEVELS.items() if f".{target}." in path.name), "O1")
+    level = next((level for target, level in TARGETS.items() if f".{target}." in path.name), "O1")
     return EarlierPlan(name, config, level)
 
 

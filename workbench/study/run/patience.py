@@ -55,6 +55,9 @@ def is_damage(error: BaseException) -> bool:
     """Return whether an error of a request says that what the database holds is not what was written."""
     if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) or type(error) is LookupError:
         return True  # a value, or the name of a state
+    frames = [frame.f_code.co_name for frame, _line in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, (KeyError, TypeError, ValueError)) and "json_to_distribution" in frames:
+        return True  # the range of a parameter
     if type(error) is ValueError:  # a date: what SQLAlchemy cannot turn into one
         *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
         return str(frame.f_globals.get("__name__", "")).startswith("sqlalchemy")

@@ -40,7 +40,7 @@ from workbench.study.answer.result import StudyResult, write_answer
 from workbench.study.answer.selection import contenders
 from workbench.study.answer.status_keeper import keeping_status
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
-from workbench.study.ask.warm_start import enqueue_warm_start
+from workbench.study.ask.warm_start import enqueue_warm_start, sources_in
 from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError
 from workbench.study.run.experimenter import CHECKPOINTS, MakeExperimenter, experimenter_for
 from workbench.study.run.job import Monitor
@@ -70,6 +70,7 @@ def tune(
     trials: int | None = None,
     timeout: float | None = None,
     fresh: bool = False,
+    new_baseline: bool = False,
     confirm_seeds: int | None = None,
     require_confirmed: bool = False,
     jobs: int = 1,
@@ -96,7 +97,7 @@ def tune(
     """
     began = time.monotonic() if began is None else began
     file, directory = read_study(study_dir), study_folder(study_dir)
-    _check_arguments(trials, timeout, confirm_seeds, jobs, fresh=fresh, storage=storage)
+    _check_arguments(trials, timeout, confirm_seeds, jobs, fresh=fresh or new_baseline, storage=storage)
     if ray is None:
         _check_ranks(file, study_dir, jobs)
     n_trials = file.study.n_trials if trials is None else trials
@@ -125,14 +126,15 @@ def tune(
                 experimenter = leading or experimenter
             guard = StoppableExperimenter(experimenter, stop)
             file.allowed_drops(guard.metric_name)
-            archived = kept.archive_study(directory) if fresh else None
+            archived = kept.archive_study(directory) if fresh or new_baseline else None
             database = kept.open_storage(url)
             study = kept.open_study(database, file, guard)
             file = kept.on_its_network(file, study)
             status = leaving.enter_context(keeping_status(study_dir, storage, study, file))
             leaving.enter_context(writing_ahead(database.engine))  # left first: the last state is that of a plain file
             allowed = _keep_question(study, file, guard, n_trials)
-            enqueue_warm_start(study, file, directory, warm_start, n_trials)
+            earlier = sources_in(archived) if new_baseline else []
+            enqueue_warm_start(study, file, directory, [*warm_start, *earlier], n_trials)
             kept.requeue_interrupted(database, study)
             search_deadline, deadline = _deadlines(file, began, limit)
             watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline, status.refresh)

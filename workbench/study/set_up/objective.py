@@ -2,8 +2,8 @@
 
 A trial's value is the total time of its run relative to the baseline's, known before it is trained (`total_time`); its
 constraint is the mean deficit of its final metric less the allowed drop. A plan that cannot beat the leader is not
-trained. Runs are annealed to their own end and evaluated there alone. The first seed of a trial goes round the
-baseline's seeds, so that no seed's luck is every plan's; a plan that would lead is trained on further seeds first.
+trained, one that would lead is trained on further seeds first. The first seed of a trial goes round the baseline's, so
+that no seed's luck is every plan's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What is known of the quality that plans reach: a regression over all runs of the search.
 
-One run says little (the same plan with another seed lands elsewhere), and the best of many runs is too good by
-selection. So a plan is not believed by its own runs alone: a Gaussian process over all plans and seeds gives the mean
-and the uncertainty of its deficit, and with them the probability that it keeps the quality. A *deficit* is how far a
-run's final metric lies on the wrong side of the baseline's on the same seed; smaller is better.
+The best of many runs is too good by selection. So a plan is not believed by its own runs alone: a Gaussian process over
+all plans and seeds gives mean and uncertainty of its deficit, and with them the probability that it keeps the quality.
+A *deficit* is how far a run's final metric lies on the wrong side of the baseline's on the same seed.
 
 Rasmussen and Williams, "Gaussian Processes for Machine Learning", MIT Press 2006, chapter 2; with a Matern kernel of
 5/2 over the plan's parameters, and the noise of a mean over its seeds at each point.

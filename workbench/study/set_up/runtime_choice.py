@@ -1,9 +1,8 @@
 """The first stage: what changes a run's time and not its question (compiler, memory format, number format).
 
 What the study names is timed beside the baseline, with the loader's batches and with four of them at once, since
-layout and precision interact with the batch. The fastest whose losses and gradient are the baseline's within rounding,
-at the same weights, becomes the ground that every later plan starts from. (Along a run even rounding grows: a residual
-net whose weights are nudged by 1e-7 leaves a loss by 1e-3 within twenty steps.)
+layout and precision interact with the batch. The fastest whose losses and gradient are the baseline's within rounding
+(`workbench.training.agreement`) becomes the ground that every later plan starts from.
 """
 
 from __future__ import annotations

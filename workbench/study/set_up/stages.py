@@ -122,5 +122,6 @@ def take_apart(
 def _forms_seconds(study: optuna.Study, file: StudyFile) -> float:
     """Return what the safer and the bolder form take to train, where the confirmation tests them: a baseline's run."""
     baseline = baseline_trial(study)
-    are_asked = file.confirm.enabled and file.confirm.candidates > 1 and baseline is not None
-    return float(baseline.user_attrs["trained"]["seconds"]) if are_asked and baseline is not None else 0.0
+    if baseline is None or not file.confirm.enabled or file.confirm.candidates < 2:
+        return 0.0
+    return float(baseline.user_attrs["trained"]["seconds"])

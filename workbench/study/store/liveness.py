@@ -27,7 +27,8 @@ from workbench.core.process_identity import is_running, machine, start_ticks
 from workbench.study.run.patience import STORAGE_ERRORS
 
 if TYPE_CHECKING:
-    from workbench.study.store.study_storage import RunningTrial, StudyStorage
+    from workbench.study.store.study_storage import StudyStorage
+    from workbench.study.store.trial_buffer import RunningTrial
 
 _HEARTBEATS_PER_GRACE = 6
 """How often a process sends a heartbeat within the time it may be silent."""

@@ -37,13 +37,17 @@ from workbench.study.run.job import plain
 from workbench.study.run.patience import STORAGE_ERRORS, Patience, reason_of
 from workbench.study.run.runner import Experimenter
 from workbench.study.store.liveness import StaleTrials
-from workbench.study.store.study_storage import StudyStorage
+from workbench.study.store.study_storage import StudyStorage, damaged
 
 _BESIDE_STUDY = "study.db"
 _NETWORK = "network_facts"
 _GRACE_SECONDS = 180.0
 _PATIENCE_SECONDS = 300.0
 _TIMES_TO_MAKE_TABLES = 8
+_NEW_BASELINE = (
+    "continue under a new baseline with --new-baseline, which trains the best plans so far again first, or start over "
+    "with --fresh; both archive the old one"
+)
 _MADE_MEANWHILE = re.compile("already exists|duplicate key|UNIQUE constraint")
 
 
@@ -69,7 +73,9 @@ def open_storage(
 
     def open_once() -> StudyStorage:
         options = _engine_options(url)
-        return StudyStorage(url, patience=patience, role=role, grace_seconds=grace, engine_kwargs=options)
+        storage = StudyStorage(url, patience=patience, role=role, grace_seconds=grace, engine_kwargs=options)
+        _refuse_damaged(storage)
+        return storage
 
     try:
         for further_times in reversed(range(_TIMES_TO_MAKE_TABLES)):
@@ -86,6 +92,8 @@ def open_storage(
             f"the storage {shown_url(url)!r} needs a driver that is not installed ({error}); "
             'for PostgreSQL: pip install "boost-workbench[cluster]"'
         ) from None
+    except StudyFailedError:
+        raise
     except Exception as error:  # SQLAlchemy raises one class per driver and mistake
         if isinstance(error, (SQLAlchemyError, ValueError)) and not isinstance(error, DBAPIError):
             # The text of a mistyped URL may repeat its password.
@@ -93,6 +101,17 @@ def open_storage(
                 "the storage given is no database URL such as postgresql+psycopg://user@host/database"
             ) from None
         raise StudyError(f"the storage {shown_url(url)!r} cannot be opened: {reason_of(error)}") from None
+
+
+def _refuse_damaged(storage: StudyStorage) -> None:
+    """Refuse a SQLite file that is not well-formed, or has rows of a study or a trial that are nowhere in it."""
+    if storage.engine.name != "sqlite":
+        return
+    with storage.engine.connect() as connection:
+        found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+        stray = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
+    if found != "ok" or stray is not None:
+        raise damaged("its file is not well-formed" if stray is None else f"it has lost what a row of {stray[0]} names")
 
 
 def _engine_options(url: str) -> dict[str, Any]:
@@ -134,8 +153,8 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
         before, now = stored.get("data_hash", ""), experimenter.data_hash
         if before and now and before != now:
             raise StudyChangedError(
-                f"the task's data changed since the study began (hash {before[:12]}, now {now[:12]}); start over with "
-                "--fresh, which archives the old one"
+                f"the task's data changed since the study began ({_other_data(before, now)}); put them back, "
+                f"{_NEW_BASELINE}"
             )
         environment = plain(experimenter.environment())
         known, found = (one.get("sources", {}) for one in (stored.get("environment", {}), environment))
@@ -145,7 +164,7 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
         elif edited:
             raise StudyChangedError(
                 f"the code of the task has changed since the study began ({', '.join(edited)}), and its trials are not "
-                "comparable with new ones; put it back, or start over with --fresh, which archives the old one"
+                f"comparable with new ones; put it back, {_NEW_BASELINE}"
             )
     alive = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING))
     if not any(trial.user_attrs.get("baseline") for trial in alive):
@@ -164,6 +183,13 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
         for key, value in attributes.items():
             study.set_user_attr(key, value)
     return study
+
+
+def _other_data(before: str, now: str) -> str:
+    kinds = [one.partition(" sha256:")[0] for one in (before, now)]
+    if kinds[0] == kinds[1] != before:  # of data without a version of their own: "first 8 batches sha256:..."
+        return f"the {kinds[0]} are not what they were"
+    return f"they were {before[:40]!r} and are {now[:40]!r}"
 
 
 def find_study(storage: StudyStorage, name: str) -> optuna.Study:
@@ -269,4 +295,6 @@ def archive_study(directory: Path) -> Path | None:
     target.mkdir(parents=True)
     for path in present:
         shutil.move(path, target / path.name)
+    if (directory / "study.toml").exists():  # so that it is a study of its own: to be looked at, or begun with
+        shutil.copy(directory / "study.toml", target)
     return target

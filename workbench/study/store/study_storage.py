@@ -28,10 +28,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import optuna
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage, RDBStorage
@@ -42,6 +40,8 @@ from workbench.study.errors import StudyFailedError
 from workbench.study.run.patience import STORAGE_ERRORS, Patience, is_damage, reason_of
 from workbench.study.store.liveness import new_mark
 from workbench.study.store.transactions import one_transaction
+from workbench.study.store.trial_buffer import Changes, RunningTrial, TrialBuffer
+from workbench.study.store.trial_reader import SEAL, TrialReader, seal_of, with_seal, without_seals
 from workbench.study.store.write_ahead import follow_journal_mode
 
 _MARK, _DEATHS, _BASELINE = "process", "worker_deaths", "baseline"  # user attributes
@@ -51,8 +51,6 @@ FRESH_SECONDS = 1.0
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_Changes = Mapping[tuple[Callable[..., None], Any], Sequence[Any]]
-"""(method of RDBStorage, what it sets: a name or a step) -> its further arguments."""
 
 
 class TrialTakenError(RuntimeError):
@@ -61,29 +59,6 @@ class TrialTakenError(RuntimeError):
 
 TAKEN_ERRORS = (TrialTakenError, UpdateFinishedTrialError)
 """What writing to a trial raises when another process has it by now, or has even finished it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunningTrial:
-    """A trial that is stored as running."""
-
-    trial_id: int
-    number: int
-    mark: Mapping[str, Any] | None = field(hash=False)
-    """Mark of the process that runs it, with its heartbeats so far; None when it has none."""
-
-
-@dataclass(slots=True)
-class _Buffer:
-    """The trial that a thread runs, what is not yet written of it, and the study as the thread last read it."""
-
-    trial_id: int
-    own: FrozenTrial
-    trials: Sequence[FrozenTrial] = ()
-    read_at: float = -float("inf")
-    began: float = field(default_factory=time.monotonic)
-    written_at: float = field(default_factory=time.monotonic)
-    changes: dict[tuple[Callable[..., None], Any], Sequence[Any]] = field(default_factory=dict)
 
 
 def _of_optuna(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[StudyStorage, _P], _R]:
@@ -124,7 +99,7 @@ class StudyStorage(BaseStorage):
     ) -> None:
         self.patience, self.role, self.grace_seconds = patience, role, grace_seconds
         self._claims: dict[int, str] = {}  # trial -> claim under which this process runs it
-        self._readers: dict[int, optuna.Study] = {}  # by study; they remember trials that have finished
+        self._readers: dict[int, TrialReader] = {}  # by study
         self._thread = threading.local()
         self._backend = RDBStorage(url, engine_kwargs=engine_kwargs)
         self.engine = self._backend.engine
@@ -134,16 +109,40 @@ class StudyStorage(BaseStorage):
 
     create_new_study = _of_optuna(RDBStorage.create_new_study)
     delete_study = _of_optuna(RDBStorage.delete_study)
-    set_study_user_attr = _of_optuna(RDBStorage.set_study_user_attr)
     set_study_system_attr = _of_optuna(RDBStorage.set_study_system_attr)
     get_study_id_from_name = _of_optuna(RDBStorage.get_study_id_from_name)
     get_study_name_from_id = _of_optuna(RDBStorage.get_study_name_from_id)
     get_study_directions = _of_optuna(RDBStorage.get_study_directions)
-    get_study_user_attrs = _of_optuna(RDBStorage.get_study_user_attrs)
     get_study_system_attrs = _of_optuna(RDBStorage.get_study_system_attrs)
-    get_all_studies = _of_optuna(RDBStorage.get_all_studies)
     get_trial_id_from_study_id_trial_number = _of_optuna(RDBStorage.get_trial_id_from_study_id_trial_number)
     _stored = _of_optuna(RDBStorage.get_trial)
+
+    # -- a study's attributes ------------------------------------------------------------------------------------------
+
+    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
+        """Keep an attribute of a study together with its checksum, which is an attribute, too."""
+
+        def put() -> None:
+            with self._transaction():
+                for name, content in with_seal(key, value).items():
+                    self._backend.set_study_user_attr(study_id, name, content)
+
+        self._request(put)
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        """Return the attributes of a study."""
+        return self._request(lambda: without_seals(self._backend.get_study_user_attrs(study_id)))
+
+    def get_all_studies(self) -> list[Any]:
+        """Return all studies, as objects of a class that Optuna does not name in public."""
+
+        def get() -> list[Any]:
+            studies = self._backend.get_all_studies()
+            for one in studies:
+                one.user_attrs = without_seals(one.user_attrs)
+            return studies
+
+        return self._request(get)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -168,12 +167,10 @@ class StudyStorage(BaseStorage):
         return copy.deepcopy(wanted) if deepcopy else wanted
 
     def _read(self, study_id: int, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
-        if study_id not in self._readers:  # a study over RDBStorage itself keeps what has finished in memory
-            name, anything = self.get_study_name_from_id(study_id), optuna.samplers.RandomSampler()
-            self._readers[study_id] = self._request(
-                lambda: optuna.load_study(study_name=name, storage=self._backend, sampler=anything)
-            )
-        return self._request(lambda: self._readers[study_id].get_trials(deepcopy=False, states=states))
+        if study_id not in self._readers:
+            name = self.get_study_name_from_id(study_id)
+            self._readers[study_id] = self._request(lambda: TrialReader(self._backend, name))
+        return self._request(lambda: self._readers[study_id].read(states))
 
     def running(self, study_id: int) -> list[RunningTrial]:
         """Return the running trials of a study, but those that this process holds."""
@@ -228,6 +225,8 @@ class StudyStorage(BaseStorage):
                 if buffer is not None and mark is not None:
                     seconds = time.monotonic() - buffer.began
                     self._backend.set_trial_user_attr(trial_id, _MARK, {**mark, "seconds": seconds})
+                seal = seal_of(self._backend.get_trial(trial_id), state, values)
+                self._backend.set_trial_system_attr(trial_id, SEAL, seal)
                 self._backend.set_trial_state_values(trial_id, state, values)
 
         try:
@@ -328,7 +327,7 @@ class StudyStorage(BaseStorage):
 
         One of `TAKEN_ERRORS` is raised when another process has the trial by now.
         """
-        self._thread.buffer = _Buffer(trial_id, self.get_trial(trial_id))
+        self._thread.buffer = TrialBuffer(trial_id, self.get_trial(trial_id))
         try:
             yield
             self.write()
@@ -372,7 +371,7 @@ class StudyStorage(BaseStorage):
         buffer.changes[method, name] = what
         return buffer.own
 
-    def _write(self, trial_id: int, changes: _Changes) -> None:
+    def _write(self, trial_id: int, changes: Changes) -> None:
         def write() -> None:
             with self._transaction():
                 self._change(trial_id, changes)
@@ -380,10 +379,10 @@ class StudyStorage(BaseStorage):
         self._request(write)
 
     @property
-    def _buffer(self) -> _Buffer | None:
+    def _buffer(self) -> TrialBuffer | None:
         return getattr(self._thread, "buffer", None)
 
-    def _buffer_of(self, trial_id: int) -> _Buffer | None:
+    def _buffer_of(self, trial_id: int) -> TrialBuffer | None:
         buffer = self._buffer
         return buffer if buffer is not None and buffer.trial_id == trial_id else None
 
@@ -395,12 +394,9 @@ class StudyStorage(BaseStorage):
         def once() -> _R:
             try:
                 return ask()
-            except (*STORAGE_ERRORS, ValueError, LookupError) as error:
+            except (*STORAGE_ERRORS, ValueError, LookupError, TypeError) as error:
                 if is_damage(error):
-                    raise StudyFailedError(
-                        f"the study's database is damaged ({reason_of(error)}); put a copy of it back, or begin again "
-                        "with --fresh, which archives it"
-                    ) from error
+                    raise damaged(reason_of(error)) from error
                 if isinstance(error, STORAGE_ERRORS):
                     self._backend.remove_session()  # its transaction died with the connection
                 raise
@@ -419,7 +415,7 @@ class StudyStorage(BaseStorage):
             raise TrialTakenError(f"another process runs trial {trial.number} now")
         return trial
 
-    def _change(self, trial_id: int, changes: _Changes) -> FrozenTrial:
+    def _change(self, trial_id: int, changes: Changes) -> FrozenTrial:
         """Write changes of a trial of this process, and return the trial as it was before."""
         before = self._hold(trial_id)
         for (method, name), what in changes.items():
@@ -430,6 +426,14 @@ class StudyStorage(BaseStorage):
 
     def _is_ours(self, trial_id: int, mark: Mapping[str, Any] | None) -> bool:
         return mark is not None and mark.get("claim") == self._claims.get(trial_id, "")
+
+
+def damaged(reason: str) -> StudyFailedError:
+    """Return the error for a database that does not hold what was written."""
+    return StudyFailedError(
+        f"the study's database is damaged ({reason}); put a copy of it back, or begin again with --fresh, which "
+        "archives it"
+    )
 
 
 def seconds_of(trial: FrozenTrial) -> float:

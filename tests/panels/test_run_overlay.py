@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.experiments.small_tasks import small_task
+from tests.panels.looking import LONG, run
+from workbench import train
+from workbench.config import BoostConfig
+from workbench.panels.run_overlay import is_baseline
+from workbench.panels.shared_config import SharedConfig
+from workbench.panels.train_panel import TrainPanel
+
+FREEZING = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": True}, "grad_freeze": {"param_groups": 2}}
+HALF = {"amp": {"level": "O2", "dtype": "float16"}, "loss_scale": {"init": 8.0}}
+
+
+def panel_on(level: str, *, out: Path | None = None) -> TrainPanel:
+    shared = SharedConfig(BoostConfig.from_dict(FREEZING if level == "O1" else {}), level)
+    return TrainPanel(small_task(), shared, steps=12, out=out, measure=False)
+
+
+def names(panel: TrainPanel) -> list[str]:
+    assert panel.overlay._reader.wait(LONG)
+    return list(dict.fromkeys(trace.name for trace in panel.live.widget.data))
+
+
+def test_the_metric_is_drawn_while_a_run_trains_without_being_asked_for(keep: Callable[[Any], Any]) -> None:
+    panel = keep(TrainPanel(small_task(), SharedConfig(level="O0"), steps=40, out=None, measure=False))
+    run(panel)
+    assert [step for step, _ in panel.trace.evaluations] == list(range(4, 41, 4))
+
+
+def test_the_newest_run_of_o0_lies_under_what_follows_and_a_tick_chooses_others(keep: Callable[[Any], Any]) -> None:
+    panel = keep(panel_on("O0"))
+    run(panel)
+    assert names(panel) == ["small"], "O0 needs no other run beside it"
+    panel.shared.set(BoostConfig.from_dict(FREEZING), "O1")
+    run(panel)
+    assert names(panel) == ["this run (O1)", "O0, run 1"]
+    run(panel)
+    assert names(panel) == ["this run (O1)", "O0, run 1"], "of earlier ones O0 alone"
+    panel.overlay.boxes["O1, run 2"].value = True
+    assert names(panel) == ["this run (O1)", "O1, run 2", "O0, run 1"]
+    panel.overlay.boxes["O0, run 1"].value = False
+    assert names(panel) == ["this run (O1)", "O1, run 2"]
+
+
+def test_smoothing_is_the_reader_s_choice(keep: Callable[[Any], Any]) -> None:
+    panel = keep(panel_on("O0"))
+    run(panel)
+    losses = panel.trace.steps["loss"].tolist()
+    panel.overlay.smoothing.choice.value = "5 steps"
+    assert panel.live.widget.data[0].y[4] == pytest.approx(sum(losses[:5]) / 5)
+    panel.overlay.smoothing.choice.value = "none"
+    assert list(panel.live.widget.data[0].y) == pytest.approx(losses)
+
+
+def test_a_recorded_run_of_o0_is_found_and_read(keep: Callable[[Any], Any], tmp_path: Path) -> None:
+    recorded = train(small_task(), {}, level="O0", steps=12, evaluate_every=6, out=tmp_path)
+    train(small_task(), HALF, level="O0", steps=12, out=tmp_path)  # newer, and no baseline
+    panel = keep(panel_on("O1", out=tmp_path))
+    run(panel)
+    label = f"O0, recorded {recorded.path.name[:15]}"  # type: ignore[union-attr]
+    assert names(panel) == ["this run (O1)", label]
+    metric = panel.live.widget.data[-1]
+    assert list(metric.x) == [6, 12], "its evaluations are read, too"
+
+
+def test_a_loss_scale_is_offered_where_a_run_has_one(keep: Callable[[Any], Any]) -> None:
+    panel = keep(panel_on("O0"))
+    run(panel)
+    assert "Loss scale" not in panel.choice.options
+    panel.shared.set(BoostConfig.from_dict(HALF))
+    run(panel)
+    assert panel.choice.options == ("Loss and metric", "Loss scale", "Step time")
+
+
+def test_o0_is_what_asks_for_nothing() -> None:
+    assert is_baseline(BoostConfig(), "O0")
+    assert not is_baseline(BoostConfig(), "O1")
+    assert not is_baseline(BoostConfig.from_dict(HALF), "O0")
+    assert not is_baseline(BoostConfig.from_dict({"boost": {"mode": "enable_all"}}), "O0"), "it cannot act"

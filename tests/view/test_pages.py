@@ -1,0 +1,122 @@
+"""What a page shows of a run, a folder and a study, and when it is a new one."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.kit.fake_runner import make_fake, write_study
+from tests.view.conftest import Visitor, record_run
+from workbench.core.records import StepRecord
+from workbench.study.run.search_and_confirm import tune
+
+Visit = Callable[[Path], Visitor]
+
+
+def version_of(page: str) -> str:
+    found = re.search(r'<main data-version="(\w+)"', page)
+    assert found is not None
+    return found.group(1)
+
+
+def test_a_run_shows_its_curves_its_events_and_its_configuration(tmp_path: Path, visit: Visit) -> None:
+    record_run(tmp_path, "one")
+    status, page = visit(tmp_path / "one").get("")
+    assert status == 200
+    for said in ("This run has ended.", 'id="figure-curves"', "accuracy 0.9", 'data-name="config.json"', "90.00"):
+        assert said in page, said
+    assert "figure-loss-scale" not in page  # float32 has none
+    assert 'href="../"' not in page  # what is above the served folder is not shown
+
+
+def test_a_run_that_goes_on_is_news_when_it_has_more_steps(tmp_path: Path, visit: Visit) -> None:
+    recorder = record_run(tmp_path, "one", finish=False)
+    visitor = visit(tmp_path)
+    page = visitor.get("one/")[1]
+    assert "Live: 40 steps so far" in page
+    assert 'href="../"' in page
+    known = version_of(page)
+    assert visitor.get(f"one/?part=main&known={known}") == (204, "")
+    recorder.write([StepRecord(40, 0.4, 10.0, 0.02)])
+    for _ in range(50):  # a page rests some times as long as it took to make
+        status, part = visitor.get(f"one/?part=main&known={known}")
+        if status == 200:
+            break
+        time.sleep(0.1)
+    assert part.startswith("<main")
+    assert "Live: 41 steps so far" in part
+    recorder.close()
+
+
+def test_a_folder_lists_its_studies_and_runs_and_offers_o0_first(tmp_path: Path, visit: Visit) -> None:
+    record_run(tmp_path / "runs", "20260101-a", level="O0")
+    record_run(tmp_path / "runs", "20260102-b", level="O1")
+    record_run(tmp_path / "runs", "20260103-c", level="O1")
+    write_study(tmp_path / "mine")
+    visitor = visit(tmp_path)
+    page = visitor.get("")[1]
+    assert '<a class="strong" href="mine/">mine</a>' in page
+    assert "not begun" in page
+    for name in ("20260101-a", "20260102-b", "20260103-c"):
+        assert f'href="runs/{name}/"' in page
+    chosen = re.findall(r'name="run" value="([^"|]*)\|[^"]*" checked', page)
+    assert [one.partition(" ")[0] for one in chosen] == ["runs/20260103-c", "runs/20260101-a"]
+    status, drawn = visitor.get(
+        "?part=overlay&run=first%7Cruns/20260101-a&run=second%7Cruns/20260102-b&window=4&x=seconds"
+    )
+    assert status == 200
+    assert '"name":"first"' in drawn
+    assert '"name":"second"' in drawn
+    assert "running mean over 4 steps" in drawn
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("window=soon", "`window` must be a whole number"),
+        ("x=parsec", "`x` must be one of step, seconds"),
+        ("&".join(["run=a%7Cone"] * 12), "13 runs are chosen, and at most 12 are drawn"),
+        ("run=a%7Cgone", "gone: there is no such run here any more"),
+    ],
+)
+def test_an_overlay_that_cannot_be_drawn_is_a_sentence(tmp_path: Path, visit: Visit, query: str, said: str) -> None:
+    record_run(tmp_path, "one")
+    status, text = visit(tmp_path).get(f"?part=overlay&run=a%7Cone&{query}")
+    assert status == 422
+    assert said in text
+
+
+def test_an_empty_folder_says_what_would_fill_it(tmp_path: Path, visit: Visit) -> None:
+    assert "`workbench tune` and `workbench train` make them" in visit(tmp_path).get("")[1]
+
+
+def test_a_study_shows_its_report_and_its_trials_and_a_run_says_that_it_ended(tmp_path: Path, visit: Visit) -> None:
+    folder = write_study(tmp_path / "mine")
+    visitor = visit(folder)
+    page = visitor.get("")[1]
+    assert "This study has not begun" in page
+    tune(folder, make_experimenter=make_fake)
+    ended = visitor.get("")[1]
+    assert version_of(ended) != version_of(page)
+    assert "This study has ended; 10 of 10 trials finished." in ended
+    for part in ('class="trials"', "figure-speed-accuracy", "boost_config.o1.json"):
+        assert part in ended
+
+
+def test_a_study_that_cannot_be_read_says_why(tmp_path: Path, visit: Visit) -> None:
+    folder = write_study(tmp_path / "mine", "[study]\nnonsense = 3\n")
+    (folder / "study.db").touch()
+    status, page = visit(folder).get("")
+    assert status == 200
+    assert "`study.task` is missing" in page
+
+
+def test_a_study_that_has_only_its_report_shows_that(tmp_path: Path, visit: Visit) -> None:
+    folder = write_study(tmp_path / "mine")
+    (folder / "result").mkdir()
+    (folder / "result" / "report.html").write_text("<main>what was found</main>", encoding="utf-8")
+    assert visit(folder).get("")[1] == "<main>what was found</main>"

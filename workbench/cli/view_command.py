@@ -1,0 +1,73 @@
+"""``workbench view``: a study, a run, or a folder of them as a page in the browser, live while work goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+from types import FrameType
+
+import typer
+
+from workbench.cli.failures import Interrupted
+from workbench.cli.output import StorageOption, say
+from workbench.core.signals import handling_signals
+
+PathArgument = typer.Argument(..., metavar="STUDY|RUN|FOLDER", help="A study, a run directory, or a folder of them.")
+PortOption = typer.Option(0, metavar="N", min=0, max=65535, help="Port of 127.0.0.1. Default: any free one.")
+
+
+def view(
+    path: Path = PathArgument,
+    port: int = PortOption,
+    no_browser: bool = typer.Option(False, "--no-browser", help="Print the address and open no browser."),
+    storage: str = StorageOption,
+) -> None:
+    """Show a study, a run or a folder as a page in the browser; it follows work that goes on.
+
+    The page is served on this machine alone, and its address holds a random token.
+    """
+    from workbench.view import Pages, ViewServer
+
+    pages = Pages(path, storage=storage)
+    try:
+        server = ViewServer(pages, port)
+    except OSError as error:
+        if error.errno not in {errno.EADDRINUSE, errno.EACCES}:
+            raise
+        why = "is in use" if error.errno == errno.EADDRINUSE else "may not be used by this account"
+        raise typer.BadParameter(f"port {port} {why}; name another one, or leave --port out for a free one") from None
+    try:
+        say(f"{path} is at {server.address}")
+        say("Ctrl-C ends this; the studies and runs themselves go on")
+        sys.stdout.flush()  # the address is what a script waits for
+        if not no_browser and has_browser():
+            threading.Thread(target=_open, args=(server.address,), daemon=True).start()
+        # A shell starts its background jobs with Ctrl-C ignored, and SIGTERM has to end them all the same.
+        with handling_signals({signal.SIGTERM: _end}):
+            server.serve_forever()
+    except KeyboardInterrupt:
+        raise Interrupted("workbench view has ended") from None
+    finally:
+        server.server_close()
+
+
+def has_browser() -> bool:
+    """Return whether there is a screen that a browser could open on; one in the terminal would take it away."""
+    if sys.platform.startswith("linux"):
+        return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return True
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _open(address: str) -> None:
+    with contextlib.suppress(webbrowser.Error):
+        webbrowser.open(address)

@@ -1,0 +1,127 @@
+"""Contour: where in the plane of two parameters the good scores lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+
+from workbench.core.records import TrialRecord
+from workbench.figures.drawing import Drawing, Mark, empty_figure
+from workbench.figures.labels import compact, counted, plain
+from workbench.figures.study_history import value_ceiling
+from workbench.figures.theme import DENSITY_SCALE, ORANGE, Theme
+from workbench.figures.thinning import Floats
+
+_GRID = 40  # points of the surface in each direction
+_WIDTH = 0.12  # of the kernel that smooths, as a share of each axis
+_FAR = 0.25  # from the next trial, as a share of each axis: there nothing is known
+_FEWEST = 8  # trials, below which a surface would be made up
+_WIDE = 30.0  # highest over lowest value, from which an axis is logarithmic
+
+
+@dataclass(frozen=True, eq=False)
+class ContourNumbers:
+    """Numbers behind a contour; one entry per trial that drew both parameters and has a score."""
+
+    numbers: tuple[int, ...]
+    x: Floats
+    y: Floats
+    values: Floats  # of the objective, no larger than its ceiling; smaller is better
+    grid_x: Floats  # ``[n]``
+    grid_y: Floats  # ``[m]``
+    surface: Floats  # smoothed objective ``[m, n]``; NaN far from every trial
+    is_log: tuple[bool, bool]  # whether x and y stand at their logarithm
+
+
+def contour_numbers(trials: Sequence[TrialRecord], x: str, y: str) -> ContourNumbers | None:
+    """Smooth what the trials scored over two numeric parameters; None where there are too few to do so.
+
+    The surface is a kernel mean of the scores (Nadaraya and Watson, 1964): it interpolates nothing that no trial near
+    has seen.
+    """
+    scored = [one for one in trials if one.state == "complete" and math.isfinite(one.value)]
+    known = [one for one in scored if _is_number(one.parameters.get(x)) and _is_number(one.parameters.get(y))]
+    places = np.array([[one.parameters[x], one.parameters[y]] for one in known], dtype=np.float64).reshape(-1, 2)
+    if len(known) < _FEWEST or min(len(set(column)) for column in places.T) < 3:
+        return None
+    is_log = [bool(column.min() > 0 and column.max() / column.min() > _WIDE) for column in places.T]
+    scaled = np.stack([np.log10(c) if log else c for c, log in zip(places.T, is_log, strict=True)])
+    low, span = scaled.min(axis=1, keepdims=True), np.ptp(scaled, axis=1, keepdims=True)
+    unit = (scaled - low) / span
+    values = np.minimum([one.value for one in known], value_ceiling(scored))
+    at = np.linspace(0.0, 1.0, _GRID)
+    surface = _smoothed(unit, values, at)
+    grid = at * span + low
+    ends = [10.0**row if log else row for row, log in zip(grid, is_log, strict=True)]
+    numbers = tuple(one.number for one in known)
+    return ContourNumbers(numbers, *places.T, values, *ends, surface, (is_log[0], is_log[1]))
+
+
+def contour_figure(
+    trials: Sequence[TrialRecord],
+    x: str,
+    y: str,
+    *,
+    objective: str = "Objective, smaller is better",
+    theme: Theme = "auto",
+    height: int = 460,
+) -> go.Figure:
+    """Draw the smoothed score over two searched parameters, config paths, with the trials that it is known from.
+
+    ``customdata[0]`` of a point is the trial's number.
+    """
+    title = f"{plain(x)} and {plain(y)}"
+    numbers = contour_numbers(trials, x, y)
+    if numbers is None:
+        return empty_figure(title, f"Fewer than {_FEWEST} finished trials differ in both.", theme=theme)
+    detail = f"smoothed over {counted(len(numbers.numbers), 'trial')}; light is good, blank is unknown"
+    drawing = Drawing(title, detail, theme=theme, height=height)
+    drawing.add(
+        "contour",
+        x=numbers.grid_x,
+        y=numbers.grid_y,
+        z=[[value if math.isfinite(value) else None for value in row] for row in numbers.surface.tolist()],
+        colorscale=[list(stop) for stop in DENSITY_SCALE],
+        ncontours=12,
+        line={"width": 0.5},
+        colorbar={"title": {"text": objective, "side": "right"}, "thickness": 12, "outlinewidth": 0},
+    )
+    drawing.marks(
+        (numbers.x, numbers.y),
+        Mark("circle", 6, ORANGE),
+        "Trial %{customdata[0]} scored %{customdata[1]} at %{x:.4g}, %{y:.4g}.",
+        customdata=[[n, compact(v)] for n, v in zip(numbers.numbers, numbers.values.tolist(), strict=True)],
+        name="trials",
+    )
+    for axis, name, is_log in ((drawing.set_x, x, numbers.is_log[0]), (drawing.set_y, y, numbers.is_log[1])):
+        axis(plain(name), **({"type": "log"} if is_log else {}))
+    return drawing.figure()
+
+
+def contour_pair(
+    trials: Sequence[TrialRecord], importance: Mapping[str, float] | None = None
+) -> tuple[str, str] | None:
+    """Return the two most important parameters that a contour can be drawn over; None where there are none."""
+    paths = list(dict.fromkeys(path for one in trials for path in one.parameters))
+    weights = importance or {}
+    ranked = sorted(paths, key=lambda path: -weights.get(path, 0.0))[:8]
+    pairs = ((one, other) for i, other in enumerate(ranked) for one in ranked[:i])
+    return next((pair for pair in pairs if contour_numbers(trials, *pair) is not None), None)
+
+
+def _smoothed(unit: Floats, values: Floats, at: Floats) -> Floats:
+    """Return the kernel mean on a grid ``[m, n]`` of the unit square; NaN where no trial is near."""
+    x, y = np.meshgrid(at, at)
+    apart = (x[..., None] - unit[0]) ** 2 + (y[..., None] - unit[1]) ** 2
+    weights = np.exp(-apart / (2.0 * _WIDTH**2))
+    mean: npt.NDArray[np.float64] = (weights @ values) / weights.sum(axis=-1)
+    return np.where(apart.min(axis=-1) <= _FAR**2, mean, np.nan)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

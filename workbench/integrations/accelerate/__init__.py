@@ -1,0 +1,18 @@
+"""A set-up in Accelerate's loop: what its arguments carry, an Accelerator of ours for a loop as it is, or one call.
+
+`carried`, `accelerator_arguments` and `prepare` are light; what needs accelerate is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workbench.integrations.accelerate.loop import accelerator_arguments, carried, prepare
+from workbench.integrations.on_first_use import on_first_use
+
+if TYPE_CHECKING:
+    from workbench.integrations.accelerate.accelerator import BoostedAccelerator
+
+__all__ = ["BoostedAccelerator", "accelerator_arguments", "carried", "prepare"]
+
+__getattr__ = on_first_use(__name__, {"BoostedAccelerator": "accelerator"}, "accelerate")

@@ -1,0 +1,153 @@
+"""Other runs beside the one on show: O0 by default, what was recorded or trained here by a tick, and smoothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from workbench.config import BoostConfig, ConfigError
+from workbench.figures import RunCurve
+from workbench.panels import kit
+from workbench.panels.kit import column, row
+from workbench.panels.panel import Panel
+from workbench.panels.style import faint
+
+_MOST_OFFERED: Final = 8
+_SMOOTHING: Final = {"automatic": None, "none": 1, **{f"{n} steps": n for n in (5, 10, 20, 50, 100, 200)}}
+
+
+class Smoothing:
+    """A choice of over how many steps the loss is averaged; ``redraw`` is called when it changes."""
+
+    def __init__(self, panel: Panel, redraw: Callable[[], Any]) -> None:
+        self.choice = kit.Dropdown(options=list(_SMOOTHING), css="wb-file", tooltip="Running mean of the loss")
+        self.widget = row("Smoothing of the loss", self.choice)
+        panel.on_change(self.choice, lambda _: redraw())
+
+    @property
+    def window(self) -> int | None:
+        """Steps of the running mean; None is a hundredth of the run."""
+        return _SMOOTHING[self.choice.value]
+
+
+class RunOverlay:
+    """Runs that can be laid over another, with a box to tick for each; ``redraw`` is called when the choice changes.
+
+    The newest run of O0 is laid over a run of anything else until the reader ticks otherwise.
+    """
+
+    def __init__(self, panel: Panel, redraw: Callable[[], Any]) -> None:
+        self._panel, self._redraw = panel, redraw
+        self._reader = panel.new_reader()
+        self._curves: dict[str, RunCurve | Path] = {}  # the newest first; a path is read when it is ticked
+        self._baseline = ""  # name of the newest run of O0
+        self._n_runs = 0
+        self._by_hand = False  # the reader has chosen
+        self._lock = threading.RLock()  # runs end on one thread, folders are read on another
+        self.boxes: dict[str, Any] = {}
+        self.smoothing = Smoothing(panel, redraw)
+        self._list = column(faint("No other run of this task yet: what is trained or recorded is offered here."))
+        inside = column(self.smoothing.widget, self._list)
+        self.widget = kit.Accordion(
+            children=(inside,), titles=("Smoothing and other runs",), selected_index=None, css="wb-more"
+        )
+
+    def curves(self) -> list[RunCurve]:
+        """Return the runs that are ticked and read."""
+        ticked = [self._curves[name] for name, box in self.boxes.items() if box.value]
+        return [curve for curve in ticked if isinstance(curve, RunCurve)]
+
+    def begin(self, folder: Path | None, task: str, *, is_baseline: bool) -> None:
+        """Offer what was recorded of a task, and have O0 laid over what begins now, unless that is O0 itself."""
+        with self._lock, self._panel.showing():
+            for name, box in self.boxes.items():
+                box.value = box.value if self._by_hand else name == self._baseline and not is_baseline
+        if folder is not None and folder.is_dir():
+            self._reader.ask(
+                lambda _: _recorded(folder, task, with_baseline=not self._baseline),
+                lambda found: self._offer_recorded(*found, ticked=not is_baseline),
+            )
+
+    def remember(self, label: str, curve: Callable[[str], RunCurve], *, is_baseline: bool) -> None:
+        """Offer a run that was trained here, under a label that is made its own, for those that come."""
+        with self._lock:
+            self._n_runs += 1
+            name = f"{label}, run {self._n_runs}"
+            self._baseline = name if is_baseline else self._baseline
+            self._offer({name: curve(name)})
+
+    def _offer_recorded(self, found: dict[str, RunCurve | Path], baseline: str, *, ticked: bool) -> None:
+        with self._lock:
+            is_first = bool(baseline) and not self._baseline
+            self._baseline = self._baseline or baseline
+            self._offer({one: curve for one, curve in found.items() if one not in self._curves})
+            if is_first and not self._by_hand:
+                with self._panel.showing():
+                    self.boxes[baseline].value = ticked
+        if is_first:
+            self._redraw()
+
+    def _offer(self, new: dict[str, RunCurve | Path]) -> None:
+        ticked = {name for name, box in self.boxes.items() if box.value}
+        names = list({**new, **self._curves})
+        kept = {*names[:_MOST_OFFERED], *ticked, self._baseline}
+        self._curves = {name: {**self._curves, **new}[name] for name in names if name in kept}
+        for name, box in self.boxes.items():
+            if name not in self._curves:
+                kit.close_recursively(box)
+        self.boxes = {name: self.boxes.get(name) or self._box(name) for name in self._curves}
+        self._list.children = tuple(self.boxes.values()) or self._list.children
+
+    def _box(self, name: str) -> Any:
+        box = kit.Checkbox(description=name, indent=False, css="wb-auto")
+        self._panel.on_change(box, lambda on: self._tick(name, on=on))
+        return box
+
+    def _tick(self, name: str, *, on: bool) -> None:
+        self._by_hand = True
+        path = self._curves[name]
+        if on and isinstance(path, Path):
+            self._reader.ask(lambda _: _curve_at(name, path), lambda curve: self._read(name, curve))
+        else:
+            self._redraw()
+
+    def _read(self, name: str, curve: RunCurve) -> None:
+        self._curves[name] = curve
+        self._redraw()
+
+
+def _recorded(folder: Path, task: str, *, with_baseline: bool) -> tuple[dict[str, RunCurve | Path], str]:
+    """Return the newest runs of a task below a folder, and the name of that of O0, which is read."""
+    from workbench.runs import list_runs, read_run
+
+    listed = list_runs(folder)
+    listed = listed[(listed["task"] == task) & listed["finished"]]
+    found: dict[str, RunCurve | Path] = {}
+    for entry in listed.head(_MOST_OFFERED).to_dict("records"):
+        found[f"{entry['level']}, recorded {Path(entry['run']).name[:15]}"] = folder / entry["run"]
+    if not with_baseline:
+        return found, ""
+    for entry in listed[listed["level"] == "O0"].head(_MOST_OFFERED).to_dict("records"):
+        run = read_run(folder / entry["run"], most_histograms=0)
+        if is_baseline(BoostConfig.from_dict(run.config), "O0"):
+            name = f"O0, recorded {run.name[:15]}"
+            return {**found, name: _curve_at(name, folder / entry["run"])}, name
+    return found, ""
+
+
+def _curve_at(name: str, path: Path) -> RunCurve:
+    from workbench.runs import read_run
+
+    run = read_run(path, most_histograms=0)
+    evaluated = run.events[run.events["kind"] == "evaluation"] if len(run.events) else run.events
+    return RunCurve(name, run.steps, [(int(one.step) + 1, float(one.value)) for one in evaluated.itertuples()])
+
+
+def is_baseline(config: BoostConfig, level: str) -> bool:
+    """Return whether a configuration at a level asks for nothing that O0 does not have."""
+    try:
+        return config.resolve(level) == BoostConfig().resolve("O0")
+    except ConfigError:
+        return False

@@ -1,0 +1,127 @@
+"""Pages about runs: one run by itself, and the curves of several laid over each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import plotly.graph_objects as go
+from markupsafe import Markup
+
+from workbench.core.text import format_duration
+from workbench.figures import (
+    MetricScale,
+    RunCurve,
+    gradient_exponents_figure,
+    loss_curves_figure,
+    loss_scale_figure,
+    step_time_figure,
+)
+from workbench.figures.loss_curves import Axis
+from workbench.report.page import embed, render
+from workbench.report.served import Served
+from workbench.runs import Run, read_run
+
+MOST_HISTOGRAMS = 200
+"""Of gradients that a page draws: more take seconds to read, and nobody sees them."""
+_MOST_EVENTS = 200  # listed, the last ones
+_AXES = ("step", "seconds")
+MOST_OVERLAID = 12  # more lines than that nobody tells apart
+
+
+def run_report_html(run: Run, *, served: Served | None = None) -> str:
+    """Return the page of one run, whether it has finished, was killed, or goes on.
+
+    What the run has none of has no section.
+    """
+    scale = metric_of(run)
+    drawn: dict[str, go.Figure] = {}
+    if len(run.steps):
+        curve = curve_of_run(run, run.name)
+        drawn["curves"] = loss_curves_figure([curve], metric=scale)
+        if (run.steps["loss_scale"] != 1.0).any():  # float32 has none
+            drawn["loss-scale"] = loss_scale_figure(run.steps, run.events)
+        if any(str(name).startswith("time.") for name in run.steps.columns):
+            drawn["step-time"] = step_time_figure({run.name: run.steps})
+        if any(len(cell) for cell in run.steps["grad_exponents"]):
+            drawn["exponents"] = gradient_exponents_figure(run.steps)
+    figures = {
+        name: embed(drawn[name], f"figure-{name}") if name in drawn else Markup("")
+        for name in ("curves", "loss-scale", "step-time", "exponents")
+    }
+    return render(
+        "run_report.html.j2",
+        title=f"{run.name}: run",
+        run=run,
+        key_figures=_key_figures(run, scale),
+        figures=figures,
+        events=run.events.iloc[-_MOST_EVENTS:].iloc[::-1].to_dict("records"),
+        environment=_told(run.environment),
+        served=served,
+    )
+
+
+def overlay_html(runs: Mapping[str, Path], *, window: int = 1, x: str = "step") -> Markup:
+    """Return the curves of some runs over each other.
+
+    Args:
+        runs: Label -> run directory, `MOST_OVERLAID` at most.
+        window: Steps over which the loss is averaged, >= 1.
+        x: ``"step"`` or ``"seconds"``.
+
+    Raises:
+        ValueError: When there are too many runs, or a value is none of these.
+        RunError: When a run cannot be read.
+    """
+    if len(runs) > MOST_OVERLAID:
+        raise ValueError(f"`run` may be given {MOST_OVERLAID} times at most, got {len(runs)}")
+    if x not in _AXES:
+        raise ValueError(f"`x` must be one of {', '.join(_AXES)}, got {x!r}")
+    read = {label: read_run(path, most_histograms=0) for label, path in runs.items()}
+    scales = {metric_of(run) for run in read.values()}
+    curves = [curve_of_run(run, label) for label, run in read.items()]
+    metric = scales.pop() if len(scales) == 1 else None
+    figure = loss_curves_figure(curves, x=cast("Axis", x), window=window, metric=metric)
+    return embed(figure, "figure-overlay")
+
+
+def curve_of_run(run: Run, label: str) -> RunCurve:
+    """Return what a run has recorded of its loss and its metric."""
+    evaluated = run.events[run.events["kind"].astype(str) == "evaluation"]
+    steps, values = evaluated["step"].tolist(), evaluated["value"].tolist()
+    return RunCurve(
+        label, run.steps, [(int(step) + 1, float(value)) for step, value in zip(steps, values, strict=True)]
+    )
+
+
+def metric_of(run: Run) -> MetricScale:
+    """Return how the metric of a run is written, as its summary or its first evaluation names it."""
+    evaluated = run.events[run.events["kind"].astype(str) == "evaluation"]
+    name = run.summary.get("metric_name") or next(iter(evaluated["subject"]), "") or "metric"
+    return MetricScale(str(name), higher_is_better=bool(run.summary.get("higher_is_better", True)))
+
+
+def _key_figures(run: Run, scale: MetricScale) -> list[tuple[str, str, str]]:
+    """Return label, value and note of each number at the top of the page."""
+    evaluations = curve_of_run(run, "").evaluations
+    last = evaluations[-1][1] if evaluations else math.nan
+    name = scale.name[:1].upper() + scale.name[1:]
+    losses = run.steps["loss"].dropna()
+    times = run.steps["step_ms"].dropna()
+    found = [
+        ("Steps", f"{len(run.steps):,}".replace(",", "\u202f"), "finished" if run.finished else "not finished"),
+        (name, scale.value_text(last), f"after {evaluations[-1][0]} steps") if evaluations else None,
+        ("Training loss", f"{losses.iloc[-1]:.4g}", "of the last step") if len(losses) else None,
+        ("Time", format_duration(run.duration), f"{times.median():.3g} ms per step" if len(times) else ""),
+        ("Overflows", f"{len(run.overflow_steps)}", "steps") if len(run.overflow_steps) else None,
+    ]
+    return [one for one in found if one is not None]
+
+
+def _told(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of where a run ran, as words: what there is none of is left out."""
+    plain = {key.replace("_", " "): value for key, value in environment.items() if value not in (None, "", {}, [])}
+    listed: Sequence[str] = [key for key in plain if not key.endswith("checksum") and key != "schema version"]
+    return {key: plain[key] for key in listed}

@@ -1,0 +1,119 @@
+"""How the trials of a study are read: what has ended is checked once, kept once, and shares its equal parts.
+
+SQLite and PostgreSQL do not notice that a bit of a value has turned on the disk. So a trial is finished together with a
+checksum of all that is stored of it but the dates, and what is read later is compared with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import threading
+import zlib
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from workbench.study.store.ended_trials import ENDED, EndedTrials
+
+SEAL = "crc32"
+"""Name of the system attribute that has the checksum of a trial."""
+
+_SEAL_OF = f"{SEAL} of "
+_SHARED_PARTS = 512
+
+
+class TrialReader:
+    """Reads the trials of a study; optuna's own study object remembers those that have ended.
+
+    Args:
+        backend: The database.
+        name: The study's.
+    """
+
+    def __init__(self, backend: RDBStorage, name: str) -> None:
+        self._study = optuna.load_study(study_name=name, storage=backend, sampler=optuna.samplers.RandomSampler())
+        self._ended, self._lock = EndedTrials(), threading.Lock()
+        self._damage = ""
+
+    def read(self, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
+        """Return the trials, those in some states.
+
+        Raises:
+            LookupError: When one that has ended is not what was stored.
+        """
+        if states is not None and not any(state in states for state in ENDED):
+            return self._study.get_trials(deepcopy=False, states=states)
+        trials = self._study.get_trials(deepcopy=False)
+        with self._lock:
+            for trial in self._ended.new(trials):
+                if trial.system_attrs.get(SEAL, seal := seal_of(trial)) != seal:  # earlier versions wrote none
+                    self._damage = f"trial {trial.number} is not what its checksum says"
+                for name, value in trial.user_attrs.items():
+                    trial.user_attrs[name] = _shared(value)
+            if self._damage:
+                raise LookupError(self._damage)
+        return trials if states is None else [trial for trial in trials if trial.state in states]
+
+
+def seal_of(trial: FrozenTrial, state: TrialState | None = None, values: Sequence[float] | None = None) -> int:
+    """Return the checksum of a trial, or of one that ends now in a state and with values."""
+    content = {
+        "number": trial.number,
+        "state": (state or trial.state).name,
+        "values": [float(one) for one in (trial.values if state is None else values) or ()],
+        "params": trial.params,
+        "reports": trial.intermediate_values,
+        "user": trial.user_attrs,
+        "system": {name: value for name, value in trial.system_attrs.items() if name != SEAL},
+    }
+    return checksum(content)
+
+
+def checksum(value: Any) -> int:
+    """Return the CRC-32 of a value of JSON, as a database gives it back: names are text, tuples are lists."""
+    return _crc_of(json.dumps(value, sort_keys=True))
+
+
+@functools.lru_cache(_SHARED_PARTS)
+def _crc_of(text: str) -> int:
+    return zlib.crc32(json.dumps(json.loads(text), sort_keys=True).encode())
+
+
+def with_seal(name: str, value: Any) -> dict[str, Any]:
+    """Return an attribute of a study, and the one that has its checksum: read together, they are of one moment."""
+    return {name: value, f"{_SEAL_OF}{name}": checksum(value)}
+
+
+def without_seals(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a study but those that have checksums.
+
+    Raises:
+        LookupError: When one is not what was stored.
+    """
+    for name, value in attributes.items():
+        if attributes.get(f"{_SEAL_OF}{name}", seal := checksum(value)) != seal:
+            raise LookupError(f"its attribute {name} is not what its checksum says")
+    return {name: value for name, value in attributes.items() if not name.startswith(_SEAL_OF)}
+
+
+def _shared(value: Any) -> Any:
+    """Return a value of JSON whose parts are those of equal values before it, as far as these are remembered.
+
+    The configuration of a trial takes some 20 kB, and differs from the next one's in a few places.
+    """
+    if isinstance(value, str):
+        return sys.intern(value)
+    return _of_text(json.dumps(value)) if isinstance(value, dict | list) else value
+
+
+@functools.lru_cache(_SHARED_PARTS)
+def _of_text(text: str) -> Any:
+    value = json.loads(text)  # by its text, since 1, 1.0 and True are equal
+    if isinstance(value, dict):
+        return {sys.intern(name): _shared(one) for name, one in value.items()}
+    return [_shared(one) for one in value]

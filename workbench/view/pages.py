@@ -1,0 +1,309 @@
+"""What `workbench view` shows of a folder: a study's report, a run, or a list of both.
+
+Pages are those of ``report``. One is made again only when the files it is made from have changed, and not more often
+than its making allows: a study of thousands of trials takes seconds to read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from workbench.core.records import StudyResult
+from workbench.report import folder_page_html, overlay_html, read_sources, run_report_html, study_report_html
+from workbench.report.run_report import MOST_OVERLAID
+from workbench.report.served import RunChoice, Served
+from workbench.report.trial_data import reference_of
+
+_DEPTH = 3  # of studies below a folder
+_MOST_RUNS = 200  # that are listed
+_QUIET_SECONDS = 180.0  # without a change, after which nobody is believed to be at work
+_PAUSE = 3.0  # a page rests so many times as long as it took to make
+
+
+class ViewError(ValueError):
+    """There is nothing to show; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    signature: str  # of the files it was made from
+    version: str
+    html: str
+    rests_until: float  # time.monotonic() before which it is not made again
+
+
+class Pages:
+    """Pages of a folder and of everything below it, and of nothing else.
+
+    Args:
+        root: A study, a run, or a folder that holds some.
+        storage: Optuna storage URL of the study in ``root``; None reads the SQLite file beside it.
+
+    Raises:
+        ViewError: When there is no such folder.
+    """
+
+    def __init__(self, root: str | Path, *, storage: str | None = None) -> None:
+        asked = Path(root)
+        if asked.name == "study.toml" and asked.is_file():
+            asked = asked.parent
+        if not asked.is_dir():
+            why = "it is a file" if asked.exists() else "there is no such folder"
+            raise ViewError(f"{root}: {why}; name a study, a run directory, or a folder that holds some")
+        self.root, self.storage = asked.resolve(), storage
+        if storage is not None and not _is_study(self.root):
+            raise ViewError(f"--storage goes with a study, and {root} has no study.toml")
+        self._made: dict[Path, _Page] = {}
+        self._lock = threading.Lock()  # Optuna's verbosity and the warnings filter belong to one thread at a time
+
+    def answer(self, path: str, query: Mapping[str, Sequence[str]]) -> tuple[HTTPStatus, str]:
+        """Return the page of a folder below the root; a sentence where there is none, or something on it is wrong."""
+        folder = self._below_root(path)
+        if folder is None:
+            return HTTPStatus.NOT_FOUND, "there is no such folder here"
+        asked = {name: values[-1] for name, values in query.items()}
+        part = asked.get("part")
+        try:
+            with self._lock:
+                if part == "overlay":
+                    return HTTPStatus.OK, self._overlay(query.get("run", ()), asked)
+                page = self._page(folder)
+        except (ValueError, RuntimeError, OSError) as error:  # ours are sentences, and name the file
+            return HTTPStatus.UNPROCESSABLE_ENTITY, str(error)
+        if part != "main":
+            return HTTPStatus.OK, page.html
+        if asked.get("known") == page.version:
+            return HTTPStatus.NO_CONTENT, ""
+        begin, end = page.html.index("<main"), page.html.rindex("</main>") + len("</main>")
+        return HTTPStatus.OK, page.html[begin:end]
+
+    def _below_root(self, path: str) -> Path | None:
+        """Return the folder that a path names; None where there is none, or it lies outside, by a link, too."""
+        if "\0" in path:
+            return None
+        folder = (self.root / path).resolve()
+        return folder if folder.is_relative_to(self.root) and folder.is_dir() else None
+
+    def _page(self, folder: Path) -> _Page:
+        known, now = self._made.get(folder), time.monotonic()
+        if known is not None and now < known.rests_until:
+            return known
+        kind = _StudyPage if _is_study(folder) else _RunPage if _is_run(folder) else _FolderPage
+        made_by = kind(self, folder)
+        signature = made_by.signature()
+        if known is not None and known.signature == signature:
+            return known
+        version = hashlib.sha256(signature.encode()).hexdigest()[:16]
+        text = made_by.html(version)
+        took = time.monotonic() - now
+        self._made[folder] = _Page(signature, version, text, time.monotonic() + _PAUSE * took)
+        return self._made[folder]
+
+    def _overlay(self, paths: Sequence[str], asked: Mapping[str, str]) -> str:
+        if len(paths) > MOST_OVERLAID:
+            raise ViewError(f"{len(paths)} runs are chosen, and at most {MOST_OVERLAID} are drawn; leave some out")
+        chosen: dict[str, Path] = {}
+        for path in paths:
+            label, _, place = path.rpartition("|")
+            folder = self._below_root(place)
+            if folder is None or not _is_run(folder):
+                raise ViewError(f"{place}: there is no such run here any more")
+            chosen[label or folder.name] = folder
+        window = asked.get("window", "1")
+        if not window.isdecimal():
+            raise ViewError(f"`window` must be a whole number of steps, got {window!r}")
+        return str(overlay_html(chosen, window=max(1, int(window)), x=asked.get("x", "step")))
+
+    def up_from(self, folder: Path) -> tuple[str, str] | None:
+        """Return address and name of the folder around one that is no longer the root."""
+        return None if folder == self.root else ("../", folder.parent.name)
+
+    def choice(self, folder: Path, label: str, address: str, *, chosen: bool) -> RunChoice:
+        """Return a run to be laid over others; its path carries its label."""
+        return RunChoice(f"{label}|{folder.relative_to(self.root).as_posix()}", label, address, chosen)
+
+
+class _StudyPage:
+    def __init__(self, pages: Pages, folder: Path) -> None:
+        self._pages, self._folder = pages, folder
+        self._storage = pages.storage if folder == pages.root else None
+
+    def signature(self) -> str:
+        """Return what changes when the study does; of a database elsewhere nobody knows, and the time has to do."""
+        names = ("study.toml", "study.db", "study.db-wal", "status.json")
+        files = [self._folder / name for name in names]
+        result = self._folder / "result"
+        files += sorted(result.iterdir()) if result.is_dir() else []
+        elsewhere = "" if self._storage is None else f"{time.time() // 5}"
+        quiet = "" if time.time() - _changed(files) < _QUIET_SECONDS else "quiet"
+        return f"{_stamps(files)} {elsewhere} {quiet}"
+
+    def html(self, version: str) -> str:
+        from workbench.study import StudyError, read_result
+
+        served = Served(version, up=self._pages.up_from(self._folder))
+        if self._storage is None and not (self._folder / "study.db").exists():
+            return self._without_database(served)
+        try:
+            answer = read_result(self._folder, storage=self._storage)
+        except StudyError as error:
+            return folder_page_html(self._folder.name, note=str(error), served=served)
+        state, is_live = self._state(answer)
+        runs = [self._choice(trial, answer) for trial in answer.trials if trial.run_path]
+        known = [one for one in runs if one is not None]
+        served = replace(served, state=state, is_live=is_live, runs=known[:_MOST_RUNS])
+        return study_report_html(answer, read_sources(answer), served=served)
+
+    def _without_database(self, served: Served) -> str:
+        """Return the report that lies beside a study whose database is elsewhere, or that it has not begun."""
+        report = self._folder / "result" / "report.html"
+        if report.is_file():
+            return report.read_text(encoding="utf-8")
+        note = f"This study has not begun. `workbench tune {self._folder}` begins it, and this page follows."
+        return folder_page_html(self._folder.name, note=note, served=served)
+
+    def _choice(self, trial: Any, answer: StudyResult) -> RunChoice | None:
+        folder = self._pages._below_root(str((self._folder / trial.run_path).absolute()))
+        if folder is None:
+            return None
+        name = "O0" if trial.number == 0 else f"trial {trial.number}"
+        label = f"{name} · {trial.summary}" if trial.number and trial.summary else name
+        chosen = trial.number in {0, reference_of(answer)}
+        return self._pages.choice(folder, label, f"{quote(trial.run_path)}/", chosen=chosen)
+
+    def _state(self, answer: StudyResult) -> tuple[str, bool]:
+        counts = answer.counts
+        done = f"{counts.n_finished} of {answer.n_trials} trials finished"
+        if answer.is_over:
+            return f"This study has ended; {done}.", False
+        changed = _changed([self._folder / name for name in ("study.db", "study.db-wal")])
+        if self._storage is None and time.time() - changed > _QUIET_SECONDS:
+            since = time.strftime("%Y-%m-%d %H:%M", time.localtime(changed))
+            return (
+                f"Nobody has worked on it since {since}; {done}. `workbench tune {self._folder}` continues it.",
+                False,
+            )
+        running = counts.others.get("running", 0)
+        more = f", {running} running" if running else ""
+        return f"Live: {done}{more}. This page follows.", True
+
+
+class _RunPage:
+    def __init__(self, pages: Pages, folder: Path) -> None:
+        self._pages, self._folder = pages, folder
+
+    def signature(self) -> str:
+        """Return what changes when the run does."""
+        files = sorted(self._folder.iterdir())
+        quiet = "" if time.time() - _changed(files) < _QUIET_SECONDS else "quiet"
+        return f"{_stamps(files)} {quiet}"
+
+    def html(self, version: str) -> str:
+        from workbench.report.run_report import MOST_HISTOGRAMS
+        from workbench.runs import read_run
+
+        run = read_run(self._folder, most_histograms=MOST_HISTOGRAMS)
+        is_live = not run.finished and time.time() - _changed(list(self._folder.iterdir())) < _QUIET_SECONDS
+        state = "This run has ended." if run.finished else "This run was ended before its time."
+        state = f"Live: {len(run.steps)} steps so far. This page follows." if is_live else state
+        served = Served(version, state, is_live, self._pages.up_from(self._folder))
+        return run_report_html(run, served=served)
+
+
+class _FolderPage:
+    def __init__(self, pages: Pages, folder: Path) -> None:
+        self._pages, self._folder = pages, folder
+
+    def signature(self) -> str:
+        """Return what changes when a study or a run comes or ends."""
+        from workbench.runs import find_runs
+
+        studies = [path / "study.toml" for path in _studies_below(self._folder, _DEPTH)]
+        answers = [path.parent / "result" for path in studies]
+        runs = [path / name for path in find_runs(self._folder) for name in ("steps.jsonl", "summary.json")]
+        return f"{_stamps([*studies, *answers, *runs])}"
+
+    def html(self, version: str) -> str:
+        from workbench.runs import list_runs
+
+        frame = list_runs(self._folder)
+        rows = [{**row, "address": f"{quote(row['run'])}/"} for row in frame.head(_MOST_RUNS).to_dict("records")]
+        first = next((row["run"] for row in rows if row["level"] == "O0"), None)
+        newest = rows[0]["run"] if rows else None
+        choice, chosen = self._pages.choice, {first, newest}
+        runs = [
+            choice(self._folder / row["run"], _run_label(row), row["address"], chosen=row["run"] in chosen)
+            for row in rows
+        ]
+        studies = [_told(path, self._folder) for path in _studies_below(self._folder, _DEPTH)]
+        served = Served(version, up=self._pages.up_from(self._folder), runs=runs)
+        return folder_page_html(self._folder.name, studies=studies, runs=rows, n_runs=len(frame), served=served)
+
+
+def _is_study(folder: Path) -> bool:
+    return (folder / "study.toml").is_file()
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "environment.json").is_file() and (folder / "config.json").is_file()
+
+
+def _stamps(files: Sequence[Path]) -> str:
+    """Return a text that changes when one of these files does, comes or goes."""
+    return " ".join(f"{path.name}:{stamp}" for path in files if (stamp := _stamp(path)))
+
+
+def _stamp(path: Path) -> str:
+    try:
+        found = path.stat()
+    except OSError:  # there is none, or it went in this moment
+        return ""
+    return f"{found.st_mtime_ns}:{found.st_size}"
+
+
+def _changed(files: Sequence[Path]) -> float:
+    """Return when the newest of these files changed, in seconds since the epoch; 0 where there is none."""
+    return max((int(stamp.partition(":")[0]) / 1e9 for path in files if (stamp := _stamp(path))), default=0.0)
+
+
+def _studies_below(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the studies of a folder, sorted by path; those inside another study and behind links are left out."""
+    try:
+        entries = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError:  # not ours to read
+        return
+    for path in entries:
+        if path.name.startswith("."):
+            continue
+        if _is_study(path):
+            yield path
+        elif depth > 1 and not _is_run(path):
+            yield from _studies_below(path, depth - 1)
+
+
+def _told(path: Path, folder: Path) -> dict[str, Any]:
+    """Return what a list says of a study, from its file alone: reading its trials takes seconds."""
+    place = path.relative_to(folder).as_posix()
+    has_answer = any((path / "result").glob("boost_config.*.json"))
+    state = "has its answer" if has_answer else "begun" if (path / "study.db").exists() else "not begun"
+    told = {"name": place, "address": f"{quote(place)}/", "state": state, "task": "", "trials": "", "objective": ""}
+    try:
+        section = tomllib.loads((path / "study.toml").read_text(encoding="utf-8")).get("study", {})
+    except (OSError, ValueError):  # its own page says what is wrong with it
+        return told
+    asked = {"task": "task", "trials": "n_trials", "objective": "objective"}
+    return told | {name: section.get(key, "") for name, key in asked.items()}
+
+
+def _run_label(row: Mapping[str, Any]) -> str:
+    parts = (row["run"], row["task"], row["level"], f"{row['steps']} steps", "" if row["finished"] else "not finished")
+    return " · ".join(part for part in parts if part)
