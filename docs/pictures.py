@@ -53,7 +53,7 @@ def main() -> None:
             _keep(_drawn(figure, theme, height), f"{name}-{theme}")
     for screens in map(Path, sys.argv[1:]):
         for theme in ("light", "dark"):
-            tab = Image.open(screens / f"loss_scale_{theme}_1300.png")
+            tab = Image.open(screens / f"workbench-loss_scale_{theme}_1440.png")
             _keep(tab.crop((0, 0, tab.width, min(tab.height, _TAB_HEIGHT))), f"workbench-{theme}")
 
 

@@ -87,7 +87,7 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "ipywidgets": {"panels"},
     "traitlets": {"panels"},
     "markdown_it": {"panels"},
-    "tomlkit": {"panels"},
+    "tomlkit": {"study"},
     "typer": {"cli"},
     "rich": {"cli"},
     "torch": {"core", *METHODS, "training", "mindspore", "online", "integrations", "tasks", "bench"},

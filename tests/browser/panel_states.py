@@ -112,6 +112,14 @@ panel = ConfigPanel(shared)
 panel.sections.selected_index = list(panel._paths).index("grad_freeze")
 panel"""
 
+_BENCH = """\
+from workbench import Workbench
+
+panel = Workbench(task, out="screens", studies="screen_studies")
+panel.panel("Loss scale").open(recorded.path)
+panel.tabs.selected_index = 2
+panel"""
+
 STATES: dict[str, str] = {
     "configure-empty": "ConfigPanel(SHARED())",
     "configure-edited": _EDITED,
@@ -135,6 +143,7 @@ STATES: dict[str, str] = {
     "compare-stopped": "held(lambda t: ComparePanel(t, SHARED(), steps=40, seeds=3), 200, stop=True)",
     "compare-done": "started(ComparePanel(task, SHARED(), steps=60, seeds=3))",
     "compare-failed": "started(ComparePanel(task_that(20, fail), SHARED(), steps=40, seeds=3))",
+    "workbench-loss_scale": _BENCH,
     "export-empty": "ExportPanel(None, SHARED())",
     "export-done": "panel = ExportPanel('screen_studies/done', SHARED(), folder='saved')\n_ = panel.save()\npanel",
     "export-failed": "ExportPanel('nowhere', SHARED())",

@@ -73,15 +73,20 @@ _WORDS_COLLIDE = """(panel) => {
 }"""
 
 
+def scrolls_sideways(page: Page, panel: Locator) -> list[str]:
+    """Return what of a panel does not fit into its width, once it had the time to."""
+    with contextlib.suppress(PlaywrightTimeoutError):  # then it is said what
+        page.wait_for_function(_FITS, arg=panel.element_handle(), timeout=4_000)
+    found: list[str] = panel.evaluate(_SCROLLS_SIDEWAYS)
+    return found
+
+
 def photograph(page: Page, panel: Locator, file: Path) -> list[str]:
     """Take a picture of a panel, as high as it is, and return what does not fit."""
     panel.scroll_into_view_if_needed()
-    handle = panel.element_handle()
-    with contextlib.suppress(PlaywrightTimeoutError):  # then the picture is wanted all the more
-        page.wait_for_function(_FITS, arg=handle, timeout=4_000)
+    found = scrolls_sideways(page, panel)
     panel.screenshot(path=file)
-    found: list[str] = panel.evaluate(_SCROLLS_SIDEWAYS) + panel.evaluate(_WORDS_COLLIDE)
-    return found
+    return [*found, *panel.evaluate(_WORDS_COLLIDE)]
 
 
 def test_pictures_of_all_panels(lab: Lab, view: View, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ pytest.importorskip("transformers", reason="pip install boost-workbench[test] br
 from transformers import Trainer, TrainerCallback
 
 from tests.kit.hugging_face import NO_METHODS, arguments, classifier, padded, sentences
+from workbench.config import BoostConfig
 from workbench.integrations.transformers import BoostedTrainer
+from workbench.integrations.transformers.conflicts import conflict
 from workbench.methods.schedule.method import factor_at
 
 DATA, HELD_OUT = sentences(), sentences(320)[256:]
@@ -266,6 +269,25 @@ def test_what_both_would_do_is_refused_with_the_way_out(name: str, tmp_path: Pat
     given, config, sentence = CONFLICTS[name]
     with pytest.raises(ValueError, match=sentence):
         boosted(tmp_path, NO_METHODS | config, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, ""),
+        ({"fp16": True}, "`fp16=True` scales the loss, as a set-up does; leave it out, and set amp.level O2"),
+        ({"lr_scheduler_type": "greedy"}, "`lr_scheduler_type` greedy follows the evaluations"),
+        ({"deepspeed": "zero.json"}, "`deepspeed` shards what the set-up steps as a whole; leave it out"),
+        ({"fsdp": "full_shard"}, "`fsdp` shards what the set-up steps as a whole; leave it out"),
+        ({"n_gpu": 4}, "4 GPUs in one process would train as one DataParallel; start a process for each"),
+    ],
+    ids=["nothing", "fp16", "greedy", "deepspeed", "fsdp", "GPUs"],
+)
+def test_what_a_cpu_cannot_show_is_refused_as_well(given: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    args = SimpleNamespace(**vars(arguments(tmp_path)) | {"n_gpu": 0} | given)
+    told = conflict(args, BoostConfig.from_dict(NO_METHODS).resolve("O1"))  # type: ignore[arg-type]
+    assert told.startswith(sentence)
+    assert bool(told) == bool(sentence)
 
 
 def test_a_scheduler_object_and_a_loss_of_the_users_are_refused_where_they_would_be_overridden(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def test_every_section_of_a_set_up_has_a_row() -> None:
 def test_what_a_row_says_is_what_a_framework_answers() -> None:
     lines = {line.split(" | ")[0][2:]: line.strip(" |").split(" | ")[1:] for line in table().splitlines()[2:]}
     assert len(lines) == len(ROWS)
-    assert lines["AdamW"] == ["`torch.optim.AdamW`", "`optim`", "us", "`nn.AdamWeightDecay`"]
-    assert lines["LessBN"] == ["us", "us", "us", "`Model`"]
-    assert lines["Muon"] == ["us", "us", "us", "–"]
+    assert lines["AdamW"] == ["`torch.optim.AdamW`", "`optim`", "us", "us", "`nn.AdamWeightDecay`"]
+    assert lines["torch.compile"] == ["`torch.compile`", "`torch_compile`", "us", "`dynamo_backend`", "–"]
+    assert lines["LessBN"] == ["us", "us", "us", "us", "`Model`"]
+    assert lines["Muon"] == ["us", "us", "us", "us", "–"]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
+from torch.utils.data import DataLoader
 
 from tests.kit.runs import run_task
 from workbench.config import BoostConfig
 from workbench.nn import AdamOffload, thor
 from workbench.tasks import Task
+from workbench.tasks.in_memory import task_in_memory
 
 transformers = pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
 
@@ -76,3 +79,35 @@ def test_a_bert_is_a_task_like_any_other(name: str) -> None:
     result = run_task(task, config, steps=40, device=torch.device("cpu"))
     assert not result.diverged
     assert result.metric < 0.3
+
+
+class Tokenised:
+    """A tokenised data set in memory with torch's format, as `datasets` keeps it: columns, of which a row is a dict."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.columns = {name: [row[name] for row in rows] for name in rows[0]}
+
+    def __len__(self) -> int:
+        return len(self.columns["labels"])
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return {name: torch.as_tensor(column[place]) for name, column in self.columns.items()}
+
+
+@pytest.mark.slow
+def test_a_tokenised_data_set_in_memory_is_read_by_workers_and_judged_by_the_model() -> None:
+    rows = [{"input_ids": part.tolist(), "labels": int(of)} for part, of in zip(*sentences(96), strict=True)]
+    train = DataLoader(Tokenised(rows[:64]), 8, shuffle=True, num_workers=2)
+    held_out = DataLoader(Tokenised(rows[64:]), 16, num_workers=1)
+    model = small_bert()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    options: dict[str, Any] = {"optimizer": optimizer, "epochs": 2}
+    by_loss = task_in_memory(model, train, held_out, **options)
+    by_accuracy = task_in_memory(model, train, held_out, metric="accuracy", outputs="logits", **options)
+    plain = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
+    config = BoostConfig.from_dict(plain | {"batch": {"factor": 2.0}, "curriculum": {"kind": "sequence"}})
+    for task in (by_loss, by_accuracy):
+        result = run_task(task, config, steps=16, device=torch.device("cpu"))
+        assert not result.diverged
+    assert by_loss.metric_name == "loss"
+    assert 0.0 <= result.metric <= 1.0

@@ -209,3 +209,28 @@ def test_closing_in_the_middle_leaves_no_thread(made: Make) -> None:
     assert reached.wait(LONG)
     panel.close()
     assert our_threads() == []
+
+
+def test_curves_grow_while_it_trains_and_the_verdict_takes_their_place(made: Make) -> None:
+    panel = made(small_task(), steps=20, seeds=2)
+    assert panel.view.value == "Verdict"
+    run(panel)
+    assert panel.view.value == "Verdict"
+    assert panel.figure.widget.is_present
+    panel.view.value = "Learning curves"
+    traces = {(trace.name, trace.yaxis): trace for trace in drawn(panel.curves).data}
+    assert {name for name, _ in traces} == {"O0", "this configuration"}
+    assert list(traces["O0", "y2"].x) == list(range(2, 21, 2)), "each is evaluated ten times"
+    assert not panel.figure.widget.is_present
+
+
+def test_a_configuration_kept_by_name_can_be_a_side(made: Make) -> None:
+    panel = made(small_task(), steps=4, seeds=1)
+    panel.shared.change({"loss_scale.window": 500})
+    panel.shared.keep("careful")
+    panel.sides[1].source.value = "careful"
+    run(panel)
+    assert panel.comparison is not None
+    assert [side.label for side in panel.comparison.sides] == ["O0", "careful"]
+    panel.shared.forget("careful")
+    assert panel.sides[1].source.value == "This configuration"

@@ -14,7 +14,7 @@ from tests.panels.looking import everything, html_in, text_in
 from workbench.config import SWITCHES, BoostConfig, NetworkFacts, describe_parameters
 from workbench.methods.registry import METHODS
 from workbench.panels.config_panel import ConfigPanel, card_html, owner_note
-from workbench.panels.controls import number_text
+from workbench.panels.controls import named
 from workbench.panels.shared_config import SharedConfig
 
 PATHS = [path for path in describe_parameters() if path.removeprefix("boost.") not in SWITCHES]
@@ -162,7 +162,7 @@ def test_every_parameter_has_a_control_that_changes_the_configuration(lasting: C
     value = narrow.get(path, 2.0**20 if path in {"loss_scale.init", "loss_scale.maximum"} else value)
     entry = box(panel, path)
     if isinstance(entry, widgets.Dropdown):
-        entry.value = number_text(value)
+        entry.value = named(info, value)
     else:
         entry.value = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     now = panel.config.leaves()[path]
@@ -346,3 +346,20 @@ def test_without_a_name_parameters_of_one_optimizer_say_whose_they_are(
     assert {path for path, note in said.items() if note} == {f"optimizer.{name}" for name in names}
     told = "only thor has it: choose it as optimizer, unless the task has it by itself"
     assert said["optimizer.damping"] == (told if names else "")
+
+
+def test_json_is_checked_while_it_is_typed_and_taken_only_when_it_is_left(panel: ConfigPanel) -> None:
+    before = panel.config
+    panel.json.draft = '{"grad_freeze": {"freeze_p": 1.2}}'
+    assert "grad_freeze.freeze_p must lie in [0, 1), got 1.2" in text_in(panel)
+    panel.json.draft = '{"grad_freeze": {"freeze_p": 0.2}}'
+    assert "must lie" not in text_in(panel)
+    assert panel.config == before
+    panel.json.value = '{"grad_freeze": {"freeze_p": 0.2}}'
+    assert panel.config.grad_freeze.freeze_p == 0.2
+    assert panel.shared.is_edited
+
+
+def test_differences_write_powers_of_two_as_such(panel: ConfigPanel) -> None:
+    panel.shared.change({"loss_scale.init": 2.0**20})
+    assert "loss_scale.init2²⁰2¹⁶" in text_in(panel)

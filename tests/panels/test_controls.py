@@ -183,3 +183,19 @@ def test_help_and_unit_stand_beside_the_field() -> None:
     assert "steps" in html_in(control.widget)
     assert PARAMETERS["loss_scale.window"].description in html_in(control.widget)
     assert PARAMETERS["loss_scale.window"].rule in one_of(control.widget, widgets.FloatLogSlider).tooltip
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(2.0**16, "2^16"), (2.0**24, "2^24"), (65535.0, "65535"), (128.0, "128"), (65536, "65536")]
+)
+def test_a_large_power_of_two_is_written_as_one_and_read_again(value: float, text: str) -> None:
+    assert number_text(value) == text
+    assert parsed(text, "int" if isinstance(value, int) else "float", optional=False) == value
+
+
+def test_a_choice_says_what_it_does() -> None:
+    control = ParameterControl(PARAMETERS["amp.level"])
+    entry = one_of(control.widget, widgets.Dropdown)
+    assert "O2: mixed, weights in float32" in entry.options
+    entry.value = "O2: mixed, weights in float32"
+    assert control.value == "O2"

@@ -24,7 +24,7 @@ INIT, FACTOR, WINDOW = "loss_scale.init", "loss_scale.factor", "loss_scale.windo
 
 
 def settled(panel: LossScalePanel) -> LossScalePanel:
-    assert panel.machine.wait_for(PanelState.DONE, PanelState.FAILED, timeout=LONG)
+    assert panel.machine.wait_for(PanelState.DONE, PanelState.STOPPED, PanelState.FAILED, timeout=LONG)
     assert panel.wait_for_answer(LONG)
     return panel
 
@@ -276,7 +276,7 @@ def test_opening_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         panel.open(tmp_path / "ignored")  # one at a time
         go.set()
         settled(panel)
-        assert panel.state is PanelState.DONE
+        assert panel.state is PanelState.STOPPED
         assert "stopped; the trace is shown, nothing was replayed" in text_in(panel)
         assert panel.policies == []
 
@@ -286,3 +286,12 @@ def test_closing_while_a_run_is_read_leaves_no_thread(tmp_path: Path) -> None:
     panel.close()
     assert our_threads() == []
     assert panel.trace.closed
+
+
+def test_a_run_without_a_loss_scale_draws_none(tmp_path: Path) -> None:
+    with LossScalePanel(recorded_run(tmp_path, watched=False)) as panel:
+        settled(panel)
+        figure = drawn(panel.trace)
+        assert len(figure.data) == 0
+        assert "It trained without a loss scale" in " ".join(note.text for note in figure.layout.annotations)
+        assert len(drawn(panel.scatter).data) > 0, "what float16 would have needed is shown all the same"

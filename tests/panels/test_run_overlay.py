@@ -53,9 +53,9 @@ def test_smoothing_is_the_reader_s_choice(keep: Callable[[Any], Any]) -> None:
     panel = keep(panel_on("O0"))
     run(panel)
     losses = panel.trace.steps["loss"].tolist()
-    panel.overlay.smoothing.value = "5 steps"
+    panel.overlay.smoothing.choice.value = "5 steps"
     assert panel.live.widget.data[0].y[4] == pytest.approx(sum(losses[:5]) / 5)
-    panel.overlay.smoothing.value = "none"
+    panel.overlay.smoothing.choice.value = "none"
     assert list(panel.live.widget.data[0].y) == pytest.approx(losses)
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from workbench.panels.study_form import new_study_text, space_of, study_fields, study_text, values_of
+from workbench.panels.study_form import study_fields
 from workbench.study import parse_study
+from workbench.study.ask.study_text import new_study_text, space_of, study_text, values_of
 from workbench.study.sample.sampling import PRUNERS, SAMPLERS
 
 EVERYTHING = Path(__file__).parents[2] / "studies" / "everything" / "study.toml"

@@ -17,9 +17,9 @@ from tests.reports.synthetic_study import fastest_study
 from workbench.config import BoostConfig
 from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.study_form import values_of
 from workbench.panels.study_panel import StudyPanel
 from workbench.study import read_result, read_study
+from workbench.study.ask.study_text import values_of
 from workbench.study.store.storage import holding_study
 from workbench.tasks import Task
 

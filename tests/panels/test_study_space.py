@@ -133,3 +133,14 @@ def test_everything_is_disabled_at_once(space: SearchSpace) -> None:
     assert all(entry.disabled for entry in entries)
     space.lock(False)
     assert not any(entry.disabled for entry in entries)
+
+
+def test_what_can_be_searched_is_chosen_from_a_list(space: SearchSpace) -> None:
+    assert "grad_freeze: Freeze strategy" in [label for label, _ in space.choice.options]
+    space.choice.value = "grad_freeze.freeze_type"
+    assert space.value["grad_freeze.freeze_type"] is True, "over all of its values"
+    assert [box.description for box in space.rows["grad_freeze.freeze_type"].boxes.values()] == [
+        "front to back, in turn",
+        "drawn at random",
+    ]
+    assert space.choice.value == ""

@@ -192,7 +192,7 @@ def interrupt(step: int) -> None:
 def runs_again(panel: TrainPanel, task: Task) -> None:
     panel.where.given = task
     assert "Traceback" not in run(panel)
-    assert text_in(panel.footer.children[0]) == ""
+    assert text_in(panel._error) == ""
 
 
 @pytest.mark.parametrize(
@@ -401,3 +401,13 @@ def test_what_is_looked_at_is_drawn_as_often_as_its_cost_allows(view: str, name:
             now += 0.2
             panel._take([told(13, 14)])
             assert last_step() == 13
+
+
+def test_a_task_that_does_not_exist_says_so_at_once_and_until_another_is_named(keep: Callable[[Any], Any]) -> None:
+    panel = keep(TrainPanel("digits-lenett", SharedConfig(level="O0"), out=None))
+    assert panel.where._reader.wait(LONG)
+    assert "unknown task 'digits-lenett'; did you mean 'digits-lenet'?" in text_in(panel)
+    panel.task.value = "digits-lenet"
+    assert panel.where._reader.wait(LONG)
+    assert "unknown task" not in text_in(panel)
+    assert panel.state is PanelState.IDLE

@@ -39,6 +39,7 @@ SECTIONS = [
     "reproduce",
 ]
 FIGURES = ["speed-accuracy", "history", "importance", "curves", "loss-scale", "replay", "exponents", "freezing"]
+FIGURES += ["slice-0", "slice-1", "trials-curves"]
 VOID = {"meta", "img", "br", "line", "circle"}
 
 

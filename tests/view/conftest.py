@@ -48,9 +48,8 @@ class Visitor:
         return answer.status, text
 
 
-@pytest.fixture
-def visit() -> Iterator[Callable[[Path], Visitor]]:
-    """Return a function that serves a folder for the length of a test."""
+def served() -> Iterator[Callable[[Path], Visitor]]:
+    """Yield a function that serves a folder until the next step."""
     with ExitStack() as stack:
 
         def serve(root: Path) -> Visitor:
@@ -63,3 +62,9 @@ def visit() -> Iterator[Callable[[Path], Visitor]]:
             return Visitor(server)
 
         yield serve
+
+
+@pytest.fixture
+def visit() -> Iterator[Callable[[Path], Visitor]]:
+    """Return a function that serves a folder for the length of a test."""
+    yield from served()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from workbench.config.conditions import ALWAYS, Declared
+from workbench.config.conditions import ALWAYS, Condition, Declared
 from workbench.config.errors import ConfigError, sentence_of, shown
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ class Section(BaseModel, metaclass=_SentenceMeta):
 class MethodSection(Section):
     """A section that a method brings along: the method is off while every value is at its default."""
 
+    needs: ClassVar[Condition] = ALWAYS  # for the method to be in effect, once it is asked for
+
     @property
     def enabled(self) -> bool:
         """Whether anything is asked for."""
@@ -127,7 +129,7 @@ class MethodSection(Section):
 
     def why_not(self, config: BoostConfig, facts: Facts) -> str:
         """Return why the method, asked for, is not in effect, to stand after "because"; empty where it is."""
-        return ""
+        return self.needs.why_not(config, facts)
 
     def left_out(self, config: BoostConfig, facts: Facts) -> Mapping[str, str]:
         """Return which of its parameters are asked for in vain while the method acts, and why: name -> reason."""

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from workbench.config import SWITCHES, BoostConfig
-from workbench.integrations import lightning, mindspore_model, torch_loop, transformers
+from workbench.integrations import accelerate, lightning, mindspore_model, torch_loop, transformers
 from workbench.integrations.carried import Carried
 
 _FRAMEWORKS: Mapping[str, Callable[..., Carried]] = {
     "torch, a plain loop": torch_loop.carried,
     "Hugging Face's Trainer": transformers.carried,
     "Lightning": lightning.carried,
+    "Accelerate": accelerate.carried,
     "MindSpore": mindspore_model.carried,
 }
 _O2 = {"amp.level": "O2"}

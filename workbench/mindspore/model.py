@@ -308,7 +308,7 @@ class Model:
 
     @staticmethod
     def _has_course(boosted: Boosted) -> bool:
-        """Return whether the configuration has a say in the batches of the whole training."""
+        """Return whether the configuration decides about the batches of the whole training."""
         return boosted.course.needs_length or boosted.methods.changes_batches
 
     def _epochs(

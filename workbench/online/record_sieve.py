@@ -1,4 +1,4 @@
-"""Take poisoned records out of a stream: count them, tell of them, and give up when they are too many."""
+"""Take poisoned records out of a stream: count them, report them, and give up when they are too many."""
 
 from __future__ import annotations
 

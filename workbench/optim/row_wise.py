@@ -141,10 +141,11 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
                 raise TypeError(
                     f"a sparse gradient must be sparse by rows only, got {gradient.sparse_dim()} sparse dimensions"
                 )
-            first = self._first_values(group)
+            # A sum of squares in bfloat16 stops growing after 256 equal terms.
+            wide, first = torch.promote_types(table.dtype, torch.float32), self._first_values(group)
             for name, kind in self._row_state.items():
-                shape, dtype = table.shape if kind == "row" else table.shape[:1], _state_dtype(table)
-                dtype = torch.int32 if kind == "count" else dtype
+                shape = table.shape if kind == "row" else table.shape[:1]
+                dtype = torch.int32 if kind == "count" else wide
                 state[name] = torch.full(shape, first.get(name, 0), dtype=dtype, device=table.device)
         elif "exp_avg" in state and "step" in state:
             raise TypeError("a gradient must stay sparse or dense, got a sparse one where it was dense before")
@@ -330,11 +331,6 @@ def _reads_without_waiting(tensor: Tensor) -> bool:
 def _decayed(weights: Tensor, group: dict[str, Any]) -> Tensor:
     decay = float(group["lr"]) * group["weight_decay"]
     return weights * (1.0 - decay) if decay != 0.0 else weights
-
-
-def _state_dtype(table: Tensor) -> torch.dtype:
-    # A sum of squares in bfloat16 stops growing after 256 equal terms.
-    return torch.float64 if table.dtype == torch.float64 else torch.float32
 
 
 def _check_hyper_parameters(values: dict[str, Any]) -> None:

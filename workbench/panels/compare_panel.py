@@ -21,14 +21,17 @@ import ipywidgets as widgets
 from workbench.config import BoostConfig, ConfigError
 from workbench.config.errors import shown
 from workbench.core.text import format_duration
-from workbench.figures import MetricScale
+from workbench.figures import MetricScale, RunCurve
 from workbench.figures.labels import counted
+from workbench.figures.loss_curves import loss_curves_drawing
 from workbench.figures.paired_comparison import PairedSide, paired_comparison_figure
 from workbench.panels import kit
 from workbench.panels.figure_place import HEIGHT, FigurePlace
 from workbench.panels.kit import column, parts, row, text_of
+from workbench.panels.live_trace import LiveTrace
 from workbench.panels.panel import Panel, PanelState, Theme, WorkPanel
 from workbench.panels.run_controls import TaskControls
+from workbench.panels.run_overlay import Smoothing
 from workbench.panels.shared_config import SharedConfig, config_of_text
 from workbench.panels.style import error_html, faint, table, words
 from workbench.panels.worker import Outcome, RunControl
@@ -42,6 +45,8 @@ _SHARED, _FILE, _JSON, _NONE = "This configuration", "A file", "JSON text", "non
 _SOURCES: Final = (_SHARED, "O0", "O1", "O2", _FILE, _JSON)
 _MOST_SIDES: Final = 4
 _MOST_SEEDS: Final = 20
+_EVALUATIONS: Final = 10  # of each run, for its curve
+_VERDICT, _CURVES = "Verdict", "Learning curves"
 
 LabelledConfig = tuple[str, BoostConfig, str]
 """Label, configuration and level."""
@@ -82,6 +87,8 @@ def compare_in_thread(
             device=select_device(device),
             out=out,
             on_progress=lambda run, progress: control.send((runs.index(run), progress)),
+            on_records=lambda run, *told: control.send((runs.index(run), told)),
+            evaluate_every=max(order.steps // _EVALUATIONS, 1),
         )
     except StoppedError:
         return None
@@ -137,6 +144,8 @@ class ComparePanel(WorkPanel):
         self._metric = MetricScale("metric")
         self._order: _Order | None = None
         self._metrics: list[list[float]] = []
+        self._traces: dict[int, LiveTrace] = {}  # of the runs under the present seed, by side
+        self._run = -1
         self._runs_done = 0
         self._began = 0.0
         self.where = TaskControls(self, task, device, out)
@@ -149,7 +158,13 @@ class ComparePanel(WorkPanel):
             "Start trains every configuration with the same seeds.",
         )
         self.lasting = self._verdict, self._table = text_of(""), text_of("")
-        self.plots.children = (self._verdict, self.figure.widget, self._table)
+        self.curves = FigurePlace(self, "Do the runs learn equally well?", "Start trains them; curves grow meanwhile.")
+        self.smoothing = Smoothing(self, self._draw_curves)
+        self.view = kit.choice_buttons((_VERDICT, _CURVES))
+        self._curves_box = column(self.smoothing.widget, self.curves.widget)
+        self.on_change(self.view, lambda _: self._show_view())
+        self.plots.children = (self._verdict, self.view, self.figure.widget, self._curves_box, self._table)
+        self._show_view()
         for choice, source in zip(self.sides, ("O0", _SHARED), strict=False):
             choice.source.value = source
         self.state_changed(self.state)
@@ -183,6 +198,7 @@ class ComparePanel(WorkPanel):
         self._order, self.comparison = order, None
         self._metrics = [[math.nan] * len(order.seeds) for _ in order.sides]
         self._runs_done, self._began = 0, time.monotonic()
+        self._traces, self._run, self.view.value = {}, -1, _CURVES
         self.bar.value = 0.0
         self._verdict.value = self._table.value = ""
         self._draw()
@@ -213,14 +229,42 @@ class ComparePanel(WorkPanel):
             if isinstance(message, MetricScale):
                 self._metric = message
                 continue
-            last = run, progress = message
-            if math.isfinite(progress.metric):
+            run, progress = message
+            if isinstance(progress, tuple):
+                self._add_records(order, run, progress)
+                continue
+            last = message
+            if progress.step == progress.steps and math.isfinite(progress.metric):
                 self._runs_done = run + 1
                 seed, side = divmod(run, len(order.sides))
                 self._metrics[side][seed] = progress.metric
                 self._draw()
         if last is not None:
             self._show_progress(order, *last)
+        if self.view.value == _CURVES:
+            self._draw_curves()
+
+    def _add_records(self, order: _Order, run: int, told: tuple[Any, Any]) -> None:
+        """Take steps and events of a run; the first side under a seed begins the picture anew."""
+        side = run % len(order.sides)
+        if run != self._run:
+            self._traces = {**({} if side == 0 else self._traces), side: LiveTrace()}
+            self._run = run
+        self._traces[side].add(*told)
+
+    def _draw_curves(self) -> None:
+        if self._order is None or not self._traces:
+            return
+        sides = [(self._order.sides[side][0], trace) for side, trace in self._traces.items()]
+        curves = [RunCurve(label, trace.steps, trace.evaluations) for label, trace in sides]
+        window = self.smoothing.window
+        self.curves.update(loss_curves_drawing(curves, metric=self._metric, window=window, theme=self.theme))
+
+    def _show_view(self) -> None:
+        for box, name in ((self.figure.widget, _VERDICT), (self._curves_box, _CURVES)):
+            box.present(self.view.value == name)
+        if self.view.value == _CURVES:
+            self._draw_curves()
 
     def _show_progress(self, order: _Order, run: int, progress: RunProgress) -> None:
         runs = order.runs
@@ -250,6 +294,7 @@ class ComparePanel(WorkPanel):
         self.tell(f"done in {format_duration(outcome.seconds)}")
         self._show_verdict(outcome.result)
         self._draw()
+        self.view.value = _VERDICT
         return PanelState.DONE
 
     def _show_verdict(self, comparison: Comparison) -> None:
@@ -289,8 +334,9 @@ class _SideChoice:
     def __init__(self, panel: Panel, shared: SharedConfig, number: int) -> None:
         self._shared = shared
         optional = number >= 2
+        self._given = [*([_NONE] if optional else []), *_SOURCES]
         self.source = kit.Dropdown(
-            options=[*([_NONE] if optional else []), *_SOURCES],
+            options=self._given,
             value=_NONE if optional else "O0",
             css="wb-growing",
             tooltip=f"Where configuration {number + 1} comes from",
@@ -308,6 +354,8 @@ class _SideChoice:
         self._extra = column()
         self.widget = column(row(title, self.source), self._extra, self._problem)
         panel.on_change(self.source, self._show)
+        panel.cleaned_up_by(shared.observe(lambda *_: self._offer_kept()))
+        self._offer_kept()
         for entry in (self.path, self.json):  # they stand in the panel only while their source is chosen
             panel.cleaned_up_by(entry.close)
 
@@ -328,6 +376,14 @@ class _SideChoice:
         self._problem.value = ""
         self._extra.children = (self.path,) if source == _FILE else (self.json,) if source == _JSON else ()
 
+    def _offer_kept(self) -> None:
+        """Offer what the shared configuration has kept by name, too."""
+        options = (*self._given, *self._shared.kept)
+        if options != self.source.options:
+            chosen = self.source.value
+            self.source.options = options
+            self.source.value = chosen if chosen in options else self._given[0]
+
     def _usable(self) -> LabelledConfig:
         label, config, level = self._chosen()
         config.resolve(level)  # what must act and cannot would only be found out in the middle
@@ -337,6 +393,8 @@ class _SideChoice:
         source = self.source.value
         if source == _SHARED:
             return "this configuration", *self._shared.both()
+        if source in self._shared.kept:
+            return source, *self._shared.kept[source]
         if source == _FILE:
             path = Path(self.path.value.strip()).expanduser()
             if not self.path.value.strip():

@@ -172,6 +172,7 @@ class ConfigPanel(Panel):
     def _switch_box(self, name: str) -> widgets.Widget:
         """Return a switch, why it cannot be used if so, and the button that changes that."""
         button = self.button("", "Changes the configuration so that the switch can be on", lambda: self._leave(name))
+        button.add_class("wb-wraps")
         self.ways_out[name] = button
         return column(self.switches[name], self._switch_notes[name], button)
 

@@ -28,6 +28,9 @@ from workbench.panels.worker import Outcome, RunControl
 _SHARED: Final = "this configuration"
 _JSON: Final = "boost_config.json"
 _TARGETS: Final = tuple(level.lower() for level in LEVELS if level != "O0")
+_ANSWERS: Final = (
+    "o1 and o2 are a study's answers for its two allowed drops; boost levels and precisions (amp) only share the names."
+)
 _PROVENANCE: Final = (
     ("verdict", "Verdict"),
     ("candidate", "Candidate"),
@@ -192,7 +195,7 @@ class ExportPanel(WorkPanel):
         self.locked = [self.study, self.read_button, self.choice, *saving]
         self.controls.children = (
             *section("Study", row(self.study, self.read_button), self.progress_text),
-            *section("What to export", self.choice),
+            *section("What to export", self.choice, faint(_ANSWERS)),
             *section("Where to", "Folder", self.folder, "File name", self.name, self.replace),
             row(self.save_button, self.export_button),
             self._file_note,

@@ -14,8 +14,10 @@ if (root) {
   const look = () => { clearTimeout(timer); timer = setTimeout(fit, 60); };
   const places = new ResizeObserver(look);
   const entitle = (plot) => {
-    const {text = "", subtitle = {}} = plot._fullLayout.title ?? {}, whole = (html) => (html ?? "").replaceAll("<br>", " ");
-    const html = `<b>${whole(text)}</b><span>${whole(subtitle.text)}</span>`;
+    const {text, subtitle} = plot._fullLayout.title ?? {};
+    // Plotly knows a few marks; all else that looks like one is text.
+    const marked = (words) => (words ?? "").replaceAll("<br>", " ").replace(/<(?!\/?(?:b|i|sup|sub)>)/g, "&lt;");
+    const html = `<b>${marked(text)}</b><span>${marked(subtitle?.text)}</span>`;
     let title = plot.querySelector(":scope > .wb-figure-title");
     if (!title) {
       title = document.createElement("div");

@@ -1,4 +1,4 @@
-"""What every panel is: a root box with a header, controls on the left, plots on the right, a log at the foot.
+"""What every panel is: a root box with a header and what went wrong, controls, plots beside them, a log at the foot.
 
 A panel owns what it makes. ``close`` ends its work, leaves no thread, and closes its widgets with all their parts;
 containers alone would leave their children alive. A `WorkPanel` does one piece of work at a time in a thread.
@@ -134,13 +134,13 @@ class Panel:
         self._log = text_of("")
         heading = text_of(f'{STYLE}{FITTING}<span class="wb-title">{words(title)}</span>')
         self.header = row(heading, *([self._badge] if shows_state else []), self._header_note)
-        self.header.add_class("wb-header")
         self.controls = kit.Stack(css="wb-column wb-controls")
         self.plots = kit.Stack(css="wb-plots")
-        self.footer = kit.Stack((self._error, self._log), css="wb-column wb-footer")
+        self.top = kit.Stack((self.header, self._error), css="wb-header")  # what went wrong is read first
+        self.footer = kit.Stack((self._log,), css="wb-column wb-footer")
         body = kit.Row((self.controls, self.plots), css="wb-body")
         own = "" if theme == "auto" else f" wb-{theme}"
-        self.widget = kit.Stack((self.header, body, self.footer), css=f"wb-panel{own}")
+        self.widget = kit.Stack((self.top, body, self.footer), css=f"wb-panel{own}")
         notebook_cells.register(self)
 
     @property
@@ -306,7 +306,7 @@ class WorkPanel(Panel):
     messages are shown.
     """
 
-    failure_note = "failed; correct it and start again"  # the error itself stands at the foot
+    failure_note = "failed; correct it and start again"  # the error itself stands beneath the title
 
     def __init__(self, title: str, *, theme: Theme = "auto", stop_help: str = "", hz: float = 5.0) -> None:
         super().__init__(title, theme=theme)

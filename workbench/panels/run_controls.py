@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 _DEVICES: Final = ("auto", "cpu", "cuda", "npu")
 
 
+def look_for_task(name: str, folder: Path | None = None) -> None:
+    """Load the task that a name stands for, beside a folder or from here; a TaskError says why there is none."""
+    from workbench.tasks import load_task
+
+    load_task(name, folder)
+
+
 class TaskControls:
     """Fields for task, device and folder; the name of a task that was ``given`` as an object cannot be changed.
 
@@ -56,13 +63,8 @@ class TaskControls:
         return Path(self.out.value).expanduser() if self.out.value.strip() else None
 
     def _check(self, name: str) -> None:
-        def load(_: Any) -> None:
-            from workbench.tasks import load_task
-
-            load_task(name)
-
         self._problem.value = ""
-        self._reader.ask(load)
+        self._reader.ask(lambda _: look_for_task(name))
 
     def _refuse(self, error: BaseException) -> None:
         self._problem.value = error_html(error_sentence(error))
@@ -94,7 +96,8 @@ class PresetChoice:
         preset = config.boost.mode == "auto"
         with self._panel.showing():
             self.buttons.value = level if preset else None
-            self._note.value = "" if preset else faint(f"own switches (mode {config.boost.mode})")
+            said = f"boost level {_help(level)}" if preset else f"own switches (mode {config.boost.mode})"
+            self._note.value = faint(said)
 
     def _choose(self, level: str | None) -> None:
         if level is not None:

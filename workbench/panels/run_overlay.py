@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,20 @@ _MOST_OFFERED: Final = 8
 _SMOOTHING: Final = {"automatic": None, "none": 1, **{f"{n} steps": n for n in (5, 10, 20, 50, 100, 200)}}
 
 
+class Smoothing:
+    """A choice of over how many steps the loss is averaged; ``redraw`` is called when it changes."""
+
+    def __init__(self, panel: Panel, redraw: Callable[[], Any]) -> None:
+        self.choice = kit.Dropdown(options=list(_SMOOTHING), css="wb-file", tooltip="Running mean of the loss")
+        self.widget = row("Smoothing of the loss", self.choice)
+        panel.on_change(self.choice, lambda _: redraw())
+
+    @property
+    def window(self) -> int | None:
+        """Steps of the running mean; None is a hundredth of the run."""
+        return _SMOOTHING[self.choice.value]
+
+
 class RunOverlay:
     """Runs that can be laid over another, with a box to tick for each; ``redraw`` is called when the choice changes.
 
@@ -29,19 +44,15 @@ class RunOverlay:
         self._curves: dict[str, RunCurve | Path] = {}  # the newest first; a path is read when it is ticked
         self._baseline = ""  # name of the newest run of O0
         self._n_runs = 0
+        self._by_hand = False  # the reader has chosen
+        self._lock = threading.RLock()  # runs end on one thread, folders are read on another
         self.boxes: dict[str, Any] = {}
-        self.smoothing = kit.Dropdown(options=list(_SMOOTHING), css="wb-file", tooltip="Running mean of the loss")
-        panel.on_change(self.smoothing, lambda _: redraw())
+        self.smoothing = Smoothing(panel, redraw)
         self._list = column(faint("No other run of this task yet: what is trained or recorded is offered here."))
-        inside = column(row("Smoothing of the loss", self.smoothing), self._list)
+        inside = column(self.smoothing.widget, self._list)
         self.widget = kit.Accordion(
             children=(inside,), titles=("Smoothing and other runs",), selected_index=None, css="wb-more"
         )
-
-    @property
-    def window(self) -> int | None:
-        """Steps of the running mean; None is a hundredth of the run."""
-        return _SMOOTHING[self.smoothing.value]
 
     def curves(self) -> list[RunCurve]:
         """Return the runs that are ticked and read."""
@@ -50,9 +61,9 @@ class RunOverlay:
 
     def begin(self, folder: Path | None, task: str, *, is_baseline: bool) -> None:
         """Offer what was recorded of a task, and have O0 laid over what begins now, unless that is O0 itself."""
-        for name, box in self.boxes.items():
-            with self._panel.showing():
-                box.value = name == self._baseline and not is_baseline
+        with self._lock, self._panel.showing():
+            for name, box in self.boxes.items():
+                box.value = box.value if self._by_hand else name == self._baseline and not is_baseline
         if folder is not None and folder.is_dir():
             self._reader.ask(
                 lambda _: _recorded(folder, task, with_baseline=not self._baseline),
@@ -61,18 +72,21 @@ class RunOverlay:
 
     def remember(self, label: str, curve: Callable[[str], RunCurve], *, is_baseline: bool) -> None:
         """Offer a run that was trained here, under a label that is made its own, for those that come."""
-        self._n_runs += 1
-        name = f"{label}, run {self._n_runs}"
-        self._baseline = name if is_baseline else self._baseline
-        self._offer({name: curve(name)})
+        with self._lock:
+            self._n_runs += 1
+            name = f"{label}, run {self._n_runs}"
+            self._baseline = name if is_baseline else self._baseline
+            self._offer({name: curve(name)})
 
     def _offer_recorded(self, found: dict[str, RunCurve | Path], baseline: str, *, ticked: bool) -> None:
-        known = {one: curve for one, curve in found.items() if one not in self._curves}
-        self._offer(known)
-        if baseline and not self._baseline:
-            self._baseline = baseline
-            with self._panel.showing():
-                self.boxes[baseline].value = ticked
+        with self._lock:
+            is_first = bool(baseline) and not self._baseline
+            self._baseline = self._baseline or baseline
+            self._offer({one: curve for one, curve in found.items() if one not in self._curves})
+            if is_first and not self._by_hand:
+                with self._panel.showing():
+                    self.boxes[baseline].value = ticked
+        if is_first:
             self._redraw()
 
     def _offer(self, new: dict[str, RunCurve | Path]) -> None:
@@ -92,6 +106,7 @@ class RunOverlay:
         return box
 
     def _tick(self, name: str, *, on: bool) -> None:
+        self._by_hand = True
         path = self._curves[name]
         if on and isinstance(path, Path):
             self._reader.ask(lambda _: _curve_at(name, path), lambda curve: self._read(name, curve))
@@ -126,8 +141,9 @@ def _curve_at(name: str, path: Path) -> RunCurve:
     from workbench.runs import read_run
 
     run = read_run(path, most_histograms=0)
-    evaluated = run.events[run.events["kind"] == "evaluation"] if len(run.events) else run.events
-    return RunCurve(name, run.steps, [(int(one.step) + 1, float(one.value)) for one in evaluated.itertuples()])
+    evaluated = run.events[run.events["kind"] == "evaluation"]
+    points = zip(evaluated["step"].tolist(), evaluated["value"].tolist(), strict=True)
+    return RunCurve(name, run.steps, [(step + 1, value) for step, value in points])
 
 
 def is_baseline(config: BoostConfig, level: str) -> bool:

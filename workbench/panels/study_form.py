@@ -1,20 +1,15 @@
 """The controls of a study, and what they ask as the text of its ``study.toml``.
 
-All there is to know of a field comes from the models of the study's file. What is allowed is said by
-``workbench.study.parse_study``; here nothing is checked beyond TOML. Comments and layout of a file survive. Values go
-by paths such as ``"study.n_trials"``, the search space by config paths.
+All there is to know of a field comes from the models of the study's file. Optuna is not loaded before a form is made.
 """
 
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
-
-import tomlkit
 
 from workbench.config import BoostConfig, ParameterInfo
 from workbench.config.errors import inner_type, rule_of
@@ -39,7 +34,6 @@ _MORE: Final = (
     *("speed.rounds", "speed.steps_per_block"),
 )
 
-_RANGE_KEYS: Final = frozenset({"low", "high", "log", "step"})
 _EXTENDED: Final = {
     "study.n_trials": "trials",
     "study.timeout_seconds": "timeout",
@@ -129,6 +123,8 @@ class StudyForm:
 
     def show(self, text: str) -> None:
         """Show what a study's file asks; a ValueError tells that it is no TOML, or searches what there is not."""
+        from workbench.study.ask.study_text import space_of, values_of
+
         values, space = values_of(text), space_of(text)
         if _MINUTES in values:
             values[_MINUTES] = _minutes(values[_MINUTES])
@@ -146,6 +142,8 @@ class StudyForm:
 
     def text(self) -> str:
         """Return what the controls ask as the text of ``study.toml``; an existing file keeps its comments."""
+        from workbench.study.ask.study_text import new_study_text, study_text, values_of
+
         written = {} if self.file is None else values_of(self.file)
         values = {path: control.value for path, control in self.entries.items()}
         values[_MINUTES] = _seconds(values[_MINUTES], written.get(_MINUTES))
@@ -161,6 +159,8 @@ class StudyForm:
 
     def extensions(self, text: str) -> dict[str, Any]:
         """Return what a study that has begun is asked beyond its file, as options, if that is all that is asked."""
+        from workbench.study.ask.study_text import space_of, values_of
+
         file = self.file or ""
         before, after = values_of(file), values_of(text)
         changed = {path for path in {*before, *after} if before.get(path) != after.get(path)}
@@ -205,92 +205,3 @@ def _seconds(minutes: Any, written: Any) -> Any:
     if written is not None and minutes == _minutes(written):
         return written
     return 60.0 * minutes if isinstance(minutes, (int, float)) else minutes
-
-
-def values_of(text: str) -> dict[str, Any]:
-    """Return every value of a study file by its path, the search space and the baseline apart."""
-    return {
-        f"{section}.{key}": value
-        for section, table in tomllib.loads(text).items()
-        if isinstance(table, dict) and section not in {"space", "baseline"}
-        for key, value in table.items()
-    }
-
-
-def space_of(text: str) -> dict[str, Any]:
-    """Return what a study file searches: path -> list, table with ``low`` and ``high``, or true.
-
-    Quoted dotted keys and sub-tables mean the same.
-    """
-    return _flat(tomllib.loads(text).get("space", {}))
-
-
-def study_text(template: str, values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
-    """Return a study file that says something else than a template, of which all that is not named stays as it is.
-
-    ``values`` go by path, None removes one; ``space`` is all that is searched, in this order where the file has none.
-    """
-    document = tomlkit.parse(template)
-    before = values_of(template)
-    for path, value in values.items():
-        section, _, key = path.partition(".")
-        if value is None:
-            if path in before:
-                del _table(document, section)[key]
-        elif path not in before or not _same(before[path], value):
-            _table(document, section)[key] = value
-    _set_space(document, space_of(template), space)
-    return tomlkit.dumps(document)
-
-
-def new_study_text(task: str, baseline: Mapping[str, Any], values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
-    """Return the file of a new study, in which the baseline says by config path what O0 means; see ``study_text``."""
-    document = tomlkit.document()
-    document.add(tomlkit.comment("Which boost settings train this task fastest without losing more than allowed?"))
-    document.add(tomlkit.comment("Written by the workbench; `workbench tune` on this folder continues it."))
-    _table(document, "study")["task"] = task
-    for path, value in baseline.items():
-        _table(document, "baseline")[path] = value
-    return study_text(tomlkit.dumps(document), values, space)
-
-
-def _set_space(document: tomlkit.TOMLDocument, before: Mapping[str, Any], space: Mapping[str, Any]) -> None:
-    if _same(before, space):
-        return
-    table = _table(document, "space")
-    if set(before) - set(table):  # sub-tables: written again, as quoted paths
-        document["space"] = table = tomlkit.table()
-        before = {}
-    for path in before:
-        if path not in space:
-            del table[path]
-    for path, value in space.items():
-        if path not in before or not _same(before[path], value):
-            table[path] = _item(value)
-
-
-def _table(document: tomlkit.TOMLDocument, section: str) -> Any:
-    return document.setdefault(section, tomlkit.table())
-
-
-def _item(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    inline = tomlkit.inline_table()
-    inline.update(value)
-    return inline
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, Mapping) and value.keys() - _RANGE_KEYS:
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Compare with kinds: true and 1 are equal to Python, and two things to a study."""
-    return repr(one) == repr(other)

@@ -359,7 +359,7 @@ class TrainPanel(WorkPanel):
                 return offload_drawing(steps, limit=limit, theme=theme)
         others = self.overlay.curves() if len(steps) else []
         curve = RunCurve(f"this run ({self._setup[1]})" if others else label, steps, self.trace.evaluations)
-        window = self.overlay.window
+        window = self.overlay.smoothing.window
         return loss_curves_drawing([curve, *others], metric=self._metric, window=window, limit=limit, theme=theme)
 
     def _result_sentence(self, result: RunResult) -> str:

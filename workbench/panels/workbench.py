@@ -84,7 +84,7 @@ class Workbench(Panel):
         self.undo = UndoButtons(self, shared)
         self.header.children = (*self.header.children, self.undo.widget)
         body = self.widget.children[1]
-        self.widget.children = (self.header, self.tabs, self.footer)
+        self.widget.children = (self.top, self.tabs, self.footer)
         close_recursively(body)
         self.on_change(self.tabs, self._open, "selected_index")
         self.panel("Configure")

@@ -15,7 +15,7 @@ function make(tag, properties = {}, ...children) {
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
   }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
+  element.append(...children.filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
@@ -80,11 +80,13 @@ function download(name, content) {
 let tables = 0;
 
 export class TrialTable {
-  /** Fill an empty element; `runAddress`, if given, turns the run folder of a trial into an address to open. */
-  constructor(host, data, { runAddress = null } = {}) {
+  /** Fill an empty element; `runAddress`, if given, turns the run folder of a trial into an address to open, and `take`
+      takes the configuration of the trial with a number. */
+  constructor(host, data, { runAddress = null, take = null } = {}) {
     this.host = host;
     this.id = `wb-trials-${++tables}`;
     this.runAddress = runAddress;
+    this.take = take;
     this.sort = { key: "number", direction: 1 };
     this.filters = { words: "", state: ALL, level: ALL, part: ALL, feasible: false };
     this.columns = null; // shown ones, once the reader has chosen
@@ -339,7 +341,8 @@ export class TrialTable {
     const name = `${this.id}-title`;
     this.detail.replaceChildren(...[
       make("div", { class: "wbt-top" },
-        make("h3", { id: name }, `Trial ${row.number}: ${row.came_to}`),
+        make("h3", { id: name }, `Trial ${row.number}, ${row.came_to}`),
+        this.take && make("button", { type: "button", onclick: () => this.take(row.number) }, "Use this configuration"),
         make("button", { type: "button", onclick: () => this.close(), "aria-label": `Close trial ${row.number}` }, "Close")),
       make("p", {}, row.summary || row.level),
       ...row.notes.map((note) => make("p", { class: "wbt-note" }, note)),
@@ -419,7 +422,8 @@ export class TrialTable {
     const copyButton = make("button", { type: "button", onclick: () => copy(copyButton, code, written) }, "Copy");
     const config = make("details", { class: "wbt-config" }, make("summary", {}, "Configuration"),
       make("div", { class: "wbt-buttons" }, copyButton,
-        make("button", { type: "button", onclick: () => download(name, `${written}\n`) }, `Download ${name}`)), code);
+        make("button", { type: "button", onclick: () => download(name, `${written}\n`) }, `Download ${name}`)),
+      this.data.rounded && make("p", { class: "wbt-note" }, "Five digits of each number; `workbench view` has them all."), code);
     if (!row.run) return [config];
     const address = this.runAddress?.(row.run);
     const where = address ? make("a", { href: address }, row.run) : make("code", {}, row.run);
@@ -429,7 +433,8 @@ export class TrialTable {
 
 /** Show the table in a notebook: traits `data` and `selected` (a number, or -1) of an anywidget. */
 function render({ model, el }) {
-  const table = new TrialTable(el.appendChild(document.createElement("div")), model.get("data"));
+  const host = el.appendChild(document.createElement("div"));
+  const table = new TrialTable(host, model.get("data"), { take: (number) => model.send({ take: number }) });
   const chosen = () => model.get("selected");
   const show = () => { if ((table.selected ?? -1) !== chosen()) table.select(chosen() < 0 ? null : chosen()); };
   const renew = () => table.update(model.get("data"));

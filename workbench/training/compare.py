@@ -14,6 +14,7 @@ import torch
 from workbench.config import BoostConfig
 from workbench.core import devices
 from workbench.core.paired_bounds import DropBounds, paired_drop_bounds, paired_drops, smallest_gap
+from workbench.core.records import Event, StepRecord
 from workbench.tasks import Task
 from workbench.training.run import RunMonitor, RunProgress, RunRequest, RunResult, run_task
 from workbench.training.speed import SpeedRatio, measure_speed_ratio
@@ -84,10 +85,13 @@ def compare_configs(
     device: torch.device | None = None,
     out: Path | None = None,
     on_progress: Callable[[str, RunProgress], None] | None = None,
+    on_records: Callable[[str, Sequence[StepRecord], Sequence[Event]], None] | None = None,
+    evaluate_every: int | None = None,
 ) -> Comparison:
     """Train every side with every seed of weights, data order and split, and time every side against the first.
 
-    ``on_progress`` is called with the side's label and the run's progress; without ``out`` nothing is recorded.
+    ``on_progress`` is called with the run's label and its progress, ``on_records`` with its steps and events as they
+    come; without ``out`` nothing is recorded. ``evaluate_every`` is in micro-batches, None for the end only.
     """
     if len(sides) < 2:
         raise ValueError(f"a comparison needs at least 2 configurations, got {len(sides)}")
@@ -97,9 +101,12 @@ def compare_configs(
     results: list[list[RunResult]] = [[] for _ in sides]
     for seed in seeds:  # seed by seed, so that an interruption leaves whole pairs behind
         for done, side in zip(results, sides, strict=True):
-            request = RunRequest(side.config, side.level, seed, steps)
+            request = RunRequest(side.config, side.level, seed, steps, evaluate_every)
             label = f"{side.label}, seed {seed}"
-            monitor = RunMonitor(None if on_progress is None else partial(on_progress, label))
+            monitor = RunMonitor(
+                None if on_progress is None else partial(on_progress, label),
+                on_records=None if on_records is None else partial(on_records, label),
+            )
             done.append(run_task(task, request, device=device, out=out, monitor=monitor))
     metrics = [tuple(result.metric for result in done) for done in results]
     gap = smallest_gap(itertools.chain(*metrics))

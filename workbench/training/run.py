@@ -320,7 +320,7 @@ class _Run:
                 if self.diverged or self.ended_early:
                     break
                 self._start_clock()
-            if self._checkpoint_is_due():
+            if self.checkpoints is not None and self.done < self.steps and is_due(self.checkpoints, self.done):
                 self._stop_clock()
                 self.flush()
                 if self.diverged:
@@ -418,9 +418,6 @@ class _Run:
     def _keep_weights(self) -> None:
         if self.snapshots is not None:
             self.snapshots.after_step(self.done)
-
-    def _checkpoint_is_due(self) -> bool:
-        return self.checkpoints is not None and self.done < self.steps and is_due(self.checkpoints, self.done)
 
     def _wishes(self) -> tuple[bool, bool]:
         """Return whether to drain now and whether to stop now; alone, whether to stop is asked after draining."""

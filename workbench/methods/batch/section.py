@@ -6,13 +6,10 @@ import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from workbench.config.boost import OPTIMIZER_STEPS
-from workbench.config.conditions import is_not
+from workbench.config.conditions import Condition, is_not
 from workbench.config.section import MethodSection, described, one_of_numbers
 
 if TYPE_CHECKING:
-    from workbench.config.boost_config import BoostConfig
-    from workbench.config.facts import Facts
-
     Factor = float  # a choice of floats is fine for a section, but no type
 else:
     Factor = one_of_numbers(0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
@@ -22,6 +19,7 @@ class BatchSection(MethodSection):
     """Section ``batch``."""
 
     section: ClassVar[str] = "batch"
+    needs: ClassVar[Condition] = OPTIMIZER_STEPS
 
     factor: Factor = described(
         1.0,
@@ -43,10 +41,6 @@ class BatchSection(MethodSection):
     def enabled(self) -> bool:
         """Whether a pass has another size than the loader's batches."""
         return self.factor != 1.0
-
-    def why_not(self, config: BoostConfig, facts: Facts) -> str:
-        """Return why batches stay as the loader makes them."""
-        return OPTIMIZER_STEPS.why_not(config, facts)
 
     def rate_factor(self) -> float:
         """Return what the rule multiplies learning rates by."""

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from workbench.config import BoostConfig
 from workbench.core.batch import mapped, tensors_of
+from workbench.core.own_generators import kept_generators
 from workbench.methods.curriculum.section import CurriculumSection
 from workbench.methods.protocol import FirstBatch, Method
 
@@ -108,13 +109,12 @@ def accepted_sizes(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes
 
     In evaluation mode and without gradients; weights, statistics, modes and random generators are as before afterwards.
     """
-    devices = {value.device for value in network.parameters() if value.device.type != "cpu"}
-    kind_of_device = next(iter(devices)).type if devices else "cpu"
+    devices = {value.device for value in network.parameters()}
     training = [module for module in network.modules() if module.training]
     accepted = []
     network.eval()
     try:
-        with torch.random.fork_rng(devices, device_type=kind_of_device), torch.no_grad():
+        with kept_generators(*devices), torch.no_grad():
             for relative in sizes:
                 smaller = batch if relative == 1 else _SHRINK[kind](batch, relative)
                 if smaller is not None:

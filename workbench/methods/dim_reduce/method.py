@@ -95,7 +95,6 @@ class DimReduceStep:
     rho: float  # share of the whole quasi-Newton step that was taken; 0.0 when no trial was accepted
     trials: int  # how many times the network was evaluated
     loss: Tensor  # before the step, the mean over ranks
-    new_loss: Tensor  # of the last trial, the residual's part of the step not included
     slope: Tensor  # g_k . d_k
     gradient: Tensor  # g_k, [k]
     direction: Tensor  # d_k, [k]
@@ -342,7 +341,7 @@ class DimReduce:
         # As upstream with "reference": trials run in training mode and move BatchNorm statistics.
         buffers = list(self.network.buffers()) if self.arithmetic == "corrected" else []
         before = [buffer.clone() for buffer in buffers]
-        rho, new_loss = 1.0, loss
+        rho = 1.0
         try:
             for trial in range(1, self.line_search_trials + 1):
                 for parameter, value, part in zip(self.weight, start, parts, strict=True):
@@ -350,11 +349,10 @@ class DimReduce:
                         torch.add(value, part, alpha=rho, out=parameter)
                     else:
                         parameter.copy_(value + rho * part)
-                new_loss = self._mean_loss(evaluate().detach())
-                if sufficient_decrease(new_loss, loss, slope, rho, self.sigma):
-                    return DimReduceStep(True, rho, trial, loss, new_loss, slope, gradient_k, direction_k)
+                if sufficient_decrease(self._mean_loss(evaluate().detach()), loss, slope, rho, self.sigma):
+                    return DimReduceStep(True, rho, trial, loss, slope, gradient_k, direction_k)
                 rho *= self.rho
-            return DimReduceStep(False, 0.0, self.line_search_trials, loss, new_loss, slope, gradient_k, direction_k)
+            return DimReduceStep(False, 0.0, self.line_search_trials, loss, slope, gradient_k, direction_k)
         finally:
             for buffer, value in zip(buffers, before, strict=True):
                 buffer.copy_(value)

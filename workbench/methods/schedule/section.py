@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from workbench.config.boost import OPTIMIZER_STEPS
-from workbench.config.conditions import is_not
+from workbench.config.conditions import Condition, is_not
 from workbench.config.section import MethodSection, described
-
-if TYPE_CHECKING:
-    from workbench.config.boost_config import BoostConfig
-    from workbench.config.facts import Facts
 
 _OWN_SHAPE = OPTIMIZER_STEPS & is_not("schedule.shape", "task", "the task's own curve has a rise and an end of its own")
 
@@ -19,6 +15,7 @@ class ScheduleSection(MethodSection):
     """Section ``schedule``."""
 
     section: ClassVar[str] = "schedule"
+    needs: ClassVar[Condition] = OPTIMIZER_STEPS
 
     length: float = described(
         1.0,
@@ -67,10 +64,6 @@ class ScheduleSection(MethodSection):
     def enabled(self) -> bool:
         """Whether a run is shorter, or its rate takes another course, than the task's own."""
         return self.length < 1.0 or self.shape != "task"
-
-    def why_not(self, config: BoostConfig, facts: Facts) -> str:
-        """Return why the schedule stays the task's own."""
-        return OPTIMIZER_STEPS.why_not(config, facts)
 
     def summary(self) -> str:
         """Return length and shape in a few words."""

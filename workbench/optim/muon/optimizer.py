@@ -151,7 +151,8 @@ class Muon(StepOptimizer):
             if found_inf is not None:
                 steps = [step.masked_fill(skips, 0.0) for step in steps]
             moved = [trained[place] for place in places]
-            torch._foreach_add_(moved, steps, alpha=-rate * _factor(moved[0]))
+            rows_per_column = len(moved[0]) ** 2 / moved[0].numel()
+            torch._foreach_add_(moved, steps, alpha=-rate * math.sqrt(max(1.0, rows_per_column)))
 
     def _move_others(
         self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor], found_inf: Tensor | None
@@ -243,11 +244,6 @@ def _orthogonal(updates: Sequence[Tensor], steps: int) -> list[Tensor]:
         one.reshape(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2) if last else one.reshape(shape)
         for one, last in zip(made.unbind(), is_last, strict=True)
     ]
-
-
-def _factor(parameter: Tensor) -> float:
-    """Return what a matrix's rate is multiplied by: the root of rows per column, at least 1."""
-    return math.sqrt(max(1.0, len(parameter) ** 2 / parameter.numel()))
 
 
 def _number_format(matrices: Tensor) -> torch.dtype:

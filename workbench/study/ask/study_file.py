@@ -10,6 +10,7 @@ The canonical form (`StudyFile.canonical`) is what the storage keeps: comments a
 from __future__ import annotations
 
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from operator import attrgetter
@@ -217,7 +218,7 @@ def asked(canonical: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def study_folder(path: str | Path) -> Path:
+def study_folder(path: str | os.PathLike[str]) -> Path:
     """Return the folder of a study that is named by its folder or by its file."""
     path = Path(path)
     return path.parent if path.suffix == ".toml" else path

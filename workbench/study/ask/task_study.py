@@ -145,7 +145,7 @@ def _check_same_question(folder: Path, steps: int | None, allowed_drop: float | 
 
 @dataclass
 class SetUpQuestion:
-    """The text of a ``study.toml``, and what a person should hear of it."""
+    """The text of a ``study.toml``, and what to report about it."""
 
     text: str = ""
     left_out: list[str] = field(default_factory=list)  # why what might have been searched is not, a sentence each

@@ -1,0 +1,75 @@
+"""The table of trials in the Tune tab: the one that report and view page have, as a widget."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from importlib import resources
+from typing import Any, Final
+
+import anywidget
+import traitlets
+
+from workbench.core.records import StudyResult
+from workbench.panels import kit
+from workbench.panels.panel import Panel
+from workbench.report.trial_data import trial_data
+
+_PAUSE: Final = 5.0  # a table of a running study rests so many times as long as its rows took to make
+
+
+def _text(name: str) -> str:
+    return (resources.files("workbench.report") / name).read_text(encoding="utf-8")
+
+
+class _TableWidget(anywidget.AnyWidget):
+    """Shows the data of `trial_data`; ``selected`` is the number of the open trial, or -1."""
+
+    _esm = _text("trial_table.js")
+    _css = _text("trial_table.css")
+    data = traitlets.Dict().tag(sync=True)
+    selected = traitlets.Int(-1).tag(sync=True)
+
+
+class TrialTable:
+    """A study's trials to sort, filter and open; ``take`` is called with the number of one whose button is pressed.
+
+    ``stage`` is empty until there is a trial. The widget is made with the first one.
+    """
+
+    def __init__(self, panel: Panel, take: Callable[[int], Any]) -> None:
+        self._panel, self._take = panel, panel.guarded(take)
+        self._lock = threading.RLock()
+        self._rests_until = 0.0
+        self.stage = kit.Stack(css="wb-stage")
+        self.widget: _TableWidget | None = None
+
+    def show(self, study: StudyResult | None) -> None:
+        """Show what is known of a study now; while it goes on, not more often than thousands of rows allow."""
+        with self._lock:
+            if study is None or not study.trials:
+                self.stage.children = ()
+                return
+            begun = time.monotonic()
+            if self.stage.children and begun < self._rests_until and not study.is_over:
+                return
+            data = trial_data(study)
+            if self.widget is None:
+                self.widget = _TableWidget(data=data)
+                self.widget.on_msg(self._heard)
+                self._panel.cleaned_up_by(self.widget.close)
+            elif self.widget.data != data:
+                self.widget.data = data
+            if not self.stage.children:
+                self.stage.children = (self.widget,)
+            self._rests_until = time.monotonic() + _PAUSE * (time.monotonic() - begun)
+
+    def open(self, number: int) -> None:
+        """Open a trial in the table."""
+        if self.widget is not None:
+            self.widget.selected = number
+
+    def _heard(self, _: Any, message: dict[str, Any], __: Any) -> None:
+        if isinstance(message.get("take"), int):
+            self._take(message["take"])
