@@ -141,6 +141,7 @@ def test_a_crafted_pickle_is_refused_and_builds_nothing(kind: str, tmp_path: Pat
 @given(
     content=mutated([batch(0, 1), batch(2, 1), batch(4, 1), batch(5, 1), *(x for x in EVIL.values() if len(x) < 1000)])
 )
+@example(content=b"(c\xa9\\\xf4U*\xa5/\xcd\xb2\xc7=O\xcd\xb2\xc7=O\no.")  # once a warning of Python's
 def test_a_damaged_batch_is_read_or_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "data_batch_1"
     path.write_bytes(content)

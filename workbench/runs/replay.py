@@ -165,8 +165,10 @@ def _plausible_counts(
         factors += [np.exp2(thresholds.noise_log2 * rng.standard_normal(n)) for _ in range(_REPETITIONS)]
         # A burst of large gradients belongs to one trajectory; another may not meet it.
         calm = pd.Series(thresholds.scale).rolling(_BURST, center=True, min_periods=1).median().to_numpy()
-        factors.append(calm / thresholds.scale)
-    repeated = (simulate(thresholds.scale * factor, policies).overflows for factor in factors)
+        with np.errstate(all="ignore"):  # thresholds of a damaged run may be zero or infinite
+            factors.append(calm / thresholds.scale)
+    with np.errstate(all="ignore"):
+        repeated = [simulate(thresholds.scale * factor, policies).overflows for factor in factors]
     counts = np.stack([central.overflows, *repeated])
     many = np.flatnonzero(central.wasted_share > _MANY_SKIPPED)
     if not 0 < n * len(many) <= _MOST_HELD_UP:

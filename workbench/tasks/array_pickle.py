@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import pickletools
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,11 @@ def read_array_pickle(content: bytes) -> dict[Any, Any]:
     What lies deeper comes as an object of no use, unread. A TaskError says that it is damaged, or what else it asks
     for.
     """
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of an escape in a text
+        return _dictionary_in(content)
+
+
+def _dictionary_in(content: bytes) -> dict[Any, Any]:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     try:
