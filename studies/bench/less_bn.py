@@ -151,5 +151,10 @@ def _boosted(model: nn.Module) -> Boosted:
 
 
 BENCHMARK = Benchmark(
-    "less_bn", "Does LessBN cost what a network without those BatchNorms costs?", measure, rounds=15, place=3
+    "less_bn",
+    "Does LessBN cost what a network without those BatchNorms costs?",
+    measure,
+    rounds=15,
+    place=3,
+    shown=("LessBN ResNet-20 b32, 1 thread: ours / edited by hand",),
 )

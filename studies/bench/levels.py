@@ -130,4 +130,5 @@ BENCHMARK = Benchmark(
     measure,
     rounds=9,
     place=1,
+    shown=("levels, 1 thread: O1 / O0", "levels, 1 thread: exported by boost_levels / O0"),
 )

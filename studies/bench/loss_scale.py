@@ -270,5 +270,10 @@ def _blocks(size: Size, groups: int, device: torch.device) -> nn.Module:
 
 
 BENCHMARK = Benchmark(
-    "loss_scale", "What does a loss scale cost beside torch's GradScaler, and beside none?", measure, rounds=15, place=7
+    "loss_scale",
+    "What does a loss scale cost beside torch's GradScaler, and beside none?",
+    measure,
+    rounds=15,
+    place=7,
+    shown=("scaled step, 104 x 64 batch 32, 1 thread: ours / unscaled step",),
 )

@@ -77,4 +77,5 @@ BENCHMARK = Benchmark(
     rounds=7,
     place=21,
     group="panels",
+    shown=("read it without", "from LossScalePanel(run)", "replay as the panel does"),
 )

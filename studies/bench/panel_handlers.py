@@ -199,4 +199,5 @@ BENCHMARK = Benchmark(
     place=20,
     group="panels",
     quick=True,
+    shown=("Train, while training", "Tabs, opened for the first time, while training"),
 )

@@ -51,9 +51,14 @@ def task_of(framework: str) -> workbench.Task:
             before.LitDigits, before.Digits(), metric="val_acc", max_epochs=before.EPOCHS, name=framework
         )
     loader, held_out = before.loaders()
-    model, optimizer = before.make_model()
     return task_in_memory(
-        model, loader, held_out, optimizer=optimizer, loss=nn.CrossEntropyLoss(), epochs=before.EPOCHS, name=framework
+        before.make_model,
+        loader,
+        held_out,
+        optimizer=lambda named: before.make_optimizer([parameter for _, parameter in named]),
+        loss=nn.CrossEntropyLoss(),
+        epochs=before.EPOCHS,
+        name=framework,
     )
 
 

@@ -32,8 +32,7 @@ def bits(count: int) -> tuple[str, int, int, int]:
     for number, name in enumerate(KEPT):
         share = count // len(KEPT) + (number < count % len(KEPT))
         told += flip_and_read(name, share, number)
-        print(name, told, flush=True)
-    print(*sorted(told.sentences)[:40], sep="\n")
+        print(f"{name}: {told.tried} so far, wrong {told.wrong}, bugs {told.bugs}", flush=True)
     return (
         "single bits of checkpoints, snapshots, publications, runs and databases",
         told.tried,

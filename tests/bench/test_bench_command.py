@@ -55,6 +55,15 @@ def test_the_table_has_value_interval_goal_and_verdict(workbench: Command) -> No
     assert "torch " in lines[-1]
 
 
+def test_without_a_name_the_lines_for_users_are_printed_alone(workbench: Command, tmp_path: Path) -> None:  # noqa: F811
+    about = '"quick", "Is it?", measure, 4, place=1, quick=True, shown=("a /", "d")'
+    (tmp_path / "questions" / "with_lines.py").write_text(QUESTION.format(about=about.replace('"quick", ', '"own", ')))
+    printed = workbench("bench").out.partition("own: Is it?")[2].partition("quick: Is it?")[0]
+    assert "a / b" in printed
+    assert "250.0 ms" not in printed
+    assert "250.0 ms" in workbench("bench", "own").out
+
+
 def test_a_busy_machine_is_told_before_anything_is_measured(
     workbench: Command,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

@@ -169,3 +169,17 @@ def test_threads_are_set_one_after_the_other_and_left_as_they_were() -> None:
 def test_what_is_installed() -> None:
     assert is_installed("torch")
     assert not is_installed("no_such_package")
+
+
+def test_a_goal_below_the_limit_is_none() -> None:
+    clock = Clock()
+
+    def sides() -> Sides:
+        return Sides(*(clock.side(name, seconds) for name, seconds in (("ours", 0.8), ("base", 1.0), ("limit", 0.5))))
+
+    options = {"request": Request(4, device=CPU), "repeats": 1, "clock": clock}
+    kept, _ = contest("line", sides, goal=0.6, **options)
+    assert (kept.goal, kept.verdict) == (0.6, "missed")
+    retired, _ = contest("line", sides, goal=0.4, note="of all", **options)
+    assert (retired.goal, retired.verdict) == (None, "")
+    assert retired.note == "of all; no goal: 0.4 lies below the limit"

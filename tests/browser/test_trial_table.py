@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import View, watched_page
+from tests.browser.conftest import Lab, View, watched_page
+from tests.browser.notebook_page import run_cells, write_notebook
+from tests.kit.fake_runner import make_fake, write_study
 from tests.reports.synthetic_study import full_sources, full_study
 from workbench.config import BoostConfig
 from workbench.core.records import StudyResult, TrialRecord
 from workbench.report import study_report_html
+from workbench.study import read_result, tune
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Locator, Page
@@ -106,7 +109,7 @@ def test_filters_leave_what_they_say_and_count_it(page: Page) -> None:
 def test_columns_are_chosen(page: Page) -> None:
     expect(page.get_by_role("columnheader", name="batch.factor")).to_have_count(0)
     page.locator(".wbt-columns summary").click()
-    page.get_by_label("batch.factor").check()
+    page.get_by_role("checkbox", name="batch.factor").check()
     expect(page.get_by_role("columnheader", name="batch.factor")).to_be_visible()
     expect(rows(page).nth(1).get_by_role("cell", name="4", exact=True)).to_be_visible()
 
@@ -114,7 +117,7 @@ def test_columns_are_chosen(page: Page) -> None:
 def test_a_row_opens_its_trial_with_curve_differences_configuration_and_folder(page: Page, tmp_path: Path) -> None:
     rows(page).nth(2).click()
     opened = page.get_by_role("region", name="Trial 2", exact=True)
-    expect(opened.get_by_role("heading", name="Trial 2: within the allowed drop")).to_be_visible()
+    expect(opened.get_by_role("heading", name="Trial 2, within the allowed drop")).to_be_visible()
     expect(opened.get_by_role("img")).to_have_attribute(
         "aria-label", "Accuracy (%) against micro-batches: O0, trial 1, trial 2"
     )
@@ -204,3 +207,18 @@ def test_five_thousand_trials_are_sorted_at_once_in_a_page_of_its_size(view: Vie
     assert math.isfinite(took)
     assert took < 1000.0  # a tenth of that on an idle machine
     assert len(numbers(view.page)) == 25
+
+
+def test_the_tune_tab_has_the_same_table_and_takes_a_trial_from_it(lab: Lab, view: View) -> None:
+    folder = write_study(lab.folder / "notebooks" / "found")
+    tune(folder, make_experimenter=make_fake)
+    shown = "from pathlib import Path\nfrom workbench.panels import StudyPanel\nStudyPanel(Path('found'))"
+    write_notebook(lab, "trials", shown)
+    run_cells(view.page, lab, "trials")
+    expect(rows(view.page).first).to_be_visible(timeout=90_000)
+    study_ = read_result(folder)
+    assert len(numbers(view.page)) == len(study_.trials)
+    view.page.locator(".wbt-box tr[data-number='1']").click()
+    opened = view.page.get_by_role("region", name="Trial 1", exact=True)
+    opened.get_by_role("button", name="Use this configuration").click()
+    expect(view.page.get_by_text("trial 1 is in the configuration now")).to_be_attached()

@@ -89,6 +89,8 @@ def test_from_start_to_a_chosen_trial(lab: Lab, view: View) -> None:
     chosen = max(within, key=lambda trial: (1 / trial.relative_step_time, trial.number))  # an end of the Pareto front
     click_point(figure(tune, "Speed: time of O0"), chosen.number)
     expect(tune.get_by_text(f"Trial {chosen.number}: ")).to_be_visible()
+    row = tune.locator(f".wbt-box tr[data-number='{chosen.number}']")
+    expect(row).to_have_attribute("aria-selected", "true")  # the table of trials goes along
     curves = figure(tune, "Training loss")
     expect(curves).to_be_visible()
     names = curves.evaluate(_NAMES)

@@ -156,13 +156,15 @@ def test_a_loop_of_theirs_hears_of_overflows_norms_and_low_precision() -> None:
     assert len(held_out) == 2
     told = []
     for (x, y), factor in zip(loader, (1.0, 1e9, 1.0), strict=False):
-        scores = model(x)
-        assert scores.dtype is torch.float32
-        accelerator.backward(factor * nn.functional.cross_entropy(scores, y))
-        norm = accelerator.clip_grad_norm_(model.parameters(), 0.5)
-        before = [parameter.clone() for parameter in model.parameters()]
-        optimizer.step()
+        with accelerator.accumulate(model), accelerator.autocast():
+            scores = model(x)
+            assert scores.dtype is torch.float32
+            accelerator.backward(factor * nn.functional.cross_entropy(scores, y))
+            norm = accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            before = [parameter.clone() for parameter in model.parameters()]
+            optimizer.step()
         still = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        assert optimizer.step_was_skipped == accelerator.optimizer_step_was_skipped
         told.append((bool(torch.isfinite(norm)), optimizer.step_was_skipped, still))
     assert told == [(False, False, False), (True, True, True), (False, False, False)]
 

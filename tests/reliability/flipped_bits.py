@@ -88,7 +88,7 @@ def read_study_back(folder: Path) -> Any:
             (one.number, one.state.name, one.params, one.values, one.user_attrs, one.intermediate_values)
             for one in study.get_trials(deepcopy=False)
         ]
-        return trials, study.user_attrs, study.study_name, [one.name for one in study.directions]
+        return trials, study.user_attrs, [one.name for one in study.directions]
     finally:
         storage.engine.dispose()
 

@@ -87,6 +87,13 @@ def test_others_are_compared_with_the_exported_trial_else_the_best_that_keeps_th
     assert reference_of(replace(full_study(), choices={"o1": Choice("o1", taken, "Taken.")})) == 3
 
 
+def test_many_configurations_are_rounded_where_one_file_has_to_hold_them() -> None:
+    exact = BoostConfig.from_dict({"loss_scale": {"init": 1234567.0}}).to_dict()
+    study = study_of(TrialRecord(0, "complete", config=OFF), TrialRecord(1, "complete", config=exact))
+    assert trial_data(study)["trials"][1]["changes"]["loss_scale.init"] == 1234567.0
+    assert trial_data(study, rounded=True)["trials"][1]["changes"]["loss_scale.init"] == 1234600.0
+
+
 def test_a_long_curve_keeps_its_ends() -> None:
     curve = tuple((step, float(step)) for step in range(1, 2001))
     row = trial_data(study_of(TrialRecord(0, "complete", curve=curve)))["trials"][0]

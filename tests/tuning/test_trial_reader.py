@@ -49,6 +49,9 @@ CHANGES = {
     "state": "UPDATE trials SET state = 'PRUNED' WHERE trial_id = 2",
     "number": "UPDATE trials SET number = 7 WHERE trial_id = 2",
     "study": """UPDATE study_user_attributes SET value_json = '{"o1": 0.05}' WHERE key = 'target'""",
+    "name of an attribute": "UPDATE study_user_attributes SET key = 'tarfet' WHERE key = 'target'",
+    "name of a checksum": "UPDATE study_user_attributes SET key = 'crc32 og target' WHERE key = 'crc32 of target'",
+    "name in a checksum": "UPDATE study_user_attributes SET key = 'crc32 of tardet' WHERE key = 'crc32 of target'",
     "trial of no study": "UPDATE trials SET study_id = 33 WHERE trial_id = 3",
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from workbench.bench.benchmark import Answer, Benchmark, Finding, Request, load_warning, run_benchmark
 from workbench.bench.contest import Side, Sides, contest, is_installed, require_equal
 from workbench.bench.questions import BenchError, benchmarks, chosen
-from workbench.bench.rounds import Estimate, fair_clock, interleaved, median_of, ratio_of, timed
+from workbench.bench.rounds import Estimate, fair_clock, interleaved, median_of, median_of_copies, ratio_of, timed
 
 __all__ = [
     "Answer",
@@ -29,6 +29,7 @@ __all__ = [
     "is_installed",
     "load_warning",
     "median_of",
+    "median_of_copies",
     "ratio_of",
     "require_equal",
     "run_benchmark",

@@ -94,7 +94,8 @@ class Benchmark:
 
     ``rounds`` are those taken where no other number is asked for. A ``quick`` one takes about a minute or less on two
     cores and is run when none is named. ``group`` is a name that means this and others together; ``place`` is that in
-    lists and tables.
+    lists and tables. ``shown`` are the lines that a user would understand, by how they begin: those of the page, and of
+    the terminal where no benchmark is named; all others are in its JSON file.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Benchmark:
     place: int = 1000
     group: str = ""
     quick: bool = False
+    shown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def contest(
         make: Makes all sides, which share nothing that one of them writes; called every few rounds.
         request: Rounds, and the device, whose queue is emptied before and after every turn.
         named: What the base is, for ``ours / base``.
-        goal: Largest ratio that is good enough.
+        goal: Largest ratio that is good enough; none counts where the limit measured here lies above it.
         guard: Checks that the results agree, with ``require_equal``; None where sides compute different things.
         note: What else should be known.
         repeats: How often a side does its work in a turn; None finds out what takes 50 ms.
@@ -100,6 +100,9 @@ def contest(
             ratios.setdefault(name, []).append([one / row[0] for one, row in zip(seconds, rows, strict=True)])
 
     estimates = {name: median_of_copies(of_side) for name, of_side in ratios.items()}
+    if goal is not None and "limit" in estimates and estimates["limit"].low > goal:
+        note = "; ".join([*([note] if note else []), f"no goal: {goal:g} lies below the limit"])
+        goal = None
     found = [Finding(f"{what}: ours / {named}", "x", estimates["ours"], goal, note)]
     for name in (*(["limit"] if sides.limit is not None else []), *sides.peers):
         absent = ("not installed", "absent") if name not in estimates else ()

@@ -1,8 +1,8 @@
-"""The answers of a folder as a page to read, and the goals among them as a table for another one.
+"""The answers of a folder as a page to read: what a user would understand, on one screen.
 
-    python -m workbench.bench.result_page studies/bench/result studies/bench/README.md
+    python -m workbench.bench.result_page studies/bench/result
 
-writes the table between the two comments that the page has for it.
+writes ``results.md`` again from the files beside it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any, Final
 from workbench.bench.questions import benchmarks
 from workbench.core.files import write_text_atomically
 
-_BEGIN: Final = "<!-- measured: written by workbench.bench.result_page -->"
-_END: Final = "<!-- /measured -->"
 _UNITS: Final = {"x": (1.0, " x"), "s": (1e3, " ms"), "count": (1.0, "")}
+_SHORT_SECONDS: Final = 1e-4
 _HEAD: Final = ("measured", "value", "95 % interval", "goal", "verdict")
 
 
@@ -29,37 +28,34 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
 
 
 def page(answers: Sequence[Mapping[str, Any]]) -> str:
-    """Return all findings as Markdown: one section per benchmark, with its command, machine and load."""
-    parts = ["# Measured here", "Written by `workbench bench --out`; every number is in the JSON file of its name."]
+    """Return as Markdown what a user would understand of it: a table of the lines that benchmarks name as such.
+
+    Below it each of these benchmarks has a line with its command and machine; everything is in the JSON files.
+    """
+    rows, told = [], []
     for answer in answers:
+        shown = shown_findings(answer["name"], answer["findings"])
+        if not shown:
+            continue
+        rows += [(*_row(finding)[:5], f"`{answer['name']}`") for finding in shown]
         machine, load = answer["environment"], answer["load_average"]["before"]
         others = answer.get("cores_of_others")  # None: written by version 0.6.0 or before
-        versions = f"Python {machine['python']}, torch {machine['versions']['torch']}"
-        told = [f"{machine['cpu']}, {machine['cores']} cores; {versions}"]
-        told += [f"load {load:.1f} before"] if load is not None else []
-        told += [f"others took {others:.2f} cores"] if others is not None else []
-        parts += [
-            f"## {answer['name']}: {answer['question']}",
-            f"`{answer['command']}` ({', '.join(told)}, {answer['seconds']:.0f} s)",
-            _table((*_HEAD, "note"), map(_row, answer["findings"])),
-        ]
-    return "\n\n".join(parts) + "\n"
+        words = [f"{machine['cpu']}, {machine['cores']} cores", f"Python {machine['python']}"]
+        words += [f"torch {machine['versions']['torch']}"]
+        words += [f"load {load:.1f} before"] if load is not None else []
+        words += [f"others took {others:.2f} cores"] if others is not None else []
+        told.append(f"* `{answer['command']}`: {', '.join(words)}, {answer['seconds']:.0f} s.")
+    head = (
+        "Written by `workbench bench --out`. Every other line that was measured is in the JSON file of its benchmark."
+    )
+    return "\n\n".join(["# Measured here", head, _table((*_HEAD, "bench"), rows), "\n".join(told)]) + "\n"
 
 
-def goals_table(answers: Sequence[Mapping[str, Any]]) -> str:
-    """Return the findings that have a goal as a Markdown table."""
-    found = ((answer["name"], finding) for answer in answers for finding in answer["findings"])
-    rows = [(f"`{name}`", *_row(finding)[:5]) for name, finding in found if finding["goal"] is not None]
-    return _table(("bench", *_HEAD), rows)
-
-
-def with_table(readme: str, table: str) -> str:
-    """Return a README with the table between its two comments; without them it is a `ValueError`."""
-    before, begin, rest = readme.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"the text has no {_BEGIN} ... {_END}")
-    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
+def shown_findings(name: str, findings: Sequence[Any]) -> list[Any]:
+    """Return the findings of a benchmark that a user would understand, as it names them."""
+    known = benchmarks().get(name)
+    begin = () if known is None else known.shown
+    return [one for one in findings if (one["what"] if isinstance(one, Mapping) else one.what).startswith(begin)]
 
 
 def _row(finding: Mapping[str, Any]) -> tuple[str, ...]:
@@ -67,6 +63,10 @@ def _row(finding: Mapping[str, Any]) -> tuple[str, ...]:
     if finding["value"] is None:
         return what, "-", "-", "-" if goal is None else f"{goal:g}", verdict, note
     scale, unit = _UNITS[finding["unit"]]
+    if finding["unit"] == "s" and abs(finding["value"]) < _SHORT_SECONDS:
+        scale, unit = 1e6, " us"
+    elif finding["unit"] == "s" and abs(finding["value"]) >= 1.0:
+        scale, unit = 1.0, " s"
     value, low, high = (f"{finding[name] * scale:.3g}" for name in ("value", "low", "high"))
     wanted = "-" if goal is None else f"<= {goal * scale:.4g}{unit}"
     return what, f"{value}{unit}", f"{low} to {high}", wanted, "**missed**" if verdict == "missed" else verdict, note
@@ -79,5 +79,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    results, readme = Path(sys.argv[1]), Path(sys.argv[2])
-    write_text_atomically(readme, with_table(readme.read_text(encoding="utf-8"), goals_table(read_answers(results))))
+    results = Path(sys.argv[1])
+    write_text_atomically(results / "results.md", page(read_answers(results)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ def bench(
     """
     with only_result_on_stdout(json):
         from workbench.bench import benchmarks, chosen, load_warning, run_benchmark
-        from workbench.bench.result_page import page, read_answers
+        from workbench.bench.result_page import page, read_answers, shown_findings
         from workbench.cli.progress import progress_bar
         from workbench.core.devices import select_device
         from workbench.core.files import write_text_atomically
@@ -71,14 +72,15 @@ def bench(
     elif json:
         print_json({"answers": [answer.to_dict() for answer in answers]})
     else:
-        _say(answers)
+        _say(answers, {} if names else {one.name: shown_findings(one.name, one.findings) for one in answers})
 
 
-def _say(answers: list[Answer]) -> None:
+def _say(answers: list[Answer], shown: Mapping[str, list[Finding]]) -> None:
+    """Print what was found; of benchmarks that have some, the findings to show alone."""
     for answer in answers:
         print_table(
             ("measured", "value", "95 % interval", "goal", "verdict", "note"),
-            [_row(finding) for finding in answer.findings],
+            [_row(finding) for finding in shown.get(answer.name) or answer.findings],
             title=f"{answer.name}: {answer.question}",
         )
         say("")
@@ -97,9 +99,9 @@ def _row(finding: Finding) -> tuple[str, ...]:
     estimate = finding.estimate
     if estimate is None:
         return (finding.what, "-", "-", "-", finding.verdict, finding.note)
-    seconds = (1.0, "s") if estimate.value >= 1 else (1e3, "ms")
+    seconds = (1.0, "s") if estimate.value >= 1 else (1e3, "ms") if abs(estimate.value) >= 1e-4 else (1e6, "us")
     scale, unit = seconds if finding.unit == "s" else (1.0, "x" if finding.unit == "x" else "")
-    digits = 3 if unit != "ms" else 1
+    digits = 1 if unit in {"ms", "us"} else 3
 
     def text(value: float) -> str:
         return f"{value * scale:.{digits}f}"

@@ -92,6 +92,14 @@ def skips_on_device(optimizer: Optimizer) -> TypeGuard[SkipsOnDevice]:
     return hasattr(optimizer, "step_with_found_inf")
 
 
+def clears_as_torch_does(optimizer: Optimizer) -> bool:
+    """Return whether ``zero_grad(set_to_none=True)`` of an optimizer is torch's own: each ``.grad`` becomes None.
+
+    Then a loop does the same in a sixth of the time, which is a profiler's.
+    """
+    return type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in optimizer.__dict__
+
+
 def has_step_hooks(optimizer: Optimizer) -> bool:
     """Return whether anything is hooked to the step of an optimizer, or of all."""
     return bool(

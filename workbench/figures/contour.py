@@ -15,11 +15,12 @@ from workbench.figures.drawing import Drawing, Mark, empty_figure
 from workbench.figures.labels import compact, counted, plain
 from workbench.figures.study_history import value_ceiling
 from workbench.figures.theme import DENSITY_SCALE, ORANGE, Theme
-from workbench.figures.thinning import Floats
+from workbench.figures.thinning import Floats, thin_marks
 
 _GRID = 40  # points of the surface in each direction
 _WIDTH = 0.12  # of the kernel that smooths, as a share of each axis
 _FAR = 0.25  # from the next trial, as a share of each axis: there nothing is known
+_MOST = 1000  # points that are drawn, of more an even choice
 _FEWEST = 8  # trials, below which a surface would be made up
 _WIDE = 30.0  # highest over lowest value, from which an axis is logarithmic
 
@@ -79,23 +80,25 @@ def contour_figure(
     numbers = contour_numbers(trials, x, y)
     if numbers is None:
         return empty_figure(title, f"Fewer than {_FEWEST} finished trials differ in both.", theme=theme)
-    detail = f"smoothed over {counted(len(numbers.numbers), 'trial')}; light is good, blank is unknown"
+    detail = f"smoothed over {counted(len(numbers.numbers), 'trial')}; the fainter the better, blank is unknown"
     drawing = Drawing(title, detail, theme=theme, height=height)
+    beside = {"text": objective, "side": "right", "font": {"size": 12}}
     drawing.add(
         "contour",
         x=numbers.grid_x,
         y=numbers.grid_y,
-        z=[[value if math.isfinite(value) else None for value in row] for row in numbers.surface.tolist()],
+        z=[[round(value, 6) if math.isfinite(value) else None for value in row] for row in numbers.surface.tolist()],
         colorscale=[list(stop) for stop in DENSITY_SCALE],
         ncontours=12,
         line={"width": 0.5},
-        colorbar={"title": {"text": objective, "side": "right"}, "thickness": 12, "outlinewidth": 0},
+        colorbar={"title": beside, "thickness": 12, "outlinewidth": 0},
     )
+    shown = thin_marks(np.arange(len(numbers.numbers)), _MOST)
     drawing.marks(
-        (numbers.x, numbers.y),
+        (numbers.x[shown], numbers.y[shown]),
         Mark("circle", 6, ORANGE),
         "Trial %{customdata[0]} scored %{customdata[1]} at %{x:.4g}, %{y:.4g}.",
-        customdata=[[n, compact(v)] for n, v in zip(numbers.numbers, numbers.values.tolist(), strict=True)],
+        customdata=[[numbers.numbers[i], compact(float(numbers.values[i]))] for i in shown],
         name="trials",
     )
     for axis, name, is_log in ((drawing.set_x, x, numbers.is_log[0]), (drawing.set_y, y, numbers.is_log[1])):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from workbench.core.records import TrialRecord
@@ -15,12 +16,14 @@ from workbench.figures.drawing import Drawing, Mark, empty_figure
 from workbench.figures.labels import compact, plain
 from workbench.figures.study_history import value_ceiling
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme
+from workbench.figures.thinning import thin_marks
 
 _N_BEST = 5
+_MOST = 600  # points of a kind: in a small figure more of them cover each other
 _WIDE = 30.0  # highest over lowest value, from which an axis is logarithmic
 _KINDS: dict[str, tuple[Mark, str]] = {
-    "beyond": (Mark("circle-open", 7, GREY), "beyond the drop"),
-    "within": (Mark("circle", 7, BLUE), "within the drop"),
+    "beyond": (Mark("circle-open", 7, GREY), "beyond"),
+    "within": (Mark("circle", 7, BLUE), "within"),
     "best": (Mark("diamond", 10, ORANGE), f"best {_N_BEST}"),
 }
 
@@ -79,7 +82,7 @@ def slice_figure(
         return empty_figure(plain(parameter), "No two finished trials differ in it yet.", theme=theme)
     drawing = Drawing(plain(parameter), _detail(numbers), theme=theme, height=height)
     for kind, (mark, name) in _KINDS.items():
-        chosen = [i for i, one in enumerate(numbers.kinds) if one == kind]
+        chosen = thin_marks(np.flatnonzero(np.array(numbers.kinds) == kind), _MOST).tolist()
         drawing.marks(
             ([numbers.places[i] for i in chosen], [min(numbers.values[i], numbers.ceiling) for i in chosen]),
             mark,
@@ -91,7 +94,7 @@ def slice_figure(
     axis = {"type": "category", "categoryorder": "category ascending"} if is_words else {}
     drawing.set_x("", **(axis or ({"type": "log", "dtick": "D2"} if numbers.is_log else {})))
     drawing.set_y(objective)
-    drawing.set(legend={"entrywidth": 92, "entrywidthmode": "pixels"})
+    drawing.set(legend={"entrywidth": 84, "entrywidthmode": "pixels", "xref": "container"})
     drawing.show_legend(66)
     return drawing.figure()
 

@@ -51,15 +51,20 @@ class _UpdateCell(nn.Module):
         if not isinstance(loss_scale, Tensor) or loss_scale.dtype != torch.float32:
             came = loss_scale.dtype if isinstance(loss_scale, Tensor) else type(loss_scale).__name__
             raise TypeError(f"`loss_scale` must be a float32 tensor, because it is updated in place; got {came}")
-        if loss_scale.shape not in {(), (1,)}:
+        if loss_scale.ndim > 1 or loss_scale.numel() != 1:
             raise ValueError(f"`loss_scale` must have shape () or (1,), got {tuple(loss_scale.shape)}")
         if not isinstance(overflow, Tensor):
             raise TypeError(f"`overflow` must be a tensor on the device of the scale, got {type(overflow).__name__}")
         if overflow.numel() != 1:
             raise ValueError(f"`overflow` must have one element, got shape {tuple(overflow.shape)}")
-        with torch.no_grad():
-            self._move(loss_scale, overflow)
+        if not self._only_counts(loss_scale, overflow):
+            with torch.no_grad():
+                self._move(loss_scale, overflow)
         return overflow
+
+    def _only_counts(self, loss_scale: Tensor, overflow: Tensor) -> bool:
+        """Return whether the host knows that the scale stays as it is, and has counted the step."""
+        return False
 
     def _move(self, loss_scale: Tensor, overflow: Tensor) -> None:
         """Leave the scale as it is."""
@@ -135,9 +140,6 @@ class DynamicLossScaleUpdateCell(_UpdateCell):
         if self.cur_iter.device != loss_scale.device:  # once, on the first step after the scale moved
             self.cur_iter = self.cur_iter.to(loss_scale.device)
             self.last_overflow_iter = self.last_overflow_iter.to(loss_scale.device)
-        if self._only_counts(loss_scale, overflow):
-            self.cur_iter.add_(1)
-            return
         finite_steps, overflowed = self.cur_iter - self.last_overflow_iter, overflow.reshape(()) != 0
         updated, restarted = next_scales_on_device(
             loss_scale.reshape(()),
@@ -154,10 +156,13 @@ class DynamicLossScaleUpdateCell(_UpdateCell):
         self.cur_iter.add_(1)
 
     def _only_counts(self, loss_scale: Tensor, overflow: Tensor) -> bool:
-        """Return whether the host knows that the scale stays, as on most steps: a fifth of the time of the rule."""
-        if not host_values.reads_without_waiting(loss_scale, overflow) or overflow.item() != 0:
+        """Count the step where the host knows that the scale stays, as on most: a fifth of the time of the rule."""
+        if not host_values.reads_without_waiting(loss_scale, overflow, self.cur_iter) or overflow.item() != 0:
             return False
-        return self.cur_iter.item() - self.last_overflow_iter.item() < self.scale_window
+        counts = self.cur_iter.item() - self.last_overflow_iter.item() < self.scale_window
+        if counts:
+            self.cur_iter.add_(1)
+        return counts
 
 
 class DynamicLossScaleManager:

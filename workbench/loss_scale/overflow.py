@@ -25,6 +25,7 @@ from workbench.loss_scale import host_values
 from workbench.loss_scale.cached_adam import step_on_cached_lists
 
 _WIDENED_ELEMENTS = 1 << 26  # at once, unless a tensor has more: 256 MiB
+_FEW, _SMALL = 24, 1 << 16  # tensors, and their elements
 _FUSED_KERNELS = {SGD: "_fused_sgd_", AdamW: "_fused_adamw_", Adam: "_fused_adam_", Adagrad: "_fused_adagrad_"}
 _DEVICE, _DTYPE, _IS_CPU, _LAYOUT = map(attrgetter, ("device", "dtype", "is_cpu", "layout"))
 
@@ -105,9 +106,11 @@ def unscale_and_check_each_(batches: Sequence[tuple[list[Tensor], Tensor, Tensor
             return
         alike = _go_into_one_call([grad for grads, _, _ in batches for grad in grads])
         for grads, inverse_scale, found_inf in batches:
-            flag = found_inf.reshape(())
+            flag = found_inf.reshape(()) if found_inf.ndim else found_inf
             if alike and grads and grads[0].device == flag.device and devices.unscales(flag.device, grads[0].dtype):
-                inverse = inverse_scale.to(flag).reshape(())
+                beside = inverse_scale.is_cpu and flag.is_cpu and inverse_scale.dtype == flag.dtype
+                inverse = inverse_scale if beside else inverse_scale.to(flag)
+                inverse = inverse.reshape(()) if inverse.ndim else inverse
                 torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse)
             else:
                 _unscale_by_kind_(grads, inverse_scale, flag)
@@ -156,6 +159,8 @@ def _unscale_alike_(values: list[Tensor], flag: Tensor, inverse_scale: Tensor) -
 
 def _checked_by_kernel(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -> bool:
     """Do what `unscale_and_check_each_` does by our own kernel, in one call; return whether that could be done."""
+    if len(batches) == 1 and len(batches[0][0]) <= _FEW and sum(map(Tensor.numel, batches[0][0])) <= _SMALL:
+        return False  # torch's own call is over before ours has asked where the tensors lie
     numbers = [number for _, inverse_scale, found_inf in batches for number in (inverse_scale, found_inf)]
     if not host_values.reads_without_waiting(*numbers):
         return False
@@ -212,7 +217,9 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
     _check_scalar("found_inf", found_inf)
     if skips_on_device(optimizer):
         optimizer.step_with_found_inf(found_inf)
-    elif _reads_found_inf(optimizer) and not _first_step_needs_host(optimizer):
+        return
+    reads = _reads_found_inf(optimizer)
+    if reads and not _first_step_needs_host(optimizer):
         if not step_on_cached_lists(optimizer, found_inf):
             _give_momentum_buffers(optimizer)
             optimizer.found_inf = exact_flag(found_inf)  # type: ignore[attr-defined]
@@ -221,7 +228,7 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
             finally:
                 del optimizer.found_inf  # type: ignore[attr-defined]
     else:
-        if not _reads_found_inf(optimizer):
+        if not reads:
             _warn_once(optimizer)
         if found_inf.item() == 0:
             optimizer.step()

@@ -30,6 +30,7 @@ from workbench.panels.study_answer import answer_html, curve_of, trial_html
 from workbench.panels.study_figures import TARGETS, StudyFigures
 from workbench.panels.study_form import StudyForm
 from workbench.panels.style import error_html, faint, note_html, words
+from workbench.panels.trial_table import TrialTable
 from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ class StudyPanel(WorkPanel):
         self.lasting = (self._answer,)
         self.figures = StudyFigures(self, self.pick)
         self.view, self.live = self.figures.view, self.figures.live
+        self.table = TrialTable(self, self.pick)
         self.plots.children = (
             self._answer,
             row(*self.take_buttons.values()),
@@ -183,6 +185,7 @@ class StudyPanel(WorkPanel):
             self.figures.stage,
             self._trial_text,
             self.figures.curves_stage,
+            self.table.stage,
         )
 
     def open(self, folder: str | Path) -> None:
@@ -242,6 +245,7 @@ class StudyPanel(WorkPanel):
         others = [one for one in self.picked if one not in (0, trial.number)]
         self.picked = [*others[-(_OVERLAID - 2) :], trial.number] if trial.number else others
         self._trial_text.value = trial_html(trial, MetricScale.of(study), study.per_trial)
+        self.table.open(trial.number)
         shown = [one for one in study.trials if one.number in (0, *self.picked)]
         self._reader.ask(
             lambda _: [curve_of(one, study.directory, study.objective) for one in shown], self.figures.show_curves
@@ -371,6 +375,7 @@ class StudyPanel(WorkPanel):
             self._trial_text.value = help_text if begun else ""
             self.figures.hide_curves()
         self.figures.show(study)
+        self.table.show(study)
 
     def _take_export(self, target: str) -> None:
         if self.study is None or target not in self.study.exported:

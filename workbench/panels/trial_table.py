@@ -23,7 +23,7 @@ def _text(name: str) -> str:
     return (resources.files("workbench.report") / name).read_text(encoding="utf-8")
 
 
-class _TableWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget's base has no types
+class _TableWidget(anywidget.AnyWidget):
     """Shows the data of `trial_data`; ``selected`` is the number of the open trial, or -1."""
 
     _esm = _text("trial_table.js")

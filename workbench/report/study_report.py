@@ -7,10 +7,10 @@ Which candidate is exported is not decided here: the page shows the study's choi
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -46,6 +46,7 @@ _FIGURES = (
     *("loss-scale", "replay", "exponents", "freezing"),
 )
 _OF_TRIALS = frozenset({"speed", "history", "trials", "slice", "contour"})  # first words; their points are trials
+_MANY = 1000  # trials, above which a file has to be brief: the table says of each what figures leave out
 _MOST_CURVES = 4  # besides that of O0
 
 
@@ -62,7 +63,7 @@ def write_report(answer: StudyResult) -> StudyResult:
     folder.mkdir(parents=True, exist_ok=True)
     report = write_study_report(folder / "report.html", answer, read_sources(answer))
     write_result_files(folder, answer)
-    return dataclasses.replace(answer, report=report)
+    return replace(answer, report=report)
 
 
 def write_study_report(path: Path, answer: StudyResult, sources: Sources) -> Path:
@@ -78,7 +79,9 @@ def write_study_report(path: Path, answer: StudyResult, sources: Sources) -> Pat
 def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "", served: Served | None = None) -> str:
     """Return the report as HTML text; ``created`` says when it is written, ``served`` by whom it is shown live."""
     metric = MetricScale.of(answer)
-    drawn = _figures(answer, sources, metric)
+    brief = len(answer.trials) > _MANY
+    few_words = [replace(one, summary="") for one in answer.trials] if brief else answer.trials
+    drawn = _figures(replace(answer, trials=few_words), sources, metric)
     placed = {
         name: embed(figure, f"figure-{name}", of_trials=name.partition("-")[0] in _OF_TRIALS)
         for name, figure in drawn.items()
@@ -107,7 +110,8 @@ def _trial_table(answer: StudyResult, served: Served | None) -> Markup:
     if not answer.trials:
         return Markup("")
     runs = Markup("") if served is None else Markup(' data-runs="{}"').format(served.here)
-    return Markup('<div class="trials"{}>{}</div>').format(runs, data_script(trial_data(answer)))
+    data = trial_data(answer, rounded=served is None and len(answer.trials) > _MANY)
+    return Markup('<div class="trials"{}>{}</div>').format(runs, data_script(data))
 
 
 def shares_of(config: BoostConfig) -> dict[str, float]:

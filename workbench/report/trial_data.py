@@ -22,18 +22,22 @@ from workbench.methods.registry import METHODS
 Values: TypeAlias = dict[str, Any]  # plain ones: numbers that JSON has, texts, truth values, lists and dictionaries
 
 _MOST_CURVE_POINTS = 100
-_DIGITS = 6  # significant ones: enough for a table, and a third of the bytes
+_DIGITS = 5  # significant ones: enough for a table, and a third of the bytes
 
 
-def trial_data(study: StudyResult) -> Values:
+def trial_data(study: StudyResult, *, rounded: bool = False) -> Values:
     """Return what the table shows of a study.
+
+    Args:
+        study: The study's answer.
+        rounded: Whether configurations have five digits, too, which thousands of them need to fit into one file.
 
     Returns:
         ``columns`` in their order, each with ``key``, ``title``, ``kind`` (``"number"`` or ``"text"``), ``unit``,
         ``factor`` (of the shown value) and whether it is ``shown`` at first; ``trials``, each with a value per column
         and what is told when it is opened; ``base``, the configuration that a trial changes, by path;
-        ``reference``, the trial that others are compared with, and ``exported``, export -> trial. A number that is not
-        known is None.
+        ``reference``, the trial that others are compared with; ``exported``, export -> trial; ``rounded``. A number
+        that is not known is None.
     """
     metric = MetricScale.of(study)
     base = _by_path(next((trial.config for trial in study.trials if trial.number == 0), {}))
@@ -49,7 +53,8 @@ def trial_data(study: StudyResult) -> Values:
             for target, choice in study.choices.items()
             if choice.candidate is not None
         },
-        "trials": [_row(trial, study, base, paths) for trial in study.trials],
+        "rounded": rounded,
+        "trials": [_row(trial, study, base, paths, rounded=rounded) for trial in study.trials],
     }
 
 
@@ -101,7 +106,7 @@ def _parameter_column(path: str) -> Values:
     return _column(path, path, shown=False)
 
 
-def _row(trial: TrialRecord, study: StudyResult, base: Values, paths: Sequence[str]) -> Values:
+def _row(trial: TrialRecord, study: StudyResult, base: Values, paths: Sequence[str], *, rounded: bool) -> Values:
     came_to = outcome_of(trial, study.allowed_drops)
     config = _by_path(trial.config)
     changes = {path: config.get(path) for path in [*base, *config] if base.get(path) != config.get(path)}
@@ -125,7 +130,7 @@ def _row(trial: TrialRecord, study: StudyResult, base: Values, paths: Sequence[s
         "summary": trial.summary,
         **{path: _cell(path, trial) for path in paths if path in trial.parameters},
         "parts": parts,
-        "changes": changes,
+        "changes": {path: _known(one) if rounded and isinstance(one, float) else one for path, one in changes.items()},
         "idle": [path for path in changes if path not in effective],
         "curve": [[step, _known(metric)] for step, metric in _thinned(trial.curve)],
         "notes": [*([trial.message] if trial.message else []), *([warm_up] if trial.warm_up_steps else [])],
@@ -172,7 +177,7 @@ def _by_path(config: Mapping[str, Any]) -> Values:
 
 def _thinned(curve: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
     if len(curve) <= _MOST_CURVE_POINTS:
-        return curve
+        return curve if len(curve) > 1 else ()  # one evaluation is no curve
     last = len(curve) - 1
     return [curve[round(i * last / (_MOST_CURVE_POINTS - 1))] for i in range(_MOST_CURVE_POINTS)]
 

@@ -341,7 +341,7 @@ export class TrialTable {
     const name = `${this.id}-title`;
     this.detail.replaceChildren(...[
       make("div", { class: "wbt-top" },
-        make("h3", { id: name }, `Trial ${row.number}: ${row.came_to}`),
+        make("h3", { id: name }, `Trial ${row.number}, ${row.came_to}`),
         this.take && make("button", { type: "button", onclick: () => this.take(row.number) }, "Use this configuration"),
         make("button", { type: "button", onclick: () => this.close(), "aria-label": `Close trial ${row.number}` }, "Close")),
       make("p", {}, row.summary || row.level),
@@ -422,7 +422,8 @@ export class TrialTable {
     const copyButton = make("button", { type: "button", onclick: () => copy(copyButton, code, written) }, "Copy");
     const config = make("details", { class: "wbt-config" }, make("summary", {}, "Configuration"),
       make("div", { class: "wbt-buttons" }, copyButton,
-        make("button", { type: "button", onclick: () => download(name, `${written}\n`) }, `Download ${name}`)), code);
+        make("button", { type: "button", onclick: () => download(name, `${written}\n`) }, `Download ${name}`)),
+      this.data.rounded && make("p", { class: "wbt-note" }, "Five digits of each number; `workbench view` has them all."), code);
     if (!row.run) return [config];
     const address = this.runAddress?.(row.run);
     const where = address ? make("a", { href: address }, row.run) : make("code", {}, row.run);

@@ -36,8 +36,9 @@ from workbench.core import devices
 from workbench.core.batch import move_batch
 from workbench.core.records import EventSink
 from workbench.core.sampler_epoch import tell_epoch
-from workbench.core.step_optimizer import StepOptimizer
+from workbench.core.step_optimizer import StepOptimizer, clears_as_torch_does
 from workbench.core.wrapped_model import unwrapped
+from workbench.loss_scale import host_values
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.accumulation_window import AccumulationWindow
 from workbench.methods.in_effect import MethodsInEffect
@@ -53,6 +54,7 @@ from workbench.training.gradient_reduction import GradientReduction, broadcast_f
 from workbench.training.outcome import StepOutcome
 from workbench.training.precision import Precision, avoid_broken_kernel_, warn_of_short_moments
 
+_SHORT = frozenset({torch.float16, torch.bfloat16})
 _STATEFUL = ("optimizer", "loss_scaling", "window", "update")
 
 #: Called at the end of every window with the trained parameters that have gradients, before the update.
@@ -134,7 +136,7 @@ class Boosted:
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Give the context for the forward pass and the loss."""
         precision = self.precision.autocast() if self.loss_scaling.autocast_allowed else contextlib.nullcontext()
-        if isinstance(self.model, DistributedDataParallel) and self.window.position + 1 < self.window.n_steps:
+        if self.window.position + 1 < self.window.n_steps and isinstance(self.model, DistributedDataParallel):
             return _without_sync(self.model, precision)
         return precision  # as it is: another context around it would cost every micro-batch 20 microseconds
 
@@ -155,17 +157,19 @@ class Boosted:
                 self._schedule.check_graph(loss)
             self._unseen_groups.discard(self.frozen_groups)
         # Reduced precision losses are widened first: 65504 would otherwise be the largest scaled loss.
-        scaled = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
+        scaled = loss.float() if loss.dtype in _SHORT else loss
         seed: Tensor | None = None
         if self.loss_scaling.is_unit and scaled.dtype == torch.float32 and scaled.ndim == 0:
             # The backward pass may as well begin with 1 / N, which is what a division of the loss would hand on.
             seed = self._share if scaled.device == self._share.device else None
+        elif self.window.n_steps == 1:
+            seed = self.loss_scaling.seed_gradient(scaled)
         if seed is None:
             if self.window.n_steps > 1:
                 scaled = scaled / self.window.n_steps
             scaled = self.loss_scaling.seed(scaled)
         if scaled.requires_grad:
-            scaled.backward(seed)  # type: ignore[no-untyped-call]
+            torch.autograd.backward(scaled, seed)
         elif not self.frozen_groups:  # a loss that only frozen layers feed has none on such a step
             raise RuntimeError("the loss has no gradient; was it detached, or computed under torch.no_grad()?")
         kept = loss.detach()
@@ -205,19 +209,19 @@ class Boosted:
         scaling = self.loss_scaling
         given = self.optimizer.param_groups[0]["lr"]
         # Of a tensor as it is now, and without a wait.
-        rate = given.detach().clone() if isinstance(given, Tensor) else float(given)
+        rate = given if type(given) is float else given.detach().clone() if isinstance(given, Tensor) else float(given)
         frozen = self.frozen_groups
         complete = self.window.advance()
         accumulated = self.window.n_steps if complete else self.window.position
         # The rule changes the scale in place, and outcomes may be read later: each keeps the value of its step.
-        used = after = scaling.scale.clone() if scaling.moves else scaling.scale
+        used = after = scaling.shown_scale() if scaling.moves else scaling.scale
         groups = None if scaling.group_scales is None else scaling.group_scales.clone()
         overflow = scaling.no_overflow
         columns: Mapping[str, float] = {}
         if complete:
             overflow, columns = self._end_window(loss, closure)
             if scaling.moves:
-                after = scaling.scale.clone()
+                after = scaling.shown_scale()
         outcome = StepOutcome(
             self.step_index, loss, overflow, used, after, complete, accumulated, frozen, rate, groups, columns
         )
@@ -230,10 +234,12 @@ class Boosted:
 
     def _end_window(self, loss: Tensor, closure: Callable[[], Tensor] | None) -> tuple[Tensor, Mapping[str, float]]:
         scaling, optimizer = self.loss_scaling, self._active_optimizer
-        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if self._reduction is not None:
-            self._reduction.reduce_([parameter for parameter in trained if parameter.requires_grad])
-        parameters = [parameter for parameter in trained if parameter.grad is not None]
+        parameters: list[nn.Parameter] = []
+        if self._reduction is not None or self.observer is not None or scaling.unscales:  # else nobody looks at them
+            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            if self._reduction is not None:
+                self._reduction.reduce_([parameter for parameter in trained if parameter.requires_grad])
+            parameters = [parameter for parameter in trained if parameter.grad is not None]
         overflow = scaling.no_overflow
         if scaling.unscales:
             self._found_inf.zero_()
@@ -246,18 +252,19 @@ class Boosted:
                 optimizer.unscale_offloaded_(scaling.scale_of, self._found_inf)
             if scaling.agree is not None:  # averaged gradients are equal on all ranks, those of servers apart differ
                 scaling.agree(self._found_inf)
-            overflow = self._found_inf > 0
+            if not host_values.reads_without_waiting(self._found_inf) or self._found_inf.item():
+                overflow = self._found_inf > 0
         if self.observer is not None:
             self.observer(parameters)
         window = CompleteWindow(
-            step=self.step_index,
-            optimizer=optimizer,
-            loss=loss,
-            found_inf=self._found_inf if scaling.checks_overflow else None,
-            gradient_scale=self._one if scaling.unscales or scaling.is_unit else scaling.scale.reshape(()),
-            evaluate=None if closure is None else lambda: self._evaluate(closure),
-            events=self.events,
-            backward_scale=scaling.scale_of if scaling.unscales else None,
+            self.step_index,
+            optimizer,
+            loss,
+            self._found_inf if scaling.checks_overflow else None,
+            self._one if scaling.unscales or scaling.is_unit else scaling.scale.reshape(()),
+            None if closure is None else lambda: self._evaluate(closure),
+            self.events,
+            scaling.scale_of if scaling.unscales else None,
         )
         for hook in self._hooks.values():
             hook.before_update(window)
@@ -270,7 +277,12 @@ class Boosted:
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         if self._schedule is not None:
             self._schedule.advance()
-        self.optimizer.zero_grad(set_to_none=True)
+        if clears_as_torch_does(self.optimizer):
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
         if self._schedule is not None:
             self.frozen_groups = self._schedule.begin_step()
         if self.course.has_schedule:

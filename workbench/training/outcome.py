@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -17,9 +16,11 @@ class BoostStep(NamedTuple):
     loss_scale: Tensor  # float32, after the update rule ran
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """What happened in one micro-batch; tensors have shape ``()`` and stay on the device."""
+class StepOutcome(NamedTuple):
+    """What happened in one micro-batch; tensors have shape ``()`` and stay on the device.
+
+    A tuple, as one is made in every step: a frozen dataclass takes five times as long.
+    """
 
     step: int  # counted from 0
     loss: Tensor  # unscaled, of this micro-batch, detached
@@ -32,4 +33,4 @@ class StepOutcome:
     learning_rate: float | Tensor  # of the first parameter group; a tensor where the optimizer's is one
     group_scales: Tensor | None = None  # that the backward pass used, one per scale group, shape [n]; or no groups
     #: Numbers of the methods in use that the host knows, by namespaced column (``"offload.hidden_share"``).
-    columns: Mapping[str, float] = field(default_factory=dict)
+    columns: Mapping[str, float] = {}

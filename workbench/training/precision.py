@@ -23,6 +23,7 @@ from torch.optim import SGD, Adam, NAdam, Optimizer, RAdam
 from workbench.core.batch import mapped
 
 _OUTSIDE = 4  # frames from the warning to who called `apply`
+_AS_BUILT = nullcontext()
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -38,7 +39,7 @@ class Precision:
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which the forward pass runs."""
         if self.level != "O2":
-            return nullcontext()
+            return _AS_BUILT
         return torch.autocast(self.device_type, _DTYPES[self.dtype])
 
 

@@ -127,9 +127,10 @@ class Pages:
         """Return address and name of the folder around one that is no longer the root."""
         return None if folder == self.root else ("../", folder.parent.name)
 
-    def choice(self, folder: Path, label: str, address: str, *, chosen: bool) -> RunChoice:
-        """Return a run to be laid over others; its path carries its label."""
-        return RunChoice(f"{label}|{folder.relative_to(self.root).as_posix()}", label, address, chosen)
+    def choice(self, folder: Path, name: str, more: str, address: str, *, chosen: bool) -> RunChoice:
+        """Return a run to be laid over others; its path carries the name that its curves will have."""
+        label = f"{name} · {more}" if more else name
+        return RunChoice(f"{name}|{folder.relative_to(self.root).as_posix()}", label, address, chosen)
 
 
 class _StudyPage:
@@ -176,9 +177,9 @@ class _StudyPage:
         if folder is None:
             return None
         name = "O0" if trial.number == 0 else f"trial {trial.number}"
-        label = f"{name} · {trial.summary}" if trial.number and trial.summary else name
+        more = trial.summary if trial.number else ""
         chosen = trial.number in {0, reference_of(answer)}
-        return self._pages.choice(folder, label, f"{quote(trial.run_path)}/", chosen=chosen)
+        return self._pages.choice(folder, name, more, f"{quote(trial.run_path)}/", chosen=chosen)
 
     def _state(self, answer: StudyResult) -> tuple[str, bool]:
         counts = answer.counts
@@ -241,7 +242,7 @@ class _FolderPage:
         newest = rows[0]["run"] if rows else None
         choice, chosen = self._pages.choice, {first, newest}
         runs = [
-            choice(self._folder / row["run"], _run_label(row), row["address"], chosen=row["run"] in chosen)
+            choice(self._folder / row["run"], row["run"], _run_facts(row), row["address"], chosen=row["run"] in chosen)
             for row in rows
         ]
         studies = [_told(path, self._folder) for path in _studies_below(self._folder, _DEPTH)]
@@ -304,6 +305,6 @@ def _told(path: Path, folder: Path) -> dict[str, Any]:
     return told | {name: section.get(key, "") for name, key in asked.items()}
 
 
-def _run_label(row: Mapping[str, Any]) -> str:
-    parts = (row["run"], row["task"], row["level"], f"{row['steps']} steps", "" if row["finished"] else "not finished")
+def _run_facts(row: Mapping[str, Any]) -> str:
+    parts = (row["task"], row["level"], f"{row['steps']} steps", "" if row["finished"] else "not finished")
     return " · ".join(part for part in parts if part)

@@ -25,10 +25,14 @@ def loaders():
 
 
 def make_model():
-    """Return a fresh network and its optimizer."""
+    """Return a fresh network."""
     layers = [part for size, after in pairwise((64, 256, 256, 10)) for part in (nn.Linear(size, after), nn.ReLU())]
-    model = nn.Sequential(nn.Flatten(), *layers[:-1])
-    return model, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    return nn.Sequential(nn.Flatten(), *layers[:-1])
+
+
+def make_optimizer(parameters):
+    """Return what trains it today."""
+    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
 
 
 def train(seed):
@@ -37,7 +41,8 @@ def train(seed):
     criterion = nn.CrossEntropyLoss()
     accelerator = Accelerator(cpu=True)
     loader, held_out = loaders()
-    model, optimizer = make_model()
+    model = make_model()
+    optimizer = make_optimizer(model.parameters())
     model, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
     began = time.process_time()
     for _ in range(EPOCHS):

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 HERE = Path(__file__).parent
 PAGES = ("specialnames", "compound", "types", "string-methods")
@@ -36,13 +36,17 @@ def accuracy(seen):
     return {"accuracy": float((seen.predictions.argmax(axis=1) == seen.label_ids).mean())}
 
 
-def make_trainer(seed):
-    """Return a Trainer that has not trained yet."""
-    set_seed(seed)
+def make_model():
+    """Return a classifier with random weights."""
     config = BertConfig(
         vocab_size=1000, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
         max_position_embeddings=N_WORDS, num_labels=len(PAGES),
     )  # fmt: skip
+    return BertForSequenceClassification(config)
+
+
+def make_trainer(seed):
+    """Return a Trainer that has not trained yet."""
     args = TrainingArguments(
         str(Path(tempfile.gettempdir()) / "passages"), num_train_epochs=6, learning_rate=1e-3, seed=seed,
         per_device_train_batch_size=16, per_device_eval_batch_size=256, metric_for_best_model="accuracy",
@@ -50,8 +54,8 @@ def make_trainer(seed):
     )  # fmt: skip
     train, held_out = passages()
     return Trainer(
-        BertForSequenceClassification(config),
-        args,
+        args=args,
+        model_init=make_model,
         train_dataset=train,
         eval_dataset=held_out,
         compute_metrics=accuracy,

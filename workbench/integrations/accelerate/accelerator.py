@@ -23,7 +23,7 @@ from workbench.training.boosted import Boosted
 from workbench.training.outcome import StepOutcome
 
 
-class BoostedAccelerator(Accelerator):
+class BoostedAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has no types
     """Train under a set-up in a loop that is written for Accelerate, each of its lines as it is.
 
     Two lines change, the import and this one::
@@ -73,6 +73,7 @@ class BoostedAccelerator(Accelerator):
             "scheduler": scheduler,
         }  # fmt: skip
         self._pair: Boosted | None = None
+        self._steps: _Steps | None = None
         self._norm = torch.tensor(float("nan"))
 
     @property
@@ -88,27 +89,32 @@ class BoostedAccelerator(Accelerator):
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Apply the set-up to the model, the optimizer and the first loader of these; the rest is Accelerate's."""
-        kinds = {kind: next((one for one in args if isinstance(one, kind)), None) for kind in (nn.Module, Optimizer)}
+        model = next((one for one in args if isinstance(one, nn.Module)), None)
+        optimizer = next((one for one in args if isinstance(one, Optimizer)), None)
         loader = next((one for one in args if isinstance(one, DataLoader)), None)
         if any(isinstance(one, LRScheduler) for one in args):
             raise ValueError(
                 "a scheduler was given to prepare(), but the set-up steps the schedule; leave it out, and its step(), "
                 "and give a function: BoostedAccelerator(scheduler=lambda optimizer, updates: ...)"
             )
-        model, optimizer = kinds[nn.Module], kinds[Optimizer]
         if self._pair is not None or optimizer is None:
             return super().prepare(*args, device_placement=device_placement)
         if model is None or loader is None:
             raise ValueError("the set-up needs all three in one call: accelerator.prepare(model, optimizer, loader)")
         boosted, shared = prepare(self, self._config, model, optimizer, loader, **self._options)
-        self._pair = boosted
+        self._pair, self._steps = boosted, _Steps(boosted)
         ours = {
             id(model): _computing(boosted),
-            id(optimizer): _Steps(boosted),
+            id(optimizer): self._steps,
             id(loader): _RunBatches(boosted, shared, self._options["epochs"]),
         }
         place = super().prepare
         return tuple(ours[id(one)] if id(one) in ours else place(one) for one in args)
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the last update was dropped because of an overflow; waits for the device to know."""
+        return self._steps is not None and self._steps.step_was_skipped
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Run the backward pass of a batch, scaled; gradients add up in ``.grad``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
 import warnings
@@ -60,7 +59,7 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
         return standing_result(study_dir, study, file)
 
 
-def standing_result(study_dir: str | os.PathLike[str], study: optuna.Study, file: StudyFile) -> StudyResult:
+def standing_result(study_dir: str | Path, study: optuna.Study, file: StudyFile) -> StudyResult:
     """Return the state of a study that is open, as `read_result` does."""
     directory, attributes = study_folder(study_dir), study.user_attrs
     # Sentences were stored with a command; the study's folder may be called otherwise by now.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
+from pathlib import Path
 from types import TracebackType
 
 import optuna
@@ -21,9 +21,7 @@ _SHARE = 0.01
 _log = logging.getLogger("workbench")
 
 
-def keeping_status(
-    study_dir: str | os.PathLike[str], storage: str | None, study: optuna.Study, file: StudyFile
-) -> StatusKeeper:
+def keeping_status(study_dir: str | Path, storage: str | None, study: optuna.Study, file: StudyFile) -> StatusKeeper:
     """Return the keeper of a study, which does nothing where ``storage`` names a database that others share."""
     return StatusKeeper(study_dir, study, file, active=storage is None)
 
@@ -34,9 +32,7 @@ class StatusKeeper:
     What cannot be written ends no study: `workbench status` reads the database then.
     """
 
-    def __init__(
-        self, study_dir: str | os.PathLike[str], study: optuna.Study, file: StudyFile, *, active: bool = True
-    ) -> None:
+    def __init__(self, study_dir: str | Path, study: optuna.Study, file: StudyFile, *, active: bool = True) -> None:
         self._active = active
         self._study_dir, self._study, self._file = study_dir, study, file
         self._due, self._warned = -math.inf, False

@@ -100,8 +100,8 @@ def read_status(study: str | os.PathLike[str]) -> KeptStatus | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # missing, damaged, or of another form
         return None
     report = folder / "result" / "report.html"
-    was_tuple = {"left_out": tuple(result.left_out), "scripts": tuple(result.scripts)}
-    result = dataclasses.replace(result, report=report if report.exists() else None, **was_tuple)
+    shown = report if report.exists() else None
+    result = dataclasses.replace(result, report=shown, left_out=tuple(result.left_out), scripts=tuple(result.scripts))
     return KeptStatus(result, int(process["pid"]) if alive else None, age)
 
 

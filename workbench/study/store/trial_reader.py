@@ -95,10 +95,16 @@ def without_seals(attributes: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         LookupError: When one is not what was stored.
     """
-    for name, value in attributes.items():
+    own = {name: value for name, value in attributes.items() if not name.startswith(_SEAL_OF)}
+    for name, value in own.items():
         if attributes.get(f"{_SEAL_OF}{name}", seal := checksum(value)) != seal:
             raise LookupError(f"its attribute {name} is not what its checksum says")
-    return {name: value for name, value in attributes.items() if not name.startswith(_SEAL_OF)}
+        if name[len(_SEAL_OF) :] in own:  # the name of a checksum
+            raise LookupError(f"the name of its attribute {name} is not what was stored")
+    for name in attributes:
+        if name.startswith(_SEAL_OF) and name.removeprefix(_SEAL_OF) not in own:
+            raise LookupError(f"its attribute {name.removeprefix(_SEAL_OF)} is not there")
+    return own
 
 
 def _shared(value: Any) -> Any:
