@@ -409,7 +409,7 @@ export class TrialTable {
       ...lines.flatMap((line) => [
         draw("polyline", { points: line.points.map(([step, metric]) => `${x(step)},${y(metric)}`).join(" "), class: line.style }),
         ...line.points.map(([step, metric]) => draw("circle", { cx: x(step), cy: y(metric), r: line.number === row.number ? 3.5 : 2.5, class: line.style },
-          draw("title", {}, `${said(line)}: ${compact(metric)} after ${step} micro-batches`)))]));
+          draw("title", {}, `${said(line)} had ${compact(metric)} after ${step} micro-batches`)))]));
     const legend = make("p", { class: "wbt-legend" }, `${this.data.metric} against micro-batches: `,
       ...lines.reverse().map((line) => make("span", { class: line.style }, said(line))));
     return make("div", { class: "wbt-curve" }, make("h4", {}, "Curve"), legend, picture);
