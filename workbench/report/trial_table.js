@@ -151,15 +151,12 @@ export class TrialTable {
     const { words, state, level, part, feasible } = this.filters;
     const asked = words.toLowerCase().split(/\s+/).filter(Boolean);
     const { key, direction } = this.sort;
+    const wordsOf = (row) => `trial ${row.number} ${row.summary} ${row.came_to} ${row.notes.join(" ")}`.toLowerCase();
     return this.data.trials
       .filter((row) => (!state || row.state === state) && (!level || row.level === level)
         && (!part || row.parts.includes(part)) && (!feasible || row.feasible)
-        && asked.every((word) => this.searched(row).includes(word)))
+        && asked.every((word) => wordsOf(row).includes(word)))
       .sort((a, b) => compare(a[key], b[key], direction) || a.number - b.number);
-  }
-
-  searched(row) {
-    return `trial ${row.number} ${row.summary} ${row.came_to} ${row.notes.join(" ")}`.toLowerCase();
   }
 
   shown() {
