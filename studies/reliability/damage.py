@@ -53,12 +53,12 @@ def inputs(count: int) -> tuple[str, int, int, int]:
         env={**os.environ, "WORKBENCH_FUZZ_EXAMPLES": str(-(-count // tests))},
         cwd=CHECKOUT, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    counted = re.findall(r"(\d+) passing examples, (\d+) failing examples, (\d+) invalid", done.stdout)
+    counted = re.findall(r"(\d+) passing, (\d+) failing, and \d+ invalid", done.stdout)
     failed = re.findall(r"^FAILED .*", done.stdout, re.MULTILINE)
     print(*done.stdout.splitlines()[-3:], *failed, sep="\n")
     if len(failed) == 0 and done.returncode:
         raise RuntimeError(done.stdout[-3000:] + done.stderr[-3000:])
-    tried = sum(int(passing) + int(failing) for passing, failing, _ in counted)
+    tried = sum(int(passing) + int(failing) for passing, failing in counted)
     return f"inputs of {tests} kinds (configurations, study files, runs, ...)", tried, 0, len(failed)
 
 
@@ -69,14 +69,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="1,000 bits and 5,000 inputs by default")
     given = parser.parse_args()
     kinds = {"bits": (bits, 1_000), "inputs": (inputs, 5_000)}
-    rows = {}
-    if RESULT.exists():
-        rows = {line.split(" ")[1]: line for line in RESULT.read_text(encoding="utf-8").splitlines()[2:]}
     harm = 0
     for name in [given.what] if given.what else list(kinds):
         act, usual = kinds[name]
         what, tried, wrong, bugs = act(given.count or usual)
         harm += wrong + bugs
+        rows = {}
+        if RESULT.exists():  # as it is now: the other command may have ended meanwhile
+            rows = {line.split(" ")[1]: line for line in RESULT.read_text(encoding="utf-8").splitlines()[2:]}
         line = f"| {what} | {tried:,} | {wrong} | {bugs} |"
         rows[line.split(" ")[1]] = line
         RESULT.write_text(HEAD + "\n".join(rows[one] for one in sorted(rows, reverse=True)) + "\n", encoding="utf-8")

@@ -28,8 +28,9 @@ def _interrupted(
     )
     try:
         deadline = time.monotonic() + patience_seconds
-        while not ready() and process.poll() is None and time.monotonic() < deadline:
+        while not (at_work := ready()) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
+        assert at_work, "it was never at work"
         for _ in range(times):
             process.send_signal(signal.SIGINT)
             time.sleep(0.3 if times > 1 else 0.0)
