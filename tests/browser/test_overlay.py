@@ -40,7 +40,7 @@ def test_o0_lies_under_what_follows_and_narrow_pages_need_no_sideways_scrolling(
     bar, title = plot.locator(".modebar-group"), plot.locator(".wb-figure-title")
     page.mouse.move(0, 0)
     expect(bar.first).to_have_css("opacity", "0")
-    plot.locator(".plot").first.hover(force=True)
+    plot.hover(force=True)
     expect(bar.first).to_have_css("opacity", "1")
     tools, words = bar.first.bounding_box(), title.bounding_box()
     assert tools is not None
@@ -65,7 +65,8 @@ def test_o0_lies_under_what_follows_and_narrow_pages_need_no_sideways_scrolling(
     expect(configure.get_by_role("alert")).to_have_count(0)
     assert scrolls_sideways(page, configure) == []
     box.press("Control+Enter")
-    expect(configure.get_by_text("frozen steps: 50 %").first).to_be_visible()
+    expect(configure.locator("tr").filter(has_text="grad_freeze.freeze_p")).to_contain_text("0.50.7")
+    expect(page.locator(".jp-CodeCell .jp-InputPrompt").get_by_text("[2]:", exact=True)).to_be_visible()  # no cell ran
     expect(configure.locator(".wb-json .wb-key").first).to_have_text('"boost":')
 
     page.set_viewport_size({"width": 700, "height": 1000})

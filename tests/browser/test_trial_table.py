@@ -178,6 +178,21 @@ def test_a_point_of_the_figure_opens_its_row_and_a_row_marks_its_points(page: Pa
     expect(page.locator("tr[aria-selected=true]")).to_have_attribute("data-number", "43")
 
 
+def test_every_exported_file_is_downloaded_under_its_name_and_copied(page: Page, tmp_path: Path) -> None:
+    for target in ("o1", "o2"):
+        exported = page.locator("#exports details").filter(has_text=f"boost_config.{target}.json")
+        exported.locator("summary").click()
+        with page.expect_download() as downloaded:
+            exported.get_by_role("button", name="Download").click()
+        assert downloaded.value.suggested_filename == f"boost_config.{target}.json"
+        path = tmp_path / f"{target}.json"
+        downloaded.value.save_as(path)
+        assert BoostConfig.from_json(path) == full_sources().exported[target]
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        exported.get_by_role("button", name="Copy").click()
+        expect(exported.get_by_role("button", name="Copied")).to_be_visible()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_telephone_only_the_table_scrolls_sideways(view: View, report: Path, scheme: str) -> None:
     view.page.set_viewport_size({"width": 420, "height": 900})

@@ -104,6 +104,7 @@ def test_from_start_to_a_chosen_trial(lab: Lab, view: View) -> None:
     accumulates = configure.get_by_role("checkbox", name="Gradient accumulation")
     configure.get_by_role("button", name="Set micro-batches per update to 2 and switch it on").click()
     expect(accumulates).to_be_checked()  # an edit, and a way out of a dead end
+    opened(workbench, "Tune").get_by_role("button", name="Overview", exact=True).click()
     for answer in ("Leave it", "Replace my edits"):
         tune = opened(workbench, "Tune")
         click_point(figure(tune, "Speed: time of O0"), chosen.number)

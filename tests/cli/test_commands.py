@@ -137,7 +137,7 @@ def test_tune_status_export_and_validate_make_one_way(
     valid = workbench("validate", "elsewhere/boost_config.o1.json")
     assert valid.code == 0
     assert "valid; at level O1 it means:" in valid.out
-    assert "from study study on task wine.py" in valid.out
+    assert "from study study on task ../wine.py" in valid.out
 
     again = workbench("tune", study)  # nothing is left to do, and nothing is done twice
     assert again.code == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,9 +59,10 @@ def contour_numbers(trials: Sequence[TrialRecord], x: str, y: str) -> ContourNum
     at = np.linspace(0.0, 1.0, _GRID)
     surface = _smoothed(unit, values, at)
     grid = at * span + low
-    ends = [10.0**row if log else row for row, log in zip(grid, is_log, strict=True)]
+    across, upward = (10.0**row if log else row for row, log in zip(grid, is_log, strict=True))
     numbers = tuple(one.number for one in known)
-    return ContourNumbers(numbers, *places.T, values, *ends, surface, (is_log[0], is_log[1]))
+    xs, ys = places.T
+    return ContourNumbers(numbers, xs, ys, values, across, upward, surface, (is_log[0], is_log[1]))
 
 
 def contour_figure(
@@ -101,8 +103,9 @@ def contour_figure(
         customdata=[[numbers.numbers[i], compact(float(numbers.values[i]))] for i in shown],
         name="trials",
     )
-    for axis, name, is_log in ((drawing.set_x, x, numbers.is_log[0]), (drawing.set_y, y, numbers.is_log[1])):
-        axis(plain(name), **({"type": "log"} if is_log else {}))
+    scales: list[dict[str, Any]] = [{"type": "log"} if log else {} for log in numbers.is_log]
+    drawing.set_x(plain(x), **scales[0])
+    drawing.set_y(plain(y), **scales[1])
     return drawing.figure()
 
 

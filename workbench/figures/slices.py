@@ -90,9 +90,10 @@ def slice_figure(
             name=name,
             customdata=[[numbers.numbers[i], numbers.values[i]] for i in chosen],
         )
-    is_words = isinstance(numbers.places[0], str)
-    axis = {"type": "category", "categoryorder": "category ascending"} if is_words else {}
-    drawing.set_x("", **(axis or ({"type": "log", "dtick": "D2"} if numbers.is_log else {})))
+    axis: dict[str, Any] = {"type": "log", "dtick": "D2"} if numbers.is_log else {}
+    if isinstance(numbers.places[0], str):
+        axis = {"type": "category", "categoryorder": "category ascending"}
+    drawing.set_x("", **axis)  # its name is the title
     drawing.set_y(objective)
     drawing.set(legend={"entrywidth": 84, "entrywidthmode": "pixels", "xref": "container"})
     drawing.show_legend(66)

@@ -17,6 +17,7 @@ export default {
     below.ariaHidden = "true";
     Object.assign(box, {title: model.get("help"), spellcheck: false, ariaLabel: model.get("help")});
     el.classList.add("wb-json");
+    el.dataset.lmSuppressShortcuts = "true";  // else JupyterLab would take Ctrl+Enter and run the cell
     el.replaceChildren(below, box);
     let waiting;
     const paint = () => { below.innerHTML = coloured(box.value); below.scrollTop = box.scrollTop; };
@@ -27,7 +28,6 @@ export default {
     box.addEventListener("scroll", () => { below.scrollTop = box.scrollTop; });
     box.addEventListener("blur", () => { if (box.value !== model.get("value")) send("value"); });
     box.addEventListener("keydown", (event) => {
-      event.stopPropagation();  // else JupyterLab would run the cell
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send("value");
     });
     model.on("change:value", show);

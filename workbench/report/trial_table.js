@@ -151,15 +151,12 @@ export class TrialTable {
     const { words, state, level, part, feasible } = this.filters;
     const asked = words.toLowerCase().split(/\s+/).filter(Boolean);
     const { key, direction } = this.sort;
+    const wordsOf = (row) => `trial ${row.number} ${row.summary} ${row.came_to} ${row.notes.join(" ")}`.toLowerCase();
     return this.data.trials
       .filter((row) => (!state || row.state === state) && (!level || row.level === level)
         && (!part || row.parts.includes(part)) && (!feasible || row.feasible)
-        && asked.every((word) => this.searched(row).includes(word)))
+        && asked.every((word) => wordsOf(row).includes(word)))
       .sort((a, b) => compare(a[key], b[key], direction) || a.number - b.number);
-  }
-
-  searched(row) {
-    return `trial ${row.number} ${row.summary} ${row.came_to} ${row.notes.join(" ")}`.toLowerCase();
   }
 
   shown() {
@@ -409,7 +406,7 @@ export class TrialTable {
       ...lines.flatMap((line) => [
         draw("polyline", { points: line.points.map(([step, metric]) => `${x(step)},${y(metric)}`).join(" "), class: line.style }),
         ...line.points.map(([step, metric]) => draw("circle", { cx: x(step), cy: y(metric), r: line.number === row.number ? 3.5 : 2.5, class: line.style },
-          draw("title", {}, `${said(line)}: ${compact(metric)} after ${step} micro-batches`)))]));
+          draw("title", {}, `${said(line)} had ${compact(metric)} after ${step} micro-batches`)))]));
     const legend = make("p", { class: "wbt-legend" }, `${this.data.metric} against micro-batches: `,
       ...lines.reverse().map((line) => make("span", { class: line.style }, said(line))));
     return make("div", { class: "wbt-curve" }, make("h4", {}, "Curve"), legend, picture);

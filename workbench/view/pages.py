@@ -237,7 +237,10 @@ class _FolderPage:
         from workbench.runs import list_runs
 
         frame = list_runs(self._folder)
-        rows = [{**row, "address": f"{quote(row['run'])}/"} for row in frame.head(_MOST_RUNS).to_dict("records")]
+        rows: list[dict[str, Any]] = [
+            {**{str(name): value for name, value in row.items()}, "address": f"{quote(row['run'])}/"}
+            for row in frame.head(_MOST_RUNS).to_dict("records")
+        ]
         first = next((row["run"] for row in rows if row["level"] == "O0"), None)
         newest = rows[0]["run"] if rows else None
         choice, chosen = self._pages.choice, {first, newest}
