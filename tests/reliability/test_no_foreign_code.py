@@ -31,6 +31,8 @@ TELLS_THE_TIME = {
     "runs/overview.py": "the age of files",
     "runs/writer_lock.py": "the age of files",
     "study/store/storage.py": "the name of an archive",
+    "study/store/status_file.py": "the age of a file",
+    "view/pages.py": "the age of files",
     "study/answer/export.py": "when a file was written",
     "study/run/ending.py": "when a trial began, as Optuna stored it",
     "study/store/study_storage.py": "when a trial began and ended, as Optuna's own storage says it",
