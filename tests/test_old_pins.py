@@ -42,6 +42,7 @@ def test_an_index_that_cannot_be_asked_or_is_slow_says_nothing(
     script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert script["releases"]("torch", "http://127.0.0.1:9/simple") == {}
+    assert script["releases"]("torch", "") == {}
     monkeypatch.setitem(script["old_pins"].__globals__, "SECONDS", 0.2)
     began = time.monotonic()
     assert script["old_pins"]({"a": "1"}, lambda name: time.sleep(1.0) or {}, NOW) == []
