@@ -55,7 +55,7 @@ def test_the_report_copies_each_file(view: View, tmp_path: Path, clipboard: bool
     buttons = page.get_by_role("button", name="Copy", exact=True)
     for number in range(len(sources.exported) + 1):
         file = page.locator("div.file").nth(number)
-        button = file.get_by_role("button")
+        button = file.locator("button.copy")
         button.click()
         expect(button).to_have_text("Copied")
         seen.append(pasted(page))
