@@ -44,6 +44,7 @@ def our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("workbench ")]
 
 
+@pytest.mark.slow
 def test_live_panel_trains_with_the_display_at_work_and_at_rest() -> None:
     # Of 300 steps, since the display looks five times a second and a step may take a millisecond only.
     turns, display, beside = live_panel.measure(request(1), task="digits-lenet", turn=300, pairs=2)

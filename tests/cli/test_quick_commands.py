@@ -57,6 +57,7 @@ def test_help_draws_no_boxes(tmp_path: Path) -> None:
     assert not packages & (HEAVY | {"rich", "numpy"})
 
 
+@pytest.mark.slow
 def test_status_says_the_same_without_the_kept_file(tuned_once: tuple[Path, Outcome], tmp_path: Path) -> None:
     folder = tuned_once[0]
     kept = [loaded_by(folder, "status", "study", *more)[0] for more in ((), ("--json",))]

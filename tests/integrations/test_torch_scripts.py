@@ -139,6 +139,7 @@ def test_a_set_up_with_methods_of_ours_goes_through_apply(tmp_path: Path) -> Non
     assert run_script(tmp_path / script.name)["metric"] == trained_here("digits-resnet", config, 12)["metric"]
 
 
+@pytest.mark.slow
 def test_a_task_of_the_user_s_is_copied_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(OWN, encoding="utf-8")

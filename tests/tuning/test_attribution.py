@@ -162,6 +162,7 @@ class FailingCompiler(SurfaceRunner):
         return super().run(job, monitor)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_while_a_set_up_is_taken_apart_ends_nothing(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", space=LINEAR, plain_runs=0)
     result = run(folder, FailingCompiler(folder, noise=0.004, seed=3))
@@ -169,6 +170,7 @@ def test_a_run_that_fails_while_a_set_up_is_taken_apart_ends_nothing(tmp_path: P
     assert any(trial.state == "failed" and "the compiler failed" in trial.message for trial in result.trials)
 
 
+@pytest.mark.slow
 def test_taking_apart_may_come_to_the_baseline_itself(tmp_path: Path) -> None:
     """Without AdamW and at full length nothing is left of the set-up, so that run is a repeat of O0's."""
     folder = write(tmp_path / "study", space="")

@@ -165,6 +165,7 @@ class SlowFirstSteps(SurfaceRunner):
         return replace(outcome, cold_ms=20 * outcome.baseline_ms) if isinstance(job, SpeedJob) else outcome
 
 
+@pytest.mark.slow
 def test_what_is_as_fast_as_the_leader_is_not_drawn_again_and_again(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", space=LINEAR)
     run(folder, SlowFirstSteps(folder, noise=0.004, seed=3))
@@ -194,6 +195,7 @@ def test_nothing_but_the_baseline_is_exported_where_no_shorter_run_keeps_the_qua
     assert read_result(folder).choice_sentences == result.choice_sentences
 
 
+@pytest.mark.slow
 def test_a_study_that_was_stopped_goes_on_and_trains_nothing_again(tmp_path: Path) -> None:
     folder = write(tmp_path / "study")
 
@@ -318,6 +320,7 @@ def _explicit(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
 FORMS = {"set_up": "attribution_share = 0.0001"}
 
 
+@pytest.mark.slow
 def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_is_exported(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", **FORMS, candidates=3)
     runner = SurfaceRunner(folder, noise=0.004, seed=3)
@@ -340,6 +343,7 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
     assert f"length {config.part(ScheduleSection).length:.3g}" in schedule
 
 
+@pytest.mark.slow
 def test_the_bolder_form_of_the_leader_is_tested_last_and_exported_where_it_is_confirmed(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", **FORMS, candidates=3)
     runner = SurfaceRunner(folder, noise=0.004, seed=4)
@@ -361,6 +365,7 @@ def test_the_bolder_form_of_the_leader_is_tested_last_and_exported_where_it_is_c
     assert purposes == [trial.user_attrs.get("purpose", "") for trial in stored_trials(folder)]
 
 
+@pytest.mark.slow
 def test_where_nothing_leads_what_is_likely_has_a_safer_form_that_is_tested_first(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", **FORMS, candidates=2)
     result = run(folder, SurfaceRunner(folder, noise=0.018, seed=11))

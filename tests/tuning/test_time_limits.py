@@ -205,6 +205,7 @@ def test_a_confirmation_that_is_cut_short_says_so(tmp_path: Path, clock: Clock) 
     assert "The time limit ended the confirmation; the same command continues from there." in result.messages
 
 
+@pytest.mark.slow
 def test_a_confirmation_that_was_cut_short_goes_on_before_the_search_does(tmp_path: Path, clock: Clock) -> None:
     directory = write_study(tmp_path / "s", SHORT.replace("[confirm]", "[confirm]\nenabled = false"))
     run(directory, clock, None)

@@ -209,6 +209,7 @@ def test_the_same_command_continues_and_trains_nothing_twice(tmp_path: Path) -> 
     assert after[: len(before)] == before
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_draws_what_it_would_have_drawn_anyway(tmp_path: Path) -> None:
     text = UNCONFIRMED.replace("n_trials = 10", "n_trials = 6")
     whole = tune(write_study(tmp_path / "whole", text), make_experimenter=make_fake)
