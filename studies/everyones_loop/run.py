@@ -81,13 +81,13 @@ def find(framework: str, minutes: float) -> None:
     keep(f"{framework}_found.json", answer)
 
 
-def compare(framework: str, n_seeds: int) -> None:
+def compare(framework: str, seeds: range) -> None:
     """Train before and after in turn, and by `workbench.train`, which the set-up's promise was measured with."""
     before, after, task = example(framework, "before"), example(framework, "after"), task_of(framework)
     config = workbench.BoostConfig.from_json(HERE / f"with_{framework}" / "boost_config.o1.json")
     steps = length_of(task)
     rows = []
-    for seed in range(n_seeds):
+    for seed in seeds:
         row: dict[str, float] = {"seed": seed}
         for name, module in [("before", before), ("after", after)][:: 1 if seed % 2 == 0 else -1]:
             row[f"{name}_seconds"], row[f"{name}_accuracy"] = module.train(seed)
@@ -140,7 +140,9 @@ if __name__ == "__main__":
     parser.add_argument("frameworks", nargs="*", default=FRAMEWORKS)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--first", type=int, default=0, help="first seed of a comparison")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    seeds = range(given.first, given.first + given.seeds)
     for framework in given.frameworks:
-        find(framework, given.minutes) if given.what == "find" else compare(framework, given.seeds)
+        find(framework, given.minutes) if given.what == "find" else compare(framework, seeds)

@@ -225,7 +225,7 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
     from workbench.study.store.status_file import read_status
 
     known = read_status(study) if storage is None else None
-    if known is None:  # nobody keeps it, or it no longer holds: the database knows
+    if known is None:  # no status file, or one out of date: read the database
         from workbench.study import read_result
 
         result = read_result(study, storage=storage)

@@ -78,7 +78,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _remove_abandoned(target: Path, temporary: Path) -> None:
-    """Remove what killed processes have left of the same file: nobody has written to it for a minute."""
+    """Remove what killed processes have left of the same file: not written to for a minute."""
     names = re.compile(rf"\.{re.escape(target.stem)}\.[0-9a-f]{{12}}\.tmp{re.escape(target.suffix)}")
     with contextlib.suppress(OSError):
         now = temporary.stat().st_mtime  # by the clock of the file system, which may be another machine's

@@ -102,7 +102,7 @@ class LossScaling:
         return self._at_rest(scale)[1] if known else scale.reshape(()).reciprocal()
 
     def _at_rest(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return copies of a scale and of its reciprocal, shape ``()``, made anew only after it has changed.
+        """Return copies of a scale and of its reciprocal, shape ``()``, remade only when it has changed.
 
         On a CPU alone, where the rule writes nothing on most steps: a captured graph must compute both in every replay.
         """

@@ -245,7 +245,7 @@ class ComparePanel(WorkPanel):
             self._draw_curves()
 
     def _add_records(self, order: _Order, run: int, told: tuple[Any, Any]) -> None:
-        """Take steps and events of a run; the first side under a seed begins the picture anew."""
+        """Take steps and events of a run; the first side of a seed starts a new figure."""
         side = run % len(order.sides)
         if run != self._run:
             self._traces = {**({} if side == 0 else self._traces), side: LiveTrace()}

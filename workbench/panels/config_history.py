@@ -1,4 +1,4 @@
-"""The history of the shared configuration, and others beside it: undo, names, a question before edits are replaced."""
+"""The history of the shared configuration: undo, named copies, a question before edits are replaced."""
 
 from __future__ import annotations
 

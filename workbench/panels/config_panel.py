@@ -62,7 +62,7 @@ class ConfigPanel(Panel):
         shared: The configuration; None makes one of its own.
         path: File that Save and Load suggest.
         theme: See ``Panel``.
-        undo: Whether Undo and Redo stand beside the title; a workbench has them for all of its tabs.
+        undo: Whether Undo and Redo are shown next to the title; a workbench has them for all of its tabs.
 
     Attributes:
         shared: The configuration that the panel shows and changes.

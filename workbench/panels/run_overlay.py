@@ -1,4 +1,4 @@
-"""Other runs beside the one on show: O0 by default, what was recorded or trained here by a tick, and smoothing."""
+"""Other runs drawn with the current one: O0 by default, recorded or earlier ones when ticked, and smoothing."""
 
 from __future__ import annotations
 

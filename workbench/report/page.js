@@ -1,6 +1,6 @@
 // Brings a page to life: draws its figures, fills its table of trials, links the two, and follows work that goes on.
 //
-// Data stand beside the place they are for, as JSON, packed where they are large; plotly.js comes packed, too. A page that
+// Data are embedded next to the element that shows them, as JSON, packed where they are large; plotly.js comes packed, too. A page that
 // `workbench view` serves asks for itself again and takes over what differs: what a reader has sorted, opened or zoomed stays.
 
 const POLL_MS = 1500;
