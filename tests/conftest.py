@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 from tests.golden_files import GOLDEN_DIR
+from tests.kit.database import without_waiting_for_the_disk
+
+# What is imported and collected lives to the end: looking through it for garbage is in vain.
+gc.disable()
 
 # Before torch is imported, and inherited by the commands that tests start: on tensors this small a second thread has
 # nothing to do but to wait, and on a busy machine everybody waits for it (a test of 3 s took 87 s).
@@ -39,6 +44,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             reads[item.path] = "golden" in item.path.read_text(encoding="utf-8")
         if reads[item.path]:
             item.add_marker("golden")
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but only of what the tests make."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each process one half of the tests, of which an idle one takes some: few modules are in both halves."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Spare this process each wait for the disk; a process that is killed, and not a machine, needs none."""
+    with without_waiting_for_the_disk():
+        yield
 
 
 @pytest.fixture

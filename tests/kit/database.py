@@ -1,28 +1,30 @@
-"""Databases of tests: commits that wait for no disk, where no process is killed; and those of earlier versions."""
+"""Databases and files of tests, which wait for no disk; and databases as earlier versions wrote them."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine, event
 
 
 @contextmanager
 def without_waiting_for_the_disk() -> Iterator[None]:
-    """Spare this process the wait at every commit; processes that it starts have connections like the user's."""
+    """Spare this process the wait at every commit and file; processes that it starts wait like the user's."""
 
     def hurry(connection: Any, _: Any) -> None:
         connection.execute("PRAGMA synchronous=OFF")
 
     event.listen(Engine, "connect", hurry)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
         yield
-    finally:
-        event.remove(Engine, "connect", hurry)
+    event.remove(Engine, "connect", hurry)
 
 
 def without_seals(folder: Path) -> None:

@@ -101,7 +101,6 @@ class Jumping(FakeRunner):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_waiting_for_the_disk")
 def test_a_study_ends_as_it_would_without_the_jumps(clock: Clock, tmp_path: Path) -> None:
     def make(file: StudyFile, directory: Path) -> FakeRunner:
         Jumping.clock = clock

@@ -165,7 +165,6 @@ def run_to_the_end(content: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_waiting_for_the_disk")
 @settings(parent=FUZZ, max_examples=max(FUZZ.max_examples // 2, 5))
 @given(content=studies(tiny=True))
 def test_tiny_studies_run_to_their_end(content: dict[str, Any]) -> None:

@@ -27,8 +27,6 @@ from workbench.study.store import liveness, stored_records, study_storage
 from workbench.study.store.ended_trials import EndedTrials
 from workbench.study.store.storage import default_storage, find_study, open_storage
 
-pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
-
 SAME = """
 [study]
 task = "nothing"

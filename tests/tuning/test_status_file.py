@@ -22,8 +22,6 @@ from workbench.study.run.job import UNMONITORED, Job, Monitor
 from workbench.study.store.status_file import STATUS_NAME, read_status
 from workbench.study.store.storage import default_storage, find_study, open_storage
 
-pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
-
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 3").replace("candidates = 2", "candidates = 1")
 
 

@@ -43,8 +43,6 @@ from workbench.study.run.job import (
 )
 from workbench.tasks import Task
 
-pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
-
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 6", "seeds_max = 3")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
 

@@ -50,7 +50,6 @@ from workbench.study.run.stopping import StoppableExperimenter
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("seeds_max = 8", "seeds_max = 6")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
 LIMITS = "\n[freezing_limit]\nrounds = 5\n"
-pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 STEP, EVALUATION = 1.0, 2.0
 

@@ -42,8 +42,6 @@ from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
 from workbench.study.store.storage import default_storage, holding_study, open_storage
 from workbench.study.store.stored_records import keep_candidates
 
-pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
-
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 8", "seeds_max = 6")
 UNCONFIRMED = STUDY.replace("[confirm]", "[confirm]\nenabled = false")
 

@@ -26,8 +26,6 @@ from workbench.study.ask.study_file import StudyFile, parse_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
 from workbench.study.run.warm_up import WarmUpError, WarmUps, find_warm_up
 
-pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
-
 REDUCING = STUDY.replace(
     STUDY[STUDY.index("[space]") : STUDY.index("[confirm]")],
     """[space]

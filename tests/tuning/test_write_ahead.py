@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 
 from workbench.study.store.write_ahead import follow_journal_mode, writing_ahead
 
@@ -16,6 +16,7 @@ from workbench.study.store.write_ahead import follow_journal_mode, writing_ahead
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     made = create_engine(f"sqlite:///{tmp_path / 'study.db'}", connect_args={"timeout": 5})
+    event.listen(made, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=FULL"))  # as a user's is
     follow_journal_mode(made)
     with made.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE kept (value INTEGER)")
