@@ -58,7 +58,7 @@ def make(file: StudyFile, directory: Path) -> Any:
     return Slow()
 
 
-def begin(directory: Path, change: Callable[[], object] = lambda: None) -> int:
+def begin(directory: Path, change: Callable[[], object] = lambda: None, jobs: int = 1) -> int:
     """Tune in a process of its own, after something has been changed in it; return its number."""
     pid = os.fork()
     if pid:
@@ -69,7 +69,7 @@ def begin(directory: Path, change: Callable[[], object] = lambda: None) -> int:
         os.dup2(said.fileno(), 2)
         try:
             change()
-            tune(directory, make_experimenter=make)
+            tune(directory, make_experimenter=make, jobs=jobs)
         except BaseException as error:
             code = exit_code_of(error) if isinstance(error, Exception) else 130
             print(f"SAID {sentence_of(error)}" if isinstance(error, Exception) else "interrupted", flush=True)
@@ -176,6 +176,23 @@ def no_memory(folder: Path) -> tuple[str, Finished, Path]:
     return hung if code == -signal.SIGKILL else said, before, directory
 
 
+def one_core(folder: Path) -> tuple[str, Finished, Path]:
+    """Let a command and its two workers share one core, and kill the command once."""
+    directory, core = write(folder / "s"), min(os.sched_getaffinity(0))
+
+    def change() -> None:
+        os.sched_setaffinity(0, {core})
+
+    pid = begin(directory, change, jobs=2)
+    wait_until(lambda: len(trials_of(directory)) >= SOME, every=0.2)
+    os.kill(pid, signal.SIGKILL)
+    end(pid)
+    before = trials_of(directory)
+    while (code := end(begin(directory, change, jobs=2))) == 2 and "being tuned" in last_words(directory):
+        time.sleep(0.2)  # its workers have not ended yet
+    return f"killed and started again with `--jobs 2`: exit code {code}", before, directory
+
+
 def jumping_clock(folder: Path) -> tuple[str, Finished, Path]:
     """Set the time of day a day forward, back, forward, ... every half second."""
     directory = write(folder / "s")
@@ -238,6 +255,7 @@ CONDITIONS = {
     "the disk is full": full_disk,
     "the disk is read-only": read_only_disk,
     "no memory is left": no_memory,
+    "one core for all processes": one_core,
     "the clock jumps by a day, twice a second": jumping_clock,
     "a folder as slow as over a network (20 ms a statement, 100 ms a commit, 200 ms a file)": slow_folder,
     "two commands at once": two_commands,

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
+import sqlalchemy
 from optuna.storages import RDBStorage
 
 from workbench.core.credentials import hide_passwords
@@ -31,6 +32,11 @@ _OWN = "workbench:note"
 _ENDED = frozenset({"complete", "pruned", "failed"})
 _EVERY_SECONDS = 20.0
 _ANSWER = "### Answer"
+
+_KEYS = sqlalchemy.text("SELECT key FROM study_system_attributes WHERE study_id = :study AND key LIKE :like")
+_ROWS = sqlalchemy.text(
+    "SELECT key, value_json FROM study_system_attributes WHERE study_id = :study AND (key LIKE :like OR key = :own)"
+)
 
 _STEP_TIME = "step time (O0 = 1)"
 _METRIC_NAMES = {
@@ -47,6 +53,7 @@ class Notes:
         self._study = study
         self._file = file
         self._written = -math.inf
+        self._noted = set[int]()  # numbers of trials whose notes are there
 
     @property
     def are_due(self) -> bool:
@@ -65,45 +72,56 @@ class Notes:
         self._written = time.monotonic()
         ids = {trial.number: trial._trial_id for trial in self._study.get_trials(deepcopy=False)}
         attributes, study_id = self._study.user_attrs, self._study._study_id
+        new = [trial for trial in trials if trial.state in _ENDED and trial.number not in self._noted]
         try:
-            self._name_objectives()
-            with one_transaction(storage):
-                stored = storage.get_study_system_attrs(study_id)
-                for key, value in self._missing(stored, attributes, trials, ids, answer).items():
+            if not self._noted:  # Optuna reads all rows for it
+                self._name_objectives()
+            with one_transaction(storage) as connection:
+                # Each trial has a note: all rows of thousands would take tens of MB for a moment.
+                own = connection.execute(_ROWS, {"study": study_id, "like": "dashboard:note%", "own": _OWN})
+                stored = {key: json.loads(value) for key, value in own}
+                keys = connection.execute(_KEYS, {"study": study_id, "like": "dashboard:%:note_ver"}).scalars()
+                noted = frozenset(keys if new else ())
+                rows = self._of_study(stored, attributes, trials, answer)
+                for trial in new:
+                    prefix = f"dashboard:{ids[trial.number]}:"
+                    if f"{prefix}note_ver" not in noted:
+                        note = trial_note(trial, _metric_name(attributes), attributes.get("allowed_drops"))
+                        rows |= _rows(prefix, 1, note, {})
+                for key, value in rows.items():
                     storage.set_study_system_attr(study_id, key, value)
         except STORAGE_ERRORS:
             return
+        self._noted.update(trial.number for trial in new)
 
-    def _missing(
+    def _of_study(
         self,
         stored: Mapping[str, Any],
         attributes: Mapping[str, Any],
         trials: Sequence[TrialRecord],
-        ids: Mapping[int, int],
         answer: Sequence[str],
     ) -> dict[str, Any]:
-        rows: dict[str, Any] = {}
-        metric = str(attributes.get("metric_name", "metric"))
-        body = study_note(self._file, metric, attributes.get("allowed_drops", {}), trials, answer)
+        """Return the rows of the study's own note, where they are to be written."""
+        body = study_note(self._file, _metric_name(attributes), attributes.get("allowed_drops", {}), trials, answer)
         before = "".join(str(stored.get(f"dashboard:note_str:{number}", "")) for number in range(len(stored)))
         is_ours = not before or stored.get(_OWN) == _digest(before)
-        if is_ours and body != before and (answer or _ANSWER not in before):
-            rows |= _rows("dashboard:", int(stored.get("dashboard:note_ver", 0)) + 1, body, stored)
-            rows[_OWN] = _digest(body)
-        for trial in trials:
-            prefix = f"dashboard:{ids[trial.number]}:"
-            if trial.state in _ENDED and f"{prefix}note_ver" not in stored:
-                rows |= _rows(prefix, 1, trial_note(trial, metric, attributes.get("allowed_drops")), stored)
-        return rows
+        if not (is_ours and body != before and (answer or _ANSWER not in before)):
+            return {}
+        version = int(stored.get("dashboard:note_ver", 0)) + 1
+        return {**_rows("dashboard:", version, body, stored), _OWN: _digest(body)}
 
     def _name_objectives(self) -> None:
         if self._study.metric_names is not None:
             return
-        objective, metric = self._file.study.objective, str(self._study.user_attrs.get("metric_name", "metric"))
+        objective, metric = self._file.study.objective, _metric_name(self._study.user_attrs)
         names = [metric, _STEP_TIME] if objective == "pareto" else [_METRIC_NAMES[objective]]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._study.set_metric_names(names)
+
+
+def _metric_name(attributes: Mapping[str, Any]) -> str:
+    return str(attributes.get("metric_name", "metric"))
 
 
 def _rows(prefix: str, version: int, body: str, stored: Mapping[str, Any]) -> dict[str, Any]:

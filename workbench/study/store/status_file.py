@@ -33,7 +33,10 @@ Stamp = Mapping[str, Any]
 
 
 class _Kept(BaseModel):
-    """A study's state as it is stored; JSON has no NaN, so such numbers are words."""
+    """A study's state as it is stored; JSON has no NaN, so such numbers are words.
+
+    It is written as text at once: thousands of trials as dicts and lists would take hundreds of MB for a moment.
+    """
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
@@ -77,7 +80,7 @@ def write_status(study: str | os.PathLike[str], result: StudyResult, stamp: Stam
         **stamp,
         "process": process,
         "written": time.time(),
-        **_Kept(result=result).model_dump(mode="json", exclude={"result": {"report"}}),
+        "result": _Kept(result=result).model_dump_json(exclude={"result": {"report"}}),
     }
     write_text_atomically(result.directory / STATUS_NAME, json.dumps(sealed(kept)))
 
@@ -95,7 +98,7 @@ def read_status(study: str | os.PathLike[str]) -> KeptStatus | None:
         alive = process is not None and _is_alive(process)
         if not changed <= ({"database", "exported"} if alive else set()):
             return None
-        result = _Kept.model_validate({"result": stored["result"]}).result
+        result = _Kept.model_validate_json(stored["result"]).result
         age = max(time.time() - float(stored["written"]), 0.0)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # missing, damaged, or of another form
         return None

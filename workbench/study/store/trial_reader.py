@@ -15,6 +15,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import optuna
+from optuna.distributions import distribution_to_json, json_to_distribution
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
@@ -53,8 +54,7 @@ class TrialReader:
             for trial in self._ended.new(trials):
                 if trial.system_attrs.get(SEAL, seal := seal_of(trial)) != seal:  # earlier versions wrote none
                     self._damage = f"trial {trial.number} is not what its checksum says"
-                for name, value in trial.user_attrs.items():
-                    trial.user_attrs[name] = _shared(value)
+                _share_parts(trial)
             if self._damage:
                 raise LookupError(self._damage)
         return trials if states is None else [trial for trial in trials if trial.state in states]
@@ -105,6 +105,21 @@ def without_seals(attributes: Mapping[str, Any]) -> dict[str, Any]:
         if name.startswith(_SEAL_OF) and name.removeprefix(_SEAL_OF) not in own:
             raise LookupError(f"its attribute {name.removeprefix(_SEAL_OF)} is not there")
     return own
+
+
+def _share_parts(trial: FrozenTrial) -> None:
+    """Let a trial that has ended use equal names, distributions and attributes of trials before it.
+
+    A study keeps thousands in memory, and by itself each would take some 20 kB.
+    """
+    trial.params = {sys.intern(name): value for name, value in trial.params.items()}
+    texts = {sys.intern(name): distribution_to_json(one) for name, one in trial.distributions.items()}
+    trial.distributions = {name: _distribution(text) for name, text in texts.items()}
+    trial.user_attrs = {sys.intern(name): _shared(value) for name, value in trial.user_attrs.items()}
+    trial.system_attrs = {sys.intern(name): value for name, value in trial.system_attrs.items()}
+
+
+_distribution = functools.lru_cache(_SHARED_PARTS)(json_to_distribution)  # by its text, as values in `_of_text`
 
 
 def _shared(value: Any) -> Any:
