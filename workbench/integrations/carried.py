@@ -6,12 +6,17 @@ scripts, documentation and the decision whether a class of ours is needed all re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import BoostConfig, Plan, describe_parameters
 from workbench.methods.batch.section import BatchSection
+from workbench.methods.registry import METHODS
+
+_ACCUMULATES = next(method for method in METHODS if method.micro_batches)
+ACCUMULATION = (_ACCUMULATES.micro_batches, _ACCUMULATES.switch)
+"""Path of the micro-batches per update, and that of the switch that goes with it."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,25 @@ class Sorting:
         """Return whether a path holds a choice that nothing has taken yet."""
         return path in self._open
 
+    @property
+    def scales_as_torch(self) -> bool:
+        """Whether the loss scale is dynamic by the rule that is torch's default."""
+        infos = describe_parameters()
+        rule = [f"loss_scale.{name}" for name in ("init", "factor", "window", "minimum", "maximum")]
+        usual = all(self.value(path) == infos[path].default for path in rule)
+        return usual and bool(self.value("loss_scale.kind") == "dynamic")
+
+    def take(self, path: str, arguments: Callable[[Any], Mapping[str, Any]], *also: str) -> None:
+        """Carry a path, if it is chosen, by what a function makes of its value, and others along with it."""
+        if path in self._open:
+            self.carry(path, *also, **arguments(self.value(path)))
+
+    def carry_course(self, argument: str) -> None:
+        """Carry the shape of the learning rate, if it is chosen, by one argument with all that decides about it."""
+        names = ("shape", "warmup", "final")
+        course = {name: self.value(f"schedule.{name}") for name in names}
+        self.take("schedule.shape", lambda _: {argument: course}, *(f"schedule.{name}" for name in names))
+
     def carry(self, *paths: str, **arguments: Any) -> None:
         """Give the framework these arguments; they carry these paths, chosen or not."""
         self._arguments.update(arguments)
@@ -57,7 +81,7 @@ class Sorting:
                 self._carriers[path] = tuple(arguments)
 
     def leave(self, why: str, *paths: str) -> None:
-        """Say why the arguments cannot carry those of these paths that are chosen; a section's name is all in it."""
+        """Record why the arguments cannot carry those of these paths that are chosen; a section's name is all in it."""
         for path in [one for one in self._open if one in paths or one.partition(".")[0] in paths]:
             del self._open[path]
             self._left[path] = why
@@ -77,6 +101,16 @@ def choices(plan: Plan) -> dict[str, Any]:
         for path, value in plan.parameters_in_effect().items()
         if value != nothing.get(path, infos[path].default)
     }
+
+
+def accumulates_twice(steps: int) -> str:
+    """Say that a framework is to leave accumulation to the set-up; empty where it does."""
+    if steps <= 1:
+        return ""
+    return (
+        f"`gradient_accumulation_steps` is {steps}, but the updates of a set-up are counted in batches; leave it at 1: "
+        f"{_ACCUMULATES.switch} in the configuration accumulates"
+    )
 
 
 def learning_rate(config: BoostConfig, own: float | None) -> float | None:

@@ -60,9 +60,7 @@ def carried(config: BoostConfig, *, level: str = "O1") -> Carried:
     _loss_scale(sorting)
     _optimizer(sorting, config)
     _course(sorting)
-    if (smoothing := sorting.value("regularization.label_smoothing")) > 0:
-        call = {"nn.CrossEntropyLoss": {"label_smoothing": smoothing}}
-        sorting.carry("regularization.label_smoothing", **call)
+    sorting.take("regularization.label_smoothing", lambda share: {"nn.CrossEntropyLoss": {"label_smoothing": share}})
     for name, why in _LEFT.items():
         sorting.leave(why, name)
     return sorting.done()
@@ -127,11 +125,6 @@ def _optimizer(sorting: Sorting, config: BoostConfig) -> None:
 
 def _course(sorting: Sorting) -> None:
     """Carry the number of batches, their size, and the course of the rate, which there is a list of rates."""
-    if sorting.is_chosen("batch.factor"):
-        sorting.carry("batch.factor", **{"Dataset.batch": {"batch_size": f"{sorting.value('batch.factor'):g} x"}})
-    if sorting.is_chosen("schedule.length"):
-        sorting.carry("schedule.length", **{"Model.train": {"epoch": f"{sorting.value('schedule.length'):g} x"}})
-    if sorting.is_chosen("schedule.shape"):
-        names = ("shape", "warmup", "final")
-        course = {one: sorting.value(f"schedule.{one}") for one in names}
-        sorting.carry(*(f"schedule.{one}" for one in names), **{"list of learning rates": course})
+    sorting.take("batch.factor", lambda factor: {"Dataset.batch": {"batch_size": f"{factor:g} x"}})
+    sorting.take("schedule.length", lambda share: {"Model.train": {"epoch": f"{share:g} x"}})
+    sorting.carry_course("list of learning rates")

@@ -12,6 +12,7 @@ from typing import Any
 from workbench.config import SWITCHES, BoostConfig
 from workbench.integrations import accelerate, lightning, mindspore_model, torch_loop, transformers
 from workbench.integrations.carried import Carried
+from workbench.methods.registry import METHODS
 
 _FRAMEWORKS: Mapping[str, Callable[..., Carried]] = {
     "torch, a plain loop": torch_loop.carried,
@@ -28,7 +29,6 @@ ROWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # what it is -> its confi
     "another rule of the dynamic loss scale": ("loss_scale.window", _O2 | {"loss_scale.window": 100}),
     "bounds of the loss scale": ("loss_scale.minimum", _O2 | {"loss_scale.minimum": 0.5}),
     "a fixed loss scale": ("loss_scale.kind", {"loss_scale.kind": "fixed", "loss_scale.init": 128.0}),
-    "scales of parameter groups": ("boost.loss_scale_group", _O2 | {"boost.loss_scale_group": True}),
     "torch.compile": ("runtime.compile", {"runtime.compile": "default"}),
     "channels_last": ("runtime.memory_format", {"runtime.memory_format": "channels_last"}),
     "fast float32 products": ("runtime.matmul_precision", {"runtime.matmul_precision": "high"}),
@@ -53,13 +53,11 @@ ROWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # what it is -> its confi
     "inputs that grow": ("curriculum.kind", {"curriculum.kind": "resolution"}),
     "label smoothing": ("regularization.label_smoothing", {"regularization.label_smoothing": 0.1}),
     "an average of the weights": ("regularization.weight_average", {"regularization.weight_average": "ema"}),
-    "gradient accumulation": (
-        "boost.grad_accumulation",
-        {"boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 4},
-    ),
-    "LessBN": ("boost.less_bn", {"boost.less_bn": True}),
-    "freezing": ("boost.grad_freeze", {"boost.grad_freeze": True}),
-    "DimReduce": ("boost.dim_reduce", {"boost.dim_reduce": True, "dim_reduce.pca_mat_path": "pca_mat.npy"}),
+    **{
+        method.title: (method.switch, method.enabled_by)
+        for method in METHODS
+        if method.switch.startswith("boost.") and method.n_ranks == 1
+    },
 }
 _NOTHING = BoostConfig().with_values({"boost.mode": "manual"} | {f"boost.{name}": False for name in SWITCHES})
 

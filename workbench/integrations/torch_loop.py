@@ -8,20 +8,14 @@ from typing import Any
 import torch
 
 from workbench.config import BoostConfig, OptimizerConfig
-from workbench.integrations.carried import Carried, Sorting, learning_rate
+from workbench.integrations.carried import ACCUMULATION, Carried, Sorting, learning_rate
 from workbench.methods.batch.section import BatchSection
+from workbench.methods.registry import METHODS
 
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")  # of ours with these names, torch's own are built
 _MUON = "torch.optim.Muon takes no kernels of convolutions, and leaves every parameter that is no matrix to another"
+_SMOOTHING = "label_smoothing"
 _LOADER = "torch.utils.data.DataLoader"
-_LEFT = {
-    "less_bn": "torch removes no BatchNorms",
-    "grad_freeze": "torch has no schedule that freezes layers",
-    "adasum": "torch.distributed averages gradients, and adds them in no other way",
-    "dim_reduce": "torch has no training in a subspace",
-    "loss_scale_group": "torch's GradScaler has one scale",
-    "curriculum": "torch feeds a network what the loader makes",
-}
 
 
 def carried(config: BoostConfig, *, level: str = "O1") -> Carried:
@@ -44,17 +38,14 @@ def carried(config: BoostConfig, *, level: str = "O1") -> Carried:
     _runtime(sorting)
     _optimizer(sorting, config)
     _course(sorting)
-    if (smoothing := sorting.value("regularization.label_smoothing")) > 0:
-        call = {"torch.nn.CrossEntropyLoss": {"label_smoothing": smoothing}}
-        sorting.carry("regularization.label_smoothing", **call)
-    if sorting.value("regularization.weight_average") == "ema":
-        call = {"torch.optim.swa_utils.AveragedModel": {"decay": sorting.value("regularization.decay")}}
-        sorting.carry("regularization.weight_average", "regularization.decay", **call)
-    if sorting.is_chosen("grad_accumulation.grad_accumulation_step"):
-        call = {"Tensor.backward": {"times": sorting.value("grad_accumulation.grad_accumulation_step")}}
-        sorting.carry("boost.grad_accumulation", "grad_accumulation.grad_accumulation_step", **call)
-    for name, why in _LEFT.items():
-        sorting.leave(why, f"boost.{name}", name)
+    sorting.take("regularization.label_smoothing", lambda share: {"torch.nn.CrossEntropyLoss": {_SMOOTHING: share}})
+    average = {"torch.optim.swa_utils.AveragedModel": {"decay": sorting.value("regularization.decay")}}
+    sorting.take("regularization.weight_average", lambda _: average, "regularization.decay")
+    times, switch = ACCUMULATION
+    sorting.take(times, lambda n: {"Tensor.backward": {"times": n}}, switch)
+    for method in METHODS:
+        if method.torch_lacks:
+            sorting.leave(method.torch_lacks, method.switch, method.section)
     return sorting.done()
 
 
@@ -102,8 +93,7 @@ def _runtime(sorting: Sorting) -> None:
         "runtime.threads": ("torch.set_num_threads", "int"),
     }
     for path, (call, argument) in calls.items():
-        if sorting.is_chosen(path):
-            sorting.carry(path, **{call: {argument: sorting.value(path)}})
+        sorting.take(path, lambda value, call=call, argument=argument: {call: {argument: value}})
 
 
 def _optimizer(sorting: Sorting, config: BoostConfig) -> None:
@@ -139,10 +129,5 @@ def _course(sorting: Sorting) -> None:
         loader["num_workers"] = 1
         sorting.carry("runtime.data", **{_LOADER: loader})
     sorting.leave("a DataLoader gathers its batches on the host, sample by sample", "runtime.data")
-    if sorting.is_chosen("schedule.length"):
-        sorting.carry("schedule.length", **{"number of updates": {"times": sorting.value("schedule.length")}})
-    if sorting.is_chosen("schedule.shape"):
-        names = ("shape", "warmup", "final")
-        course = {name: sorting.value(f"schedule.{name}") for name in names}
-        call = {"torch.optim.lr_scheduler.LambdaLR": course}
-        sorting.carry(*(f"schedule.{name}" for name in names), **call)
+    sorting.take("schedule.length", lambda share: {"number of updates": {"times": share}})
+    sorting.carry_course("torch.optim.lr_scheduler.LambdaLR")

@@ -57,6 +57,8 @@ class Description:
     #: Whether it makes the optimizer a `GroupSchedule`; its section then has a method ``frozen_share()``.
     schedules_groups: bool = False
     updates: str = ""  # path of the parameter that says how many updates a run has
+    micro_batches: str = ""  # path of the parameter that says how many micro-batches make an update
+    torch_lacks: str = ""  # why torch by itself does not do it, a clause; empty where a loop of one's own can
     columns: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # of the trace: name -> unit and meaning
     exported_files: tuple[str, ...] = ()  # what it needs beside an exported configuration; {export} is "o1" or "o2"
     export_note: str = ""  # what to know of an export that has it in effect; {export}, and the {seed} of the search

@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from workbench.config import BoostConfig
+from workbench.core import distributed as ranks
+from workbench.core.batch import move_batch
 from workbench.core.metrics import MetricAccumulator, MetricError, new_accumulator
 from workbench.mindspore.batch_calls import called_with, data_and_label, widened
+from workbench.mindspore.callbacks import RunContext
+from workbench.training.apply import AutoBoost
+from workbench.training.boosted import Boosted
+from workbench.training.evaluation import evaluation_mode
+from workbench.training.precision import Precision, cast_model_
+
+
+def prepare_for_evaluation_(
+    network: nn.Module,
+    eval_network: nn.Module | None,
+    boosted: Boosted | None,
+    config: BoostConfig,
+    level: str,
+    device: torch.device,
+) -> Precision:
+    """Cast a network that is not trained, and do to an evaluation network of its own weights what was done to it."""
+    if boosted is not None:
+        precision = boosted.precision
+    else:
+        if config.resolve(level, world_size=ranks.world_size()).in_effect():
+            message = "boosting has no effect without an optimizer; give Model an `optimizer` to train with it"
+            warnings.warn(message, UserWarning, stacklevel=3)
+        amp, on = config.amp, device.type
+        precision = Precision(config.effective_amp_level(on), amp.dtype, on, amp.keep_batchnorm_fp32)
+        cast_model_(network, precision)
+    if eval_network is not None and all(module is not network for module in eval_network.modules()):
+        if boosted is not None and boosted.plan is not None and boosted.plan.less_bn:
+            AutoBoost(level, config).network_auto_process_eval(eval_network)
+        cast_model_(eval_network, precision)
+    return precision
 
 
 class Evaluator:
@@ -43,9 +79,45 @@ class Evaluator:
         """All modules that take part."""
         return [m for m in (self.network, self.loss_fn, self.eval_network) if isinstance(m, nn.Module)]
 
+    def require_metrics(self, method: str) -> None:
+        """Raise ValueError where there is nothing to measure; ``method`` is what was called."""
+        if not self.metrics:
+            raise ValueError(f"`metrics` is empty, and {method} needs at least one, for example metrics={{'acc'}}")
+
     def begin(self) -> dict[str, MetricAccumulator]:
         """Begin to accumulate all metrics, by the name of the result."""
         return {name: new_accumulator(metric, self.loss_fn) for name, metric in self.metrics.items()}
+
+    def run(
+        self,
+        dataset: Iterable[Any],
+        context: RunContext,
+        device: torch.device,
+        precision: Precision,
+        weights_to_use: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> dict[str, float]:
+        """Measure a dataset, in evaluation mode and with the weights to use, and tell the callbacks of each batch."""
+        state, measured = context.original_args(), self.begin()
+        notify = state.list_callback.notify
+        notify("on_eval_begin", context)
+        state.cur_epoch_num = max(state.cur_epoch_num, 1)
+        notify("on_eval_epoch_begin", context)
+        with weights_to_use(), evaluation_mode(self.modules, device):
+            for batch in dataset:
+                state.cur_step_num += 1
+                state.cur_step_in_epoch += 1
+                notify("on_eval_step_begin", context)
+                with precision.autocast():
+                    state.net_outputs = self.measure(move_batch(batch, device), measured)
+                notify("on_eval_step_end", context)
+                if context.get_stop_requested():
+                    break
+        if state.cur_step_num == 0:
+            raise ValueError("`valid_dataset` held no batch; an iterator can be read only once, give a list")
+        state.metrics = results = {name: accumulator.compute() for name, accumulator in measured.items()}
+        notify("on_eval_epoch_end", context)
+        notify("on_eval_end", context)
+        return results
 
     def measure(self, batch: Any, measured: Mapping[str, MetricAccumulator]) -> Any:
         """Run the networks on one batch (on the device) and add it to the metrics that `begin` returned.

@@ -3,61 +3,51 @@
 Named and shaped after ``mindspore.train.Model`` (MindSpore 2.7). It adds no step of its own: batches go through
 `training_loop`, and so through the step that everything here shares (``boosted.py``). Differences: boosting needs
 only an optimizer (there also metrics or an evaluation network, and without them it silently trains unboosted), any
-iterable of batches is a dataset, metrics are torchmetrics, and an evaluation leaves no trace on the training. The file
-is long because the reference's class has many arguments.
+iterable of batches is a dataset, metrics are torchmetrics, and an evaluation leaves no trace on the training.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from workbench.config import BoostConfig
+from workbench.config import LEVELS, BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
-from workbench.core.sampler_epoch import tell_epoch
 from workbench.core.wrapped_model import unwrapped
-from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.grad_freeze.method import FreezeOpt
-from workbench.methods.loss_scale_group.method import GroupLossScaleManager
-from workbench.methods.loss_scale_group.scaling import GroupLossScaling
 from workbench.mindspore.batch_calls import called_with, checked_loss, data_and_label, widened
 from workbench.mindspore.callbacks import Callback, CallbackList, CallbackParameters, RunContext
-from workbench.mindspore.evaluation import Evaluator
+from workbench.mindspore.epochs import check_equal_lengths, epochs_of, length_of, resumed_training
+from workbench.mindspore.evaluation import Evaluator, prepare_for_evaluation_
 from workbench.mindspore.model_arguments import (
     check_criterion,
     check_dataset,
     check_kind,
     check_manager,
-    check_sink_size,
+    check_sink,
     check_word,
     due_epochs,
     epoch_numbers,
     settings_from,
 )
-from workbench.mindspore.resuming import Place, ResumedTraining, folder_of
-from workbench.mindspore.train_step_cells import WithLossCell
-from workbench.training.apply import AutoBoost, apply
+from workbench.mindspore.resuming import ResumedTraining, folder_of
+from workbench.mindspore.train_step_cells import WithLossCell, scaling_of_manager
+from workbench.training.apply import apply
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.evaluation import evaluation_mode
 from workbench.training.gradient_reduction import broadcast_from_first
 from workbench.training.loop import training_loop
 from workbench.training.outcome import BoostStep, StepOutcome
-from workbench.training.precision import Precision, cast_model_
-
-AMP_LEVELS = ("O0", "O2", "O3", "auto")
-BOOST_LEVELS = ("O0", "O1", "O2")
 
 Callbacks = Callback | Iterable[Callback] | None
 
@@ -123,8 +113,8 @@ class Model:
         check_criterion(loss_fn)
         check_kind("optimizer", optimizer, Optimizer, None)
         check_kind("eval_network", eval_network, nn.Module, None)
-        check_word("amp_level", amp_level, AMP_LEVELS)
-        check_word("boost_level", boost_level, BOOST_LEVELS)
+        check_word("amp_level", amp_level, ("O0", "O2", "O3", "auto"))
+        check_word("boost_level", boost_level, tuple(LEVELS))
         check_manager(loss_scale_manager)
         check_kind("keep_batchnorm_fp32", keep_batchnorm_fp32, bool, None)
         check_kind("boost_config_dict", boost_config_dict, BoostConfig, Mapping, str, Path, None)
@@ -132,12 +122,12 @@ class Model:
         self._loss_fn = loss_fn
         self._device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
         self._evaluator = Evaluator(network, loss_fn, metrics, eval_network, eval_indexes)
-        settings = settings_from(boost_config_dict, amp_level, boost_level, keep_batchnorm_fp32, loss_scale_manager)
-        self._settings = settings
+        given = amp_level, boost_level, keep_batchnorm_fp32, loss_scale_manager
+        self._settings = settings = settings_from(boost_config_dict, *given)
         self._boosted = self._new_boosted(settings, optimizer, boost_level, loss_scale_manager)
-        self._precision = self._boosted.precision if self._boosted else self._cast_for_evaluation(settings, boost_level)
-        if eval_network is not None and all(module is not network for module in eval_network.modules()):
-            self._prepare_apart(eval_network, settings, boost_level)
+        self._precision = prepare_for_evaluation_(
+            network, eval_network, self._boosted, settings, boost_level, self._device
+        )
 
     # What it consists of
 
@@ -154,7 +144,8 @@ class Model:
     @property
     def train_network(self) -> nn.Module:
         """The module that returns the loss of a batch: network and criterion, or the network."""
-        return self._network if self._loss_fn is None else WithLossCell(self._network, self._loss_fn)  # type: ignore[arg-type]  # any callable will do
+        criterion: Any = self._loss_fn  # any callable will do
+        return self._network if criterion is None else WithLossCell(self._network, criterion)
 
     @property
     def eval_network(self) -> nn.Module | None:
@@ -203,8 +194,9 @@ class Model:
             ValueError: Without an optimizer, when a number is out of range, an epoch holds no batch, a batch does not
                 fit the criterion, or ranks have unequal numbers of batches.
         """
-        epochs, kept = epoch_numbers(epoch, initial_epoch), folder_of(resume, checkpoint_every)
-        self._train(epochs, epoch, train_dataset, callbacks, dataset_sink_mode, sink_size, kept=kept)
+        sinks = dataset_sink_mode, False, sink_size
+        kept: Any = {"checkpoint_every": checkpoint_every, "resume": resume}
+        self.fit(epoch, train_dataset, None, 1, callbacks, *sinks, initial_epoch, **kept)
 
     def fit(
         self,
@@ -237,18 +229,17 @@ class Model:
             resume: As in ``train``; an evaluation that was interrupted is made again.
 
         Raises:
-            TypeError: When an argument is of the wrong kind.
-            ResumeError: As ``train``.
             ValueError: As ``train``, and without metrics when there is something to evaluate.
         """
         due = due_epochs(valid_frequency)
+        check_sink(dataset_sink_mode, sink_size)
         check_kind("valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
         evaluate = None
         if valid_dataset is not None:
-            self._check_can_evaluate("fit")
+            self._evaluator.require_metrics("fit")
             evaluate = functools.partial(self._evaluate_between, valid_dataset, due)
         epochs, kept = epoch_numbers(epoch, initial_epoch), folder_of(resume, checkpoint_every)
-        self._train(epochs, epoch, train_dataset, callbacks, dataset_sink_mode, sink_size, evaluate, kept)
+        self._train(epochs, epoch, train_dataset, callbacks, evaluate, kept)
 
     def _train(
         self,
@@ -256,30 +247,27 @@ class Model:
         epoch_num: int | None,
         dataset: Iterable[Any],
         callbacks: Callbacks,
-        dataset_sink_mode: bool,
-        sink_size: int,
         evaluate: Callable[[RunContext], None] | None = None,
         kept: CheckpointFolder | None = None,
     ) -> None:
         """Train one epoch after the other: the only loop over epochs there is."""
-        check_kind("dataset_sink_mode", dataset_sink_mode, bool)
-        check_sink_size(sink_size)
         check_dataset("train_dataset", dataset)
         boosted = self._boosted
         if boosted is None:
             raise ValueError("`optimizer` is None, and training needs one; give Model a torch optimizer")
-        _check_equal_lengths(dataset)
+        check_equal_lengths(dataset)
         listeners = CallbackList(callbacks)
         state = self._state("train", listeners, dataset, epoch_num)
         context = RunContext(state)
-        resumed = None if kept is None else self._resumed(kept, boosted, dataset, epochs)
-        if resumed is not None:
+        resumed = None
+        if kept is not None:
+            resumed = resumed_training(kept, boosted, self._loss_fn, self._settings, dataset, epochs)
             state.cur_epoch_num, state.cur_step_num = max(0, resumed.place.epoch - 1), resumed.place.steps
         self._set_training_mode(boosted)
         with listeners, resumed or contextlib.nullcontext():
             try:
                 listeners.notify("on_train_begin", context)
-                for number, batches in self._epochs(boosted, dataset, epochs, resumed):
+                for number, batches in epochs_of(boosted, dataset, epochs, resumed):
                     state.cur_epoch_num = number
                     self._train_epoch(boosted, batches, context, evaluate, resumed)
                     if context.get_stop_requested():
@@ -295,57 +283,6 @@ class Model:
             else:
                 boosted.finish()
             listeners.notify("on_train_end", context)
-
-    def _resumed(
-        self, folder: CheckpointFolder, boosted: Boosted, dataset: Any, epochs: Iterable[int]
-    ) -> ResumedTraining:
-        n_batches = _length(dataset)
-        this: dict[str, Any] = {"config": self._settings.to_dict(), "batches": n_batches, "ranks": ranks.world_size()}
-        if self._has_course(boosted) and isinstance(epochs, range) and n_batches is not None:
-            this["epochs"] = [epochs.start, epochs.stop - 1]
-            boosted.course.begin(n_batches * len(epochs))  # the schedule is there before its place is put back
-        return ResumedTraining(folder, boosted, self._loss_fn, this)
-
-    @staticmethod
-    def _has_course(boosted: Boosted) -> bool:
-        """Return whether the configuration decides about the batches of the whole training."""
-        return boosted.course.needs_length or boosted.methods.changes_batches
-
-    def _epochs(
-        self,
-        boosted: Boosted,
-        dataset: Iterable[Any],
-        epochs: Iterable[int],
-        resumed: ResumedTraining | None,
-    ) -> Iterator[tuple[int, Iterable[Any]]]:
-        """Yield the number and the batches of each epoch: the dataset's, or those that the configuration makes of them.
-
-        A run that the configuration shortens has fewer epochs, of as many samples as ever; the last may be shorter.
-        """
-        place = Place() if resumed is None else resumed.place
-        if not self._has_course(boosted):
-            for number in itertools.dropwhile(lambda number: number < place.epoch, epochs):
-                tell_epoch(dataset, number - 1)
-                yield number, dataset if resumed is None else resumed.batches_of(dataset, number)
-            return
-        n_batches, numbers = _length(dataset), epochs if isinstance(epochs, range) else None
-        if n_batches is None or numbers is None:
-            raise ValueError(
-                "the configuration changes the length or the batches of the run, so that both must be known "
-                "beforehand: give `train_dataset` a length and train for a number of epochs"
-            )
-        on_epoch = None if resumed is None else resumed.epoch_begins
-        stream = boosted.batches(dataset, len(numbers), on_epoch=on_epoch)
-        if place.epoch > numbers[-1]:
-            return
-        if resumed is not None:
-            resumed.leave_out(stream)
-        passes = boosted.course.passes or 1
-        per_epoch = max(1, round(n_batches * passes / boosted.methods.length(n_batches * len(numbers))))
-        for number, begin in zip(numbers, range(0, passes, per_epoch), strict=False):
-            if number >= place.epoch:
-                n_done = place.step if number == place.epoch else 0
-                yield number, itertools.islice(stream, min(per_epoch, passes - begin) - n_done)
 
     def _train_epoch(
         self,
@@ -439,14 +376,12 @@ class Model:
             all samples; the mean loss counts samples, not batches.
 
         Raises:
-            TypeError: When an argument is of the wrong kind.
             ValueError: Without metrics, without a batch, or when a batch or the outputs do not fit the metrics.
         """
         check_kind("dataset_sink_mode", dataset_sink_mode, bool)
         check_dataset("valid_dataset", valid_dataset)
-        self._check_can_evaluate("eval")
-        listeners = CallbackList(callbacks)
-        with listeners:
+        self._evaluator.require_metrics("eval")
+        with CallbackList(callbacks) as listeners:
             return self._evaluate(valid_dataset, RunContext(self._state("eval", listeners, valid_dataset, 1)))
 
     def predict(self, *inputs: Any) -> Any:
@@ -466,37 +401,12 @@ class Model:
             context.request_stop()
 
     def _evaluate(self, dataset: Iterable[Any], context: RunContext) -> dict[str, float]:
-        state, evaluator = context.original_args(), self._evaluator
-        listeners = state.list_callback
-        measured = evaluator.begin()
-        listeners.notify("on_eval_begin", context)
-        state.cur_epoch_num = max(state.cur_epoch_num, 1)
-        listeners.notify("on_eval_epoch_begin", context)
-        with self._evaluating(), evaluation_mode(evaluator.modules, self._device):
-            for batch in dataset:
-                state.cur_step_num += 1
-                state.cur_step_in_epoch += 1
-                listeners.notify("on_eval_step_begin", context)
-                with self._precision.autocast():
-                    state.net_outputs = evaluator.measure(move_batch(batch, self._device), measured)
-                listeners.notify("on_eval_step_end", context)
-                if context.get_stop_requested():
-                    break
-        if state.cur_step_num == 0:
-            raise ValueError("`valid_dataset` held no batch; an iterator can be read only once, give a list")
-        state.metrics = results = {name: accumulator.compute() for name, accumulator in measured.items()}
-        listeners.notify("on_eval_epoch_end", context)
-        listeners.notify("on_eval_end", context)
-        return results
+        return self._evaluator.run(dataset, context, self._device, self._precision, self._evaluating)
 
     def _evaluating(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self._boosted is None else self._boosted.evaluating()
 
     # Construction
-
-    def _check_can_evaluate(self, method: str) -> None:
-        if not self._evaluator.metrics:
-            raise ValueError(f"`metrics` is empty, and {method} needs at least one, for example metrics={{'acc'}}")
 
     def _new_boosted(
         self, settings: BoostConfig, optimizer: Optimizer | None, boost_level: str, manager: Any
@@ -505,7 +415,7 @@ class Model:
             return None
         boosted = apply(settings, self._network, optimizer, level=boost_level, criterion=self._loss_fn)
         if manager is not None:
-            scaling = _scaling_from(manager, unwrapped(self._network), self._device)
+            scaling = scaling_of_manager(manager, unwrapped(self._network))
             scaling.agree = boosted.loss_scaling.agree
             boosted.loss_scaling = scaling
         if ranks.world_size() > 1 and not isinstance(self._network, DistributedDataParallel):
@@ -513,21 +423,6 @@ class Model:
             if isinstance(self._loss_fn, nn.Module):  # a criterion may have weights, too
                 broadcast_from_first([*self._loss_fn.parameters(), *self._loss_fn.buffers()])
         return boosted
-
-    def _cast_for_evaluation(self, settings: BoostConfig, boost_level: str) -> Precision:
-        if settings.resolve(boost_level, world_size=ranks.world_size()).in_effect():
-            message = "boosting has no effect without an optimizer; give Model an `optimizer` to train with it"
-            warnings.warn(message, UserWarning, stacklevel=3)
-        amp, on = settings.amp, self._device.type
-        precision = Precision(settings.effective_amp_level(on), amp.dtype, on, amp.keep_batchnorm_fp32)
-        cast_model_(self._network, precision)
-        return precision
-
-    def _prepare_apart(self, eval_network: nn.Module, settings: BoostConfig, boost_level: str) -> None:
-        """Do to an evaluation network with weights of its own what was done to the network."""
-        if self._boosted is not None and self._boosted.plan is not None and self._boosted.plan.less_bn:
-            AutoBoost(boost_level, settings).network_auto_process_eval(eval_network)
-        cast_model_(eval_network, self._precision)
 
     def _state(
         self, mode: Literal["train", "eval", "fit"], listeners: CallbackList, dataset: Any, epoch_num: int | None
@@ -543,39 +438,10 @@ class Model:
             eval_network=self.eval_network,
             boosted=self._boosted,
             epoch_num=epoch_num,
-            batch_num=_length(dataset),
+            batch_num=length_of(dataset),
             **{role: dataset},
         )
 
     def __repr__(self) -> str:
-        """Name the network and what is in effect."""
         effect = "no optimizer" if self._boosted is None or self._boosted.plan is None else self._boosted.plan.summary()
         return f"Model({type(self._network).__name__}, {effect})"
-
-
-def _scaling_from(manager: Any, network: nn.Module, device: torch.device) -> LossScaling:
-    if isinstance(manager, GroupLossScaleManager):
-        return GroupLossScaling.from_manager(manager, network)
-    drops = bool(manager.get_drop_overflow_update())
-    cell = manager.get_update_cell()
-    return LossScaling.with_cell(cell, manager.get_loss_scale(), drop_overflow_update=drops, device=device)
-
-
-def _check_equal_lengths(dataset: Any) -> None:
-    """Refuse, on every rank, datasets of which one ends before the others: their ranks would wait for it."""
-    if ranks.world_size() == 1:
-        return
-    lengths: list[int | None] = [None] * ranks.world_size()
-    distributed.all_gather_object(lengths, _length(dataset))
-    if len(set(lengths) - {None}) > 1:
-        raise ValueError(
-            f"`train_dataset` must have equally many batches on every rank, got {', '.join(map(str, lengths))}; give "
-            "each rank a share of the same size"
-        )
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except TypeError:  # it has no length, or is a DataLoader over a dataset that has none
-        return None

@@ -70,8 +70,9 @@ def check_dataset(name: str, dataset: Any) -> None:
         raise TypeError(f"`{name}` must be an iterable of batches, got {_came(dataset)}")
 
 
-def check_sink_size(sink_size: Any) -> None:
-    """Raise ValueError unless ``sink_size`` is -1 or at least 1."""
+def check_sink(dataset_sink_mode: Any, sink_size: Any) -> None:
+    """Raise TypeError unless ``dataset_sink_mode`` is a bool, ValueError unless ``sink_size`` is -1 or at least 1."""
+    check_kind("dataset_sink_mode", dataset_sink_mode, bool)
     if type(sink_size) is not int or not (sink_size == -1 or sink_size >= 1):
         raise ValueError(f"`sink_size` must be -1 or at least 1, got {sink_size!r}")
 

@@ -237,6 +237,14 @@ def checked_sens(sens: float | None) -> float:
     return float(sens)
 
 
+def scaling_of_manager(manager: Any, network: nn.Module) -> LossScaling:
+    """Return the scaling that a loss-scale manager, the user's own perhaps, means for a network without wrappers."""
+    if isinstance(manager, GroupLossScaleManager):
+        return GroupLossScaling.from_manager(manager, network)
+    cell, drops = manager.get_update_cell(), bool(manager.get_drop_overflow_update())
+    return LossScaling.with_cell(cell, manager.get_loss_scale(), drop_overflow_update=drops, device=_device(network))
+
+
 def _seeded_scaling(sens: float | None, network: nn.Module) -> LossScaling:
     return LossScaling.seeded(checked_sens(sens), _device(network))
 

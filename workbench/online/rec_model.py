@@ -25,7 +25,7 @@ from workbench.core.metrics import output_kind
 from workbench.mindspore.batch_calls import called_with, checked_loss, data_and_label
 from workbench.mindspore.callbacks import CallbackList, CallbackParameters, RunContext
 from workbench.mindspore.model import Callbacks, Model
-from workbench.mindspore.model_arguments import check_kind, check_sink_size
+from workbench.mindspore.model_arguments import check_kind, check_sink
 from workbench.online.feed import Interrupts
 from workbench.online.page_hinkley import DriftDetector
 from workbench.online.prequential import Prequential
@@ -121,8 +121,7 @@ class RecModel(Model):
             ValueError: When data that is replayed holds no batch, or a checkpoint belongs to another setup.
             RecordLimitError: When more records were rejected than ``records`` allows.
         """
-        check_kind("dataset_sink_mode", dataset_sink_mode, bool)
-        check_sink_size(sink_size)
+        check_sink(dataset_sink_mode, sink_size)
         if dataset_sink_mode and sink_size != 1 and self._device.type != "cpu":
             raise ValueError(f"`sink_size` must be 1 in sink mode on an accelerator, got {sink_size}")
         check_stream(train_dataset)
@@ -153,7 +152,7 @@ class RecModel(Model):
         try:
             with interrupts.taken(), with_threads_of(state, self._device):
                 feed = session.open(train_dataset, queue_size)
-                self._train(feed.passes(), None, feed, listeners, dataset_sink_mode, sink_size)
+                self._train(feed.passes(), None, feed, listeners)
         finally:
             self._session = None
         return OnlineSummary(

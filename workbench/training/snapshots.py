@@ -57,7 +57,7 @@ class SnapshotRecorder:
                 ...  # forward, backward, step
                 recorder.after_step(done)
 
-        and then ``{"boost": {"mode": "manual", "dim_reduce": true}, "dim_reduce": {"weight_load_dir": "snapshots"}}``.
+        and then a configuration that trains in their span, with ``"weight_load_dir": "snapshots"``.
     """
 
     def __init__(

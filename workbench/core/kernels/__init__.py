@@ -13,7 +13,7 @@ and 20 M in 60 (one thread of an AMD EPYC under load, torch 2.13; a tenth is noi
 * `adam_rounded_`, AdamOffload with moments in bfloat16: 0.02, 0.01, 0.31; without it they would be too slow to use.
 * `norm_and_maximum`, in every step that is recorded: 0.30 for 1 M in 60.
 * `inner_products` and `mix_`, AdaSum of two sets in one process: 0.35, 0.06, 1.15.
-* `combine_rows`, twice in every step of DimReduce: 0.67 for 32 components of 1 M weights.
+* `combine_rows`, twice in every step in a subspace: 0.67 for 32 components of 1 M weights.
 * ``tensors.c``, before each of these: 46 microseconds instead of 186 for 400 tensors.
 """
 

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from workbench.config import BoostConfig, LossScaleConfig
+from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
-from workbench.integrations.carried import Carried, Sorting
+from workbench.integrations.carried import ACCUMULATION, Carried, Sorting, accumulates_twice
 from workbench.training.apply import apply, read_config
 from workbench.training.boosted import Boosted
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 __all__ = ["accelerator_arguments", "carried", "prepare"]
-
-_USUAL_SCALE = ("init", "factor", "window", "minimum", "maximum")
 
 
 def carried(config: BoostConfig | Mapping[str, Any] | str | Path | None, *, level: str = "O1") -> Carried:
@@ -45,20 +43,16 @@ def carried(config: BoostConfig | Mapping[str, Any] | str | Path | None, *, leve
     """
     settings = read_config(config)
     sorting = Sorting("Accelerate", settings.resolve(level))
-    amp, rule = settings.amp, settings.loss_scale
+    amp = settings.amp
     if amp.level == "O2" and amp.keep_batchnorm_fp32 is not False:
         paths = ("amp.level", "amp.dtype", "amp.keep_batchnorm_fp32")
-        fields = LossScaleConfig.model_fields
-        is_usual = all(getattr(rule, name) == fields[name].default for name in _USUAL_SCALE)
         if amp.dtype == "bfloat16":
             sorting.carry(*paths, mixed_precision="bf16")
-        elif is_usual and sorting.value("loss_scale.kind") == "dynamic":
+        elif sorting.scales_as_torch:
             sorting.carry(*paths, "loss_scale.kind", mixed_precision="fp16")
     sorting.leave("Accelerate has autocast with torch's own loss scale, and no other precision", "amp", "loss_scale")
-    if sorting.is_chosen("boost.grad_accumulation"):
-        steps = sorting.value("grad_accumulation.grad_accumulation_step")
-        steps_paths = ("boost.grad_accumulation", "grad_accumulation.grad_accumulation_step")
-        sorting.carry(*steps_paths, gradient_accumulation_steps=steps)
+    micro_batches, switch = ACCUMULATION
+    sorting.take(micro_batches, lambda n: {"gradient_accumulation_steps": n}, switch)
     if sorting.value("runtime.compile") == "default":
         sorting.carry("runtime.compile", dynamo_backend="inductor")
     yours = "it belongs to your loop: optimizer, scheduler and data loader are made there"
@@ -153,11 +147,8 @@ def _conflict(accelerator: Accelerator, config: BoostConfig) -> str:
             f"`mixed_precision` is {precision!r}, but precision and loss scale are the set-up's (amp.level {level}); "
             "leave it out"
         )
-    if accelerator.gradient_accumulation_steps > 1:
-        return (
-            f"`gradient_accumulation_steps` is {accelerator.gradient_accumulation_steps}, but the updates of a set-up "
-            "are counted in batches; leave it at 1: boost.grad_accumulation in the configuration accumulates"
-        )
+    if sentence := accumulates_twice(accelerator.gradient_accumulation_steps):
+        return sentence
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "TP"):
         return f"{kind} shards what the set-up steps as a whole; train with one process per device instead"

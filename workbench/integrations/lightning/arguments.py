@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import BoostConfig
-from workbench.integrations.carried import Carried, Sorting
+from workbench.integrations.carried import ACCUMULATION, Carried, Sorting
 
 _PRECISIONS = {
     ("O2", "bfloat16"): "bf16-mixed",
@@ -56,12 +56,9 @@ def carried(config: BoostConfig, *, level: str = "O1") -> Carried:
         sorting.leave(f"Lightning's precision={precision!r} means loss scale {usual}, not {kind}", "amp", "loss_scale")
     sorting.leave("the device decides what amp.level auto means; name O2 or O3", "amp")
     sorting.leave("Lightning's GradScaler has torch's own rule: 65536, times or by 2, 2000 updates", "loss_scale")
-    if sorting.is_chosen("grad_accumulation.grad_accumulation_step"):
-        every = sorting.value("grad_accumulation.grad_accumulation_step")
-        paths = "boost.grad_accumulation", "grad_accumulation.grad_accumulation_step"
-        sorting.carry(*paths, accumulate_grad_batches=every)
-    if sorting.is_chosen("runtime.cudnn_benchmark"):
-        sorting.carry("runtime.cudnn_benchmark", benchmark=True)
+    micro_batches, switch = ACCUMULATION
+    sorting.take(micro_batches, lambda n: {"accumulate_grad_batches": n}, switch)
+    sorting.take("runtime.cudnn_benchmark", lambda _: {"benchmark": True})
     for path, why in _ELSEWHERE.items():
         sorting.leave(why, path)
     return sorting.done()

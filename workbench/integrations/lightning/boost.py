@@ -13,6 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from workbench.config import BoostConfig
+from workbench.integrations.carried import ACCUMULATION
 from workbench.integrations.lightning.batches import RunBatches, changes_batches, count_, feed_
 from workbench.integrations.lightning.precision import BoostPrecision, is_plain
 from workbench.methods.protocol import GroupSchedule
@@ -193,7 +194,7 @@ def refuse(trainer: Trainer, module: LightningModule) -> None:
     if trainer.accumulate_grad_batches != 1:
         raise ValueError(
             "the set-up says after how many batches to update; leave out "
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches}, or say it as grad_accumulation_step"
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches}, or say it as {ACCUMULATION[0]}"
         )
     if is_overridden("backward", module):
         raise ValueError(f"Boost runs the backward pass, and {name} has its own backward(); leave it out")

@@ -15,7 +15,7 @@ import jinja2
 from workbench.config import BOOST_SECTIONS
 from workbench.config.mindspore_notes import mindspore_notes
 from workbench.integrations import lightning, mindspore_model, torch_loop, transformers
-from workbench.integrations.carried import Carried, choices
+from workbench.integrations.carried import ACCUMULATION, Carried, choices
 from workbench.integrations.scripts.own_code import OwnCode, loaded, own_code
 from workbench.integrations.scripts.set_up import Pieces, SetUp, pieces_of
 
@@ -154,6 +154,7 @@ def _rendered(template: str, world: Framework, set_up: SetUp, answer: Carried, o
             pieces=pieces,
             passes=set_up.passes,
             worths=worths,
+            micro_batches=ACCUMULATION[0],
             config_file=config_file(set_up.target),
             chosen=choices(set_up.plan),
             own_changes=torch_loop.carried(set_up.config, level=set_up.level).arguments.get(

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workbench.config import BoostConfig, LossScaleConfig
-from workbench.integrations.carried import Carried, Sorting, learning_rate
+from workbench.config import BoostConfig
+from workbench.integrations.carried import ACCUMULATION, Carried, Sorting, learning_rate
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.in_effect import MethodsInEffect
+from workbench.methods.registry import METHODS
 from workbench.training.apply import read_config
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _FRAMEWORK = "the Trainer"
 _OPTIMIZERS = {"AdamW": "adamw_torch_fused", "SGD": "sgd", "RMSprop": "rmsprop", "Adagrad": "adagrad"}
 # What goes into `optim_args`, a text of the form "momentum=0.9,nesterov=true".
 _OPTIMIZER_TEXT = {"SGD": ("momentum", "nesterov"), "RMSprop": ("momentum", "eps"), "Adagrad": ("eps",)}
+_GROUP_SCALES = tuple(method.switch for method in METHODS if method.section == "loss_scale")
 _WSD_DECAY = 0.4  # as `workbench.methods.schedule.method`
 _FLOOR = {"cosine": "cosine_with_min_lr", "linear": "polynomial"}  # with a final rate above zero
 
@@ -128,13 +130,9 @@ class _Sorted:
         self._length()
         self._shape()
         self._runtime()
-        if self._is_chosen("boost.grad_accumulation"):
-            steps = self.sorting.value("grad_accumulation.grad_accumulation_step")
-            paths = ("boost.grad_accumulation", "grad_accumulation.grad_accumulation_step")
-            self.sorting.carry(*paths, gradient_accumulation_steps=steps)
-        if self._is_chosen("regularization.label_smoothing"):
-            smoothing = self.sorting.value("regularization.label_smoothing")
-            self.sorting.carry("regularization.label_smoothing", label_smoothing_factor=smoothing)
+        micro_batches, switch = ACCUMULATION
+        self.sorting.take(micro_batches, lambda n: {"gradient_accumulation_steps": n}, switch)
+        self.sorting.take("regularization.label_smoothing", lambda share: {"label_smoothing_factor": share})
         found = self.sorting.done()
         known = {name: value for name, value in found.arguments.items() if value is not None}
         return dataclasses.replace(found, arguments=known)
@@ -160,16 +158,11 @@ class _Sorted:
         if amp.dtype == "bfloat16":
             sorting.carry(*paths, bf16=True)
             return
-        rule = self.config.loss_scale
-        usual = all(
-            getattr(rule, name) == LossScaleConfig.model_fields[name].default
-            for name in ("init", "factor", "window", "minimum", "maximum")
-        )
-        if sorting.value("loss_scale.kind") == "dynamic" and usual and not self._is_chosen("boost.loss_scale_group"):
+        if sorting.scales_as_torch and not self._is_chosen(*_GROUP_SCALES):
             sorting.carry(*paths, "loss_scale.kind", fp16=True)
         else:
             scaler = "fp16=True brings torch's dynamic loss scale with its defaults, and no argument changes it"
-            sorting.leave(scaler, "amp", "loss_scale", "boost.loss_scale_group")
+            sorting.leave(scaler, "amp", "loss_scale", *_GROUP_SCALES)
 
     def _optimizer(self) -> None:
         section = self.config.optimizer

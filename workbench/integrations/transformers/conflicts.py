@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from workbench.config import Plan
+from workbench.integrations.carried import accumulates_twice
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -33,11 +34,8 @@ def _conflicts(args: TrainingArguments, plan: Plan, scheduler: Any) -> Iterator[
         yield "`fp16=True` scales the loss, as a set-up does; leave it out, and set amp.level O2 in the configuration"
     if args.bf16 and amp.level != "O0":
         yield f"`bf16=True` meets amp.level {amp.level} ({amp.dtype}) of the configuration; leave it out"
-    if args.gradient_accumulation_steps > 1:
-        yield (
-            f"`gradient_accumulation_steps` is {args.gradient_accumulation_steps}, but the updates of a set-up are "
-            "counted in batches; leave it at 1: boost.grad_accumulation in the configuration accumulates"
-        )
+    if sentence := accumulates_twice(args.gradient_accumulation_steps):
+        yield sentence
     if args.torch_compile and effective.get("runtime.compile", "off") != "off":
         yield "`torch_compile=True` meets runtime.compile of the configuration; leave it out"
     if args.label_smoothing_factor and effective.get("regularization.label_smoothing", 0.0):

@@ -12,4 +12,5 @@ DESCRIPTION = Description(
     acts="workbench.methods.adasum.acting:AdaSumMethod",
     paper='Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021, arXiv:2006.02924',
     n_ranks=2,
+    torch_lacks="torch.distributed averages gradients, and adds them in no other way",
 )

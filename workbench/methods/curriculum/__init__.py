@@ -12,4 +12,5 @@ DESCRIPTION = Description(
     acts="workbench.methods.curriculum.method:CurriculumMethod",
     paper='Tan and Le, "EfficientNetV2: Smaller Models and Faster Training", ICML 2021, arXiv:2104.00298',
     section_class="workbench.methods.curriculum.section:CurriculumSection",
+    torch_lacks="torch feeds a network what the loader makes",
 )

@@ -8,7 +8,7 @@ DESCRIPTION = Description(
     summary="Takes quasi-Newton steps in the space that earlier weights moved in, each tried on its own batch.",
     section="dim_reduce",
     switch="boost.dim_reduce",
-    enabled_by=alone(boost__dim_reduce=True, dim_reduce__weight_load_dir="snapshots"),
+    enabled_by=alone(boost__dim_reduce=True, dim_reduce__pca_mat_path="pca_mat.npy"),
     acts="workbench.methods.dim_reduce.acting:DimReduceMethod",
     paper="Li, Tan, Huang, Tao, Liu, Huang, "
     '"Low Dimensional Trajectory Hypothesis is True: DNNs Can Be Trained in Tiny Subspaces", '
@@ -34,4 +34,5 @@ DESCRIPTION = Description(
     "dim_reduce.pca_mat_path to its new absolute path. Its columns follow the order of the optimizer's parameters, "
     "each flattened row by row. It belongs to the initial weights of this task with seed {seed}; other initial weights "
     "need snapshots of their own (snapshots.count, then dim_reduce.weight_load_dir in place of pca_mat_path).",
+    torch_lacks="torch has no training in a subspace",
 )

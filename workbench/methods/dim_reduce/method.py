@@ -17,8 +17,7 @@ IEEE TPAMI 2022, doi:10.1109/TPAMI.2022.3178101, arXiv:2103.11154 (the algorithm
 with scaled gradients the residual mixes scaled and unscaled ones, losses of several ranks are floored, components that
 the number of ranks does not divide are lost, and trials move BatchNorm statistics. ``"corrected"`` has none of these.
 
-Vectors over the weights are flat: parameters in the order given, each row by row. The file is long because the step,
-its line search and the vectors that both work in share their state.
+Vectors over the weights are flat: parameters in the order given, each row by row.
 """
 
 from __future__ import annotations
@@ -27,34 +26,21 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
 from workbench.core import kernels
 from workbench.core.arguments import checked_count
-
-Arithmetic = Literal["corrected", "reference"]
+from workbench.methods.dim_reduce.components import Arithmetic, component_rows, fitting_components
 
 LEAST_CURVATURE = 1e-20  # y . s above which B is updated; as upstream
 # Columns per product on a CPU: over the whole width two rows at once take as long as one after the other.
 _COLUMNS = 1 << 14
 NO_FLOAT64 = {"mps", "npu"}  # device types without (fast) double precision
 _STATE = ("inverse_hessian", "previous_step", "previous_gradient", "momentum")
-
-
-def component_rows(n_components: int, rank: int, rank_size: int, arithmetic: Arithmetic = "corrected") -> slice:
-    """Return which of the k components a rank holds; ``"reference"`` loses what the number of ranks does not divide."""
-    if not 0 <= rank < rank_size:
-        raise ValueError(f"`rank` must lie in [0, rank_size), got rank {rank} of {rank_size}")
-    each, rest = divmod(n_components, rank_size)
-    if arithmetic == "reference":
-        return slice(rank * each, (rank + 1) * each)
-    start = rank * each + min(rank, rest)
-    return slice(start, start + each + (rank < rest))
 
 
 def flat_vector(
@@ -183,7 +169,8 @@ class DimReduce:
         self.rho, self.gamma, self.alpha, self.sigma = rho, gamma, alpha, sigma
         self.line_search_trials, self.arithmetic, self.process_group = line_search_trials, arithmetic, process_group
         self.rows = component_rows(n_components, rank, rank_size, arithmetic)
-        self.components = self._fitting_components(pca_mat_local)
+        place = n_components, rank, rank_size
+        self.components = fitting_components(pca_mat_local, self.rows, self.weight, *place)
         if optimizer is not None:
             _check_optimizer(optimizer, self.weight)
         if rank_size > 1 and not (distributed.is_available() and distributed.is_initialized()):
@@ -426,30 +413,6 @@ class DimReduce:
     def _shaped(self, vector: Tensor) -> list[Tensor]:
         parts = torch.split(vector, [parameter.numel() for parameter in self.weight])
         return [part.view(parameter.shape) for part, parameter in zip(parts, self.weight, strict=True)]
-
-    def _fitting_components(self, matrix: NDArray[Any] | Tensor) -> Tensor:
-        if not self.weight:
-            raise ValueError("`weight` must hold the parameters to train, got none")
-        # torch wants memory it may write to; a read-only memory map is copied, anything else is not.
-        tensor = matrix if isinstance(matrix, Tensor) else torch.from_numpy(np.require(matrix, requirements="W"))
-        n_weights = sum(parameter.numel() for parameter in self.weight)
-        if tensor.ndim != 2 or tensor.shape[1] != n_weights:
-            raise ValueError(
-                f"`pca_mat_local` must have one column per weight ({n_weights}), got shape {tuple(tensor.shape)}; "
-                "it was made for another network"
-            )
-        n_rows = self.rows.stop - self.rows.start
-        if len(tensor) != n_rows:
-            raise ValueError(
-                f"`pca_mat_local` must hold the {n_rows} of {self.n_components} components that belong to rank "
-                f"{self.rank} of {self.rank_size} (see component_rows), got {len(tensor)}"
-            )
-        if not torch.isfinite(tensor).all():
-            raise ValueError("`pca_mat_local` must be finite, got inf or NaN")
-        first = self.weight[0]
-        # Half precision would lose the small differences of gradients that curvature is learned from.
-        dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-        return tensor.to(first.device, dtype)
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Sequence[Tensor]) -> None:

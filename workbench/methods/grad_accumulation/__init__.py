@@ -11,4 +11,5 @@ DESCRIPTION = Description(
     enabled_by=alone(boost__grad_accumulation=True, grad_accumulation__grad_accumulation_step=3),
     acts="workbench.methods.grad_accumulation.method:AccumulationMethod",
     paper='Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, arXiv:1706.02677',
+    micro_batches="grad_accumulation.grad_accumulation_step",
 )

@@ -25,4 +25,5 @@ DESCRIPTION = Description(
         "grad_freeze.param_groups": [max(min(network.layers_left, 8), 2)],
         "grad_freeze.total_steps": [65536],  # fitted to each run's updates where its length differs
     },
+    torch_lacks="torch has no schedule that freezes layers",
 )

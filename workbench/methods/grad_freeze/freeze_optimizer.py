@@ -13,8 +13,7 @@ on its own (overflow, accumulation) calls ``active_optimizer.step()`` and ``adva
 
 Two ways to keep optimizer state: ``"shared"`` (default) is one optimizer, for which a frozen parameter keeps weight and
 momentum; ``"per_group"`` is one optimizer per group, of the same class and arguments, with its own buffers and step
-count, as in MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``). The file is long because a third of
-it reads what the reference lets a user write for groups, strategy and rates.
+count, as in MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``).
 """
 
 from __future__ import annotations
@@ -22,36 +21,27 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from workbench.methods.grad_freeze.group_arguments import (
+    NOT_AN_OPTION,
+    Groups,
+    read_groups,
+    read_rates,
+    read_strategy,
+    require_no_own_options,
+    split_learning_rates,
+)
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.methods.parameter_groups import checked_optimizer, rebuild_optimizer
 
 FreezeState = Literal["shared", "per_group"]
-Groups = list[list[tuple[list[Tensor], dict[str, Any]]]]  # per group a list of (parameters, options given for them)
 
 EVERYTHING = -1  # the "group" in force while nothing is frozen
-NOT_AN_OPTION = ("params", "param_names", "initial_lr", "order_params")
 GRAPHS_BESIDE_TRAINING = 8  # torch's own default limit: room for evaluation, last batches and the like
-
-
-def split_learning_rates(rates: Sequence[float], strategy: Sequence[int] | None, n_groups: int) -> list[list[float]]:
-    """Deal a list of learning rates, one per step, out to the groups; one list of rates per group.
-
-    With at most as many rates as the strategy has steps, rate i goes to the group that step i selects, so every group
-    walks through the rates of its own steps. Otherwise, and without a strategy, each group gets the whole list and
-    counts its own steps.
-    """
-    if strategy is None or len(rates) > len(strategy):
-        return [list(rates) for _ in range(n_groups)]
-    dealt: list[list[float]] = [[] for _ in range(n_groups)]
-    for rate, index in zip(rates, strategy, strict=False):
-        dealt[index].append(rate)
-    return dealt
 
 
 def allow_one_graph_per_group(n_groups: int) -> None:
@@ -128,9 +118,9 @@ class FreezeOpt(torch.optim.Optimizer):
         super().__init__(opt.param_groups, opt.defaults)
         self._inner = opt
         self._relink()
-        entries = _read_groups(train_parameter_groups, opt)
+        entries = read_groups(train_parameter_groups, opt)
         self._members = [tuple(p for params, _ in group for p in params) for group in entries]
-        self._strategy = None if train_strategy is None else _read_strategy(train_strategy, len(entries))
+        self._strategy = None if train_strategy is None else read_strategy(train_strategy, len(entries))
         self._position = 0
         self._updates = [0] * len(entries)
         # Only these are ever toggled; what the user froze stays frozen.
@@ -143,11 +133,11 @@ class FreezeOpt(torch.optim.Optimizer):
         if state == "per_group":
             self._build_group_optimizers(entries)
         else:
-            _require_no_own_options(entries, opt)
+            require_no_own_options(entries, opt)
         if learning_rates is not None:
             if state == "shared":
                 raise ValueError('`learning_rates` needs state="per_group"; with one optimizer use a scheduler')
-            self._rates = split_learning_rates(_read_rates(learning_rates), self._strategy, len(entries))
+            self._rates = split_learning_rates(read_rates(learning_rates), self._strategy, len(entries))
 
     @property
     def n_groups(self) -> int:
@@ -277,11 +267,7 @@ class FreezeOpt(torch.optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse: groups are fixed once freezing is set up.
-
-        Raises:
-            RuntimeError: Always, after construction.
-        """
+        """Refuse with a RuntimeError: groups are fixed once freezing is set up."""
         if "_inner" in self.__dict__:
             raise RuntimeError(
                 "FreezeOpt cannot take another parameter group: the strategy would not know when to train it; "
@@ -389,75 +375,3 @@ class FreezeOpt(torch.optim.Optimizer):
             self._optimizers.append(optimizer)
             self._sources.append(sources)
             self._members[index] = tuple(p for part in optimizer.param_groups for p in part["params"])
-
-
-def _read_groups(groups: Any, opt: torch.optim.Optimizer) -> Groups:
-    held = [p for group in opt.param_groups for p in group["params"]]
-    if groups is None:
-        return [[(held, {})]]
-    if not isinstance(groups, list | tuple):
-        raise TypeError(f"`train_parameter_groups` must be a list or tuple of groups, got {type(groups).__name__}")
-    if not groups:
-        raise ValueError("`train_parameter_groups` must hold at least one group, got none")
-    known, result = set(held), []
-    for index, group in enumerate(groups):
-        where = f"train_parameter_groups[{index}]"
-        if not isinstance(group, list | tuple):
-            raise TypeError(f"`{where}` must be a list or tuple of parameters, got {type(group).__name__}")
-        if strangers := [type(item).__name__ for item in group if not isinstance(item, Mapping | Tensor)]:
-            raise TypeError(f"`{where}` must hold parameters or parameter groups, got {strangers[0]}")
-        # An order matters to MindSpore's gradient tuples; torch keeps gradients on parameters.
-        dicts = [item for item in group if isinstance(item, Mapping) and "order_params" not in item]
-        entries = [(list(item["params"]), {k: item[k] for k in item if k not in NOT_AN_OPTION}) for item in dicts]
-        if loose := [item for item in group if isinstance(item, Tensor)]:
-            entries.append((loose, {}))
-        params = [p for part, _ in entries for p in part]
-        if not params:
-            raise ValueError(f"`{where}` must hold at least one parameter, got none")
-        if not known.issuperset(params):
-            raise ValueError(f"`{where}` holds a parameter that `opt` does not; give it to the optimizer, too")
-        result.append(entries)
-    return result
-
-
-def _read_strategy(strategy: Any, n_groups: int) -> tuple[int, ...]:
-    if isinstance(strategy, Tensor):
-        if strategy.dim() != 1 or strategy.dtype != torch.int32:
-            raise ValueError(
-                f"a tensor as `train_strategy` must be 1-D and int32, got {strategy.dim()}-D {strategy.dtype}"
-            )
-        strategy = strategy.tolist()
-    if not isinstance(strategy, list | tuple):
-        kind = type(strategy).__name__
-        raise TypeError(f"`train_strategy` must be a list or tuple of int or a 1-D int32 tensor, got {kind}")
-    if not strategy:
-        raise ValueError("`train_strategy` must hold at least one step, got none; is `total_steps` 0?")
-    for entry in strategy:
-        if isinstance(entry, bool) or not isinstance(entry, Integral):
-            raise ValueError(f"`train_strategy` must hold integers, got {entry!r}")
-        if not 0 <= int(entry) < n_groups:
-            raise ValueError(f"`train_strategy` must hold group indices in [0, {n_groups}), got {entry}")
-    return tuple(int(entry) for entry in strategy)
-
-
-def _read_rates(rates: Any) -> list[float]:
-    if isinstance(rates, Tensor):
-        if rates.dim() != 1:
-            raise ValueError(f"a tensor as `learning_rates` must be 1-D, got {rates.dim()}-D")
-        rates = rates.tolist()
-    if not isinstance(rates, list | tuple):
-        raise TypeError(f"`learning_rates` must be a list or 1-D tensor of rates, got {type(rates).__name__}")
-    if not rates or not all(float(rate) >= 0 for rate in rates):
-        raise ValueError(f"`learning_rates` must hold at least one rate and none below 0, got {rates!r}")
-    return [float(rate) for rate in rates]
-
-
-def _require_no_own_options(groups: Groups, opt: torch.optim.Optimizer) -> None:
-    options_of = {p: group for group in opt.param_groups for p in group["params"]}
-    given = ((i, params, *option) for i, group in enumerate(groups) for params, own in group for option in own.items())
-    for index, params, key, value in given:
-        if any(options_of[p].get(key) != value for p in params):
-            raise ValueError(
-                f"`train_parameter_groups[{index}]` asks for {key}={value!r} unlike `opt`; one shared optimizer cannot "
-                'follow, so change `opt` or use state="per_group"'
-            )

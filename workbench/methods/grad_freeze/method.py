@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, GradFreezeConfig
 from workbench.core.arguments import checked_count
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, FreezeState, allow_one_graph_per_group
 from workbench.methods.parameter_groups import checked_optimizer, named_trainable_parameters, split_into_nested_groups
@@ -60,6 +60,10 @@ def freeze_index_sequence(
     if n_groups > 1 and freeze_type not in {CONTINUOUS, INTERVAL}:
         raise ValueError(f"`grad_freeze.freeze_type` must be 0 (continuous) or 1 (interval), got {freeze_type!r}")
     _check_freeze_p(freeze_p, freeze_type if n_groups > 1 else INTERVAL)
+    return _sequence(n_groups, freeze_type, freeze_p, total_steps, rng)
+
+
+def _sequence(n_groups: int, freeze_type: int, freeze_p: float, total_steps: int, rng: Randomness) -> list[int]:
     length = int(total_steps * LENGTH_MARGIN)
     if n_groups <= 1:
         return [0] * length
@@ -147,26 +151,16 @@ class GradientFreeze:
         self.rng = rng
 
     def split_parameters_groups(self, net: nn.Module, freeze_para_groups_number: int) -> list[list[nn.Parameter]]:
-        """Return the nested groups of a network's trainable parameters; each group is a suffix of the first.
+        """Return so many nested groups of a network's trainable parameters, each a suffix of the first, by their names.
 
-        Args:
-            net: The network; the names of its parameters matter, see
-                :func:`~workbench.methods.parameter_groups.split_into_chunks`.
-            freeze_para_groups_number: Number of groups, at least 1.
+        See :func:`~workbench.methods.parameter_groups.split_into_chunks`.
         """
         return _nested_parameters(named_trainable_parameters(net), freeze_para_groups_number)
 
     def generate_freeze_index_sequence(
         self, parameter_groups_number: int, freeze_strategy: int, freeze_p: float, total_steps: int
     ) -> list[int]:
-        """Return the group index of each step, see :func:`freeze_index_sequence`.
-
-        Args:
-            parameter_groups_number: Number of nested groups.
-            freeze_strategy: 0 continuous, 1 interval.
-            freeze_p: Share of full steps, in [0, 1]; below 1 for strategy 0.
-            total_steps: Number of updates that training will take.
-        """
+        """Return the group index of each step, see :func:`freeze_index_sequence`, whose type is the strategy here."""
         return freeze_index_sequence(parameter_groups_number, freeze_strategy, freeze_p, total_steps, self.rng)
 
     def freeze_generate(
@@ -189,24 +183,28 @@ class GradientFreeze:
         Raises:
             ValueError: When the optimizer holds no trainable parameter of the network.
         """
-        checked_optimizer("optimizer", optimizer)
-        held = [p for group in optimizer.param_groups for p in group["params"]]
-        trainable = named_trainable_parameters(network)
-        among_held, in_network = set(held), {p for _, p in trainable}
-        named = [(name, p) for name, p in trainable if p in among_held]
-        if not named:
-            raise ValueError("the optimizer holds no trainable parameter of this network; was the network replaced?")
-        groups: list[list[Any]] = list(_nested_parameters(named, self.param_groups))
-        if self.param_groups > 1 and len(groups[-1]) == len(groups[0]):
-            warnings.warn(
-                f"gradient freezing has no effect: the network has fewer layers than `grad_freeze.param_groups` = "
-                f"{self.param_groups} (stride 0), so every group is the whole network; lower it",
-                stacklevel=2,
-            )
-        always = [p for p in held if p not in in_network]
-        groups = [group + always for group in groups]
-        strategy = freeze_index_sequence(len(groups), self.freeze_type, self.freeze_p, self.total_steps, self.rng)
+        groups = _groups_held(network, checked_optimizer("optimizer", optimizer), self.param_groups)
+        strategy = _sequence(len(groups), self.freeze_type, self.freeze_p, self.total_steps, self.rng)
         return network, FreezeOpt(optimizer, groups, strategy, state=self.state, learning_rates=learning_rates)
+
+
+def _groups_held(network: nn.Module, optimizer: torch.optim.Optimizer, n_groups: int) -> list[list[Any]]:
+    """Return the nested groups of what an optimizer holds of a network, each with what it holds besides."""
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    trainable = named_trainable_parameters(network)
+    among_held, in_network = set(held), {p for _, p in trainable}
+    named = [(name, p) for name, p in trainable if p in among_held]
+    if not named:
+        raise ValueError("the optimizer holds no trainable parameter of this network; was the network replaced?")
+    groups: list[list[Any]] = list(_nested_parameters(named, n_groups))
+    if n_groups > 1 and len(groups[-1]) == len(groups[0]):
+        warnings.warn(
+            f"gradient freezing has no effect: the network has fewer layers than `grad_freeze.param_groups` = "
+            f"{n_groups} (stride 0), so every group is the whole network; lower it",
+            stacklevel=3,
+        )
+    always = [p for p in held if p not in in_network]
+    return [group + always for group in groups]
 
 
 def _nested_parameters(named: Sequence[tuple[str, nn.Parameter]], n_groups: int) -> list[list[nn.Parameter]]:
@@ -239,18 +237,19 @@ class FreezingMethod(Method):
     @staticmethod
     def groups_at_rest(config: BoostConfig) -> tuple[Sequence[int], int]:
         """Return the schedule that the configuration's section means, drawn with seed 0 where it is random."""
-        freeze, rng = config.grad_freeze, np.random.RandomState(0)
-        frozen = freeze_index_sequence(
-            freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps, rng
-        )
+        freeze = config.grad_freeze
         # The sequence reaches a little beyond the steps it is made for; then it starts over.
-        return frozen[: freeze.total_steps], freeze.param_groups
+        return _configured_sequence(freeze, np.random.RandomState(0))[: freeze.total_steps], freeze.param_groups
 
     def prepare(self, preparation: Preparation) -> None:
         """Form the groups, draw the schedule and wrap the optimizer."""
         freeze, seed = self.config.grad_freeze, preparation.draw_seed()
-        rng = None if seed is None else np.random.RandomState(seed)
+        groups = _groups_held(preparation.model, preparation.optimizer, freeze.param_groups)
+        strategy = _configured_sequence(freeze, None if seed is None else np.random.RandomState(seed))
         state = self.config.compatibility.freeze_state
-        values = freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps
-        method = GradientFreeze(*values, state=state, rng=rng)
-        _, preparation.optimizer = method.freeze_generate(preparation.model, preparation.optimizer)
+        preparation.optimizer = FreezeOpt(preparation.optimizer, groups, strategy, state=state)
+
+
+def _configured_sequence(freeze: GradFreezeConfig, rng: Randomness) -> list[int]:
+    """Return the group of each step; a configuration has checked its values."""
+    return _sequence(freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps, rng)

@@ -15,4 +15,5 @@ DESCRIPTION = Description(
     "ICLR 2021, arXiv:2101.08692",
     first_space={"boost.less_bn": True},
     tried_on=lambda network: {"boost.less_bn": [False, True]},
+    torch_lacks="torch removes no BatchNorms",
 )

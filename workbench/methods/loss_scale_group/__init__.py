@@ -11,4 +11,5 @@ DESCRIPTION = Description(
     enabled_by=alone(boost__loss_scale_group=True, amp__level="O2", amp__dtype="float16"),
     acts="workbench.methods.loss_scale_group.scaling:GroupLossScaleMethod",
     paper='Zhao et al., "Adaptive Loss Scaling for Mixed Precision Training", 2019, arXiv:1910.12385',
+    torch_lacks="torch's GradScaler has one scale",
 )

@@ -10,16 +10,15 @@ at k + 1.
 
 MindSpore 2.7, ``boost/group_loss_scale_manager.py``. Differences: scales have a floor and a ceiling, a growth window
 may be given, an overflow lowers the scale of the group where it arose and not of those that merely received it, and
-outputs keep float32 (there they are cast to float16, which a float32 layer behind them refuses). The file is long
-because it holds all that a user may call: the manager, its groups, and the mark that it puts into a network.
+outputs keep float32 (there they are cast to float16, which a float32 layer behind them refuses).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +28,12 @@ from workbench.core.arguments import checked_count, checked_number
 from workbench.loss_scale import host_values
 from workbench.loss_scale.overflow import unscale_and_check_
 from workbench.loss_scale.rule import FLOAT32_MAX, checked_bounds, checked_window, next_scales_on_device
+from workbench.methods.loss_scale_group.groups import GroupMember, check_groups
 
 REDUCE_RATIO = 1.0 / math.sqrt(2.0)
 """What a scale is multiplied by on overflow; MindSpore's number."""
 GROWTH_RATIO = 2.0 ** (1.0 / 1000.0)
 """What a scale is multiplied by otherwise; MindSpore's number."""
-GroupMember = Tensor | nn.Module | str | tuple[str, Tensor]
-"""A parameter, a module, the name of either, or a pair from ``named_parameters()``."""
 Unscaling = Literal["used", "updated"]
 """``"used"``: divide by the scale the backward pass multiplied by; ``"updated"``: by the next one, as the reference."""
 
@@ -67,83 +65,6 @@ def scale_gradient(
     names = (out_of, into) if border is None else border
     apply: Callable[..., Tensor] = _ScaleGradient.apply  # torch leaves it untyped
     return apply(x, scales, (into, out_of), names, received, left)
-
-
-class ParameterGroup(NamedTuple):
-    """A group, resolved: what it is called in events, and its parameters by name."""
-
-    name: str
-    parameters: Mapping[str, Tensor]
-
-
-def resolve_groups(groups: Sequence[Sequence[GroupMember]], model: nn.Module) -> list[ParameterGroup]:
-    """Find the parameters that groups name, by identity and never by position; what none names belongs to none."""
-    check_groups(groups)
-    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    modules = dict(model.named_modules())
-    owner: dict[int, int] = {}
-    resolved = []
-    for number, members in enumerate(groups, start=1):
-        found: dict[str, Tensor] = {}
-        for member in members:
-            for parameter in _parameters_of(member, number, parameters, modules):
-                name = name_of.get(id(parameter))
-                if name is None:
-                    raise ValueError(
-                        f"group {number} of `loss_scale_groups` holds a tensor of shape {tuple(parameter.shape)} that "
-                        "is no parameter of the model; if the model was changed since (it may have a new head), name "
-                        "parameters by their names"
-                    )
-                if id(parameter) in owner:
-                    raise _named_twice(f"parameter {name}", owner[id(parameter)], number)
-                owner[id(parameter)] = number
-                found[name] = parameter
-        if not found:
-            raise ValueError(f"group {number} of `loss_scale_groups` names no parameter")
-        resolved.append(ParameterGroup(group_name(number, found), found))
-    return resolved
-
-
-def group_name(number: int, parameters: Mapping[str, Tensor] | Sequence[str]) -> str:
-    """Return what a group is called: its number, from 1, and the modules its parameters lie in."""
-    owners = list(dict.fromkeys(name.rpartition(".")[0] or name for name in parameters))
-    shown = owners if len(owners) <= 3 else [owners[0], "…", owners[-1]]
-    return f"group {number} ({', '.join(shown)})"
-
-
-def _named_twice(what: object, first: int, second: int) -> ValueError:
-    return ValueError(
-        f"{what} is named twice in `loss_scale_groups`, in group {first} and in group {second}; it can have one scale "
-        "only"
-    )
-
-
-def check_groups(groups: object) -> None:
-    """Check what can be known of `loss_scale_groups` without the model; raises as `resolve_groups` does."""
-    if isinstance(groups, str) or not isinstance(groups, Sequence):
-        raise TypeError(f"`loss_scale_groups` must be a list of groups, got {type(groups).__name__}")
-    seen: dict[object, int] = {}
-    for number, group in enumerate(groups, start=1):
-        if isinstance(group, str | Tensor) or not isinstance(group, Sequence):
-            raise TypeError(
-                f"group {number} of `loss_scale_groups` must be a list of parameters or names, got "
-                f"{type(group).__name__}"
-            )
-        if not group:
-            raise ValueError(f"group {number} of `loss_scale_groups` names no parameter; leave it out")
-        for member in group:
-            entry = member[1] if _is_pair(member) else member
-            if not isinstance(entry, Tensor | nn.Module | str):
-                raise TypeError(
-                    f"group {number} of `loss_scale_groups` must hold parameters, modules or their names, got "
-                    f"{type(entry).__name__} {entry!r}"
-                )
-            key: object = entry if isinstance(entry, str) else id(entry)
-            if key in seen:
-                what = entry if isinstance(entry, str) else f"a {type(entry).__name__}"
-                raise _named_twice(member[0] if _is_pair(member) else what, seen[key], number)
-            seen[key] = number
 
 
 class GroupLossScaleManager(nn.Module):
@@ -344,12 +265,7 @@ class GroupLossScaleManager(nn.Module):
         return torch.where(still, scales, moved), torch.where(still, self.finite_steps, steps)
 
     def update(self, overflowed: Tensor, held: Tensor) -> None:
-        """Follow one step on the device.
-
-        Args:
-            overflowed: As for `next_scales`.
-            held: Likewise.
-        """
+        """Follow one step on the device; arguments as for `next_scales`."""
         with torch.no_grad():
             if self._only_counts(overflowed, held):
                 self.finite_steps.add_(1)
@@ -432,37 +348,6 @@ class _ScaleGradient(torch.autograd.Function):
         for flag in ctx.flags:
             flag.copy_(torch.maximum(flag, found.to(flag.device, non_blocking=True)))
         return scaled.to(ctx.dtype), None, None, None, None, None
-
-
-def _is_pair(member: object) -> bool:
-    return isinstance(member, tuple) and len(member) == 2 and isinstance(member[0], str)
-
-
-def _parameters_of(
-    member: GroupMember, number: int, parameters: Mapping[str, nn.Parameter], modules: Mapping[str, nn.Module]
-) -> list[Tensor]:
-    if isinstance(member, tuple):
-        return [member[1]]
-    if isinstance(member, nn.Module):
-        return list(member.parameters())
-    if isinstance(member, Tensor):
-        return [member]
-    # The network may have been wrapped since (with its loss, for example); then its names have a prefix.
-    known = [name for name in (*parameters, *modules) if name == member or name.endswith(f".{member}")]
-    depth = min((name.count(".") for name in known), default=0)
-    nearest = [name for name in known if name.count(".") == depth]
-    if len(nearest) > 1:
-        raise ValueError(
-            f"group {number} of `loss_scale_groups` names {member!r}, which may be {' or '.join(nearest)}; write the "
-            "whole name"
-        )
-    if nearest and member:
-        name = nearest[0]
-        return [parameters[name]] if name in parameters else list(modules[name].parameters())
-    raise ValueError(
-        f"group {number} of `loss_scale_groups` names {member!r}, but the model has neither a parameter nor a module "
-        "of that name"
-    )
 
 
 def _checked_scales(name: str, value: object) -> float | tuple[float, ...]:

@@ -29,12 +29,8 @@ from workbench.loss_scale import has_overflow, host_values
 from workbench.loss_scale.overflow import unscale_and_check_each_
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.loss_scale_group.gradient_probe import GradientProbe, is_in, joined_units
-from workbench.methods.loss_scale_group.method import (
-    GroupLossScaleManager,
-    arising_overflow,
-    group_name,
-    resolve_groups,
-)
+from workbench.methods.loss_scale_group.groups import group_name, resolve_groups
+from workbench.methods.loss_scale_group.method import GroupLossScaleManager, arising_overflow
 from workbench.methods.loss_scale_group.scale_borders import NOT_COMPILED, ScaleBorders, graph_regions, maximal_units
 from workbench.methods.loss_scale_group.scale_groups import find_scale_groups
 from workbench.methods.protocol import Method
@@ -88,8 +84,8 @@ class GroupLossScaling(LossScaling):
                 "the GroupLossScaleManager has no groups; assign `loss_scale_groups` before training, or switch "
                 "`boost.loss_scale_group` on, which finds them"
             )
-        self.group_names = tuple(group.name for group in groups)
-        group_of = {id(p): index for index, group in enumerate(groups) for p in group.parameters.values()}
+        self.group_names = tuple(group_name(number, group) for number, group in enumerate(groups, start=1))
+        group_of = {id(p): index for index, group in enumerate(groups) for p in group.values()}
         if self._has_marks:
             self._groups = torch.arange(len(groups) + 2, device=device) - 1
             self._region_of = {key: group + 1 for key, group in group_of.items()}

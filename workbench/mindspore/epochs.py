@@ -1,0 +1,90 @@
+"""The epochs of a Model's training: how many batches, and which, as the dataset has them or the configuration asks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import distributed
+
+from workbench.config import BoostConfig
+from workbench.core import distributed as ranks
+from workbench.core.sampler_epoch import tell_epoch
+from workbench.mindspore.resuming import Place, ResumedTraining
+from workbench.training.boosted import Boosted
+from workbench.training.checkpoint_folder import CheckpointFolder
+
+Epochs = Iterable[tuple[int, Iterable[Any]]]
+"""Number and batches of each epoch."""
+
+
+def resumed_training(
+    folder: CheckpointFolder, boosted: Boosted, criterion: Any, config: BoostConfig, dataset: Any, epochs: Iterable[int]
+) -> ResumedTraining:
+    """Return what keeps the place of a training in a folder, and goes on from the place that is kept there."""
+    n_batches = length_of(dataset)
+    this: dict[str, Any] = {"config": config.to_dict(), "batches": n_batches, "ranks": ranks.world_size()}
+    if _has_course(boosted) and isinstance(epochs, range) and n_batches is not None:
+        this["epochs"] = [epochs.start, epochs.stop - 1]
+        boosted.course.begin(n_batches * len(epochs))  # the schedule is there before its place is put back
+    return ResumedTraining(folder, boosted, criterion, this)
+
+
+def epochs_of(
+    boosted: Boosted, dataset: Iterable[Any], epochs: Iterable[int], resumed: ResumedTraining | None
+) -> Iterator[tuple[int, Iterable[Any]]]:
+    """Yield the number and the batches of each epoch: the dataset's, or those that the configuration makes of them.
+
+    A run that the configuration shortens has fewer epochs, of as many samples as ever; the last may be shorter.
+    """
+    place = Place() if resumed is None else resumed.place
+    if not _has_course(boosted):
+        for number in itertools.dropwhile(lambda number: number < place.epoch, epochs):
+            tell_epoch(dataset, number - 1)
+            yield number, dataset if resumed is None else resumed.batches_of(dataset, number)
+        return
+    n_batches, numbers = length_of(dataset), epochs if isinstance(epochs, range) else None
+    if n_batches is None or numbers is None:
+        raise ValueError(
+            "the configuration changes the length or the batches of the run, so that both must be known beforehand: "
+            "give `train_dataset` a length and train for a number of epochs"
+        )
+    on_epoch = None if resumed is None else resumed.epoch_begins
+    stream = boosted.batches(dataset, len(numbers), on_epoch=on_epoch)
+    if place.epoch > numbers[-1]:
+        return
+    if resumed is not None:
+        resumed.leave_out(stream)
+    passes = boosted.course.passes or 1
+    per_epoch = max(1, round(n_batches * passes / boosted.methods.length(n_batches * len(numbers))))
+    for number, begin in zip(numbers, range(0, passes, per_epoch), strict=False):
+        if number >= place.epoch:
+            n_done = place.step if number == place.epoch else 0
+            yield number, itertools.islice(stream, min(per_epoch, passes - begin) - n_done)
+
+
+def check_equal_lengths(dataset: Any) -> None:
+    """Refuse, on every rank, datasets of which one ends before the others: their ranks would wait for it."""
+    if ranks.world_size() == 1:
+        return
+    lengths: list[int | None] = [None] * ranks.world_size()
+    distributed.all_gather_object(lengths, length_of(dataset))
+    if len(set(lengths) - {None}) > 1:
+        raise ValueError(
+            f"`train_dataset` must have equally many batches on every rank, got {', '.join(map(str, lengths))}; give "
+            "each rank a share of the same size"
+        )
+
+
+def length_of(dataset: Any) -> int | None:
+    """Return the batches of a dataset; None where it has no length, or is a DataLoader over a dataset without one."""
+    try:
+        return len(dataset)
+    except TypeError:
+        return None
+
+
+def _has_course(boosted: Boosted) -> bool:
+    """Return whether the configuration decides about the batches of the whole training."""
+    return boosted.course.needs_length or boosted.methods.changes_batches
