@@ -36,7 +36,7 @@ def epochs_of(
 ) -> Iterator[tuple[int, Iterable[Any]]]:
     """Yield the number and the batches of each epoch: the dataset's, or those that the configuration makes of them.
 
-    A run that the configuration shortens has fewer epochs, of as many samples as ever; the last may be shorter.
+    A run that the configuration shortens has fewer epochs, of as many samples as before; the last may be shorter.
     """
     place = Place() if resumed is None else resumed.place
     if not _has_course(boosted):

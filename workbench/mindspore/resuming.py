@@ -25,7 +25,7 @@ from workbench.training.checkpoint import checkpoint_state, generator_states, re
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.resuming import ResumeError, is_due, state_to_resume
 
-_EVERY = 1000  # steps, where nothing is said
+_EVERY = 1000  # steps, by default
 
 
 def folder_of(resume: CheckpointFolder | Path | str | None, checkpoint_every: int | None) -> CheckpointFolder | None:

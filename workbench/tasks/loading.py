@@ -106,7 +106,7 @@ def _say_where(place: str, tried: list[Path], found: Path | None) -> None:
 
 
 def task_sources(task: Task) -> dict[str, str]:
-    """Return file -> digests of the code of a user's task: its file, and what it has imported from beside it.
+    """Return file -> digests of the code of a user's task: its file, and what it has imported from the same folder.
 
     One is that of the bytes, one that of the code without comments and layout, which is a Python version's own. A task
     that is built in, or no file's, has none.

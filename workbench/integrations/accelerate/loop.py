@@ -1,4 +1,4 @@
-"""Accelerate's loop: its own arguments for what they carry, and the boosted step beside it for the rest.
+"""Accelerate's loop: its own arguments for what they carry, and the boosted step for the rest.
 
 Accelerate places model and batches, shares them out between ranks and gathers metrics; precision, loss scale,
 accumulation, averaging over ranks and the update are the boosted step's. So `prepare` hands it no optimizer.

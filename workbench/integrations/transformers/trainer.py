@@ -334,18 +334,18 @@ class _BoostedOptimizer(Optimizer):
             )
         differs = [name for name, value in self._identity().items() if state["run"].get(name) != value]
         if differs:
-            told = ", ".join(
+            differences = ", ".join(
                 "another configuration" if name == "config" else f"{state['run'].get(name)} {name}" for name in differs
             )
             raise ValueError(
-                f"the checkpoint belongs to another run: {told}; resume with what it was begun with, or begin anew"
+                f"the checkpoint belongs to another run: {differences}; resume with the same, or start over"
             )
         self._boosted.load_state_dict(state["boosted"])
         self._trainer._overflows.fill_(state["overflows"])
 
 
 class _Rates:
-    """What the Trainer takes for its scheduler: it tells the rates of the last update, and its steps do nothing."""
+    """What the Trainer takes for its scheduler: it reports the rates of the last update, and its steps do nothing."""
 
     def __init__(self, boosted: Boosted) -> None:
         self._boosted = boosted

@@ -326,7 +326,7 @@ class FreezeOpt(torch.optim.Optimizer):
         self._relink()
 
     def __getattr__(self, name: str) -> Any:
-        # What an optimizer of averaged weights (Schedule-Free) has besides: train(), eval(), takes_schedule.
+        # What an optimizer of averaged weights (Schedule-Free) has in addition: train(), eval(), takes_schedule.
         if name in {"train", "eval", "takes_schedule"}:
             return getattr(self.__dict__["_inner"], name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -172,7 +172,7 @@ class GradientFreeze:
     ) -> tuple[nn.Module, FreezeOpt]:
         """Return the unchanged network and an optimizer that freezes.
 
-        Groups are formed from the trainable parameters that the optimizer holds. What the optimizer holds besides (a
+        Groups are formed from the trainable parameters that the optimizer holds. Anything else it holds (a
         loss with parameters of its own, say) belongs to every group and is always trained.
 
         Args:
@@ -189,7 +189,7 @@ class GradientFreeze:
 
 
 def _groups_held(network: nn.Module, optimizer: torch.optim.Optimizer, n_groups: int) -> list[list[Any]]:
-    """Return the nested groups of what an optimizer holds of a network, each with what it holds besides."""
+    """Return the nested groups of what an optimizer holds of a network, each with everything else that it holds."""
     held = [p for group in optimizer.param_groups for p in group["params"]]
     trainable = named_trainable_parameters(network)
     among_held, in_network = set(held), {p for _, p in trainable}
