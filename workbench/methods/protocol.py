@@ -98,6 +98,7 @@ class FirstBatch(Protocol):
 
     def __call__(self, network: nn.Module) -> None:
         """Call a network with the batch."""
+        self.loss(network, self.first())
 
 
 @dataclass

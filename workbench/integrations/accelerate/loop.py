@@ -30,12 +30,7 @@ __all__ = ["accelerator_arguments", "carried", "prepare"]
 def carried(config: BoostConfig | Mapping[str, Any] | str | Path | None, *, level: str = "O1") -> Carried:
     """Say which choices of a configuration the arguments of ``Accelerator`` carry, and why it cannot carry the others.
 
-    Args:
-        config: Configuration, dictionary, or path of a ``boost_config.json``.
-        level: Boost level; decides about the algorithms that the configuration does not switch on or off itself.
-
-    Raises:
-        ConfigError: When the configuration is not valid.
+    Configuration and level are those of `workbench.apply`.
 
     Example:
         >>> dict(carried({"amp": {"level": "O2", "dtype": "bfloat16"}}, level="O0").arguments)

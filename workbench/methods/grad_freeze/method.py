@@ -106,17 +106,9 @@ def _interval_sequence(n_groups: int, freeze_p: float, length: int, rng: Randomn
 class GradientFreeze:
     """Set up gradient freezing for a network and its optimizer.
 
-    Args:
-        param_groups: Number of nested groups, at least 1.
-        freeze_type: 0 continuous, 1 interval, see :func:`freeze_index_sequence`.
-        freeze_p: Share of full steps in [0, 1]; below 1 for type 0.
-        total_steps: Number of updates that training will take.
-        state: Optimizer state, ``"shared"`` or ``"per_group"`` (as the reference), see :class:`FreezeOpt`.
-        rng: Where type 1 draws its indices from, see :func:`freeze_index_sequence`.
-
-    Raises:
-        TypeError: When a value is of the wrong kind.
-        ValueError: When it lies outside its range.
+    ``param_groups``, at least 1, is the number of nested groups, ``state`` that of :class:`FreezeOpt`; the other
+    arguments are those of :func:`freeze_index_sequence`. One of the wrong kind is a TypeError, one outside its range a
+    ValueError.
 
     Example:
         >>> net = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(8)])
