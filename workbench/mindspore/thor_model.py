@@ -43,8 +43,18 @@ class ConvertModelUtils:
         Differences: step-end callbacks see every step (there only of the second-order step and of the last one
         before the next), and a stop that a callback asks for is obeyed at once.
 
-        ``model`` is returned when ``optimizer`` is no ``thor``; the other arguments are those of ``Model``. One of the
-        wrong kind is a TypeError.
+        Args:
+            model: What is returned when ``optimizer`` is not THOR.
+            network: What is trained.
+            loss_fn: Criterion; None when the network returns the loss.
+            optimizer: A ``thor`` over the network's parameters.
+            metrics: As in ``Model``, like the following.
+            amp_level: See there.
+            loss_scale_manager: See there.
+            keep_batchnorm_fp32: See there.
+
+        Raises:
+            TypeError: When ``model`` is no Model, or another argument is of the wrong kind.
         """
         if not isinstance(model, Model):
             raise TypeError(f"`model` must be a Model, got {type(model).__name__}")

@@ -267,7 +267,11 @@ class FreezeOpt(torch.optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse with a RuntimeError: groups are fixed once freezing is set up."""
+        """Refuse: groups are fixed once freezing is set up.
+
+        Raises:
+            RuntimeError: Always, after construction.
+        """
         if "_inner" in self.__dict__:
             raise RuntimeError(
                 "FreezeOpt cannot take another parameter group: the strategy would not know when to train it; "

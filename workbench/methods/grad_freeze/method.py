@@ -106,9 +106,17 @@ def _interval_sequence(n_groups: int, freeze_p: float, length: int, rng: Randomn
 class GradientFreeze:
     """Set up gradient freezing for a network and its optimizer.
 
-    ``param_groups``, at least 1, is the number of nested groups, ``state`` that of :class:`FreezeOpt`; the other
-    arguments are those of :func:`freeze_index_sequence`. One of the wrong kind is a TypeError, one outside its range a
-    ValueError.
+    Args:
+        param_groups: Number of nested groups, at least 1.
+        freeze_type: 0 continuous, 1 interval, see :func:`freeze_index_sequence`.
+        freeze_p: Share of full steps in [0, 1]; below 1 for type 0.
+        total_steps: Number of updates that training will take.
+        state: Optimizer state, ``"shared"`` or ``"per_group"`` (as the reference), see :class:`FreezeOpt`.
+        rng: Where type 1 draws its indices from, see :func:`freeze_index_sequence`.
+
+    Raises:
+        TypeError: When a value is of the wrong kind.
+        ValueError: When it lies outside its range.
 
     Example:
         >>> net = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(8)])
@@ -143,16 +151,26 @@ class GradientFreeze:
         self.rng = rng
 
     def split_parameters_groups(self, net: nn.Module, freeze_para_groups_number: int) -> list[list[nn.Parameter]]:
-        """Return so many nested groups of a network's trainable parameters, each a suffix of the first, by their names.
+        """Return the nested groups of a network's trainable parameters; each group is a suffix of the first.
 
-        See :func:`~workbench.methods.parameter_groups.split_into_chunks`.
+        Args:
+            net: The network; the names of its parameters matter, see
+                :func:`~workbench.methods.parameter_groups.split_into_chunks`.
+            freeze_para_groups_number: Number of groups, at least 1.
         """
         return _nested_parameters(named_trainable_parameters(net), freeze_para_groups_number)
 
     def generate_freeze_index_sequence(
         self, parameter_groups_number: int, freeze_strategy: int, freeze_p: float, total_steps: int
     ) -> list[int]:
-        """Return the group index of each step, see :func:`freeze_index_sequence`, whose type is the strategy here."""
+        """Return the group index of each step, see :func:`freeze_index_sequence`.
+
+        Args:
+            parameter_groups_number: Number of nested groups.
+            freeze_strategy: 0 continuous, 1 interval.
+            freeze_p: Share of full steps, in [0, 1]; below 1 for strategy 0.
+            total_steps: Number of updates that training will take.
+        """
         return freeze_index_sequence(parameter_groups_number, freeze_strategy, freeze_p, total_steps, self.rng)
 
     def freeze_generate(

@@ -265,7 +265,12 @@ class GroupLossScaleManager(nn.Module):
         return torch.where(still, scales, moved), torch.where(still, self.finite_steps, steps)
 
     def update(self, overflowed: Tensor, held: Tensor) -> None:
-        """Follow one step on the device; arguments as for `next_scales`."""
+        """Follow one step on the device.
+
+        Args:
+            overflowed: As for `next_scales`.
+            held: Likewise.
+        """
         with torch.no_grad():
             if self._only_counts(overflowed, held):
                 self.finite_steps.add_(1)
