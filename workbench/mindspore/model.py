@@ -262,7 +262,7 @@ class Model:
         resumed = None
         if kept is not None:
             resumed = resumed_training(kept, boosted, self._loss_fn, self._settings, dataset, epochs)
-            state.cur_epoch_num, state.cur_step_num = max(0, resumed.place.epoch - 1), resumed.place.steps
+            state.cur_epoch_num, state.cur_step_num = max(0, resumed.progress.epoch - 1), resumed.progress.steps
         self._set_training_mode(boosted)
         with listeners, resumed or contextlib.nullcontext():
             try:
@@ -294,8 +294,8 @@ class Model:
     ) -> None:
         state = context.original_args()
         listeners = state.list_callback
-        goes_on = resumed is not None and resumed.place.epoch == state.cur_epoch_num
-        state.cur_step_in_epoch, state.eval_results = resumed.place.step if resumed and goes_on else 0, {}
+        goes_on = resumed is not None and resumed.progress.epoch == state.cur_epoch_num
+        state.cur_step_in_epoch, state.eval_results = resumed.progress.step if resumed and goes_on else 0, {}
         listeners.notify("on_train_epoch_begin", context)
         batches = self._announced(dataset, context)
         for outcome in self._steps(boosted, batches, context):
