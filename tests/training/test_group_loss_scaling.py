@@ -215,9 +215,9 @@ def test_borders_change_no_gradient_but_its_scale() -> None:
 
 def test_units_are_the_largest_modules_of_one_group_that_are_called() -> None:
     net = awkward()
-    everything = {id(p): 0 for p in net.parameters()}
+    everything = dict.fromkeys(net.parameters(), 0)
     assert maximal_units(net, everything) == {"": 0}
-    layers = {id(p): 0 for n, p in net.named_parameters() if n.startswith(("layers", "branch"))}
+    layers = {p: 0 for n, p in net.named_parameters() if n.startswith(("layers", "branch"))}
     # The ModuleList is never called, so its members are the units; the branch is one.
     assert maximal_units(net, layers) == {"layers.0": 0, "layers.1": 0, "layers.2": 0, "branch": 0}
 
@@ -679,9 +679,9 @@ def test_units_that_share_a_weight_are_one_part_and_one_used_outside_has_none() 
     net[1].weight = net[0].weight
     names = ["", "0", "1", "2", "3"]
     weights = [next(net[i].parameters()) for i in range(4)]
-    regions: dict[int, set[Any]] = {id(weights[0]): {1, 2}, id(weights[2]): {3}, id(weights[3]): {4, None}}
+    regions: dict[Tensor, set[Any]] = {weights[0]: {1, 2}, weights[2]: {3}, weights[3]: {4, None}}
     assert joined_units(net, ["0", "1", "2", "3"], regions, names) == [["0", "1"], ["2"]]
-    regions[id(weights[2])] = {3, 1}  # unit 0 uses a weight of unit 2
+    regions[weights[2]] = {3, 1}  # unit 0 uses a weight of unit 2
     assert joined_units(net, ["0", "1", "2"], regions, names) == [["0", "1", "2"]]
 
 

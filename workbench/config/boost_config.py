@@ -163,7 +163,7 @@ class BoostConfig(Section):
     def json_schema(cls) -> dict[str, Any]:
         """Return the JSON Schema (draft 2020-12) of a file.
 
-        Everything ``from_dict`` accepts is valid under it. Rules between two values cannot be said in it and are
+        Everything ``from_dict`` accepts is valid under it. Rules between two values cannot be expressed in it and are
         checked by ``from_dict`` only. Search ranges and units stand under the keywords ``search`` and ``unit``.
         """
         schema = cls.model_json_schema()

@@ -1,4 +1,4 @@
-"""When a parameter is in effect: small conditions, declared beside the parameter and combined with ``&`` and ``|``.
+"""When a parameter is in effect: small conditions, declared with the parameter and combined with ``&`` and ``|``.
 
     init = described(..., when=loss_scale_is("fixed", "dynamic"))
     device_number = described(..., when=method_on("name"))
@@ -51,7 +51,7 @@ ALWAYS = Condition(lambda _config, _facts: "", "always")
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What is declared beside a parameter, besides what pydantic checks."""
+    """What is declared with a parameter, in addition to what pydantic checks."""
 
     when: Condition = ALWAYS  # it is in effect
     needs: Condition = ALWAYS  # of a switch: for its method to be in effect, once it is asked for
@@ -74,7 +74,7 @@ _UNCONDITIONAL = Declared()
 
 
 def declared(member: FieldInfo) -> Declared:
-    """Return what is declared beside a section's field."""
+    """Return what is declared with a section's field."""
     return next((one for one in member.metadata if isinstance(one, Declared)), _UNCONDITIONAL)
 
 

@@ -1,6 +1,6 @@
 """Say in one sentence what is wrong with a configuration.
 
-pydantic reports a list of records; a person wants the parameter's path, the rule it broke, what came, and the nearest
+pydantic reports a list of records; a person needs the parameter's path, the rule it broke, what came, and the nearest
 known name. The rule is derived from the same field metadata that validates the value, so the two cannot disagree.
 """
 

@@ -1,4 +1,4 @@
-"""What decides beside a configuration which of its parameters are in effect: level, ranks, what the network offers.
+"""What decides, with a configuration, which of its parameters are in effect: level, ranks, what the network offers.
 
 The network's counts are taken from a fresh copy of it (``workbench.training.task_look``) or, when a network is
 boosted, from what was done to it (``AutoBoost``). They stand here, without torch, so that plans can be resolved with

@@ -1,7 +1,7 @@
 """What a configuration means at a level: which algorithms are in effect, and why the others are not.
 
 The mode and the level give the switches asked for. What each of them, and each parameter, needs to be in effect is
-declared beside it (``workbench.config.boost``) and answered by ``workbench.config.conditions``.
+declared with it (``workbench.config.boost``) and answered by ``workbench.config.conditions``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Plan(SwitchesInEffect):
     def level_defaults(self) -> dict[str, bool]:
         """Return the switches that the configuration leaves to the level although its mode is manual, and how they are.
 
-        As in the original a switch that is not named follows the level, whatever was switched on beside it.
+        As in the original a switch that is not named follows the level, whatever else was switched on.
         """
         if self.mode != "manual":
             return {}
@@ -86,10 +86,10 @@ class Plan(SwitchesInEffect):
 
     def remarks(self) -> list[str]:
         """Return why things asked for are not in effect, and that nothing is where nothing is, in sentences."""
-        told = [entry.reason for entry in self.dropped]
+        sentences = [entry.reason for entry in self.dropped]
         if any(self.requested.values()) and not self.in_effect():
-            told.append(f"level {self.level} is equal to O0 here: none of the methods it asks for is in effect")
-        return told
+            sentences.append(f"level {self.level} is equal to O0 here: none of the methods it asks for is in effect")
+        return sentences
 
     def parameters_in_effect(self) -> dict[str, Any]:
         """Return config path -> value of everything that matters under this plan, and nothing that does not.
@@ -143,7 +143,7 @@ class Plan(SwitchesInEffect):
     def training_key(self) -> str:
         """Return a short text that plans share which train alike, though a parameter that is rounded differs.
 
-        A schedule that has whole steps only makes the same of many values. `key` tells these apart and has to: studies
+        A schedule that has whole steps only makes the same of many values. `key` must tell these apart: studies
         keep their runs by it, and go on from those begun earlier.
         """
         infos, effective = describe_parameters(), self._effective

@@ -1,7 +1,7 @@
 """What a training run is asked for, as one value that can be pickled: the arguments of training, declared once.
 
 `workbench.train`, comparisons, panels and jobs of a study build one; `workbench.training.run.run_task` carries it out.
-Where it trains and who watches (folders, devices, callbacks) stands beside it.
+Where it trains and who watches (folders, devices, callbacks) is given separately.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class MethodSection(Section):
         return self.needs.why_not(config, facts)
 
     def left_out(self, config: BoostConfig, facts: Facts) -> Mapping[str, str]:
-        """Return which of its parameters are asked for in vain while the method acts, and why: name -> reason."""
+        """Return which of its parameters have no effect although the method acts, and why: name -> reason."""
         return {}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.core.processor import cpu_model
 from workbench.core.processor import usable_cores as usable_cores
@@ -101,6 +101,11 @@ def collective_backend(device: str | torch.device) -> str:
 def use_threads(number: int) -> None:
     """Let CPU operations of this process use so many threads."""
     torch.set_num_threads(number)
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of a module's parameters; the CPU where it has none."""
+    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
 
 def device_type(device: str | torch.device) -> str:

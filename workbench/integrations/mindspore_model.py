@@ -34,13 +34,7 @@ def carried(config: BoostConfig, *, level: str = "O1") -> Carried:
 
     Arguments are calls of MindSpore by name, each with keyword arguments; ``boost_config_dict`` is the exported file
     as it is. ``nn.AdamWeightDecay`` is AdamW without the correction of its first steps.
-
-    Args:
-        config: The set-up.
-        level: Boost level; decides about the methods that the configuration does not switch on or off itself.
-
-    Raises:
-        ConfigError: On an unknown level, or a configuration that cannot be in effect.
+    A ConfigError is `BoostConfig.resolve`'s.
     """
     plan = config.resolve(level)
     sorting = Sorting("MindSpore", plan)

@@ -24,13 +24,7 @@ def carried(config: BoostConfig, *, level: str = "O1") -> Carried:
     Arguments are calls of torch by name, each with its keyword arguments. ``GradScaler`` has our rule of the dynamic
     loss scale but for its bounds: it falls below 1 where ours stays there. ``LambdaLR`` takes the course of the rate as
     a function, and ``DataLoader`` stands for whatever loads the batches: larger ones, or fewer.
-
-    Args:
-        config: The set-up.
-        level: Boost level; decides about the methods that the configuration does not switch on or off itself.
-
-    Raises:
-        ConfigError: On an unknown level, or a configuration that cannot be in effect.
+    A ConfigError is `BoostConfig.resolve`'s.
     """
     sorting = Sorting("torch", config.resolve(level))
     _precision(sorting)

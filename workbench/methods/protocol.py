@@ -60,7 +60,7 @@ class Description:
     micro_batches: str = ""  # path of the parameter that says how many micro-batches make an update
     torch_lacks: str = ""  # why torch by itself does not do it, a clause; empty where a loop of one's own can
     columns: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # of the trace: name -> unit and meaning
-    exported_files: tuple[str, ...] = ()  # what it needs beside an exported configuration; {export} is "o1" or "o2"
+    exported_files: tuple[str, ...] = ()  # files that go with an exported configuration; {export} is "o1" or "o2"
     export_note: str = ""  # what to know of an export that has it in effect; {export}, and the {seed} of the search
     first_space: Mapping[str, Any] = field(default_factory=dict)  # what a new study begins to search: path -> choice
     #: What the search for the fastest set-up tries on a network: path -> choice; None where that does not try it.
@@ -98,6 +98,7 @@ class FirstBatch(Protocol):
 
     def __call__(self, network: nn.Module) -> None:
         """Call a network with the batch."""
+        self.loss(network, self.first())
 
 
 @dataclass

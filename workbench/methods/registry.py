@@ -1,7 +1,7 @@
 """The methods in the order in which they act, each with the reason for its place.
 
 The only file that sees every method. Descriptions alone are imported, so reading the list loads no torch. A new method
-is a folder beside this file and a line below.
+is a folder next to this file and a line below.
 """
 
 from __future__ import annotations
@@ -33,6 +33,6 @@ METHODS: tuple[Description, ...] = (
     loss_scale_group.DESCRIPTION,  # unscales a window's gradients before an update sees them
     adasum.DESCRIPTION,  # combines what the servers' optimizers changed, so it comes after them
     regularization.DESCRIPTION,  # averages the weights that an update has left
-    dim_reduce.DESCRIPTION,  # replaces the optimizer, which the others would process in vain: it runs alone
+    dim_reduce.DESCRIPTION,  # replaces the optimizer, which the others would process for nothing: it runs alone
     runtime.DESCRIPTION,  # compiles and lays out what all the others have made of model and batches
 )

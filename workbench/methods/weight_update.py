@@ -31,7 +31,7 @@ class CompleteWindow(NamedTuple):
     gradient_scale: Tensor
     #: Computes the loss of the last micro-batch at the weights as they are; None when step() was given no closure.
     evaluate: Callable[[], Tensor] | None
-    events: EventSink | None  # where things worth telling go; None when nothing listens
+    events: EventSink | None  # where notable events go; None when nothing listens
     #: Gives the loss scale that the backward pass carried where a parameter is used and that its gradient no longer
     #: does, shape (); None when gradients are as the backward pass left them.
     backward_scale: Callable[[nn.Parameter], Tensor] | None = None
@@ -62,7 +62,7 @@ class WeightUpdate:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next update depends on besides the optimizer."""
+        """Return what the next update depends on apart from the optimizer."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -258,7 +258,7 @@ class LossMonitor(Callback):
 class TimeMonitor(Callback):
     """Print the time of each epoch and of its steps, on the first rank.
 
-    On an asynchronous device this is the time until the last step was handed over.
+    On an asynchronous device this is the time until the last step was issued.
 
     Args:
         data_size: Steps to divide an epoch's time by; None for those it had.

@@ -11,7 +11,7 @@ from torch import distributed
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.sampler_epoch import tell_epoch
-from workbench.mindspore.resuming import Place, ResumedTraining
+from workbench.mindspore.resuming import Progress, ResumedTraining
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint_folder import CheckpointFolder
 
@@ -22,12 +22,12 @@ Epochs = Iterable[tuple[int, Iterable[Any]]]
 def resumed_training(
     folder: CheckpointFolder, boosted: Boosted, criterion: Any, config: BoostConfig, dataset: Any, epochs: Iterable[int]
 ) -> ResumedTraining:
-    """Return what keeps the place of a training in a folder, and goes on from the place that is kept there."""
+    """Return what keeps the progress of a training in a folder, and goes on from what is kept there."""
     n_batches = length_of(dataset)
     this: dict[str, Any] = {"config": config.to_dict(), "batches": n_batches, "ranks": ranks.world_size()}
     if _has_course(boosted) and isinstance(epochs, range) and n_batches is not None:
         this["epochs"] = [epochs.start, epochs.stop - 1]
-        boosted.course.begin(n_batches * len(epochs))  # the schedule is there before its place is put back
+        boosted.course.begin(n_batches * len(epochs))  # the schedule is there before its position is restored
     return ResumedTraining(folder, boosted, criterion, this)
 
 
@@ -36,11 +36,11 @@ def epochs_of(
 ) -> Iterator[tuple[int, Iterable[Any]]]:
     """Yield the number and the batches of each epoch: the dataset's, or those that the configuration makes of them.
 
-    A run that the configuration shortens has fewer epochs, of as many samples as ever; the last may be shorter.
+    A run that the configuration shortens has fewer epochs, of as many samples as before; the last may be shorter.
     """
-    place = Place() if resumed is None else resumed.place
+    progress = Progress() if resumed is None else resumed.progress
     if not _has_course(boosted):
-        for number in itertools.dropwhile(lambda number: number < place.epoch, epochs):
+        for number in itertools.dropwhile(lambda number: number < progress.epoch, epochs):
             tell_epoch(dataset, number - 1)
             yield number, dataset if resumed is None else resumed.batches_of(dataset, number)
         return
@@ -52,15 +52,15 @@ def epochs_of(
         )
     on_epoch = None if resumed is None else resumed.epoch_begins
     stream = boosted.batches(dataset, len(numbers), on_epoch=on_epoch)
-    if place.epoch > numbers[-1]:
+    if progress.epoch > numbers[-1]:
         return
     if resumed is not None:
         resumed.leave_out(stream)
     passes = boosted.course.passes or 1
     per_epoch = max(1, round(n_batches * passes / boosted.methods.length(n_batches * len(numbers))))
     for number, begin in zip(numbers, range(0, passes, per_epoch), strict=False):
-        if number >= place.epoch:
-            n_done = place.step if number == place.epoch else 0
+        if number >= progress.epoch:
+            n_done = progress.step if number == progress.epoch else 0
             yield number, itertools.islice(stream, min(per_epoch, passes - begin) - n_done)
 
 

@@ -96,7 +96,7 @@ class Evaluator:
         precision: Precision,
         weights_to_use: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> dict[str, float]:
-        """Measure a dataset, in evaluation mode and with the weights to use, and tell the callbacks of each batch."""
+        """Measure a dataset, in evaluation mode and with the weights to use, and notify the callbacks of each batch."""
         state, measured = context.original_args(), self.begin()
         notify = state.list_callback.notify
         notify("on_eval_begin", context)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -22,6 +21,7 @@ from torch.optim import Optimizer
 from workbench.config import LEVELS, BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
+from workbench.core.devices import device_of
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.grad_freeze.method import FreezeOpt
 from workbench.mindspore.batch_calls import called_with, checked_loss, data_and_label, widened
@@ -120,7 +120,7 @@ class Model:
         check_kind("boost_config_dict", boost_config_dict, BoostConfig, Mapping, str, Path, None)
         self._network = network
         self._loss_fn = loss_fn
-        self._device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+        self._device = device_of(network)
         self._evaluator = Evaluator(network, loss_fn, metrics, eval_network, eval_indexes)
         given = amp_level, boost_level, keep_batchnorm_fp32, loss_scale_manager
         self._settings = settings = settings_from(boost_config_dict, *given)
@@ -262,7 +262,7 @@ class Model:
         resumed = None
         if kept is not None:
             resumed = resumed_training(kept, boosted, self._loss_fn, self._settings, dataset, epochs)
-            state.cur_epoch_num, state.cur_step_num = max(0, resumed.place.epoch - 1), resumed.place.steps
+            state.cur_epoch_num, state.cur_step_num = max(0, resumed.progress.epoch - 1), resumed.progress.steps
         self._set_training_mode(boosted)
         with listeners, resumed or contextlib.nullcontext():
             try:
@@ -294,8 +294,8 @@ class Model:
     ) -> None:
         state = context.original_args()
         listeners = state.list_callback
-        goes_on = resumed is not None and resumed.place.epoch == state.cur_epoch_num
-        state.cur_step_in_epoch, state.eval_results = resumed.place.step if resumed and goes_on else 0, {}
+        goes_on = resumed is not None and resumed.progress.epoch == state.cur_epoch_num
+        state.cur_step_in_epoch, state.eval_results = resumed.progress.step if resumed and goes_on else 0, {}
         listeners.notify("on_train_epoch_begin", context)
         batches = self._announced(dataset, context)
         for outcome in self._steps(boosted, batches, context):

@@ -25,7 +25,7 @@ from workbench.training.checkpoint import checkpoint_state, generator_states, re
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.resuming import ResumeError, is_due, state_to_resume
 
-_EVERY = 1000  # steps, where nothing is said
+_EVERY = 1000  # steps, by default
 
 
 def folder_of(resume: CheckpointFolder | Path | str | None, checkpoint_every: int | None) -> CheckpointFolder | None:
@@ -49,8 +49,8 @@ def folder_of(resume: CheckpointFolder | Path | str | None, checkpoint_every: in
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """Where a training stands."""
+class Progress:
+    """How far a training has come."""
 
     epoch: int = 0  # number of the present one; 0 before the first
     step: int = 0  # steps that were trained in it
@@ -58,7 +58,7 @@ class Place:
 
 
 class ResumedTraining:
-    """Keeps where a training stands, and continues it.
+    """Keeps how far a training has come, and continues it.
 
     Args:
         folder: Where its checkpoints are, or will be.
@@ -78,7 +78,7 @@ class ResumedTraining:
             self._parts["criterion"] = criterion
         self._epochs: list[dict[str, Any]] = []  # the random generators where the data's epochs began
         self._state = state_to_resume(folder, json.loads(self._identity), boosted.device)
-        self.place = Place()
+        self.progress = Progress()
         self._running = contextlib.ExitStack()
         if self._state is None:
             return
@@ -91,7 +91,7 @@ class ResumedTraining:
                 f"the checkpoints in {folder.folder} do not fit this network and optimizer ({error})"
             ) from error
         self._epochs = list(self._state["epochs"])
-        self.place = Place(*self._state["place"])
+        self.progress = Progress(*self._state["place"])
 
     def __enter__(self) -> ResumedTraining:
         self._running.callback(self._folder.close)
@@ -103,7 +103,7 @@ class ResumedTraining:
 
     def batches_of(self, dataset: Iterable[Any], number: int) -> Generator[Any, None, None]:
         """Yield the batches of an epoch that are still to be trained on."""
-        n_done = self.place.step if number == self.place.epoch else 0
+        n_done = self.progress.step if number == self.progress.epoch else 0
         if not n_done:
             self._put_back()
             self._epochs.clear()
@@ -115,7 +115,7 @@ class ResumedTraining:
 
     def leave_out(self, stream: Iterator[Any]) -> None:
         """Read what was trained on from the stream of a whole training."""
-        next(itertools.islice(stream, self.place.steps, self.place.steps), None)
+        next(itertools.islice(stream, self.progress.steps, self.progress.steps), None)
         self._put_back()
 
     def epoch_begins(self, dataset: Any, index: int) -> None:
@@ -129,16 +129,16 @@ class ResumedTraining:
             self._epochs.append({**generator_states(device), "own": [generator.get_state() for generator in own]})
 
     def step_ended(self, state: CallbackParameters, *, stopping: bool) -> None:
-        """Keep the place after a step, if it is time or the training stops there."""
+        """Keep the progress after a step, if it is time or the training stops there."""
         if stopping or is_due(self._folder, self._boosted.step_index):
-            self._save(Place(state.cur_epoch_num, state.cur_step_in_epoch, state.cur_step_num), wait=stopping)
+            self._save(Progress(state.cur_epoch_num, state.cur_step_in_epoch, state.cur_step_num), wait=stopping)
 
     def ended(self, state: CallbackParameters) -> None:
-        """Keep the place after the last epoch."""
+        """Keep the progress after the last epoch."""
         if self._put_back():
             return  # no epoch was left
         self._epochs.clear()
-        self._save(Place(state.cur_epoch_num + 1, 0, state.cur_step_num), wait=True)
+        self._save(Progress(state.cur_epoch_num + 1, 0, state.cur_step_num), wait=True)
 
     def _put_back(self) -> bool:
         """Put the random generators back to where the training stopped, once; return whether that was now."""
@@ -147,11 +147,11 @@ class ResumedTraining:
             restore_generators(state, self._boosted.device)
         return state is not None
 
-    def _save(self, place: Place, *, wait: bool) -> None:
+    def _save(self, progress: Progress, *, wait: bool) -> None:
         state = {
             **checkpoint_state(self._boosted),
             "identity": self._identity,
-            "place": list(dataclasses.astuple(place)),
+            "place": list(dataclasses.astuple(progress)),
             "epochs": list(self._epochs),
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         }

@@ -136,7 +136,7 @@ class Feed:
         opened: Callable[[], None],  # called when the stream is at its start, before the first batch is read
     ) -> None:
         self.dataset = stream
-        self.position = start  # behind the last batch handed out
+        self.position = start  # behind the last batch yielded
         self.is_over = False  # whether the stream ended by itself
         self.wait_ms = 0.0  # how long the last batch was waited for
         self._sift = sift

@@ -87,7 +87,7 @@ class Prequential:
         return float(self._records["losses"][:n].mean()) if n else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the window; a RuntimeError when predictions wait, whose losses somebody should see."""
+        """Return the window; a RuntimeError when predictions wait, whose losses would be lost."""
         if self._pending:
             raise RuntimeError("predictions wait to be taken in; call take_in() before state_dict()")
         records = {name: torch.from_numpy(values.copy()) for name, values in self._records.items()}

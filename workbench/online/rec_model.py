@@ -103,13 +103,13 @@ class RecModel(Model):
                 batch is a pair ``(data, label)``; without one the network gets all its items and returns the loss, or
                 ``(loss, prediction, label)``.
             callbacks: A callback or several; see ``workbench.mindspore.callbacks``.
-            dataset_sink_mode: Has no effect: batches are handed over one by one, and callbacks see every step.
+            dataset_sink_mode: Has no effect: batches are passed one by one, and callbacks see every step.
             sink_size: Has no effect; on an accelerator in sink mode it must be 1.
             queue_size: Batches that a thread reads ahead, at most; 0 reads each when it is needed. It pays where the
                 source waits for a disk or a network, and costs where it computes in Python: threads take turns there.
             records: What is checked of records before they are trained on; None checks nothing.
             prequential: Measures the predictions of each step before its update.
-            drift: Looks at the mean log loss of each step and tells of a change by an event; needs ``prequential``.
+            drift: Looks at the mean log loss of each step and reports a change as an event; needs ``prequential``.
             checkpoints: Where and when checkpoints are written; one is written at the end, too.
             resume: Whether to continue the newest checkpoint, if there is one, where its stream stopped. Without an
                 opener the batches before that are read and dropped.
@@ -187,7 +187,7 @@ class RecModel(Model):
         if session is None or not isinstance(error, KeyboardInterrupt) or ranks.world_size() > 1:
             return False
         if session.interrupts.asked:
-            return False  # pressed twice: somebody is in a hurry
+            return False  # pressed twice: do not wait
         session.interrupts.asked = True
         return True
 

@@ -172,7 +172,7 @@ def _faults(path: Path, tensor: Tensor, rules: RecordRules) -> Iterator[tuple[st
             if is_label:
                 return
     if tensor.is_floating_point():
-        # One sum per tensor tells the usual case; a sum may overflow where no entry does, hence the exact look.
+        # One sum per tensor settles the usual case; a sum may overflow where no entry does, hence the exact look.
         if not math.isfinite(tensor.sum().item()):
             yield "not finite", ~torch.isfinite(tensor)
         if rules.max_abs is not None and not is_label:

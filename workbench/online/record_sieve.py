@@ -22,7 +22,7 @@ class RecordSieve:
 
     def __init__(self, rules: RecordRules, report: Report, clock: Callable[[], float] = time.monotonic) -> None:
         self.rules = rules
-        self.accepted = 0  # records handed on
+        self.accepted = 0  # records passed on
         self.rejected = 0  # records taken out
         self.reasons: Counter[str] = Counter()  # of these, how many for which reason
         self._report_to = report

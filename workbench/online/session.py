@@ -1,4 +1,4 @@
-"""What goes on beside the steps of one online training: figures, drift, rejected records, checkpoints, publishing.
+"""What accompanies the steps of one online training: figures, drift, rejected records, checkpoints, publishing.
 
 It is the last callback of the run, so that a checkpoint holds what the user's callbacks did after the same step.
 """
@@ -48,7 +48,7 @@ class RefusedBatchError(Exception):
 
 @dataclass(eq=False)
 class OnlineSession(Callback):
-    """State of one online training besides the model's; arguments as for ``RecModel.online_train``."""
+    """State of one online training apart from the model's; arguments as for ``RecModel.online_train``."""
 
     boosted: Boosted
     interrupts: Interrupts

@@ -16,7 +16,7 @@ so a stream can be opened anywhere and gives the same records again. A record ha
   model cannot), c a weight per number. All are drawn from the seed.
 
 The law drifts in two ways. Abruptly: at every multiple of ``drift_every`` half of the variance of each a and c is drawn
-anew, as if people had changed their minds. Slowly: the other half turns, ``cos(t) * u + sin(t) * v`` with t going
+again, as if people had changed their minds. Slowly: the other half turns, ``cos(t) * u + sin(t) * v`` with t going
 round once in ``slow_period`` records.
 
 `ClickLaw.probabilities` gives the true chance of each record, and ranking by it is the best that any model can do.

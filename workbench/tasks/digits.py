@@ -120,7 +120,7 @@ class LeNet(nn.Module):
 
 
 class _BasicBlock(nn.Module):
-    """conv-bn-relu-conv-bn beside a shortcut, added and rectified; the shortcut projects where the shape changes."""
+    """conv-bn-relu-conv-bn next to a shortcut, added and rectified; the shortcut projects where the shape changes."""
 
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
         super().__init__()

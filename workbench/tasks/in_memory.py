@@ -43,7 +43,7 @@ def task_in_memory(
     """Return the task of training a model that exists, on loaders that exist.
 
     Model and optimizer are copied now, together; every run trains a copy of these copies, and the originals are left
-    alone. The weights are part of the data's digest: the same call with a model that has been trained meanwhile is
+    alone. The weights are part of the data's digest: the same call with a model that has been trained since is
     another task.
 
     Args:
@@ -61,7 +61,7 @@ def task_in_memory(
         steps: Batches of the loader that the model is trained for today.
         epochs: The same in passes over the data.
         name: For reports and folders; None takes the model's class.
-        on_note: Told what follows from a model that is given as it is.
+        on_note: Called with what follows from a model that is given as it is.
 
     Raises:
         TaskError: When an argument is not what it must be, or the optimizer holds none of the model's parameters.

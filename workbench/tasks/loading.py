@@ -68,7 +68,7 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
     if place.endswith(".py"):
         tried = _places(place, folder)
         path = next((path.resolve() for path in tried if path.is_file()), None)
-        _say_where(place, tried, path)
+        _warn_of_folder(place, tried, path)
         if path is None:
             looked = " and ".join(str(path.absolute()) for path in tried)
             raise TaskError(f"task file {place} is not there; looked at {looked}")
@@ -87,7 +87,7 @@ def _task_of_data(kind: str, place: str, folder: str | Path | None) -> Task:
         raise TaskError(f"task {kind}: needs the place of its data, write {kind}:path/to/data")
     tried = _places(place, folder)
     found = next((path.resolve() for path in tried if path.exists()), tried[0])
-    _say_where(place, tried, found)
+    _warn_of_folder(place, tried, found)
     make = getattr(importlib.import_module(f"workbench.tasks.{kind}"), f"{kind}_task")
     task: Task = make(place if place == "-" else str(found))
     return dataclasses.replace(task, spec=f"{kind}:{found}")
@@ -98,7 +98,7 @@ def _places(place: str, folder: str | Path | None) -> list[Path]:
     return [path] if folder is None or path.is_absolute() else [Path(folder) / path, path]
 
 
-def _say_where(place: str, tried: list[Path], found: Path | None) -> None:
+def _warn_of_folder(place: str, tried: list[Path], found: Path | None) -> None:
     """Warn when what a study names does not lie in its folder but where the command was started."""
     if found is not None and found != tried[0].resolve() and found != tried[0]:
         sentence = f"{place} is not in {tried[0].parent}; {found}, of the working directory, is taken"
@@ -106,7 +106,7 @@ def _say_where(place: str, tried: list[Path], found: Path | None) -> None:
 
 
 def task_sources(task: Task) -> dict[str, str]:
-    """Return file -> digests of the code of a user's task: its file, and what it has imported from beside it.
+    """Return file -> digests of the code of a user's task: its file, and what it has imported from the same folder.
 
     One is that of the bytes, one that of the code without comments and layout, which is a Python version's own. A task
     that is built in, or no file's, has none.

@@ -45,7 +45,7 @@ class Task:
         model: Function without arguments that returns a fresh ``nn.Module``.
         loss: A *criterion* for batches ``(x, y)``, called as ``loss(model(x), y)``: an ``nn.Module`` or a function of
             ``torch.nn.functional``, also wrapped in ``functools.partial``. Of a longer tuple the last item is the
-            target and the others are the model's arguments; so are those of a mapping or a dataclass, by name, beside
+            target and the others are the model's arguments; so are those of a mapping or a dataclass, by name, next to
             the target (``labels``, ``target`` or ``y``). Any other callable is called as ``loss(model, batch)`` and
             returns a scalar.
         optimizer: Function of ``model.named_parameters()`` (pairs of name and parameter) that returns an optimizer.
@@ -324,7 +324,7 @@ def is_criterion(loss: Any) -> bool:
 
     Criteria are ``nn.Module`` objects and functions of ``torch.nn.functional``, also under ``functools.partial``. A
     TaskError refuses what can be called in neither way, and plain functions whose first parameter is named like a
-    prediction: they would be handed a model.
+    prediction: they would be given a model.
     """
     if isinstance(loss, type):
         name = loss.__name__
@@ -341,7 +341,7 @@ def is_criterion(loss: Any) -> bool:
     try:
         signature = inspect.signature(loss)
     except (TypeError, ValueError):
-        return False  # a builtin without signature; the first step will tell
+        return False  # a builtin without signature; the first step will show
     try:
         bound = signature.bind(None, None)
     except TypeError:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from workbench.config import BoostConfig, Plan
 from workbench.core import distributed as ranks
+from workbench.core.devices import device_of
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.facts import facts_of, learning_reasons
@@ -143,7 +143,7 @@ def apply(
     _, optimizer = boost.network_auto_process_train(
         inner, optimizer, criterion=criterion, example_inputs=example_inputs
     )
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     precision = Precision(
         settings.effective_amp_level(device.type), settings.amp.dtype, device.type, settings.amp.keep_batchnorm_fp32
     )

@@ -1,4 +1,4 @@
-"""Accelerate's loop: its own arguments for what they carry, and the boosted step beside it for the rest.
+"""Accelerate's loop: its own arguments for what they carry, and the boosted step for the rest.
 
 Accelerate places model and batches, shares them out between ranks and gathers metrics; precision, loss scale,
 accumulation, averaging over ranks and the update are the boosted step's. So `prepare` hands it no optimizer.
@@ -30,12 +30,7 @@ __all__ = ["accelerator_arguments", "carried", "prepare"]
 def carried(config: BoostConfig | Mapping[str, Any] | str | Path | None, *, level: str = "O1") -> Carried:
     """Say which choices of a configuration the arguments of ``Accelerator`` carry, and why it cannot carry the others.
 
-    Args:
-        config: Configuration, dictionary, or path of a ``boost_config.json``.
-        level: Boost level; decides about the algorithms that the configuration does not switch on or off itself.
-
-    Raises:
-        ConfigError: When the configuration is not valid.
+    Configuration and level are those of `workbench.apply`.
 
     Example:
         >>> dict(carried({"amp": {"level": "O2", "dtype": "bfloat16"}}, level="O0").arguments)

@@ -35,13 +35,7 @@ def carried(config: BoostConfig, *, level: str = "O1") -> Carried:
     ``precision="16-mixed"`` scales the loss with torch's own `GradScaler`: its first scale is 65536, halved at an
     overflow and doubled after 2000 updates without; any other rule is left, as are all choices of float16 on a CPU,
     where Lightning takes bfloat16 instead.
-
-    Args:
-        config: The set-up.
-        level: Boost level; decides about the methods that the configuration does not switch on or off itself.
-
-    Raises:
-        ConfigError: On an unknown level, or a configuration that cannot be in effect.
+    A ConfigError is `BoostConfig.resolve`'s.
     """
     sorting = Sorting("Lightning's Trainer", config.resolve(level))
     low, kind = sorting.value("amp.level"), sorting.value("loss_scale.kind")

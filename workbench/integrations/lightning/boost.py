@@ -29,7 +29,7 @@ class Boost(Callback):
     One line is added: the callback. When the module's ``configure_optimizers`` has made its optimizer, the set-up is
     applied to it and to the module's network, and from then on it decides about precision, loss scale, update, schedule
     and batches. Validation, test and prediction run with averaged weights, where there are any; checkpoints hold these
-    under ``state_dict``, and everything else that resumption needs beside it; after the training the module has them.
+    under ``state_dict``, and everything else that resumption needs next to it; after the training the module has them.
 
     The learning rate follows the set-up's schedule, else that of the module's schedulers, stretched to the length of
     the run; Lightning steps none. ``trainer.global_step`` counts forward passes, ``max_epochs`` and ``max_steps`` say
@@ -95,7 +95,7 @@ class Boost(Callback):
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let weights be loaded as ever: the network has its form."""
+        """Let weights be loaded as usual again: the network has its form."""
         self._loading.remove()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

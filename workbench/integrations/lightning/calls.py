@@ -8,10 +8,10 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from workbench.core.devices import device_of
 from workbench.core.own_generators import kept_generators
 
 _LOGS = ("log", "log_dict")
@@ -90,7 +90,7 @@ class FirstBatch:
         module = self._module if self._name else network
         assert isinstance(module, LightningModule)
         own = getattr(module, self._name) if self._name else None
-        with kept_generators(_device_of(network)), logging_to(module, lambda *_, **__: None):
+        with kept_generators(device_of(network)), logging_to(module, lambda *_, **__: None):
             try:
                 if self._name:
                     setattr(module, self._name, network)
@@ -110,7 +110,3 @@ def reset_metrics(module: nn.Module) -> None:
 
 def _is_loss(child: nn.Module) -> bool:
     return any(kind.__module__ == "torch.nn.modules.loss" for kind in type(child).__mro__)
-
-
-def _device_of(network: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in network.parameters()), torch.device("cpu"))

@@ -19,7 +19,7 @@ def course_of(
 ) -> Callable[[Optimizer, int], LambdaLR] | None:
     """Return what makes a scheduler with the course of those on an optimizer, as `workbench.apply` takes it.
 
-    They are run through once, when Lightning would step them, and are of no use afterwards: the optimizer gets back
+    They are run through once, when Lightning would step them, and cannot be used afterwards: the optimizer gets back
     its highest rates and does not know of them any more. A momentum that they would have moved stays where it begins.
 
     Args:

@@ -52,7 +52,7 @@ def from_lightning(
         max_steps: The same in batches.
         train_dataloaders: Training batches, as for ``Trainer.fit``.
         val_dataloaders: Batches for ``validation_step``.
-        direction: ``"minimize"`` or ``"maximize"``; None where the metric's name tells (loss, error, acc, f1, ...).
+        direction: ``"minimize"`` or ``"maximize"``; None where the metric's name shows it (loss, error, acc, f1, ...).
         name: Name for reports and folders; None takes that of the module's class.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -97,10 +96,3 @@ def _source(task: Task) -> Source:
     if task.spec in BUILT_IN:  # whose data are small
         return "stream" if isinstance(task.train(0), SeekableBatches) else "again"
     return "each epoch" if inspect.isgeneratorfunction(task.train) else "again"
-
-
-def measured_worth(factor: float, low: float, high: float) -> str:
-    """Say what a part was measured to be worth."""
-    if math.isfinite(low) and math.isfinite(high):
-        return f"{factor:.2f} x faster (95 % interval {low:.2f} to {high:.2f})"
-    return f"{factor:.2f} x faster (no interval)"

@@ -180,9 +180,9 @@ def _docstring(world: Framework, set_up: SetUp, script: Script) -> str:
     others = [f"* {path}: {why}" for path, why in script.carried.left.items()]
     if others:
         said.append("\n".join([f"What {world.title} has no counterpart for:", "", *others]))
-    told = "\n\n".join(textwrap.fill(one, 116) if "\n" not in one else one for one in said)
-    told = told.replace("\\", "/").replace(_QUOTES, "...")
-    return f"{_QUOTES}{told}\n{_QUOTES}"
+    text = "\n\n".join(textwrap.fill(one, 116) if "\n" not in one else one for one in said)
+    text = text.replace("\\", "/").replace(_QUOTES, "...")
+    return f"{_QUOTES}{text}\n{_QUOTES}"
 
 
 def _imports(body: str, own: OwnCode, world: Framework) -> str:

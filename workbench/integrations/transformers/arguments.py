@@ -39,17 +39,10 @@ _FLOOR = {"cosine": "cosine_with_min_lr", "linear": "polynomial"}  # with a fina
 def carried(config: BoostConfig | Mapping[str, Any] | str | Path | None, *, level: str = "O1") -> Carried:
     """Say which choices of a configuration ``TrainingArguments`` carries, and why it cannot carry the others.
 
-    Args:
-        config: Configuration, dictionary, or path of a ``boost_config.json``.
-        level: Boost level; decides about the algorithms that the configuration does not switch on or off itself.
-
-    Returns:
-        Every choice is in ``carriers`` or in ``left``. ``arguments`` holds the values that do not depend on how the
-        training is set up today; a carrier that is not among them (the batch size, the number of epochs, a rate that
-        follows the batch, ...) is what :func:`training_arguments` computes from today's.
-
-    Raises:
-        ConfigError: When the configuration is not valid.
+    Configuration and level are those of `workbench.apply`. Every choice is in ``carriers`` or in ``left``.
+    ``arguments`` holds the values that do not depend on how the training is set up today; a carrier that is not among
+    them (the batch size, the number of epochs, a rate that follows the batch, ...) is what :func:`training_arguments`
+    computes from today's.
 
     Example:
         >>> set_up = carried({"amp": {"level": "O2", "dtype": "bfloat16"}, "batch": {"factor": 4.0}}, level="O0")

@@ -1,12 +1,13 @@
 """What Hugging Face's Trainer reads: the batches of a set-up as a data loader, and batches that can be joined.
 
 Collators pad every batch to its own longest sample, so that batches of texts differ in shape and cannot be concatenated
-as they are. A batch made by `JoiningCollator` keeps its samples, and is collated again together with others.
+as they are. A batch made by `joinable` keeps its samples, and is collated again together with others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -55,22 +56,11 @@ class JoinableBatch(dict[str, Any]):
         return batch.to(device)
 
 
-class JoiningCollator:
-    """A collator whose batches can be joined; what it makes of samples is the given one's."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, samples: list[Any]) -> Any:
-        """Return the batch of some samples."""
-        return joinable(self.collate, samples)
-
-
 @contextlib.contextmanager
 def joining(trainer: Trainer) -> Iterator[None]:
     """Let a Trainer make loaders whose batches can be joined."""
     collator = trainer.data_collator
-    trainer.data_collator = JoiningCollator(collator)
+    trainer.data_collator = functools.partial(joinable, collator)
     try:
         yield
     finally:

@@ -42,6 +42,7 @@ from workbench.core.wrapped_model import unwrapped
 from workbench.integrations.transformers.batches import Passes, as_loader, joining
 from workbench.integrations.transformers.conflicts import conflict
 from workbench.methods.in_effect import MethodsInEffect
+from workbench.methods.protocol import FirstBatch
 from workbench.training.apply import apply, read_config
 from workbench.training.boosted import Boosted
 from workbench.training.gradient_reduction import broadcast_from_first
@@ -334,18 +335,18 @@ class _BoostedOptimizer(Optimizer):
             )
         differs = [name for name, value in self._identity().items() if state["run"].get(name) != value]
         if differs:
-            told = ", ".join(
+            differences = ", ".join(
                 "another configuration" if name == "config" else f"{state['run'].get(name)} {name}" for name in differs
             )
             raise ValueError(
-                f"the checkpoint belongs to another run: {told}; resume with what it was begun with, or begin anew"
+                f"the checkpoint belongs to another run: {differences}; resume with the same, or start over"
             )
         self._boosted.load_state_dict(state["boosted"])
         self._trainer._overflows.fill_(state["overflows"])
 
 
 class _Rates:
-    """What the Trainer takes for its scheduler: it tells the rates of the last update, and its steps do nothing."""
+    """What the Trainer takes for its scheduler: it reports the rates of the last update, and its steps do nothing."""
 
     def __init__(self, boosted: Boosted) -> None:
         self._boosted = boosted
@@ -384,7 +385,7 @@ class _Called(nn.Module):
         return self.model(*args, **options)
 
 
-class _FirstBatch:
+class _FirstBatch(FirstBatch):
     """A call of the model as training makes it, with its loss: what methods may record and try."""
 
     def __init__(self, trainer: BoostedTrainer, passes: Passes) -> None:
@@ -399,6 +400,3 @@ class _FirstBatch:
 
     def loss(self, network: nn.Module, batch: Any) -> Tensor:
         return self._trainer.compute_loss(network, dict(batch))  # type: ignore[return-value]  # no outputs are asked for
-
-    def __call__(self, network: nn.Module) -> None:
-        self.loss(network, self.first())

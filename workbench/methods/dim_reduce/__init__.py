@@ -30,7 +30,7 @@ DESCRIPTION = Description(
         ),
     },
     exported_files=("pca_mat.{export}.npy", "pca_mat.{export}.json"),
-    export_note="The subspace lies in pca_mat.{export}.npy beside this file. When you move the two, set "
+    export_note="The subspace lies in pca_mat.{export}.npy next to this file. When you move the two, set "
     "dim_reduce.pca_mat_path to its new absolute path. Its columns follow the order of the optimizer's parameters, "
     "each flattened row by row. It belongs to the initial weights of this task with seed {seed}; other initial weights "
     "need snapshots of their own (snapshots.count, then dim_reduce.weight_load_dir in place of pca_mat_path).",

@@ -27,10 +27,10 @@ def component_rows(n_components: int, rank: int, rank_size: int, arithmetic: Ari
 def fitting_components(
     matrix: NDArray[Any] | Tensor, rows: slice, weights: Sequence[Tensor], n_components: int, rank: int, rank_size: int
 ) -> Tensor:
-    """Return a rank's rows of all components as a tensor beside the weights; a ValueError where they do not fit."""
+    """Return a rank's rows of all components as a tensor on the weights' device; a ValueError where they do not fit."""
     if not weights:
         raise ValueError("`weight` must hold the parameters to train, got none")
-    # torch wants memory it may write to; a read-only memory map is copied, anything else is not.
+    # torch needs memory it may write to; a read-only memory map is copied, anything else is not.
     tensor = matrix if isinstance(matrix, Tensor) else torch.from_numpy(np.require(matrix, requirements="W"))
     n_weights = sum(parameter.numel() for parameter in weights)
     if tensor.ndim != 2 or tensor.shape[1] != n_weights:

@@ -89,7 +89,7 @@ class DimReduceStep:
 class DimReduce:
     """Steps a network by quasi-Newton in the space of its PCA components, and by momentum outside of it.
 
-    Each trial costs one forward pass on the batch and one host synchronisation. Memory besides the components: the
+    Each trial costs one forward pass on the batch and one host synchronisation. Memory apart from the components: the
     momentum, and during a step (on a CPU always) a copy of the weights and three more vectors of their size. Call it
     with finite gradients: what overflowed is skipped by the training step, before.
 
@@ -277,7 +277,7 @@ class DimReduce:
         return float(values[-1] / values[0]) if values[0] > 0 else math.inf
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of what a step depends on besides weights, components and hyper-parameters.
+        """Return copies of what a step depends on apart from weights, components and hyper-parameters.
 
         ``inverse_hessian`` B ``[k, k]``, ``previous_step`` s ``[k]``, ``previous_gradient`` g_k of the last accepted
         step ``[k]``, ``momentum`` of the residual ``[n_weights]``, ``initialised`` whether there was a step.
@@ -349,7 +349,7 @@ class DimReduce:
         if self._vectors is not None:
             return self._vectors
         vectors = self.components.new_empty(4, self.components.shape[1])
-        if self.components.is_cpu:  # an accelerator's allocator keeps them itself, for others to use meanwhile
+        if self.components.is_cpu:  # an accelerator's allocator keeps them itself, and lends them out between steps
             self._vectors = vectors
         return vectors
 

@@ -60,7 +60,7 @@ def principal_components(
     products = np.zeros((n_snapshots, n_snapshots))
     size = 0.0  # of the first snapshot, squared: what the rounding of differences is relative to
     for columns in blocks:
-        with np.errstate(invalid="ignore", over="ignore"):  # told below, in a sentence
+        with np.errstate(invalid="ignore", over="ignore"):  # refused below, in a sentence
             part = _differences(snapshots[:, columns], np.float64)
             products += part @ part.T
         first = snapshots[0, columns].astype(np.float64)

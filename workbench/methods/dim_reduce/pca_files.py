@@ -3,11 +3,11 @@
 A snapshot is one ``.safetensors`` file of tensors by parameter name. A PCA matrix is ``[k, n_weights]``, one component
 per row, columns in the order of the parameters, each flattened row by row; it lies in a ``.npy`` file (never pickled)
 or under the name ``pca_mat`` in a ``.safetensors`` file. Which share of the snapshots' variance every component
-explains stands beside it: in ``<name>.json`` next to a ``.npy``, under ``explained_variance_ratio`` in a
+explains is stored with it: in ``<name>.json`` next to a ``.npy``, under ``explained_variance_ratio`` in a
 ``.safetensors`` file; it is for people only, and may be missing.
 
 As in MindSpore 2.7.0 a stored matrix is used where there is one, otherwise one rank computes it from the snapshots of a
-folder while the others wait. Deliberately different: there is one file with all rows, written whole, whose name tells
+folder while the others wait. Deliberately different: there is one file with all rows, written whole, whose name says
 from which snapshots it was made.
 """
 

@@ -27,7 +27,7 @@ CentralizationRule = Literal["every_weight", "multiple_of_16"]
 
 LANES = 16  # the second dimension the Ascend primitive requires a multiple of
 NEVER_CENTRALIZED = ("beta", "gamma", "bias")
-# torch calls the scale of a normalization "weight", so the name alone does not tell; its module's type does.
+# torch calls the scale of a normalization "weight", so the name alone does not decide; its module's type does.
 NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -59,9 +59,9 @@ def centralize_(
 
 def decays_decoupled(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
     """Return whether a group's weight decay is known to act on the weights instead of through the gradient."""
-    said = group.get("decoupled_weight_decay", getattr(optimizer, "decoupled_weight_decay", None))
-    if said is not None:
-        return bool(said)
+    declared = group.get("decoupled_weight_decay", getattr(optimizer, "decoupled_weight_decay", None))
+    if declared is not None:
+        return bool(declared)
     return type(optimizer).__name__ in {"AdamW", "Adafactor", "Muon"}
 
 

@@ -267,7 +267,11 @@ class FreezeOpt(torch.optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse with a RuntimeError: groups are fixed once freezing is set up."""
+        """Refuse: groups are fixed once freezing is set up.
+
+        Raises:
+            RuntimeError: Always, after construction.
+        """
         if "_inner" in self.__dict__:
             raise RuntimeError(
                 "FreezeOpt cannot take another parameter group: the strategy would not know when to train it; "
@@ -326,7 +330,7 @@ class FreezeOpt(torch.optim.Optimizer):
         self._relink()
 
     def __getattr__(self, name: str) -> Any:
-        # What an optimizer of averaged weights (Schedule-Free) has besides: train(), eval(), takes_schedule.
+        # What an optimizer of averaged weights (Schedule-Free) has in addition: train(), eval(), takes_schedule.
         if name in {"train", "eval", "takes_schedule"}:
             return getattr(self.__dict__["_inner"], name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

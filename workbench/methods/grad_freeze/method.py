@@ -151,16 +151,26 @@ class GradientFreeze:
         self.rng = rng
 
     def split_parameters_groups(self, net: nn.Module, freeze_para_groups_number: int) -> list[list[nn.Parameter]]:
-        """Return so many nested groups of a network's trainable parameters, each a suffix of the first, by their names.
+        """Return the nested groups of a network's trainable parameters; each group is a suffix of the first.
 
-        See :func:`~workbench.methods.parameter_groups.split_into_chunks`.
+        Args:
+            net: The network; the names of its parameters matter, see
+                :func:`~workbench.methods.parameter_groups.split_into_chunks`.
+            freeze_para_groups_number: Number of groups, at least 1.
         """
         return _nested_parameters(named_trainable_parameters(net), freeze_para_groups_number)
 
     def generate_freeze_index_sequence(
         self, parameter_groups_number: int, freeze_strategy: int, freeze_p: float, total_steps: int
     ) -> list[int]:
-        """Return the group index of each step, see :func:`freeze_index_sequence`, whose type is the strategy here."""
+        """Return the group index of each step, see :func:`freeze_index_sequence`.
+
+        Args:
+            parameter_groups_number: Number of nested groups.
+            freeze_strategy: 0 continuous, 1 interval.
+            freeze_p: Share of full steps, in [0, 1]; below 1 for strategy 0.
+            total_steps: Number of updates that training will take.
+        """
         return freeze_index_sequence(parameter_groups_number, freeze_strategy, freeze_p, total_steps, self.rng)
 
     def freeze_generate(
@@ -172,7 +182,7 @@ class GradientFreeze:
     ) -> tuple[nn.Module, FreezeOpt]:
         """Return the unchanged network and an optimizer that freezes.
 
-        Groups are formed from the trainable parameters that the optimizer holds. What the optimizer holds besides (a
+        Groups are formed from the trainable parameters that the optimizer holds. Anything else it holds (a
         loss with parameters of its own, say) belongs to every group and is always trained.
 
         Args:
@@ -189,7 +199,7 @@ class GradientFreeze:
 
 
 def _groups_held(network: nn.Module, optimizer: torch.optim.Optimizer, n_groups: int) -> list[list[Any]]:
-    """Return the nested groups of what an optimizer holds of a network, each with what it holds besides."""
+    """Return the nested groups of what an optimizer holds of a network, each with everything else that it holds."""
     held = [p for group in optimizer.param_groups for p in group["params"]]
     trainable = named_trainable_parameters(network)
     among_held, in_network = set(held), {p for _, p in trainable}

@@ -78,7 +78,7 @@ class LessBNMethod(Method):
         )
         if report.head_note:
             preparation.notes.append(report.head_note)
-        if report.head_reason and rules.fn_scope != "classifier":  # somebody asked for it by name
+        if report.head_reason and rules.fn_scope != "classifier":  # asked for by name
             warnings.warn(report.head_note, UserWarning, stacklevel=2)
         elif report.head_note:
             _log.log(logging.WARNING if report.head_reason == NEEDS_CRITERION else logging.INFO, report.head_note)
@@ -119,7 +119,7 @@ def _following(
                     continue
                 members.append(fresh[name])
                 placed.add(name)
-            if name in placed:  # what the new module has besides joins it
+            if name in placed:  # other parameters of the new module join it
                 siblings = [other for other in added if _module(other) == _module(name) and other not in placed]
                 members.extend(fresh[sibling] for sibling in siblings)
                 placed.update(siblings)

@@ -130,7 +130,7 @@ def parts_after(norm: _BatchNorm) -> tuple[str, ...] | None:
             axes = next((n for n, cls in ((3, nn.BatchNorm1d), (5, nn.BatchNorm3d)) if isinstance(norm, cls)), 4)
             x = 2 * torch.randn(3, norm.num_features, *(4,) * (axes - 2))
             alike = all(_is_norm_then_children(own, x, training) for training in (False, True))
-    except Exception:  # whatever a stranger's forward makes of the input
+    except Exception:  # a foreign forward may raise anything
         return None
     # An Identity (dropout of rate 0, no activation) need not be kept.
     names = tuple(name for name, child in norm.named_children() if not isinstance(child, nn.Identity))

@@ -92,7 +92,7 @@ def _lower(steps: Sequence[Step]) -> _Operation:
 
 
 def _backwards(output: _Operation) -> Iterator[_Operation]:
-    """Walk from the output to the inputs, breadth first; what an operation reads may change when it is handed out."""
+    """Walk from the output to the inputs, breadth first; what an operation reads may change once it was yielded."""
     waiting, seen = deque([output]), {output}
     while waiting:
         operation = waiting.popleft()

@@ -128,7 +128,7 @@ def normalize_heads_(
     """Replace linear layers by full-normalization layers with copies of their weights; return names, or why none.
 
     The first factor is MindSpore's 1; with scope ``"classifier"``, and for a trained network, it is
-    :func:`smallest_multiplier`. Where ``call`` tells the length of a trained head's features, the factor is the mean of
+    :func:`smallest_multiplier`. Where ``call`` gives the length of a trained head's features, the factor is the mean of
     it times that of the class vectors, and its scores keep their size; if its inputs are ``invented`` noise, BatchNorms
     work with its statistics.
     """

@@ -13,7 +13,7 @@ original before anything is changed.
 
 The graph comes from a call with ``example_inputs`` on a copy, else from torch.fx, else from a call with noise, else
 from the parts that can be traced. What is left is judged by the order in which layers are registered: two or more
-convolution-BatchNorm pairs in a row that end with as many channels as they began, or beside a pair from the first to
+convolution-BatchNorm pairs in a row that end with as many channels as they began, or next to a pair from the first to
 the last width (the shortcut), are taken for a residual block.
 """
 
@@ -33,6 +33,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
+from workbench.core.wrapped_model import unwrapped
 from workbench.methods.less_bn.batch_norm_folding import (
     Removal,
     can_fold_into,
@@ -123,11 +124,11 @@ class LessBN(nn.Module):
     twice does nothing the second time, and says nothing.
 
     Args:
-        network: Network, or network with loss; whatever the wrapper is called with is handed on to it.
+        network: Network, or network with loss; whatever the wrapper is called with is passed to it.
         fn_flag: Whether the Linear head becomes a full-normalization layer; a warning says where it does not.
         match: See :func:`reduce_batch_norms_`.
         fn_scope: As ``fn_bias`` and ``criterion``: see `workbench.methods.less_bn.full_normalization.HeadRule`.
-        example_inputs: See :func:`reduce_batch_norms_`; they also tell the size of a trained head's scores.
+        example_inputs: See :func:`reduce_batch_norms_`; they also give the size of a trained head's scores.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class LessBN(nn.Module):
 def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
     if match not in {"structure", "reference"}:
         raise ValueError(f'`less_bn_match` must be "structure" or "reference", got {match!r}')
-    network = _without_compiler(model)
+    network = unwrapped(model)
     norms = {name: module for name, module in network.named_modules() if isinstance(module, _BatchNorm) and name}
     earlier: LessBNReport | None = getattr(network, REPORT_ATTRIBUTE, None)
     if earlier is not None:
@@ -215,8 +216,8 @@ def _reduce_found(model: nn.Module, norms: Mapping[str, _BatchNorm], match: str,
 
 def _with_head(model: nn.Module, report: LessBNReport, rule: HeadRule, example_inputs: Any) -> LessBNReport:
     if rule.scope == "classifier" and not report.removed:
-        return report  # the size of the features is as it was, and that nothing was removed is said already
-    network = _without_compiler(model)
+        return report  # the size of the features is as it was, and the report says already that nothing was removed
+    network = unwrapped(model)
     found = _find_graphs(network, {}, example_inputs)
     trained = bool(report.folded or report.affine)
     call = None
@@ -230,12 +231,6 @@ def _with_head(model: nn.Module, report: LessBNReport, rule: HeadRule, example_i
     report = replace(report, heads=heads or report.heads, head_reason=reason)
     _mark(model, report)
     return report
-
-
-def _without_compiler(model: nn.Module) -> nn.Module:
-    """Return the module that torch.compile's wrapper calls."""
-    inside = getattr(model, "_orig_mod", None)
-    return inside if isinstance(inside, nn.Module) else model
 
 
 def _mark(model: nn.Module, report: LessBNReport) -> None:
@@ -259,7 +254,7 @@ def _must_stay(norm: _BatchNorm, rest: tuple[str, ...] | None) -> str:
 
 
 def _reader_of(norm: _BatchNorm, model: nn.Module, read_elsewhere: frozenset[str]) -> str:
-    """Return what besides the call of a BatchNorm needs its tensors, as a reason to keep it; empty if nothing does."""
+    """Return what other than a call of a BatchNorm needs its tensors, as a reason to keep it; empty if nothing does."""
     own = {id(tensor) for tensor in [*norm.parameters(), *norm.buffers()]}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     names = [tensor_name for tensor_name, tensor in named if id(tensor) in own]

@@ -24,6 +24,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from workbench.core.batch import tensors_of
 from workbench.core.own_generators import cpu_generator, kept_generators
 
 # By the names of functions and methods, which torch.fx and the recorder share.
@@ -134,21 +135,6 @@ def record_graph(
     return NetworkGraph(recorder.builder.steps, frozenset(recorder.read_elsewhere))
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of nested tuples, lists, mappings (a ModelOutput is one) and dataclasses, in order."""
-    parts: Iterable[Any] = ()
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        parts = value.values()
-    elif isinstance(value, (list, tuple)):
-        parts = value
-    elif hasattr(value, "__dataclass_fields__"):
-        parts = (getattr(value, name, None) for name in value.__dataclass_fields__)
-    for part in parts:
-        yield from tensors_in(part)
-
-
 def in_one_line(error: Exception | None) -> str:
     """Return the beginning of an error's message."""
     return " ".join(str(error).split())[:200] or type(error).__name__
@@ -239,7 +225,7 @@ class _LayerTracer(fx.Tracer):
     """Tracer that keeps a user's own subclasses of convolution, BatchNorm and Linear as one node each.
 
     While it traces, torch.fx replaces ``nn.Module.__call__`` in the whole process: calls of other threads, which may be
-    training, are handed on as they are.
+    training, are passed through unchanged.
     """
 
     def __init__(self) -> None:
@@ -315,7 +301,7 @@ class _Recorder(TorchFunctionMode):
 
     def steps_of(self, value: Any) -> list[Step]:
         """Return the steps that made the tensors in a value, of those that are known."""
-        made = (self._made_by.get(tensor) for tensor in tensors_in(value))  # type: ignore[no-untyped-call]
+        made = (self._made_by.get(tensor) for tensor in tensors_of(value))  # type: ignore[no-untyped-call]
         return [step for step in made if step is not None]
 
     def follow(self, call: Callable[[nn.Module], Any]) -> list[Tensor]:
@@ -323,7 +309,7 @@ class _Recorder(TorchFunctionMode):
         outputs: list[Tensor] = []
         handles = [
             self._model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True),
-            self._model.register_forward_hook(lambda module, args, output: outputs.extend(tensors_in(output))),
+            self._model.register_forward_hook(lambda module, args, output: outputs.extend(tensors_of(output))),
         ]
         for module in self._model.modules():
             if _is_layer(module):
@@ -345,9 +331,9 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        made = list(tensors_in(result))
+        made = list(tensors_of(result))
         if made or name in {"item", "tolist", "numpy", "__bool__", "__float__", "__int__"}:
-            given = {id(tensor) for tensor in tensors_in((args, kwargs))}
+            given = {id(tensor) for tensor in tensors_of((args, kwargs))}
             self.read_elsewhere.update(self._names[key] for key in given & self._names.keys() - self._own)
         if not self._inside and (read := self.steps_of((args, kwargs))):
             if name == "__setitem__":
@@ -362,7 +348,7 @@ class _Recorder(TorchFunctionMode):
                 self._made_by[tensor] = step
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        for tensor in tensors_in((args, kwargs)):
+        for tensor in tensors_of((args, kwargs)):
             if not self.steps_of(tensor):
                 self._note([tensor], self.builder.step("input", []))
 
@@ -377,10 +363,10 @@ class _Recorder(TorchFunctionMode):
             return
         self._own = set()
         if read := self.steps_of((args, kwargs)):
-            self._note(tensors_in(output), self.builder.layer(module, read))
+            self._note(tensors_of(output), self.builder.layer(module, read))
 
     def _link(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Connect what a module made by means that no hook sees (a scripted function) with what it was given."""
-        lost = [tensor for tensor in tensors_in(output) if not self.steps_of(tensor)]
+        lost = [tensor for tensor in tensors_of(output) if not self.steps_of(tensor)]
         if lost and not self._inside and (read := self.steps_of((args, kwargs))):
             self._note(lost, self.builder.operation("", read))

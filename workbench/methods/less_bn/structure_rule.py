@@ -5,7 +5,7 @@ it can reach a sum, a concatenation or the output. Words: a *join* is an additio
 several; a signal *escapes* if it reaches a join or the output without meeting another BatchNorm.
 
 1. *Residual branch.* Between a fork and the addition that ends it, with no other join inside: every BatchNorm that
-   does not escape. So the last one before the addition stays and keeps the size of the sum in hand.
+   does not escape. So the last one before the addition stays and bounds the size of the sum.
    (ResNet basic: bn1. Bottleneck: bn1 and bn2. MobileNetV2 with skip: the expansion BatchNorm.)
 2. *Shortcut.* Where the main branch has at least two convolutions and ends in a BatchNorm that stays, the single
    BatchNorm of a one-convolution shortcut (downsample). Its input is the previous block's normalised sum.

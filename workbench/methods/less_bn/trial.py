@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from workbench.core.batch import mapped
+from workbench.core.batch import mapped, tensors_of
 from workbench.methods.less_bn.batch_norm_folding import Removal, take_out_
-from workbench.methods.less_bn.network_graph import TraceError, called_apart, in_one_line, tensors_in
+from workbench.methods.less_bn.network_graph import TraceError, called_apart, in_one_line
 
 LARGEST_CHANGE = 1e-5  # of the largest output in evaluation, compared in float64
 LARGEST_CHANGE_ROUNDED = 2e-2  # where it cannot be: an accelerator's convolutions round to TensorFloat-32
@@ -136,7 +136,7 @@ def _outputs(twin: nn.Module, call: Call) -> list[Tensor]:
         return mapped(given, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
     def answered(module: nn.Module, args: Any, output: Any) -> None:
-        returned.extend(tensors_in(output))
+        returned.extend(tensors_of(output))
         raise _Answered
 
     with (

@@ -1,4 +1,4 @@
-"""What the first window of a training tells of its gradients: how large they are, and which parts belong together."""
+"""What the first window of a training shows of its gradients: how large they are, and which parts belong together."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class GradientProbe:
         self.model = model
         modules = {n: m for n, m in model.named_modules() if any(True for _ in m.parameters())}
         self.names = list(modules)
-        self.owner = {
-            id(parameter): index
+        self.owner: dict[Tensor, int] = {
+            parameter: index
             for index, module in enumerate(modules.values())
             for parameter in module.parameters(recurse=False)
         }
@@ -36,7 +36,7 @@ class GradientProbe:
         self.counts = torch.zeros(len(modules), 3, EXPONENT_BINS, dtype=torch.int64, device=device)
         #: Modules that multiply matrices themselves, outside of the modules in them.
         self.multiplies: set[str] = set()
-        self.regions: dict[int, set[Any]] = {}
+        self.regions: dict[Tensor, set[Any]] = {}
         self._handles: list[RemovableHandle] = []
         for index, module in enumerate(modules.values()):
             if is_called(module):
@@ -61,8 +61,8 @@ class GradientProbe:
         """Count the gradients of a window's parameters."""
         of_module: dict[int, list[Tensor]] = {}
         for parameter in parameters:
-            if parameter.grad is not None and id(parameter) in self.owner:
-                of_module.setdefault(self.owner[id(parameter)], []).append(parameter.grad)
+            if parameter.grad is not None and parameter in self.owner:
+                of_module.setdefault(self.owner[parameter], []).append(parameter.grad)
         for index, gradients in of_module.items():
             self.counts[index, 2] += exponent_counts(gradients)
 
@@ -111,12 +111,12 @@ class GradientProbe:
 
 
 def joined_units(
-    model: nn.Module, units: Sequence[str], regions: Mapping[int, Set[Any]], names: Sequence[str]
+    model: nn.Module, units: Sequence[str], regions: Mapping[Tensor, Set[Any]], names: Sequence[str]
 ) -> list[list[str]]:
     """Return the parts of a model that may have loss scales of their own: lists of units that share a parameter.
 
     A weight that is used outside of every unit has the scale 1 there, so its unit cannot have another and is left out.
-    ``regions`` has, per parameter by its id, the indices (into ``names``) of the innermost modules that use it, or
+    ``regions`` has, per parameter the indices (into ``names``) of the innermost modules that use it, or
     None.
     """
     parent = {unit: unit for unit in units}
@@ -126,12 +126,12 @@ def joined_units(
             unit = parent[unit]
         return unit
 
-    holder: dict[int, str] = {}
+    holder: dict[Tensor, str] = {}
     for unit in units:
         for parameter in model.get_submodule(unit).parameters():
-            if id(parameter) in holder:
-                parent[root(unit)] = root(holder[id(parameter)])
-            holder[id(parameter)] = unit
+            if parameter in holder:
+                parent[root(unit)] = root(holder[parameter])
+            holder[parameter] = unit
     outside: list[str] = []
     for key, used in regions.items():
         if key not in holder:

@@ -16,25 +16,25 @@ def resolve_groups(groups: Sequence[Sequence[GroupMember]], model: nn.Module) ->
     A group that names no parameter, or one that is in another group already, is a ValueError.
     """
     check_groups(groups)
-    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    name_of: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     modules = dict(model.named_modules())
-    owner: dict[int, int] = {}
+    owner: dict[Tensor, int] = {}
     resolved = []
     for number, members in enumerate(groups, start=1):
         found: dict[str, Tensor] = {}
         for member in members:
             for parameter in _parameters_of(member, number, parameters, modules):
-                name = name_of.get(id(parameter))
+                name = name_of.get(parameter)
                 if name is None:
                     raise ValueError(
                         f"group {number} of `loss_scale_groups` holds a tensor of shape {tuple(parameter.shape)} that "
                         "is no parameter of the model; if the model was changed since (it may have a new head), name "
                         "parameters by their names"
                     )
-                if id(parameter) in owner:
-                    raise _named_twice(f"parameter {name}", owner[id(parameter)], number)
-                owner[id(parameter)] = number
+                if parameter in owner:
+                    raise _named_twice(f"parameter {name}", owner[parameter], number)
+                owner[parameter] = number
                 found[name] = parameter
         if not found:
             raise ValueError(f"group {number} of `loss_scale_groups` names no parameter")

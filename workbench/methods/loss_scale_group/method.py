@@ -59,8 +59,8 @@ def scale_gradient(
     """Return ``x`` as it is; going backward multiply its gradient by ``scales[into] / scales[out_of]``, read then.
 
     Half precision is widened to float32 under autocast, so that the gradient crosses in float32. ``received`` and
-    ``left``, one element each, are set to 1.0 when it is not finite. The node's attribute ``border`` tells who follows
-    the autograd graph which region the gradient leaves and enters, ``(out_of, into)`` unless given.
+    ``left``, one element each, are set to 1.0 when it is not finite. The node's attribute ``border`` says which region
+    the gradient leaves and enters, ``(out_of, into)`` unless given.
     """
     names = (out_of, into) if border is None else border
     apply: Callable[..., Tensor] = _ScaleGradient.apply  # torch leaves it untyped
@@ -265,7 +265,12 @@ class GroupLossScaleManager(nn.Module):
         return torch.where(still, scales, moved), torch.where(still, self.finite_steps, steps)
 
     def update(self, overflowed: Tensor, held: Tensor) -> None:
-        """Follow one step on the device; arguments as for `next_scales`."""
+        """Follow one step on the device.
+
+        Args:
+            overflowed: As for `next_scales`.
+            held: Likewise.
+        """
         with torch.no_grad():
             if self._only_counts(overflowed, held):
                 self.finite_steps.add_(1)

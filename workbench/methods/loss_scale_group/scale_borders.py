@@ -39,13 +39,13 @@ _HALF_PRECISION_NODES = (
 class GraphRegions(NamedTuple):
     """What a walk through an autograd graph found."""
 
-    of_parameter: dict[int, set[Any]]  # regions in which each parameter is used, by its id; None is outside of all
+    of_parameter: dict[Tensor, set[Any]]  # regions in which each parameter is used; None is outside of all
     multiplying: set[Any]  # regions with a node that autocast computes in half precision
 
 
 def graph_regions(loss: Tensor, start: Any = None) -> GraphRegions:
     """Walk a graph from the loss, in region ``start``; RuntimeError when torch.compile has hidden part of it."""
-    found: dict[int, set[Any]] = {}
+    found: dict[Tensor, set[Any]] = {}
     multiplying: set[Any] = set()
     # A node with the regions one is in there, innermost last.
     waiting: list[tuple[Any, tuple[Any, ...]]] = [] if loss.grad_fn is None else [(loss.grad_fn, (start,))]
@@ -64,7 +64,7 @@ def graph_regions(loss: Tensor, start: Any = None) -> GraphRegions:
                 continue
             leaf = getattr(source, "variable", None)  # only AccumulateGrad has one
             if leaf is not None:
-                found.setdefault(id(leaf), set()).add(stack[-1])
+                found.setdefault(leaf, set()).add(stack[-1])
             elif (source, stack) not in seen:
                 seen.add((source, stack))
                 waiting.append((source, stack))
@@ -80,12 +80,12 @@ def _crossed(stack: tuple[Any, ...], left: Any, entered: Any) -> tuple[Any, ...]
     return stack[:-1] if stack[-1] == left else stack
 
 
-def maximal_units(model: nn.Module, group_of: Mapping[int, int]) -> dict[str, int]:
-    """Return the largest modules whose parameters all belong to one group (by parameter id): name -> group."""
+def maximal_units(model: nn.Module, group_of: Mapping[Tensor, int]) -> dict[str, int]:
+    """Return the largest modules whose parameters all belong to one group: name -> group."""
     units: dict[str, int] = {}
 
     def visit(name: str, module: nn.Module) -> None:
-        groups = {group_of.get(id(parameter), -1) for parameter in module.parameters()}
+        groups = {group_of.get(parameter, -1) for parameter in module.parameters()}
         if len(groups) == 1 and is_called(module):
             group = groups.pop()
             if group >= 0:
@@ -166,7 +166,7 @@ def _mapped(value: Any, change: Change) -> Any:
         return change(value) if value.is_floating_point() and value.requires_grad else value
     if isinstance(value, dict):
         changed = {key: new for key, item in value.items() if (new := _mapped(item, change)) is not item}
-        twin = copy.copy(value) if changed else value  # keeps what a subclass has besides
+        twin = copy.copy(value) if changed else value  # keeps the attributes of a subclass
         for key, item in changed.items():
             twin[key] = item
         return twin

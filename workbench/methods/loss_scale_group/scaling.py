@@ -6,13 +6,12 @@ itself (marks, as in the reference's example).
 
 The loss is the seed of the backward pass in all of them; scales live between borders. An overflow anywhere skips the
 step and lowers the scale of the group where it arose (`workbench.methods.loss_scale_group.method.arising_overflow`). If
-it arose in none (the loss itself was not finite, or only the device's overflow flag tells of it), every scale falls, so
+it arose in none (the loss itself was not finite, or only the device's overflow flag shows it), every scale falls, so
 that training that cannot go on ends on the floor.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
@@ -69,8 +68,8 @@ class GroupLossScaling(LossScaling):
         self.limit = limit
         self._device = device
         self._reference = manager.init_loss_scale if isinstance(manager.init_loss_scale, float) else 1.0
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._region_of: dict[int, int] = {}
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        self._region_of: dict[Tensor, int] = {}
         self._verdict: tuple[Tensor, Tensor] | None = None
         self._graphs_seen: set[int] = set()
         self._windows = 0
@@ -85,7 +84,7 @@ class GroupLossScaling(LossScaling):
                 "`boost.loss_scale_group` on, which finds them"
             )
         self.group_names = tuple(group_name(number, group) for number, group in enumerate(groups, start=1))
-        group_of = {id(p): index for index, group in enumerate(groups) for p in group.values()}
+        group_of = {p: index for index, group in enumerate(groups) for p in group.values()}
         if self._has_marks:
             self._groups = torch.arange(len(groups) + 2, device=device) - 1
             self._region_of = {key: group + 1 for key, group in group_of.items()}
@@ -147,7 +146,7 @@ class GroupLossScaling(LossScaling):
         """Return the index of the group whose scale a parameter's gradient carries, -1 where that is 1."""
         if self.probe is not None:
             return _OUTSIDE
-        return self._group_at(self._region_of.get(id(parameter), _OUTSIDE))
+        return self._group_at(self._region_of.get(parameter, _OUTSIDE))
 
     def scale_of(self, parameter: nn.Parameter) -> Tensor:
         """Return the scale of a parameter's group, shape ``()``; outside of all groups the sentinel 1."""
@@ -169,7 +168,7 @@ class GroupLossScaling(LossScaling):
             if self.agree is not None:
                 self.agree(found_inf)
             return
-        regions = [self._region_of.get(id(parameter), _OUTSIDE) for parameter in parameters]
+        regions = [self._region_of.get(parameter, _OUTSIDE) for parameter in parameters]
         gradients = [parameter.grad for parameter in parameters]
         received, left = self._flags
         nonfinite = torch.zeros_like(received)
@@ -259,7 +258,7 @@ class GroupLossScaling(LossScaling):
         if state["units"] is not None:
             self._draw_borders(state["units"])
         parameters = dict(self.model.named_parameters())
-        self._region_of = {id(parameters[name]): region for name, region in state["regions"].items()}
+        self._region_of = {parameters[name]: region for name, region in state["regions"].items()}
         for flag, value in zip(self._flags, state["flags"], strict=True):
             flag.copy_(value)
 
@@ -270,23 +269,9 @@ class GroupLossScaling(LossScaling):
         if self.probe is not None:
             self.probe.remove()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GroupLossScaling:
-        """Copy, and know the copied model's parameters."""
-        twin = object.__new__(type(self))
-        memo[id(self)] = twin
-        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        parameters = {name: id(parameter) for name, parameter in twin.model.named_parameters()}
-        now = {key: parameters[name] for key, name in self._names.items()}
-        twin._names = {now[key]: name for key, name in self._names.items()}
-        twin._region_of = {now[key]: region for key, region in self._region_of.items() if key in now}
-        if self.probe is not None and twin.probe is not None:
-            twin.probe.owner = {now[key]: owner for key, owner in self.probe.owner.items()}
-            twin.probe.regions = {now[key]: seen for key, seen in twin.probe.regions.items() if key in now}
-        return twin
-
     @property
     def _flags(self) -> tuple[Tensor, Tensor]:
-        """Which regions received a gradient that is not finite, and which handed one on."""
+        """Which regions received a gradient that is not finite, and which passed one on."""
         holder = self.manager if self.borders is None else self.borders
         return holder.received, holder.left
 
@@ -308,7 +293,7 @@ class GroupLossScaling(LossScaling):
         inside = (self._groups >= 0) & (self._groups < self.manager.loss_scale_number)
         overflowed = self._per_group(arose & inside)
         touched = self._per_group((received != 0) & inside)
-        # Where none is to blame (the loss itself is not finite, or only the device's flag tells) all scales fall, or
+        # Where none is to blame (the loss itself is not finite, or only the device's flag shows it) all scales fall, or
         # training would stand still unseen.
         overflowed = overflowed | ((found_inf > 0) & ~overflowed.any())
         self._verdict = overflowed, touched & ~overflowed
@@ -326,20 +311,20 @@ class GroupLossScaling(LossScaling):
         # The last region is what lies outside; index -1 of the groups is the sentinel with the scale 1.
         self._groups = torch.tensor([*units.values(), _OUTSIDE], device=self._device)
         self._region_of = {
-            id(parameter): region
+            parameter: region
             for region, name in enumerate(units)
             for parameter in self.model.get_submodule(name).parameters()
         }
 
-    def _check_borders(self, group_of: Mapping[int, int]) -> None:
+    def _check_borders(self, group_of: Mapping[Tensor, int]) -> None:
         """Check that what the user grouped can have the scale of its group."""
         assert self.borders is not None
         groups_of_units = list(self.borders.units.values())
-        users: dict[int, set[int]] = {}
+        users: dict[Tensor, set[int]] = {}
         for name, module in self.model.named_modules():
             region = next((i for i, unit in enumerate(self.borders.units) if is_in(name, unit)), _OUTSIDE)
             for parameter in module.parameters(recurse=False):
-                users.setdefault(id(parameter), set()).add(_OUTSIDE if region < 0 else groups_of_units[region])
+                users.setdefault(parameter, set()).add(_OUTSIDE if region < 0 else groups_of_units[region])
         for key, groups in users.items():
             if len(groups) > 1:
                 raise ValueError(
@@ -408,14 +393,14 @@ class GroupLossScaling(LossScaling):
         self.probe = None
         parts = joined_units(self.model, probe.units(), probe.regions, probe.names) or [[""]]
         found = find_scale_groups(probe.exponents(parts), self.limit or 1)
-        group_of: dict[int, int] = {}
+        group_of: dict[Tensor, int] = {}
         for index, group in enumerate(found):
             for unit in itertools.chain.from_iterable(parts[member] for member in group.members):
-                group_of |= {id(p): index for p in self.model.get_submodule(unit).parameters()}
+                group_of |= dict.fromkeys(self.model.get_submodule(unit).parameters(), index)
         self.manager.calibrate([group.scale for group in found], self._reference)
         self.minimum = self.manager.minimum * found[0].scale / self._reference
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        names = [[n for n, p in parameters.items() if group_of.get(id(p)) == index] for index in range(len(found))]
+        names = [[n for n, p in parameters.items() if group_of.get(p) == index] for index in range(len(found))]
         self.group_names = tuple(group_name(number, members) for number, members in enumerate(names, start=1))
         # Parameters outside of all units stay at 1; a container whose own parameters join none is never a unit.
         self._draw_borders(maximal_units(self.model, group_of))

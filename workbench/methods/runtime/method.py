@@ -61,7 +61,7 @@ class RuntimeMethod(Method):
         compiles = self._mode != "off" or self._cuda_graph
         if compiles and is_compiled(model):
             return "the model is compiled already; set `runtime.compile` to off, or give apply() the plain model"
-        on_cpu = _device_of(model).type == "cpu"
+        on_cpu = devices.device_of(model).type == "cpu"
         if on_cpu and (compiles or self._channels_last) and (name := convolution_beyond_memory(unwrapped(model))):
             return (
                 f"convolution {name!r} (1 x 1 with a stride, few input channels) would write beyond its memory in "
@@ -72,7 +72,7 @@ class RuntimeMethod(Method):
 
     def prepare(self, preparation: Preparation) -> None:
         """Bring the model into the memory format, and say what this device has no use for."""
-        device, asked = _device_of(preparation.model), self._asked
+        device, asked = devices.device_of(preparation.model), self._asked
         vain = {}
         if self._cuda_graph and not devices.has_graphs(device):
             vain["cuda_graph"] = f"{device.type} has no CUDA graphs"
@@ -89,7 +89,7 @@ class RuntimeMethod(Method):
 
     def compiled(self, model: nn.Module) -> nn.Module:
         """Return the model compiled, where that is asked for."""
-        cuda_graph = self._cuda_graph and devices.has_graphs(_device_of(model))
+        cuda_graph = self._cuda_graph and devices.has_graphs(devices.device_of(model))
         if self._mode == "off" and not cuda_graph:
             return model
         key = (self.plan.key(), repr(unwrapped(model)))
@@ -130,7 +130,3 @@ def _meanwhile(read: Callable[[], Any], write: Callable[[Any], Any], value: Any)
         yield
     finally:
         write(before)
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

@@ -67,7 +67,7 @@ class RuntimeSection(MethodSection):
         return next(iter(reasons.values())) if reasons and len(reasons) == len(self._asked_for()) else ""
 
     def left_out(self, config: BoostConfig, facts: Facts) -> Mapping[str, str]:
-        """Return which settings are asked for in vain, and why."""
+        """Return which settings have no effect, and why."""
         fields = type(self).model_fields
         reasons = {name: declared(fields[name]).when.why_not(config, facts) for name in self._asked_for()}
         return {name: reason for name, reason in reasons.items() if reason}
