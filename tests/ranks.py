@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from tests.kit.processes import forkserver
+
 __all__ = ["Ranks", "leave_together"]
 
 _TIMEOUT_SECONDS = 120
@@ -39,7 +41,7 @@ class Ranks:
     """
 
     def __init__(self, n_ranks: int, folder: Path) -> None:
-        context = torch.multiprocessing.get_context("spawn")
+        context = forkserver()
         pipes = [context.Pipe() for _ in range(n_ranks)]
         self._ends = [own for own, _ in pipes]
         self._processes = [

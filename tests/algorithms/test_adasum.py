@@ -21,6 +21,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.golden_files import golden_paths, load_npz
+from tests.kit.processes import forkserver
 from tests.ranks import leave_together
 from workbench.methods.adasum.method import (
     AdaSum,
@@ -365,7 +366,8 @@ def _begin(rank: int, n_ranks: int, folder: str) -> None:
 
 def spawned(worker: Callable[..., None], n_ranks: int, folder: Path) -> list[dict[str, list[Tensor]]]:
     """Run a worker on every rank and return what each has saved."""
-    torch.multiprocessing.spawn(worker, (n_ranks, str(folder)), nprocs=n_ranks)
+    method = forkserver().get_start_method()
+    torch.multiprocessing.start_processes(worker, (n_ranks, str(folder)), nprocs=n_ranks, start_method=method)
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(n_ranks)]
 
 

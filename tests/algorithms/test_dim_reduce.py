@@ -16,6 +16,7 @@ from torch import Tensor, distributed, multiprocessing, nn
 
 from tests.golden_files import golden_paths, load_json, load_npz
 from tests.golden_networks import build_loss, build_network, golden_batch, load_initial_weights
+from tests.kit.processes import forkserver
 from tests.kit.twins import through_file
 from tests.ranks import leave_together
 from workbench.methods.dim_reduce.method import (
@@ -573,9 +574,8 @@ def descend_on_a_rank(rank: int, rank_size: int, k: int, folder: str, arithmetic
 )
 def test_several_ranks_take_the_steps_of_one(tmp_path: Path, rank_size: int) -> None:
     k = 5  # neither 2 nor 4 divides it: one rank has a row more
-    multiprocessing.start_processes(
-        descend_on_a_rank, (rank_size, k, str(tmp_path), "corrected"), nprocs=rank_size, start_method="spawn"
-    )
+    arguments, method = (rank_size, k, str(tmp_path), "corrected"), forkserver().get_start_method()
+    multiprocessing.start_processes(descend_on_a_rank, arguments, nprocs=rank_size, start_method=method)
     net = Bowl()
     losses = descend(net, reducer(net, k), 6)
     results = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(rank_size)]

@@ -1,4 +1,4 @@
-"""Processes of a study that a test kills."""
+"""Processes that a test starts, and kills: forked from a fresh one that has imported what they need."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-_PRELOADED = ("pytest", "tests.kit.fake_runner", "workbench.study", "tests.cluster.preloaded")
+# torch imports torch._dynamo, for two seconds, when the first optimizer is made.
+_PRELOADED = ("pytest", "torch._dynamo", "tests.kit.fake_runner", "workbench.training", "tests.cluster.preloaded")
+
+
+def forkserver() -> ForkServerContext:
+    """Return the context ``"forkserver"``, whose processes start in milliseconds; importing torch takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))  # one that is not installed is left out
+    return context
 
 
 def start(target: Callable[..., Any], *arguments: Any, **options: Any) -> BaseProcess:
-    """Start a process that is killed later, forked from a fresh one that has imported what a study needs."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))  # one that is not installed is left out
+    """Start a process that is killed later."""
     settings = {name: value for name, value in os.environ.items() if name.startswith("WORKBENCH_")}
-    process = context.Process(target=_run, args=(settings, target, arguments, options))
+    process = forkserver().Process(target=_run, args=(settings, target, arguments, options))
     process.start()
     return process
 

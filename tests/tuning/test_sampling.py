@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
+from tests.kit.processes import forkserver
 from workbench.config import ConfigError
 from workbench.study import StudyError, parse_study
 from workbench.study.ask.search_space import SearchedSpace, Suggestion
@@ -276,7 +276,7 @@ def test_two_processes_draw_one_study_between_them(tmp_path: Path, name: str) ->
     text = FINITE if name == "grid" else LEVELLESS
     url = f"sqlite:///{tmp_path / 'study.db'}"
     begun(optuna.samplers.RandomSampler(seed=0), url, "s")
-    context = multiprocessing.get_context("spawn")
+    context = forkserver()
     barrier = context.Barrier(2)
     workers = [context.Process(target=_draw, args=(url, text, name, 14, barrier)) for _ in range(2)]
     for worker in workers:
