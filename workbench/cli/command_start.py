@@ -48,7 +48,7 @@ def end_undisturbed() -> None:
     """
     if not _is_this_program():
         return
-    with contextlib.suppress(ValueError):  # not the main thread, which alone hears of it
+    with contextlib.suppress(ValueError):  # not the main thread, which alone gets signals
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes = sys.modules.get("multiprocessing")
     for worker in processes.active_children() if processes is not None else ():

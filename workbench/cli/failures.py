@@ -70,7 +70,7 @@ class Interrupted(Exception):  # noqa: N818  # no error: the user asked for it
 def report(error: BaseException, *, traceback: bool = False) -> int:
     """Say on stderr what ended the command, after Python's traceback if that is asked for; return the exit code.
 
-    Of several ranks one says it: the one a ``RankFailure`` names, else rank 0, which hears of every other rank's error.
+    Of several ranks one says it: the one a ``RankFailure`` names, else rank 0, which knows every other rank's error.
     """
     if isinstance(error, BrokenPipeError):
         # `workbench schema | head`: the reader has seen enough. Python would complain again when it flushes at the

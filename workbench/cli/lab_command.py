@@ -109,7 +109,7 @@ def _server_options(root: Path, opened: str, port: int, *, browser: bool) -> lis
     if not os.environ.get("JUPYTER_TOKEN"):  # our own, because JupyterLab tells the whole world's log a generated one
         options.append(f"--IdentityProvider.token={secrets.token_hex(24)}")
     if _is_root():
-        # Jupyter refuses root unless told so. A user who types this command as root (a container, a fresh virtual
+        # Jupyter refuses root unless asked not to. A user who types this command as root (a container, a fresh virtual
         # machine) has decided it already, and access still needs the token.
         options.append("--ServerApp.allow_root=True")
     return options

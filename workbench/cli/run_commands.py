@@ -170,9 +170,9 @@ def replay(
     result = api.replay(run, init=init or None, factor=factor or None, window=window or None, minimum=minimum)
     table = result.table
     if json:
-        told = {name: getattr(result, name) for name in ("windows", "recorded_overflows", "assumption")}
+        facts = {name: getattr(result, name) for name in ("windows", "recorded_overflows", "assumption")}
         rest = {"error_log2": result.thresholds.error_log2, "policies": table.to_dict("records")}
-        print_json({"run": run, **told, **rest})
+        print_json({"run": run, **facts, **rest})
         return
     rows = [
         (

@@ -101,7 +101,7 @@ def _with_files(
 
 def _provenance(choice: Choice, plan: Plan, origin: Mapping[str, Any]) -> dict[str, Any]:
     target, candidate = choice.target, choice.candidate
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "schema_version": EXPORT_SCHEMA_VERSION,
         "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "ranks": plan.world_size,
@@ -116,20 +116,20 @@ def _provenance(choice: Choice, plan: Plan, origin: Mapping[str, Any]) -> dict[s
     }
     if candidate is not None:
         ends = (candidate.speedup, candidate.speedup_low, candidate.speedup_high)
-        told["speedup"] = [float(f"{value:.4g}") for value in ends if math.isfinite(value)]
-        told["allowed_drop"] = candidate.allowed_drop
-        told["n_seeds"] = candidate.n_seeds
+        content["speedup"] = [float(f"{value:.4g}") for value in ends if math.isfinite(value)]
+        content["allowed_drop"] = candidate.allowed_drop
+        content["n_seeds"] = candidate.n_seeds
         if math.isfinite(candidate.drop) and math.isfinite(candidate.drop_bound):
-            told["drop"], told["drop_bound"] = candidate.drop, candidate.drop_bound
+            content["drop"], content["drop_bound"] = candidate.drop, candidate.drop_bound
     for method in METHODS:
         if method.n_ranks > 1 and plan.is_in_effect(method.name):
-            told[method.name] = (
+            content[method.name] = (
                 f"{method.title} was in effect on {plan.world_size} ranks; `workbench validate --world-size N` says "
                 "whether it is on N."
             )
         if method.export_note and plan.is_in_effect(method.name):
-            told[method.name] = method.export_note.format(export=target, seed=origin["seed"])
-    return dict(_without_none(plain({**told, **origin})))
+            content[method.name] = method.export_note.format(export=target, seed=origin["seed"])
+    return dict(_without_none(plain({**content, **origin})))
 
 
 def _without_none(value: Any) -> Any:

@@ -180,8 +180,8 @@ def trial_note(trial: TrialRecord, metric: str, allowed_drops: Mapping[str, floa
     if math.isfinite(trial.metric):
         worse = f"{trial.metric_deficit:+.4g}" if math.isfinite(trial.metric_deficit) else "unknown"
         lines.append(f"* {metric} {trial.metric:.5g}, drop {worse} of {trial.allowed_drop:g} allowed")
-    told = f": {hide_passwords(trial.message)}" if trial.message else ""
-    lines.append(f"* **{outcome_of(trial, allowed_drops)}**{told}")
+    message = f": {hide_passwords(trial.message)}" if trial.message else ""
+    lines.append(f"* **{outcome_of(trial, allowed_drops)}**{message}")
     if trial.run_path:
         lines.append(f"* recorded in `{trial.run_path}`")
     return "\n".join(lines)

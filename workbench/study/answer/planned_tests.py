@@ -155,23 +155,23 @@ def sentence(
         return f"Refuted: {speed}."
     is_open = quality.verdict is Verdict.UNDECIDED
     questions = ["whether it is faster"] * time.is_open + [f"whether it keeps the {metric}"] * is_open
-    told = f"Undecided {' and '.join(questions)}: {speed}; {kept}."
+    text = f"Undecided {' and '.join(questions)}: {speed}; {kept}."
     if judged.missing:
         n_planned = judged.n_pairs + judged.missing
-        return f"{told} {judged.n_pairs} of {n_planned} planned seeds are trained; the same command trains the rest."
+        return f"{text} {judged.n_pairs} of {n_planned} planned seeds are trained; the same command trains the rest."
     if quality.reason:
-        return told  # it was not tested; the reason says why
+        return text  # it was not tested; the reason says why
     fresh = [pairs_to_decide(replace(quality.bounds, error=next_error), quality.allowed_drop)] * is_open
     fresh += [time.more_pairs] * time.is_open
     numbers = [one for one in fresh if one is not None]
     if len(numbers) < len(fresh):
-        return f"{told} No practical number of seeds would decide: what was measured lies too close to the limit."
+        return f"{text} No practical number of seeds would decide: what was measured lies too close to the limit."
     more = max(numbers)
     against = ", probably against it" if is_open and quality.leaning is Verdict.REFUTED else ""
     ask = f"About {more} fresh seeds would decide{against}"
     if math.isfinite(seconds_per_pair):
         ask += f" ({format_duration(more * seconds_per_pair)})"
-    return f"{told} {ask}{f': `{command.format(seeds=judged.end + more)}`' if command else ''}."
+    return f"{text} {ask}{f': `{command.format(seeds=judged.end + more)}`' if command else ''}."
 
 
 def _faster(time: TimeRatio) -> str:

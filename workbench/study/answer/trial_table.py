@@ -127,7 +127,7 @@ def _column(values: Sequence[Any], dimension: Dimension | None) -> pd.Series:
     for among, dtype in (({bool}, "boolean"), ({int}, "Int64"), ({int, float}, "float64")):
         if kinds and kinds <= among:
             return pd.Series(values, dtype=dtype)
-    # Words stay as they are; a list (betas) or a mixture is told as JSON.
+    # Words stay as they are; a list (betas) or a mixture is written as JSON.
     texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
     return pd.Series(texts, dtype="str")
 

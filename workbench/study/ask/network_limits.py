@@ -43,10 +43,10 @@ def within_network(space: SearchedSpace) -> tuple[SearchedSpace, list[str]]:
             kept.append(one)
             continue
         able = tuple(value for value in _values(one) if value not in left)
-        told = f"{left[0]} to {one.high:.0f}" if len(left) > 1 and not one.choices else ", ".join(map(str, left))
+        shown = f"{left[0]} to {one.high:.0f}" if len(left) > 1 and not one.choices else ", ".join(map(str, left))
         reason = _why_not(switch, {one.path: left[0]}, space).partition(",")[0]  # behind it stands what else would do
         off = "" if able else f", so {describe_parameters()[f'boost.{switch}'].title.lower()} stays off"
-        sentences.append(f"`{one.path}` = {told} is not tried: {reason}{off}")
+        sentences.append(f"`{one.path}` = {shown} is not tried: {reason}{off}")
         if len(able) > 1 and not one.choices:
             kept.append(replace(one, high=float(able[-1])))
         elif able:  # one value is a setting, and one is always taken

@@ -62,18 +62,18 @@ def enqueue_warm_start(
         for plan in earlier_plans(name, path, best):
             if plan.label in known:
                 continue
-            values, told = mapped_values(plan, file.searched)
+            values, remarks = mapped_values(plan, file.searched)
             if not values:
-                told = [f"{plan.label}: nothing of it can be searched here, so it is not tried."]
+                remarks = [f"{plan.label}: nothing of it can be searched here, so it is not tried."]
             elif values in tried:
-                told = []
+                remarks = []
             elif room < 1:
-                told = [f"{plan.label}: is not tried, since the study has {n_trials} trials only."]
+                remarks = [f"{plan.label}: is not tried, since the study has {n_trials} trials only."]
             else:
                 study.enqueue_trial(values, user_attrs={_LABEL: plan.label})
                 tried.append(values)
                 room -= 1
-            notes += [one for one in told if one not in notes]
+            notes += [one for one in remarks if one not in notes]
     if notes != study.user_attrs.get(_NOTES, []):
         study.set_user_attr(_NOTES, notes)
 
@@ -136,26 +136,26 @@ def mapped_values(plan: EarlierPlan, space: SearchedSpace) -> tuple[dict[str, An
         return {}, [f"{plan.label}: {error}"]
     known = {**resolved.parameters_in_effect(), "level": plan.level, "boost.mode": "manual"}
     values: dict[str, Any] = {}
-    told: list[str] = []
+    remarks: list[str] = []
     for dimension in space.dimensions:
         if dimension.parameter not in known or not dimension.belongs_to(plan.config):
             continue  # it had no effect there; if it has one here, the sampler draws it
         value, sentence = _nearest(dimension, known[dimension.parameter])
         if sentence:
-            told.append(f"{plan.label}: {sentence}")
+            remarks.append(f"{plan.label}: {sentence}")
         if value is not None:
             values[dimension.path] = value
     searched = {dimension.path for dimension in space.dimensions}
     if "boost.mode" in searched:
-        return values, told
+        return values, remarks
     manual = any(path.startswith("boost.") for path in searched)
     unsearched = space.base.with_values({"boost.mode": "manual"} if manual else {})
     here, there = space.plans.resolve(unsearched, plan.level).in_effect(), resolved.in_effect()
     for switch in SWITCHES:
         if f"boost.{switch}" not in searched and (switch in there) != (switch in here):
             words = "on there and off here" if switch in there else "off there and on here"
-            told.append(f"{plan.label}: {switch} is {words}, where it is not searched.")
-    return values, told
+            remarks.append(f"{plan.label}: {switch} is {words}, where it is not searched.")
+    return values, remarks
 
 
 def _nearest(dimension: Dimension, value: Any) -> tuple[Any, str]:

@@ -127,6 +127,6 @@ def _look(path: Path) -> list[int] | None:
 def _is_alive(process: Mapping[str, Any]) -> bool:
     from workbench.core.process_identity import is_running, machine
 
-    if process["machine"] != machine() or process["ticks"] is None:  # it cannot be told from here
+    if process["machine"] != machine() or process["ticks"] is None:  # that cannot be seen from here
         return False
     return is_running(int(process["pid"]), ticks=float(process["ticks"]), began=0.0)
