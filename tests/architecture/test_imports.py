@@ -199,6 +199,7 @@ OPTIONAL = {
     "accelerate": "the extra of that name",
     "markupsafe": "Jinja2's texts that are HTML already are objects of this package",
     "annotated_types": "pydantic's constraints are objects of this package",
+    "pydantic_core": "pydantic documents `to_jsonable_python` as its own",
 }
 
 

@@ -268,7 +268,7 @@ def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(tmp_pa
         search.run_given({"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}, {"n_seeds": 3})
         n_trials = len(study.get_trials(deepcopy=False))
         assert standing_now(study, file).leader is not None
-        settle(study, file, search, deadline=time.monotonic() + 15.0)  # a run takes four, by the surface's clock
+        settle(search, deadline=time.monotonic() + 15.0)  # a run takes four, by the surface's clock
         assert len(study.get_trials(deepcopy=False)) > n_trials
 
 

@@ -45,7 +45,7 @@ from workbench.study.run.job import (
     TrainJob,
 )
 from workbench.study.run.objective import Baseline, prospect
-from workbench.study.run.stopping import StoppableExperimenter
+from workbench.study.run.runner import StoppableExperimenter
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("seeds_max = 8", "seeds_max = 6")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"

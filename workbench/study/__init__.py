@@ -62,29 +62,19 @@ __all__ = [
 ]
 
 _HOME = {
-    **dict.fromkeys(("StudyResult", "export_study", "read_result"), "workbench.study.answer.result"),
-    **dict.fromkeys(("TRIAL_COLUMNS", "trial_table", "write_trial_table"), "workbench.study.answer.trial_table"),
-    **dict.fromkeys(("StudyFile", "parse_study", "read_study"), "workbench.study.ask.study_file"),
-    "begin_study": "workbench.study.ask.task_study",
-    **dict.fromkeys(
-        (
-            "OutOfTimeError",
-            "StudyBusyError",
-            "StudyChangedError",
-            "StudyError",
-            "StudyFailedError",
-            "StudyStoppedError",
-        ),
-        "workbench.study.errors",
-    ),
-    "TaskExperimenter": "workbench.study.run.experimenter",
-    **dict.fromkeys(("WorkerResult", "join_study"), "workbench.study.run.joining"),
-    **dict.fromkeys(("ProgressLine", "TuneProgress"), "workbench.study.run.progress"),
-    "RayEngine": "workbench.study.run.ray_engine",
-    "Experimenter": "workbench.study.run.runner",
-    "tune": "workbench.study.run.search_and_confirm",
-    "search": "workbench.study.run.searching",
-    "trials_of": "workbench.study.store.stored_records",
+    "answer.result": ("StudyResult", "export_study", "read_result"),
+    "answer.trial_table": ("TRIAL_COLUMNS", "trial_table", "write_trial_table"),
+    "ask.study_file": ("StudyFile", "parse_study", "read_study"),
+    "ask.task_study": ("begin_study",),
+    "errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "run.experimenter": ("TaskExperimenter",),
+    "run.joining": ("WorkerResult", "join_study"),
+    "run.progress": ("ProgressLine", "TuneProgress"),
+    "run.ray_engine": ("RayEngine",),
+    "run.runner": ("Experimenter",),
+    "run.search_and_confirm": ("tune",),
+    "run.searching": ("search",),
+    "store.stored_records": ("trials_of",),
 }
 
-__getattr__ = lazy_names(__name__, _HOME)
+__getattr__ = lazy_names(__name__, {name: f"{__name__}.{home}" for home, names in _HOME.items() for name in names})

@@ -15,7 +15,6 @@ from typing import Any
 import optuna
 
 from workbench.study.answer.planned_tests import FIRST_ERROR, PlannedTest
-from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import SpeedMeasured, Trained
 
@@ -40,7 +39,7 @@ class ConfirmationRuns:
     def __init__(self, study: optuna.Study, file: StudyFile) -> None:
         self._study = study
         self._seed = file.study.seed
-        self.baseline = file.plans.resolve(all_off(file.base_config()), "O0")
+        self.baseline = file.baseline_plan()
         self.baseline_key = self.baseline.key()
         self.steps = file.confirm.steps or file.study.budget_steps
         counts_steps = file.study.objective == "time_to_target"

@@ -25,14 +25,13 @@ from workbench.study.answer import planned_tests
 from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
 from workbench.study.answer.planned_tests import Judgement, PlannedTest, judge
 from workbench.study.answer.selection import Contender, select
-from workbench.study.ask.plans import explicit_config, needs_warm_up
+from workbench.study.ask.plans import needs_warm_up
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
-from workbench.study.run.job import Monitor, RunStep, SpeedJob, SpeedMeasured, Trained, TrainJob
-from workbench.study.run.objective import steps_to_target
-from workbench.study.run.runner import Experimenter
-from workbench.study.run.stopping import end_if_over
+from workbench.study.run.job import Monitor, RunStep, SpeedMeasured, Trained
+from workbench.study.run.objective import goal, steps_to_target
+from workbench.study.run.runner import Experimenter, end_if_over
 from workbench.study.run.warm_up import WarmUpError, WarmUps
 from workbench.study.store.stored_records import trials_of
 
@@ -266,7 +265,7 @@ class Confirmation:
         judged = self._judged(contender)
         if judged.quality.reason == "not tested":
             judged = replace(judged, quality=replace(judged.quality, reason=why_untested or judged.quality.reason))
-        told = planned_tests.sentence(
+        sentence = planned_tests.sentence(
             judged,
             self.experimenter.metric_name,
             per="to the target" if self._counts_steps else timed_per(self.file.study.objective),
@@ -275,7 +274,7 @@ class Confirmation:
             command=self.command,
         )
         if needs_warm_up(contender.plan):
-            told = f"After a warm-up of {self.file.warm_up_steps} micro-batches of O0. {told}"
+            sentence = f"After a warm-up of {self.file.warm_up_steps} micro-batches of O0. {sentence}"
         bounds, ratio = judged.quality.bounds, judged.time
         pairs = [pair for test in self._tests(contender) for pair in self._runs.metrics(contender.key, test)]
         return CandidateRecord(
@@ -292,7 +291,7 @@ class Confirmation:
             allowed_drop=contender.allowed_drop,
             n_seeds=bounds.n_pairs or judged.n_pairs,
             verdict=judged.verdict,
-            sentence=told,
+            sentence=sentence,
             metrics=tuple(pairs),
         )
 
@@ -329,14 +328,12 @@ class Confirmation:
         measured = self._step_time(contender)
         if measured is None or not self._counts_steps:
             return self._untested_ratio(contender)
-        higher = self.experimenter.higher_is_better
-        sign = 1.0 if higher else -1.0
-        times = []
+        higher, times = self.experimenter.higher_is_better, []
         for baseline, candidate in self._runs.pairs(contender.key, test.first, n_pairs):
             if not math.isfinite(metric_of(baseline)):
                 continue
-            goal = metric_of(baseline) - sign * contender.allowed_drop
-            steps = [steps_to_target(run.curve, goal, higher_is_better=higher) for run in (baseline, candidate)]
+            target = goal(metric_of(baseline), contender.allowed_drop, higher_is_better=higher)
+            steps = [steps_to_target(run.curve, target, higher_is_better=higher) for run in (baseline, candidate)]
             times.append((min(steps[0], float(self._runs.steps)), math.inf if candidate.diverged else steps[1]))
         return paired_bounds.time_ratio(times, measured, warm_up=contender.trial.warm_up_steps, error=error)
 
@@ -360,13 +357,8 @@ class Confirmation:
     def _train(self, plan: Plan, seed: int) -> None:
         try:
             warm_up = self.warm_ups.before(plan, seed)
-            job = TrainJob(
-                explicit_config(plan, warm_up.snapshots),
-                plan.level,
-                seed=seed,
-                steps=self._runs.steps,
-                evaluate_every=self._runs.evaluate_every,
-            )
+            length = {"steps": self._runs.steps, "evaluate_every": self._runs.evaluate_every}
+            job = warm_up.train_job(plan, seed=seed, **length)
             trained = self.experimenter.run(job, Monitor(on_step=self.on_step))
             # What one more seed would take, which needs a warm-up of its own.
             trained = replace(trained, seconds=trained.seconds + warm_up.seconds)
@@ -382,14 +374,7 @@ class Confirmation:
         try:
             warm_up = self.warm_ups.before(contender.plan, seed)
             end_if_over(self.deadline)
-            job = SpeedJob(
-                (self._runs.baseline.config, "O0"),
-                (explicit_config(contender.plan, warm_up.snapshots), contender.plan.level),
-                seed=seed,
-                rounds=self.file.speed.rounds,
-                steps_per_block=self.file.speed.steps_per_block,
-            )
-            measured = self.experimenter.run(job)
+            measured = self.experimenter.run(warm_up.speed_job(contender.plan, self.file, seed))
         except WarmUpError:  # the run with this seed will say so
             return
         except OutOfTimeError:

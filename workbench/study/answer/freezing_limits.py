@@ -14,13 +14,13 @@ from workbench.methods.registry import METHODS
 from workbench.study.ask.plans import explicit_config
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import FreezingLimitJob
-from workbench.study.run.runner import JobRunner
+from workbench.study.run.runner import Experimenter
 from workbench.study.store.stored_records import trials_of
 
 _PREFIX = "freezing_limit:"
 
 
-def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: JobRunner) -> list[dict[str, Any]]:
+def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: Experimenter) -> list[dict[str, Any]]:
     """Measure what is not measured yet, and return `freezing_limits_of`; nothing when the study does not ask for it."""
     section = file.freezing_limit
     if section is None or not section.enabled:
@@ -44,7 +44,7 @@ def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: 
 def freezing_limits_of(study: optuna.Study) -> list[dict[str, Any]]:
     """Return what was measured, one row per trial: its schedule, and ``realised``, ``limit`` and ``reached``.
 
-    Each of these has ``_low`` and ``_high`` beside it; None stands for what cannot be told.
+    Each of these has ``_low`` and ``_high`` beside it; None stands for what is unknown.
     """
     rows = [dict(value) for name, value in study.user_attrs.items() if name.startswith(_PREFIX)]
     return sorted(rows, key=lambda row: int(row["trial"]))

@@ -18,7 +18,7 @@ from workbench.study.ask.search_space import all_off
 from workbench.study.ask.sections import LossScaleReplaySection
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import Monitor, PolicyOutcome, ReplayJob, RunStep, Trained, TrainJob, plain
-from workbench.study.run.runner import JobRunner
+from workbench.study.run.runner import Experimenter
 
 
 def policies_of(section: LossScaleReplaySection) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ def choose_policy(outcomes: Sequence[PolicyOutcome], max_underflow_share: float)
 def tune_loss_scale(
     study: optuna.Study,
     file: StudyFile,
-    experimenter: JobRunner,
+    experimenter: Experimenter,
     on_step: Callable[[RunStep], None] | None = None,
 ) -> dict[str, Any] | None:
     """Record, replay, choose and verify; each stage is stored with the study when done and not done again.
@@ -79,8 +79,8 @@ def tune_loss_scale(
         recording = {"path": trained.path, "overflows": trained.overflows, "steps": trained.steps}
         if trained.diverged or not trained.path:
             why = trained.message or "nothing was recorded"
-            told = f"the loss-scale policy was not chosen, the float16 recording cannot be used: {why}"
-            recording = {"failed": told}
+            sentence = f"the loss-scale policy was not chosen, the float16 recording cannot be used: {why}"
+            recording = {"failed": sentence}
         study.set_user_attr("loss_scale_recording", recording)
     if "failed" in recording:
         return dict(recording)

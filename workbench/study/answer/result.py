@@ -35,7 +35,7 @@ from workbench.study.store.stored_records import candidates_of, trials_of
 
 __all__ = ["StudyResult", "export_study", "open_begun", "read_result", "write_answer"]
 
-_FEWEST_PLANS = 5  # below, what matters for the objective cannot be told
+_FEWEST_PLANS = 5  # below, what matters for the objective is unknown
 _COMMAND = re.compile(r"`workbench tune [^`]+ --confirm-seeds ")
 
 
@@ -86,9 +86,9 @@ def export_study(
 
     Study and storage are as in `read_result`; without a finished O0 trial this is a StudyError.
     """
-    result = read_result(study_dir, storage=storage)
     with quiet_optuna(), kept.plain_storage_errors():
         study, file, directory = open_begun(study_dir, storage)
+        result = standing_result(study_dir, study, file)
         if baseline_trial(study) is None:
             raise StudyError(
                 f"{study_dir}: the study has no finished trial to export; run `workbench tune {study_dir}`"
@@ -114,14 +114,14 @@ def write_answer(
     """
     attributes, trials = study.user_attrs, _judged(study, file)
     choices = _choices(study, file, trials, candidates, require_confirmed=require_confirmed)
-    policy_told = "" if policy is None else str(policy.get("sentence", policy.get("failed", "")))
+    policy_sentence = "" if policy is None else str(policy.get("sentence", policy.get("failed", "")))
     environment = attributes.get("environment", {})
     origin = {
         "study": file.study.name,
         **{name: getattr(file.study, name) for name in ("task", "seed", "objective")},
         "metric": _metric_of(attributes),
         "data_hash": str(attributes.get("data_hash", "")),
-        "loss_scale": policy_told or None,
+        "loss_scale": policy_sentence or None,
         "environment": environment,
     }
     off = with_policy(all_off(file.base_config()), policy, [dimension.path for dimension in file.dimensions])
@@ -132,7 +132,7 @@ def write_answer(
     snapshots = None if warm_up is None else warm_up.snapshots
     exported = export_configs(folder, choices, off, origin, file.plans, snapshots)
     write_tables(folder, candidates, choices, environment)
-    more = [policy_told] if policy_told else []
+    more = [policy_sentence] if policy_sentence else []
     is_own_folder = folder == directory / "result"
     if is_own_folder:
         study.set_user_attr("chosen", {target: choice.label for target, choice in choices.items()})
@@ -223,10 +223,10 @@ def _result(
         tuned_plain=tuned_plain_of(attributes),
         left_out=tuple(file.set_up.left_out),
     )
-    told = [attributes.get("search_ended", ""), attributes.get("cut_short", "")]
-    told += [*attributes.get("warm_start_notes", []), *file.not_drawn(), why_unknown]
+    sentences = [attributes.get("search_ended", ""), attributes.get("cut_short", "")]
+    sentences += [*attributes.get("warm_start_notes", []), *file.not_drawn(), why_unknown]
     said = " ".join(choice.sentence for choice in choices.values())
-    left = [one for one in told if one and one.rstrip(".") not in said]
+    left = [one for one in sentences if one and one.rstrip(".") not in said]
     return replace(result, messages=[*result.choice_sentences, *more, *left])
 
 

@@ -23,7 +23,7 @@ from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.run.objective import steps_to_target
+from workbench.study.run.objective import goal, steps_to_target
 from workbench.study.set_up.standing import SURE, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing
 from workbench.study.store.stored_records import baseline_record, trials_of
@@ -67,8 +67,8 @@ def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] |
         else:
             options: Any = {"objective": file.study.objective, "higher_is_better": higher, "plans": file.plans}
             ordered = competing_trials(trials, baseline, target, allowed_drop, **options)
-        goal = _goal(baseline, allowed_drop, higher_is_better=higher)
-        baseline_steps = steps_to_target(baseline.curve, goal, higher_is_better=higher)
+        target_metric = goal(baseline.metric, allowed_drop, higher_is_better=higher)
+        baseline_steps = steps_to_target(baseline.curve, target_metric, higher_is_better=higher)
         pools[target] = []
         for trial in ordered:
             config = with_policy(BoostConfig.from_dict(trial.config), policy, searched)
@@ -94,10 +94,10 @@ def competing_trials(
     They are those with a deficit within the allowed drop and a cost below O0's, one per plan, by increasing cost; their
     ``steps_to_target`` is that of this export's target.
     """
-    goal = _goal(baseline, allowed_drop, higher_is_better=higher_is_better)
+    target_metric = goal(baseline.metric, allowed_drop, higher_is_better=higher_is_better)
 
     def aimed_at(trial: TrialRecord) -> TrialRecord:
-        steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
+        steps = steps_to_target(trial.curve, target_metric, higher_is_better=higher_is_better)
         return replace(trial, steps_to_target=steps, allowed_drop=allowed_drop)
 
     def price_of(trial: TrialRecord) -> float:
@@ -119,10 +119,6 @@ def competing_trials(
         if key not in seen and beyond.isdisjoint(methods):
             seen.add(key)
             yield trial
-
-
-def _goal(baseline: TrialRecord, allowed_drop: float, *, higher_is_better: bool) -> float:
-    return baseline.metric - (1.0 if higher_is_better else -1.0) * allowed_drop
 
 
 def keep_remaining(study: optuna.Study, number: int, idle: Mapping[str, Any]) -> None:
@@ -210,14 +206,14 @@ def select(
     if taken is not None:
         return Choice(target, taken, f"{taken.label} ({taken.summary}). {taken.sentence}", others)
     if not mine:
-        told = nothing or "no candidate was found"
+        words = nothing or "no candidate was found"
     elif require_confirmed and promising:
-        told = f"none of the {len(mine)} candidates is confirmed, and only that is accepted"
+        words = f"none of the {len(mine)} candidates is confirmed, and only that is accepted"
     elif all(one.verdict is Verdict.REFUTED for one in mine):
-        told = "the only candidate was refuted" if len(mine) == 1 else f"all {len(mine)} candidates were refuted"
+        words = "the only candidate was refuted" if len(mine) == 1 else f"all {len(mine)} candidates were refuted"
     else:
-        told = "no candidate is clearly faster than O0 without losing more than is allowed"
-    return Choice(target, None, f"O0 is exported: {told}.", others)
+        words = "no candidate is clearly faster than O0 without losing more than is allowed"
+    return Choice(target, None, f"O0 is exported: {words}.", others)
 
 
 def _is_promising(candidate: CandidateRecord) -> bool:
@@ -252,8 +248,8 @@ def faster_untested(
     idling = [one for one in faster if any(leaves.get(one.number, idle)[path] != value for path, value in idle.items())]
     ends = dict.fromkeys(f"{100 * end(one.chance for one in unsure):.0f}" for end in (min, max) if unsure)
     chance = f"that the quality holds in a confirmation is {' to '.join(ends)} % likely"
-    told = _though_faster(unsure, "in few runs", f"{chance}, and {100 * SURE:.0f} % is asked")
-    return told + _though_faster(idling, "in the search", "a part of it was found to be no sure gain")
+    words = _though_faster(unsure, "in few runs", f"{chance}, and {100 * SURE:.0f} % is asked")
+    return words + _though_faster(idling, "in the search", "a part of it was found to be no sure gain")
 
 
 def _though_faster(trials: Sequence[TrialRecord], where: str, why: str) -> list[str]:
@@ -284,28 +280,28 @@ def nothing_found(
     per = timed_per(objective)
     n_tried = len(tried) if plans is None else len({_plan(one, plans)[0] for one in tried})
     count = f"{n_tried} plans were tried" if n_tried > 1 else "one plan was tried"
-    told = [f"no plan was faster than O0 within the allowed {metric_name} drop of {allowed_drop:g}; {count}"]
+    words = [f"no plan was faster than O0 within the allowed {metric_name} drop of {allowed_drop:g}; {count}"]
     known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]
     within = [one for one in known if one.metric_deficit <= allowed_drop and not one.chance < SURE]
     beyond = [one for one in known if one.metric_deficit > allowed_drop and one.relative_step_time < 1.0]
     if within:
         best = min(within, key=lambda one: one.relative_step_time)
         late = f" {per}, but reaches the target later" if objective == "time_to_target" else f" {per}"
-        told.append(
+        words.append(
             f"of {len(within)} within the drop the fastest, trial {best.number} ({best.summary}), is "
             f"{1.0 / best.relative_step_time:.2f} x O0{late if best.relative_step_time < 1.0 else f' {per}'}"
         )
     if beyond:
         near = min(beyond, key=lambda one: one.metric_deficit)
-        told.append(
+        words.append(
             f"the nearest beyond it, trial {near.number} ({near.summary}), is {1.0 / near.relative_step_time:.2f} x "
             f"{per} and drops {near.metric_deficit:.4g}: a larger allowed drop or a longer training may admit it"
         )
     elif all(one.relative_step_time >= 1.0 for one in tried):
-        told.append("what is searched does not speed up this network: another space or another method would be needed")
+        words.append("what is searched does not speed up this network: another space or another method would be needed")
     elif not known:
-        told.append("all of them diverged or were given up early: gentler ranges or a longer training may help")
-    return "; ".join(told)
+        words.append("all of them diverged or were given up early: gentler ranges or a longer training may help")
+    return "; ".join(words)
 
 
 def with_policy(config: BoostConfig, policy: Mapping[str, Any] | None, searched: Sequence[str]) -> BoostConfig:

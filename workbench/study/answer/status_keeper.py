@@ -21,19 +21,15 @@ _SHARE = 0.01
 _log = logging.getLogger("workbench")
 
 
-def keeping_status(study_dir: str | Path, storage: str | None, study: optuna.Study, file: StudyFile) -> StatusKeeper:
-    """Return the keeper of a study, which does nothing where ``storage`` names a database that others share."""
-    return StatusKeeper(study_dir, study, file, active=storage is None)
-
-
 class StatusKeeper:
     """Keeps the state of a study whose database lies beside it; as a context it writes the last one on leaving.
 
-    What cannot be written ends no study: `workbench status` reads the database then.
+    It does nothing where ``storage`` names a database that others share. What cannot be written ends no study:
+    `workbench status` reads the database then.
     """
 
-    def __init__(self, study_dir: str | Path, study: optuna.Study, file: StudyFile, *, active: bool = True) -> None:
-        self._active = active
+    def __init__(self, study_dir: str | Path, study: optuna.Study, file: StudyFile, storage: str | None = None) -> None:
+        self._active = storage is None
         self._study_dir, self._study, self._file = study_dir, study, file
         self._due, self._warned = -math.inf, False
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -32,11 +32,11 @@ from workbench.config import (
 )
 from workbench.config.errors import did_you_mean, shown
 from workbench.study.ask.plans import StudyPlans
+from workbench.study.ask.study_text import RANGE_KEYS, flat
 from workbench.study.errors import StudyError
 
 _USUAL_LEVEL = "O1"
 _SWITCHES = tuple(f"boost.{name}" for name in SWITCHES)
-_RANGE_KEYS = frozenset({"low", "high", "log", "step"})
 
 
 Draws = optuna.trial.BaseTrial | Callable[[str, Any], Any]  # an Optuna trial, or a function of name and distribution
@@ -299,8 +299,8 @@ def read_space(content: Mapping[str, Any]) -> tuple[Dimension, ...]:
     A path has a list of values, ``{low, high, log, step}``, or true / "default" for the declared range. Quoted dotted
     keys and TOML sub-tables mean the same.
     """
-    dimensions = []
-    for path, value in _flattened(content, set(describe_parameters())):
+    dimensions, known = [], {"level", *describe_parameters()}
+    for path, value in flat(content, lambda path, table: path in known or not table.keys() - RANGE_KEYS).items():
         try:
             about = None if path == "level" else parameter_at(path)
         except ConfigError as error:
@@ -312,16 +312,6 @@ def read_space(content: Mapping[str, Any]) -> tuple[Dimension, ...]:
         if one.of_optimizer:
             owners.setdefault(one.parameter, []).append(one.of_optimizer)
     return tuple(replace(one, but_for=tuple(owners.get(one.path, ()))) for one in dimensions)
-
-
-def _flattened(content: Mapping[str, Any], known: set[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Open sub-tables; a table that is a parameter's own (its path is known, or it only has range keys) is a range."""
-    for key, value in content.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and path not in known and path != "level" and value.keys() - _RANGE_KEYS:
-            yield from _flattened(value, known, f"{path}.")
-        else:
-            yield path, value
 
 
 def _dimension(path: str, value: Any, info: ParameterInfo | None) -> Dimension:
@@ -341,8 +331,8 @@ def _dimension(path: str, value: Any, info: ParameterInfo | None) -> Dimension:
     if info is None or info.kind not in {"float", "int"}:
         raise StudyError(f"[space] `{path}` is no number: give a list of values instead of a range")
     for key in value:
-        if key not in _RANGE_KEYS:
-            raise StudyError(f'[space] `{path}` has no option "{key}"{did_you_mean(key, _RANGE_KEYS)}')
+        if key not in RANGE_KEYS:
+            raise StudyError(f'[space] `{path}` has no option "{key}"{did_you_mean(key, RANGE_KEYS)}')
     return _range(path, value, info)
 
 

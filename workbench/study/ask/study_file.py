@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import Field, PrivateAttr, ValidationError
 
-from workbench.config import BoostConfig, ConfigError, NetworkFacts, SnapshotConfig
+from workbench.config import BoostConfig, ConfigError, NetworkFacts, Plan, SnapshotConfig
 from workbench.config.errors import did_you_mean, sentence_of
 from workbench.config.section import described
 from workbench.study.ask.network_limits import may_ask_for, why_off, within_network, without_equal_levels
@@ -38,6 +38,7 @@ from workbench.study.ask.sections import (
     StudySection,
     WarmStartSection,
 )
+from workbench.study.ask.study_text import flat
 from workbench.study.errors import StudyError
 from workbench.study.sample.sampling import check_sampler, make_pruner
 
@@ -119,7 +120,7 @@ class StudyFile(Part):
         if self._network is None or self.study.objective == "time_to_quality":  # which proposes plans of its own
             return None
         plans = plans_by_level(self.searched).values()
-        return None if None in plans else len({*plans, self.plans.resolve(all_off(self.base_config()), "O0").key()})
+        return None if None in plans else len({*plans, self.baseline_plan().key()})
 
     @property
     def _asked_space(self) -> SearchedSpace:
@@ -133,11 +134,15 @@ class StudyFile(Part):
     @property
     def baseline_values(self) -> dict[str, Any]:
         """What the file says of the baseline, by config path."""
-        return _flat(self.baseline)
+        return flat(self.baseline)
 
     def base_config(self) -> BoostConfig:
         """Return O0's configuration, from which every candidate starts; it keeps no snapshots, a warm-up does."""
         return self._stated().with_values({"snapshots.count": 0})
+
+    def baseline_plan(self) -> Plan:
+        """Return what is in effect in O0."""
+        return self.plans.resolve(all_off(self.base_config()), "O0")
 
     def _stated(self) -> BoostConfig:
         # An exported configuration may stand here, with where it comes from.
@@ -318,11 +323,3 @@ def _sentence(error: ValidationError) -> str:
     if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
         return f'unknown section "{path}"{did_you_mean(path, StudyFile.model_fields)}'
     return sentence_of(error, StudyFile)
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return values by dotted path; quoted dotted keys and sections, both TOML spellings, mean the same."""
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

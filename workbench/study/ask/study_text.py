@@ -7,12 +7,12 @@ Values go by paths such as ``"study.n_trials"``, the search space by config path
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import tomlkit
 
-_RANGE_KEYS: Final = frozenset({"low", "high", "log", "step"})
+RANGE_KEYS: Final = frozenset({"low", "high", "log", "step"})
 
 
 def values_of(text: str) -> dict[str, Any]:
@@ -30,7 +30,22 @@ def space_of(text: str) -> dict[str, Any]:
 
     Quoted dotted keys and sub-tables mean the same.
     """
-    return _flat(tomllib.loads(text).get("space", {}))
+    return flat(tomllib.loads(text).get("space", {}), lambda _, table: not table.keys() - RANGE_KEYS)
+
+
+def flat(
+    content: Mapping[str, Any], is_value: Callable[[str, Mapping[str, Any]], bool] = lambda *_: False, prefix: str = ""
+) -> dict[str, Any]:
+    """Return values by dotted path; quoted dotted keys and sub-tables, both TOML spellings, mean the same.
+
+    ``is_value`` says of a table, by its path, that it is not opened.
+    """
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        opened = isinstance(value, Mapping) and not is_value(path, value)
+        found |= flat(value, is_value, f"{path}.") if opened else {path: value}
+    return found
 
 
 def study_text(template: str, values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
@@ -87,16 +102,6 @@ def _item(value: Any) -> Any:
     inline = tomlkit.inline_table()
     inline.update(value)
     return inline
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, Mapping) and value.keys() - _RANGE_KEYS:
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import baseline_trial
-from workbench.study.sample.per_trial_sampler import PerTrialSampler
+from workbench.study.sample.sampling import PerTrialSampler
 from workbench.study.store.ended_trials import FINISHED
 from workbench.study.store.stored_records import allowed_drop_of, counted_among, counted_trials
 from workbench.study.store.study_storage import seconds_of

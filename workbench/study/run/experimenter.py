@@ -38,8 +38,7 @@ from workbench.study.run.job import (
     Trained,
     TrainJob,
 )
-from workbench.study.run.runner import Experimenter
-from workbench.study.run.stopping import end_if_asked
+from workbench.study.run.runner import Experimenter, end_if_asked
 
 if TYPE_CHECKING:
     import torch

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic_core import to_jsonable_python
 
 from workbench.config import BoostConfig
 from workbench.config.run_request import RunRequest
@@ -27,19 +29,17 @@ Side = tuple[BoostConfig, str]
 """A configuration and its boost level."""
 
 
+_RecordT = TypeVar("_RecordT")
+
+
 def plain(value: Any) -> Any:
-    """Return a value as strict JSON: NaN and infinities become None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
+    """Return a value, which may be a record, as strict JSON: NaN and infinities become None."""
+    return to_jsonable_python(value, inf_nan_mode="null")
 
 
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
+def read_record(kind: type[_RecordT], stored: Mapping[str, Any]) -> _RecordT:
+    """Return a record that `plain` has stored; what is None there is NaN."""
+    return kind(**{name: math.nan if value is None else value for name, value in stored.items()})
 
 
 # -- outcomes ----------------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as strict JSON, as a study stores them: NaN and infinities are None."""
-        stored: dict[str, Any] = plain(asdict(self))
+        stored: dict[str, Any] = plain(self)
         return stored
 
 
@@ -71,8 +71,8 @@ class Trained(Outcome):
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Trained:
         """Rebuild a run from what ``to_json`` gave."""
-        curve = tuple((int(step), _number(metric)) for step, metric in stored["curve"])
-        return cls(**{**stored, "metric": _number(stored["metric"]), "curve": curve})
+        curve = tuple((int(step), math.nan if metric is None else float(metric)) for step, metric in stored["curve"])
+        return read_record(cls, {**stored, "curve": curve})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class SpeedMeasured(Outcome):
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> SpeedMeasured:
         """Rebuild a measurement from what ``to_json`` gave."""
-        return cls(**{name: _number(value) for name, value in stored.items()})
+        return read_record(cls, stored)
 
 
 @dataclass(frozen=True, slots=True)

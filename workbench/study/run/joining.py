@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.study.answer.status_keeper import keeping_status
+from workbench.study.answer.status_keeper import StatusKeeper
 from workbench.study.ask.study_file import read_study, study_folder
 from workbench.study.errors import OutOfTimeError, StudyError
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.progress import StudyWatch, TuneProgress
+from workbench.study.run.runner import StoppableExperimenter
 from workbench.study.run.searching import Search
-from workbench.study.run.stopping import StoppableExperimenter
 from workbench.study.store import storage as kept
 from workbench.study.store.ended_trials import FINISHED
 from workbench.study.store.quiet import quiet_optuna
@@ -71,11 +71,7 @@ def join_study(
         raise StudyError(
             f"`study.ranks` is {file.study.ranks}, and a worker trains alone; run such a study with `workbench tune`"
         )
-    if trials is not None and not trials >= 1:
-        raise StudyError(f"--trials must be at least 1, got {trials}")
-    for option, seconds in (("--timeout", timeout), ("--grace", grace_seconds)):
-        if seconds is not None and not seconds > 0.0:
-            raise StudyError(f"{option} must be greater than 0 seconds, got {seconds}")
+    check_limits(trials, timeout, grace_seconds)
     url = storage or kept.default_storage(directory)
     deadline = None if timeout is None else began + timeout
     with quiet_optuna(), kept.plain_storage_errors():
@@ -89,7 +85,7 @@ def join_study(
             study.set_user_attr("target", file.allowed_drop.target)
         n_trials = trials or int(study.user_attrs.get("n_trials", file.study.n_trials))
         # Out of time: O0 waits for the next worker.
-        with keeping_status(study_dir, storage, study, file) as status, contextlib.suppress(OutOfTimeError):
+        with StatusKeeper(study_dir, study, file, storage) as status, contextlib.suppress(OutOfTimeError):
             watch = StudyWatch(study, file, n_trials, None, on_progress, deadline, status.refresh)
             search = Search(file, directory, database, study, experimenter, allowed, n_trials, deadline, watch, stop)
             search.run_baseline()
@@ -103,3 +99,12 @@ def join_study(
             storage=kept.shown_url(url),
             seconds=time.monotonic() - began,
         )
+
+
+def check_limits(trials: int | None, timeout: float | None, grace_seconds: float | None = None) -> None:
+    """Refuse limits of a command that nothing could keep to."""
+    if trials is not None and not trials >= 1:
+        raise StudyError(f"--trials must be at least 1, got {trials}")
+    for option, seconds in (("--timeout", timeout), ("--grace", grace_seconds)):
+        if seconds is not None and not seconds > 0.0:
+            raise StudyError(f"{option} must be greater than 0 seconds, got {seconds}")

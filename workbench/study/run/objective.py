@@ -22,13 +22,11 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.config import BoostConfig, ConfigError, Plan
-from workbench.study.ask.plans import explicit_config
 from workbench.study.ask.search_space import Suggestion, all_off, suggest
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyFailedError
-from workbench.study.run.job import Monitor, RunStep, SpeedJob, SpeedMeasured, Trained, TrainJob, plain
-from workbench.study.run.runner import Experimenter
-from workbench.study.run.stopping import end_if_over
+from workbench.study.run.job import Monitor, RunStep, SpeedMeasured, Trained, plain
+from workbench.study.run.runner import Experimenter, end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError, WarmUps
 from workbench.study.store.ended_trials import FINISHED, EndedTrials
 from workbench.study.store.study_storage import FRESH_SECONDS, StudyStorage
@@ -39,6 +37,10 @@ _PENALTY = 10.0
 _PLAN_KEYS = frozenset({"plan_key", "training_key"})  # user attributes; version 0.6 stored the first only
 _TIMED_AS_MEASURED = frozenset({"speed", "time_to_quality"})
 """Objectives whose value is the relative time as it was measured: of a step, or of a whole run."""
+
+
+AS_O0 = SpeedMeasured(1.0, 1.0, 1.0)
+"""The speed of O0 itself, and of what was not timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,11 @@ def metric_deficit(baseline: float, metric: float, *, higher_is_better: bool) ->
     if math.isnan(metric):
         return math.inf
     return baseline - metric if higher_is_better else metric - baseline
+
+
+def goal(baseline: float, allowed: float, *, higher_is_better: bool) -> float:
+    """Return the metric that loses the allowed drop of the baseline's."""
+    return baseline - allowed if higher_is_better else baseline + allowed
 
 
 def steps_to_target(curve: Sequence[tuple[int, float]], target: float, *, higher_is_better: bool) -> float:
@@ -117,7 +124,7 @@ def score(
     sign = 1.0 if higher else -1.0
     diverged = trained.diverged or math.isnan(trained.metric)
     deficit = math.inf if diverged else metric_deficit(baseline.metric, trained.metric, higher_is_better=higher)
-    target = baseline.metric - sign * allowed
+    target = goal(baseline.metric, allowed, higher_is_better=higher)
     steps = math.inf if diverged else steps_to_target(trained.curve, target, higher_is_better=higher)
     ratio = speed.ratio if math.isfinite(speed.ratio) else _PENALTY
     scale = abs(baseline.metric) + 1.0
@@ -156,7 +163,7 @@ def prospect(
     """
     if objective == "speed":
         return Prospect(ratio, reached=False)
-    target = baseline.metric - (1.0 if baseline.higher_is_better else -1.0) * allowed
+    target = goal(baseline.metric, allowed, higher_is_better=baseline.higher_is_better)
     steps = steps_to_target(curve, target, higher_is_better=baseline.higher_is_better)
     return Prospect(warm_up_steps + ratio * min(steps, float(curve[-1][0])), reached=math.isfinite(steps))
 
@@ -188,7 +195,6 @@ class Objective:
         self.deadline = deadline
         self._file, self._hand, self._study, self._experimenter = file, database, study, experimenter
         self._drops = allowed_drops
-        self._allowed = allowed_drops[file.allowed_drop.target]
         self._base = file.base_config()
         self._plans, self._dimensions = file.plans, file.dimensions
         self._warm_ups, self._on_step = warm_ups, on_step
@@ -229,6 +235,11 @@ class Objective:
         trial.set_user_attr("warm_up_steps", warm_up.steps)
         return self._run(trial, plan, warm_up)
 
+    @property
+    def _allowed(self) -> float:
+        """The target's drop."""
+        return self._drops[self._file.allowed_drop.target]
+
     def _drawn(self, trial: optuna.Trial) -> Suggestion:
         return suggest(trial, self._dimensions, self._start(), self._plans)
 
@@ -236,13 +247,10 @@ class Objective:
         """Return the configuration that candidates start from."""
         return self._base
 
-    def _baseline_config(self) -> BoostConfig:
-        return all_off(self._base)
-
     def _baseline(self, trial: optuna.Trial) -> Suggestion:
         # The level is drawn (it was enqueued as O0) so that the sampler learns from this trial, too.
         level = next((one for one in self._dimensions if one.path == "level" and "O0" in one.choices), None)
-        return Suggestion("O0", self._baseline_config(), {} if level is None else {"level": level.draw(trial)})
+        return Suggestion("O0", all_off(self._base), {} if level is None else {"level": level.draw(trial)})
 
     def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
         trained = self._train(trial, plan, NO_WARM_UP, None)
@@ -250,28 +258,22 @@ class Objective:
         if trained.diverged or math.isnan(trained.metric):
             why = trained.message or f"its {self._experimenter.metric_name} is NaN"
             raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
-        speed = SpeedMeasured(1.0, 1.0, 1.0)
-        trial.set_user_attr("speed", speed.to_json())
+        trial.set_user_attr("speed", AS_O0.to_json())
         if self._file.study.objective != "pareto":
             for step, _ in trained.curve:
                 self._report(trial, step, 0.0)
-        return self._finish(trial, trained, speed, self._baseline_of(trained))
+        return self._finish(trial, trained, AS_O0, self._baseline_of(trained))
 
     def _run(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp) -> tuple[float, ...]:
         baseline, file = self._stored_baseline(), self._file
         objective, budget = file.study.objective, file.study.budget_steps
-        config = explicit_config(plan, warm_up.snapshots)
         if "speed" in trial.user_attrs:  # measured before the trial was interrupted
             speed = SpeedMeasured.from_json(trial.user_attrs["speed"])
         else:
-            sides = (all_off(self._base), "O0"), (config, plan.level)
-            job = SpeedJob(
-                *sides, file.study.seed, rounds=file.speed.rounds, steps_per_block=file.speed.steps_per_block
-            )
-            speed = self._experimenter.run(job)
+            speed = self._experimenter.run(warm_up.speed_job(plan, file, file.study.seed))
             trial.set_user_attr("speed", speed.to_json())
             self._hand.write()  # an interrupted trial finds it here
-        end_if_over(self.deadline, speed.ratio * self._baseline_seconds())
+        end_if_over(self.deadline, speed.ratio * self._baseline_run.seconds)
         every_run = objective == "pareto" or isinstance(self._study.pruner, optuna.pruners.NopPruner)
         limits = {} if every_run else self._limits(baseline)
         curve: list[tuple[int, float]] = []
@@ -337,8 +339,7 @@ class Objective:
     def _refused(self, trial: optuna.Trial, sentence: str) -> tuple[float, ...]:
         """Score a combination of values that cannot be trained."""
         nothing = Trained(math.nan, (), 0.0, diverged=True, message=sentence)
-        as_o0 = SpeedMeasured(1.0, 1.0, 1.0)
-        scored = score(nothing, as_o0, self._stored_baseline(), 0.0, self._file.study.objective)
+        scored = score(nothing, AS_O0, self._stored_baseline(), 0.0, self._file.study.objective)
         trial.set_user_attr("message", sentence)
         self._constrain(trial, scored.constraint)
         return scored.values
@@ -354,9 +355,8 @@ class Objective:
     def _train(
         self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, on_evaluation: Callable[[int, float], bool] | None
     ) -> Trained:
-        job = TrainJob(
-            explicit_config(plan, warm_up.snapshots),
-            plan.level,
+        job = warm_up.train_job(
+            plan,
             seed=self._file.study.seed,
             steps=self._file.study.budget_steps,
             evaluate_every=self._file.evaluate_every,
@@ -401,10 +401,6 @@ class Objective:
 
     def _stored_baseline(self) -> Baseline:
         return self._baseline_of(self._baseline_run)
-
-    def _baseline_seconds(self) -> float:
-        """Return how long O0 trained."""
-        return self._baseline_run.seconds
 
     @functools.cached_property
     def _baseline_run(self) -> Trained:

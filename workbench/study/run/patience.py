@@ -19,6 +19,7 @@ import optuna
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 
 from workbench.core.credentials import hide_passwords
+from workbench.study.errors import StudyFailedError
 
 STORAGE_ERRORS = (optuna.exceptions.StorageInternalError, SQLAlchemyError)
 """What Optuna and the database driver raise when the database cannot be used."""
@@ -62,6 +63,14 @@ def is_damage(error: BaseException) -> bool:
         *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
         return str(frame.f_globals.get("__name__", "")).startswith("sqlalchemy")
     return isinstance(error, STORAGE_ERRORS) and any(word in reason_of(error).lower() for word in _DAMAGED)
+
+
+def damaged(reason: str) -> StudyFailedError:
+    """Return the error for a database that does not hold what was written."""
+    return StudyFailedError(
+        f"the study's database is damaged ({reason}); put a copy of it back, or begin again with --fresh, which "
+        "archives it"
+    )
 
 
 def reason_of(error: BaseException) -> str:

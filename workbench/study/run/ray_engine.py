@@ -14,6 +14,10 @@ continues, as without Ray.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,23 +26,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from workbench.core.arguments import seconds_from
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyError, StudyStoppedError
 from workbench.study.run.experimenter import MakeExperimenter, replay_recorded
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, ReplayJob
-from workbench.study.run.ray_cluster import joined_cluster, n_slots, wait_for_room
-from workbench.study.run.ray_folder import sent, unpack_run
 from workbench.study.run.ray_resources import parse_resources
-from workbench.study.run.ray_worker import RayStudy, RayWorker
-from workbench.study.run.runner import ExperimenterWrapper, TaskFacts
+from workbench.study.run.ray_worker import Files, RayStudy, RayWorker, sent, unpack_run
+from workbench.study.run.runner import ExperimenterWrapper, StoppableExperimenter, TaskFacts, end_if_asked
 from workbench.study.run.searching import Search
-from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
 from workbench.study.store import storage as kept
 from workbench.study.store.study_storage import StudyStorage
 
 _TRIES = 3
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 10.0
+_CONNECT_SECONDS = 5.0
+_WAIT_VARIABLE, _WAIT_SECONDS, _NOTE_SECONDS = "WORKBENCH_RAY_WAIT", 30.0, 5.0
 
 
 class LostTrialError(RuntimeError):
@@ -75,13 +79,107 @@ class RayEngine:
                 f"a study with `study.ranks` = {ranks} needs whole accelerators per rank, got {resources} in "
                 "--resources-per-trial"
             )
-
-        with joined_cluster(self.address) as ray, sent(directory) as folder:
+        with _joined_cluster(self.address) as ray, sent(directory) as folder:
             study = RayStudy(file, folder, make, resources)
             # Asked for before there is room: an autoscaler sees who waits.
             with contextlib.closing(Slot(ray, study)) as first:
-                wait_for_room(ray, study, first.ready(), stop, deadline)
-                yield RayCrew(ray, study, first, self.jobs or max(1, n_slots(ray, study)))
+                _wait_for_room(ray, study, first.ready(), stop, deadline)
+                yield RayCrew(ray, study, first, self.jobs or max(1, _n_slots(ray, study)))
+
+
+@contextlib.contextmanager
+def _joined_cluster(address: str | None) -> Iterator[Any]:
+    """Join a Ray cluster while the block runs, and leave it at the end; one that was joined before is kept.
+
+    Without an address it is what Ray finds by its own rule, or else a small one on this machine, while the study runs.
+    Yields the module ``ray``, which is imported only when a study asks for it.
+    """
+    # Since Ray 2.5x a task without accelerators no longer hides them, and says so at every start unless asked not to.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # A cluster that Ray starts itself listens on localhost, as elsewhere than on Linux; one that is joined is as it is.
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError:
+        raise StudyError('--engine ray needs Ray; pip install "boost-workbench[cluster]"') from None
+    if ray.is_initialized():
+        yield ray
+        return
+    if address not in {None, "auto", "local"}:
+        _check_address(str(address))
+    # Only a cluster that Ray starts itself takes this.
+    starts = address in {None, "local"} and not os.environ.get("RAY_ADDRESS")
+    options = {"include_dashboard": False} if starts else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False, **options)
+    except Exception as error:  # Ray raises one class per mistake, and plain Exception, too
+        where = "on this machine" if address in {None, "auto"} else f"at {address}"
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise StudyError(
+            f"no Ray cluster can be joined {where} ({reason}); `ray start --head` starts one, --address HOST:PORT "
+            "names one, and one with token authentication needs RAY_AUTH_MODE=token here, too"
+        ) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Refuse an address that Ray would wait for in vain, two minutes, and then end the whole process."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "://" in address:
+        raise StudyError(
+            "--address must be auto or HOST:PORT (Ray's port is 6379 unless set), where this command runs on a machine "
+            f"of the cluster, got {address!r}"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise StudyError(
+            f"no Ray cluster answers at {address} ({reason}); `ray start --head` starts one and prints its address"
+        ) from None
+
+
+def _n_slots(ray: Any, study: RayStudy) -> int:
+    """Return how many trials the cluster has room for as it is now; 0 when it has none."""
+    return sum(study.resources.room(node["Resources"]) for node in ray.nodes() if node["Alive"]) // study.n_ranks
+
+
+def _wait_for_room(
+    ray: Any, study: RayStudy, ready: Any, stop: Callable[[], bool] | None, deadline: float | None
+) -> None:
+    """Wait until the first slot is ready, unless after a while the cluster cannot hold a trial at all."""
+    try:
+        seconds = seconds_from(_WAIT_VARIABLE, _WAIT_SECONDS, or_zero=True)
+    except ValueError as error:
+        raise StudyError(str(error)) from None
+    needs = f"{study.resources}" if study.n_ranks == 1 else f"{study.n_ranks} x ({study.resources})"
+    began, noted = time.monotonic(), False
+    while not ray.wait([ready], timeout=_POLL_SECONDS)[0]:
+        end_if_asked(stop)
+        if deadline is not None and time.monotonic() >= deadline:
+            raise StudyError(
+                "the time limit ended before the Ray cluster had room for a trial; give the command more time"
+            )
+        waited = time.monotonic() - began
+        if waited > seconds and _n_slots(ray, study) < 1:
+            raise StudyError(
+                f"a trial needs {needs}, and no node of the Ray cluster has that ({_summary(ray)}); ask for less "
+                f"with --resources-per-trial, add nodes, or set {_WAIT_VARIABLE} to the seconds that adding them takes"
+            )
+        if not noted and waited > _NOTE_SECONDS:
+            noted = True
+            note = f"note: waiting for room in the Ray cluster: a trial needs {needs}; there is {_summary(ray)}"
+            print(note, file=sys.stderr, flush=True)
+
+
+def _summary(ray: Any) -> str:
+    nodes, amounts = sum(node["Alive"] for node in ray.nodes()), sorted(ray.cluster_resources().items())
+    other = ("node:", "object_store_memory", "memory", "accelerator_type:")
+    has = ", ".join(f"{name}={amount:g}" for name, amount in amounts if not name.startswith(other))
+    return f"{nodes} {'node' if nodes == 1 else 'nodes'} with {has or 'no resources'} in all"
 
 
 class Slot:
@@ -100,16 +198,19 @@ class Slot:
         return self._worker.__ray_ready__.remote()
 
     def facts(self) -> TaskFacts:
-        """Return what the worker knows of the task."""
+        """Return what the worker knows of the task, which it loads."""
         facts: TaskFacts = self._call("loading", None, lambda: self._ray.get(self._worker.facts.remote()))
         return facts
 
-    def work(self, job: Job[Any], monitor: Monitor) -> tuple[Any, dict[str, bytes]]:
-        """Let the worker run a job; return its outcome, and the run directory that was sent with it."""
+    def run(self, job: Job[Any], monitor: Monitor) -> Any:
+        """Let the worker run a job, again where it dies; a run directory that is not shared is brought back."""
+        folder = self._study.folder.path
+        if isinstance(job, ReplayJob):  # arithmetic on a run that is here
+            return replay_recorded(job, folder)
         # By step. The same seed gives the same curve: no evaluation is asked about twice.
         answers: dict[int, bool] = {}
 
-        def run() -> Any:
+        def run() -> tuple[Any, Files]:
             running = self._worker.run.remote(job, evaluates=monitor.on_evaluation is not None)
             watch, answer = self._worker.watch.options(concurrency_group="watch"), None
             while not self._ray.wait([running], timeout=0)[0]:
@@ -120,10 +221,11 @@ class Slot:
                 if evaluated is not None and monitor.on_evaluation is not None and evaluated[0] not in answers:
                     answers[evaluated[0]] = monitor.on_evaluation(*evaluated)
                 answer = None if evaluated is None else answers[evaluated[0]]
-            return self._ray.get(running)
+            outcome: tuple[Any, Files] = self._ray.get(running)
+            return outcome
 
-        outcome: tuple[Any, dict[str, bytes]] = self._call(job.kind, monitor.stop, run)
-        return outcome
+        outcome, files = self._call(job.kind, monitor.stop, run)
+        return replace(outcome, path=unpack_run(folder, outcome.path, files)) if files else outcome
 
     def close(self) -> None:
         """End the worker, with the ranks it has started, and give the room back."""
@@ -169,20 +271,14 @@ class Slot:
 class RayExperimenter(ExperimenterWrapper):
     """Trains in a slot; the driver keeps the study, and what the search knows of pruning and progress."""
 
-    def __init__(self, slot: Slot, facts: TaskFacts, directory: Path) -> None:
+    def __init__(self, slot: Slot, facts: TaskFacts) -> None:
         super().__init__(facts)
-        self._slot, self._directory = slot, directory
+        self._slot = slot
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job there, again where its worker dies; a run directory that is not shared is brought back."""
-        result: Any
-        if isinstance(job, ReplayJob):  # arithmetic on a run that is here
-            result = replay_recorded(job, self._directory)
-        else:
-            result, run = self._slot.work(job, monitor)
-            if run:
-                result = replace(result, path=unpack_run(self._directory, result.path, run))
-        return result  # type: ignore[no-any-return]
+        """Run a job there."""
+        outcome: OutcomeT = self._slot.run(job, monitor)
+        return outcome
 
 
 class RayCrew:
@@ -190,11 +286,11 @@ class RayCrew:
 
     def __init__(self, ray: Any, study: RayStudy, first: Slot, jobs: int) -> None:
         self._ray, self._study, self._first, self.jobs = ray, study, first, jobs
-        self._facts = first.facts()  # loads the task there
+        self._facts = first.facts()
 
     def experimenter(self, slot: Slot | None = None) -> RayExperimenter:
         """Return who trains in a slot, None for the first."""
-        return RayExperimenter(slot or self._first, self._facts, self._study.folder.path)
+        return RayExperimenter(slot or self._first, self._facts)
 
     def search(
         self,

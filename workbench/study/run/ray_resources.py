@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from workbench.study.errors import StudyError
 
 _ACCELERATORS = ("GPU", "NPU", "TPU", "HPU", "neuron_cores")
 _NAMES = ("CPU", "memory", *_ACCELERATORS)
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]*")
+_PAIR = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.:/-]*)\s*=\s*(.*?)\s*")
 _SMALLEST = 0.0001  # Ray counts in such units
 _EXAMPLE = 'write it like "GPU=1" or "CPU=2, GPU=0.5"'
 
@@ -29,11 +29,10 @@ class TrialResources:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What ``ray.remote(...).options`` calls these."""
+        """What ``ray.remote`` calls these."""
         own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-        options: dict[str, Any] = {"num_gpus": 0.0} | {
-            own[name]: amount for name, amount in self.amounts.items() if name in own
-        }
+        options: dict[str, Any] = {"num_gpus": 0.0}
+        options |= {own[name]: amount for name, amount in self.amounts.items() if name in own}
         rest = {name: amount for name, amount in self.amounts.items() if name not in own}
         return options | ({"resources": rest} if rest else {})
 
@@ -54,29 +53,29 @@ class TrialResources:
         return ", ".join(f"{name}={amount:g}" for name, amount in self.amounts.items())
 
 
-def parse_resources(text: str | Iterable[str]) -> TrialResources:
-    """Read ``NAME=AMOUNT`` pairs, separated by commas or given one by one; without CPU one CPU is added.
+def parse_resources(text: str) -> TrialResources:
+    """Read ``NAME=AMOUNT`` pairs, separated by commas; without CPU one CPU is added.
 
     Example:
         >>> str(parse_resources("GPU=0.5"))
         'CPU=1, GPU=0.5'
     """
     amounts: dict[str, float] = {}
-    for pair in ",".join([text] if isinstance(text, str) else text).split(","):
-        if pair.strip():
-            name, amount = _pair(pair.strip())
-            if name in amounts:
-                raise StudyError(f"--resources-per-trial names {name} twice")
-            amounts[name] = amount
+    for pair in filter(str.strip, text.split(",")):
+        name, amount = _pair(pair)
+        if name in amounts:
+            raise StudyError(f"--resources-per-trial names {name} twice")
+        amounts[name] = amount
     if not amounts:
         raise StudyError(f"--resources-per-trial names nothing; {_EXAMPLE}")
     return TrialResources({"CPU": amounts.pop("CPU", 1.0), **amounts})
 
 
 def _pair(text: str) -> tuple[str, float]:
-    name, equals, number = (part.strip() for part in text.partition("="))
-    if not equals or not _NAME.fullmatch(name):
-        raise StudyError(f"--resources-per-trial: {text!r} is not NAME=AMOUNT; {_EXAMPLE}")
+    found = _PAIR.fullmatch(text)
+    if found is None:
+        raise StudyError(f"--resources-per-trial: {text.strip()!r} is not NAME=AMOUNT; {_EXAMPLE}")
+    name, number = found.groups()
     known = next((one for one in _NAMES if one.lower() == name.lower()), name)
     if known != name:
         raise StudyError(f"--resources-per-trial: Ray has no resource {name!r}; did you mean {known}={number}?")
@@ -84,10 +83,9 @@ def _pair(text: str) -> tuple[str, float]:
         amount = float(number)
     except ValueError:
         amount = math.nan
-    if not _SMALLEST <= amount < math.inf:
-        raise StudyError(
-            f"--resources-per-trial: the amount of {name} must be a number of at least {_SMALLEST}, got {number!r}"
-        )
-    if amount > 1.0 and amount != int(amount) and name != "CPU":
-        raise StudyError(f"--resources-per-trial: {name} above 1 must be a whole number, as Ray wants it, got {number}")
+    rule = "" if _SMALLEST <= amount < math.inf else f"the amount of {name} must be a number of at least {_SMALLEST}"
+    if amount > 1.0 and not rule and not amount.is_integer() and name != "CPU":
+        rule = f"{name} above 1 must be a whole number, as Ray wants it"
+    if rule:
+        raise StudyError(f"--resources-per-trial: {rule}, got {number!r}")
     return name, amount

@@ -2,35 +2,100 @@
 
 The driver talks to the actor alone, which is rank 0. It starts the other ranks, which follow it as they do without Ray
 (``rank_experimenter.py``), and Ray ends them with it: ranks come back together or not at all.
+
+Usually all machines share the study's folder, which a secret word in a marker tells, and a worker writes runs where the
+driver reads them. Else it gets a folder of its own with the study's Python files, and sends each recorded run back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
+import secrets
 import shutil
 import socket
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.files import free_path, write_text_atomically
 from workbench.study.ask.plans import FROM_SNAPSHOTS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.job import Job, Monitor, RunStep, Trained
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
-from workbench.study.run.ray_folder import SentFolder, pack_run
 from workbench.study.run.ray_resources import TrialResources
 from workbench.study.run.runner import Experimenter, TaskFacts
 
 if TYPE_CHECKING:
     import torch
 
+_MARKER = ".ray-driver"
+_LARGEST_RUN_BYTES, _LARGEST_CODE_BYTES = 64 * 1024**2, 8 * 1024**2
 _WATCH_SECONDS = 0.5
+
+Files = Mapping[str, bytes]
+"""Content by path, relative to some folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentFolder:
+    """A study's folder on its way to the nodes: its path, the word in its marker, its Python files."""
+
+    path: Path
+    token: str
+    code: Files
+
+    def here(self) -> tuple[Path, bool]:
+        """Return where this machine keeps the study's runs, and whether the driver sees that folder."""
+        # Else no such folder is here, or another machine's of the same name.
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if (self.path / _MARKER).read_text(encoding="utf-8") == self.token:
+                return self.path, True
+        own = Path(tempfile.mkdtemp(prefix="workbench-study-"))
+        _write(own, self.code)
+        return own, False
+
+
+@contextlib.contextmanager
+def sent(directory: Path) -> Iterator[SentFolder]:
+    """Mark a study's folder while the block runs; Python files of more than 8 MiB in all stay behind."""
+    token, path = secrets.token_hex(16), directory.resolve()
+    write_text_atomically(path / _MARKER, token)
+    try:
+        yield SentFolder(path, token, _read(path, "*.py", _LARGEST_CODE_BYTES) or {})
+    finally:
+        (path / _MARKER).unlink(missing_ok=True)
+
+
+def pack_run(folder: Path, path: str) -> Files | None:
+    """Return the files of a recorded run; None when it is larger than 64 MiB."""
+    return _read(folder / path, "**/*", _LARGEST_RUN_BYTES)
+
+
+def unpack_run(directory: Path, path: str, packed: Files) -> str:
+    """Write a packed run into the study's folder; return its name there, with a number when its own is taken."""
+    folder = free_path(directory / path)
+    _write(folder, packed)
+    return folder.relative_to(directory).as_posix()
+
+
+def _read(folder: Path, pattern: str, most: int) -> Files | None:
+    files = [path for path in folder.glob(pattern) if path.is_file()]
+    if sum(path.stat().st_size for path in files) > most:
+        return None
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def _write(folder: Path, files: Files) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +121,23 @@ class RayStudy:
         return ray.remote(**self.resources.options, scheduling_strategy=there, **options)(what)
 
 
+@dataclass(slots=True)
+class _Running:
+    """The job under way, as the thread that runs it and the one that watches it share it."""
+
+    stop: bool = False
+    step: RunStep | None = None
+    evaluated: SimpleQueue[tuple[int, float] | None] = field(default_factory=SimpleQueue)
+    answers: SimpleQueue[bool] = field(default_factory=SimpleQueue)
+
+    def note(self, step: RunStep) -> None:
+        self.step = step
+
+    def ask(self, step: int, metric: float) -> bool:
+        self.evaluated.put((step, metric))
+        return self.answers.get()
+
+
 class RayWorker:
     """Runs the jobs of one slot, one after the other, on whatever node Ray has put it; the class of a Ray actor.
 
@@ -67,49 +149,38 @@ class RayWorker:
         self._folder, self._shared = study.folder.here()
         self._experimenter: Experimenter | None = None
         self._for_life = contextlib.ExitStack()
-        self._begin()
+        self._now = _Running()
 
     def facts(self) -> TaskFacts:
         """Return what is known of the task and of this machine."""
         return TaskFacts.of(self._loaded())
 
-    def run(self, job: Job[Any], *, evaluates: bool) -> tuple[Any, Mapping[str, bytes]]:
+    def run(self, job: Job[Any], *, evaluates: bool) -> tuple[Any, Files]:
         """Run a job; return its outcome, and the files of its run directory where the driver does not see it.
 
         Where it ``evaluates``, it waits after each evaluation until `watch` brings the answer.
         """
-        self._begin()
-        monitor = Monitor(self._ask if evaluates else None, self._note, stop=lambda: self._stop)
+        self._now = now = _Running()
         try:
-            self._check_snapshots(job)
+            if not self._shared:
+                _refuse_snapshots(job)
+            monitor = Monitor(now.ask if evaluates else None, now.note, lambda: now.stop)
             return self._with_run(self._loaded().run(job, monitor))
         finally:
-            self._evaluated.put(None)  # the watcher need not wait
+            now.evaluated.put(None)  # the watcher need not wait
 
     def watch(self, answer: bool | None, *, stop: bool) -> tuple[RunStep | None, tuple[int, float] | None]:
         """Say whether the evaluation that waits ends the run, if one waits, and whether anything else does.
 
         Returns the last step, and the step and metric of an evaluation, for which it waits a while; None for none.
         """
-        self._stop = stop
+        now, evaluated = self._now, None
+        now.stop = stop
         if answer is not None:
-            self._answers.put(answer)
-        with contextlib.suppress(queue.Empty):
-            return self._step, self._evaluated.get(timeout=_WATCH_SECONDS)
-        return self._step, None
-
-    def _begin(self) -> None:
-        self._stop = False
-        self._step: RunStep | None = None
-        self._evaluated: queue.SimpleQueue[tuple[int, float] | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-
-    def _note(self, step: RunStep) -> None:
-        self._step = step
-
-    def _ask(self, step: int, metric: float) -> bool:
-        self._evaluated.put((step, metric))
-        return self._answers.get()
+            now.answers.put(answer)
+        with contextlib.suppress(Empty):
+            evaluated = now.evaluated.get(timeout=_WATCH_SECONDS)
+        return now.step, evaluated
 
     def _loaded(self) -> Experimenter:
         """Return who trains; the first time it starts the other ranks, joins them and loads the task."""
@@ -130,7 +201,7 @@ class RayWorker:
             self._experimenter = one if study.n_ranks == 1 else LeadingExperimenter(one)
         return self._experimenter
 
-    def _with_run(self, outcome: Any) -> tuple[Any, Mapping[str, bytes]]:
+    def _with_run(self, outcome: Any) -> tuple[Any, Files]:
         if self._shared or not isinstance(outcome, Trained) or not outcome.path:
             return outcome, {}
         run = pack_run(self._folder, outcome.path)
@@ -140,15 +211,16 @@ class RayWorker:
         shutil.rmtree(self._folder / outcome.path)
         return outcome, run
 
-    def _check_snapshots(self, job: Job[Any]) -> None:
-        """Refuse a configuration whose weight snapshots lie in a folder that this machine does not have."""
-        for config in job.configs if not self._shared else ():
-            folders = [attrgetter(method.snapshot_folder)(config) for method in FROM_SNAPSHOTS]
-            if config.snapshots.count or any(folder and not Path(folder).exists() for folder in folders):
-                raise ValueError(
-                    f"{', '.join(one.name for one in FROM_SNAPSHOTS)} reads weight snapshots from the study's folder, "
-                    "which this node does not see; put the study into a folder that all nodes share"
-                )
+
+def _refuse_snapshots(job: Job[Any]) -> None:
+    """Refuse a configuration whose weight snapshots lie in a folder that this machine does not have."""
+    for config in job.configs:
+        folders = [attrgetter(method.snapshot_folder)(config) for method in FROM_SNAPSHOTS]
+        if config.snapshots.count or any(folder and not Path(folder).exists() for folder in folders):
+            raise ValueError(
+                f"{', '.join(one.name for one in FROM_SNAPSHOTS)} reads weight snapshots from the study's folder, "
+                "which this node does not see; put the study into a folder that all nodes share"
+            )
 
 
 def follow_rank_0(study: RayStudy, rank: int, where: Mapping[str, str]) -> None:

@@ -38,19 +38,19 @@ from workbench.study.answer.freezing_limits import measure_freezing_limits
 from workbench.study.answer.loss_scale_policy import tune_loss_scale
 from workbench.study.answer.result import StudyResult, write_answer
 from workbench.study.answer.selection import contenders
-from workbench.study.answer.status_keeper import keeping_status
+from workbench.study.answer.status_keeper import StatusKeeper
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.ask.warm_start import enqueue_warm_start, sources_in
 from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError
 from workbench.study.run.experimenter import CHECKPOINTS, MakeExperimenter, experimenter_for
 from workbench.study.run.job import Monitor
+from workbench.study.run.joining import check_limits
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.progress import StudyWatch, TuneProgress
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
 from workbench.study.run.ray_engine import RayEngine
-from workbench.study.run.runner import Experimenter
+from workbench.study.run.runner import Experimenter, StoppableExperimenter, end_if_asked
 from workbench.study.run.searching import Search
-from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
 from workbench.study.run.workers import run_workers
 from workbench.study.set_up.stages import confirmation_begins, prepare_search, settle, take_apart
 from workbench.study.set_up.tuned_plain import compare_with_plain
@@ -130,7 +130,7 @@ def tune(
             database = kept.open_storage(url)
             study = kept.open_study(database, file, guard)
             file = kept.on_its_network(file, study)
-            status = leaving.enter_context(keeping_status(study_dir, storage, study, file))
+            status = leaving.enter_context(StatusKeeper(study_dir, study, file, storage))
             leaving.enter_context(writing_ahead(database.engine))  # left first: the last state is that of a plain file
             allowed = _keep_question(study, file, guard, n_trials)
             earlier = sources_in(archived) if new_baseline else []
@@ -153,7 +153,7 @@ def tune(
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
             guard.deadline = search_deadline
             if file.study.objective == "time_to_quality":
-                prepare_search(study, file, guard, search, deadline=search_deadline, on_note=watch.note)
+                prepare_search(search, deadline=search_deadline, on_note=watch.note)
             confirms_first = limit is not None and study.user_attrs.get("confirms_first", False)
             if confirms_first:
                 watch.note("the confirmation that the time limit ended goes on before the search does")
@@ -176,9 +176,9 @@ def tune(
                 search.run_until(guard.deadline)
             if file.study.objective == "time_to_quality" and not confirms_first:
                 guard.deadline = confirmation_begins(study, file, deadline)
-                settle(study, file, search, deadline=guard.deadline)
+                settle(search, deadline=guard.deadline)
                 watch.phase("attribution")
-                take_apart(study, file, guard, search, deadline=guard.deadline)
+                take_apart(search, deadline=guard.deadline)
             guard.deadline = _half_way(deadline)
             policy, cut_short = _measure_more(study, file, guard, watch)
 
@@ -307,10 +307,7 @@ def _too_short(limit: float, needed: float) -> str:
 def _check_arguments(
     trials: int | None, timeout: float | None, confirm_seeds: int | None, jobs: int, *, fresh: bool, storage: str | None
 ) -> None:
-    if trials is not None and not trials >= 1:
-        raise StudyError(f"--trials must be at least 1, got {trials}")
-    if timeout is not None and not timeout > 0.0:
-        raise StudyError(f"--timeout must be greater than 0 seconds, got {timeout}")
+    check_limits(trials, timeout)
     if confirm_seeds is not None and not confirm_seeds >= 2:
         raise StudyError(f"--confirm-seeds must be at least 2, since one pair has no spread, got {confirm_seeds}")
     if not jobs >= 1:

@@ -25,11 +25,11 @@ from workbench.study.run.job import RunStep
 from workbench.study.run.objective import Objective
 from workbench.study.run.patience import STORAGE_ERRORS
 from workbench.study.run.progress import StudyWatch
-from workbench.study.run.runner import Experimenter
-from workbench.study.run.stopping import StoppableExperimenter, end_if_asked, end_if_over
+from workbench.study.run.runner import Experimenter, StoppableExperimenter, end_if_asked, end_if_over
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.sample.sampling import make_pruner, make_sampler
 from workbench.study.set_up.objective import GIVEN, SetUpObjective
+from workbench.study.set_up.total_time import StepTimes
 from workbench.study.store import storage as kept
 from workbench.study.store.ended_trials import ENDED, FINISHED
 from workbench.study.store.liveness import StaleTrials, heartbeat
@@ -97,7 +97,8 @@ class Search:
         stop: Callable[[], bool] | None = None,
     ) -> None:
         file = kept.on_its_network(file, study)
-        self._database, self._study, self._n_trials = database, study, n_trials
+        self.file, self.study, self.experimenter = file, study, experimenter
+        self._database, self._n_trials = database, n_trials
         self._watch = StudyWatch(study, file, n_trials) if watch is None else watch
         self._deadline, self._stop = deadline, stop
         self.warm_ups = WarmUps(file, directory, experimenter, self._watch.step)
@@ -138,6 +139,10 @@ class Search:
             else:
                 raise StudyFailedError(_why_no_baseline(trials))
 
+    def step_times(self) -> StepTimes:
+        """Return the step times of the study, measured where they are not known."""
+        return StepTimes(self.study, self.file, self.experimenter)
+
     def run_until(self, deadline: float | None) -> None:
         """Go on as `run` does, with another deadline."""
         self.until(deadline)
@@ -166,7 +171,7 @@ class Search:
             _end_if_workers_keep_dying(trials)
             if not self._end.reason(trials):
                 try:
-                    failures = 0 if self._run_one(self._study.ask()) else failures + 1
+                    failures = 0 if self._run_one(self.study.ask()) else failures + 1
                 except OutOfTimeError:  # it waits for the next command
                     break
             elif any(trial.state == TrialState.RUNNING for trial in trials):
@@ -174,7 +179,7 @@ class Search:
             else:
                 break
             if failures >= _FAILURES_IN_A_ROW:
-                last = self._study.get_trials(deepcopy=False, states=(TrialState.FAIL,))[-1]
+                last = self.study.get_trials(deepcopy=False, states=(TrialState.FAIL,))[-1]
                 raise StudyFailedError(f"{failures} trials in a row failed, the last with: {_message(last)}")
         trials = self._trials()
         self._end.note(self._end.reason(trials) or self._end.out_of_time(trials))
@@ -189,11 +194,11 @@ class Search:
         end_if_asked(self._stop)
         asked = {GIVEN: dict(values), **attributes}
         while True:
-            waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+            waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
             # This very trial, which an earlier command may have left behind: one that was drawn may wait, too.
             same = [one for one in waiting if asked.items() <= one.user_attrs.items()]
             if not same:
-                self._study.enqueue_trial({}, user_attrs=asked)
+                self.study.enqueue_trial({}, user_attrs=asked)
             elif self._run_waiting(same[0]):
                 self._watch.trial_finished()
                 return same[0].number
@@ -204,13 +209,13 @@ class Search:
         return not self._end.reason(trials) or any(trial.state == TrialState.RUNNING for trial in trials)
 
     def _trials(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False)
+        return self.study.get_trials(deepcopy=False)
 
     def _run_waiting(self, waiting: FrozenTrial) -> bool:
         """Run a trial that waits; return whether it was taken here and not by another process."""
         taken = self._database.set_trial_state_values(waiting._trial_id, TrialState.RUNNING)
         if taken:
-            self._run_one(optuna.Trial(self._study, waiting._trial_id))
+            self._run_one(optuna.Trial(self.study, waiting._trial_id))
         return taken
 
     def _run_one(self, trial: optuna.Trial) -> bool:
@@ -221,7 +226,7 @@ class Search:
                 self._watch.trial_begun()
                 # Read again: others may have begun the last trials with this one.
                 state, values = self._outcome(trial, self._trials())
-                self._study.tell(trial, values, state=state)
+                self.study.tell(trial, values, state=state)
         except TAKEN_ERRORS:
             _log.warning("trial %d: this process was silent for so long that another runs it now", trial.number)
             return True

@@ -13,14 +13,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from workbench.config import Plan
 from workbench.core.files import write_text_atomically
 from workbench.study.ask.plans import explicit_config, needs_warm_up
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.run.job import Monitor, RunStep, TrainJob
-from workbench.study.run.runner import JobRunner
+from workbench.study.run.job import Monitor, RunStep, SpeedJob, TrainJob
+from workbench.study.run.runner import Experimenter
 
 
 class WarmUpError(ValueError):
@@ -34,6 +35,16 @@ class WarmUp:
     snapshots: Path | None = None  # folder of weight snapshots; None for a plan that needs none
     steps: int = 0  # micro-batches of O0 it took
     seconds: float = 0.0
+
+    def train_job(self, plan: Plan, *, seed: int, steps: int, evaluate_every: int, run_id: str = "") -> TrainJob:
+        """Return the job that trains the plan."""
+        config = explicit_config(plan, self.snapshots)
+        return TrainJob(config, plan.level, seed=seed, steps=steps, evaluate_every=evaluate_every, run_id=run_id)
+
+    def speed_job(self, plan: Plan, file: StudyFile, seed: int, **options: Any) -> SpeedJob:
+        """Return the job that times the plan's steps beside O0's; further options are those of the job."""
+        sides = (all_off(file.base_config()), "O0"), (explicit_config(plan, self.snapshots), plan.level)
+        return SpeedJob(*sides, seed, file.speed.rounds, file.speed.steps_per_block, **options)
 
 
 NO_WARM_UP = WarmUp()
@@ -66,7 +77,7 @@ class WarmUps:
         self,
         file: StudyFile,
         directory: Path,
-        experimenter: JobRunner,
+        experimenter: Experimenter,
         on_step: Callable[[RunStep], None] | None = None,
     ) -> None:
         self._file, self._directory, self._experimenter, self._on_step = file, directory, experimenter, on_step
@@ -86,7 +97,7 @@ class WarmUps:
 
     def _record(self, seed: int) -> None:
         file, snapshots_asked = self._file, self._file.warm_up
-        plan = file.plans.resolve(all_off(file.base_config()), "O0")
+        plan = file.baseline_plan()
         job = TrainJob(
             explicit_config(plan).with_values({f"snapshots.{name}": value for name, value in snapshots_asked}),
             "O0",

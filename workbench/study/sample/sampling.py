@@ -10,19 +10,21 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial
 
 from workbench.config.errors import did_you_mean, shown
 from workbench.study.ask.search_space import SearchedSpace
 from workbench.study.errors import StudyError
 from workbench.study.sample.evolution import EvolutionSampler
 from workbench.study.sample.grid import GridSampler, check_finite, grid_points
-from workbench.study.sample.per_trial_sampler import PerTrialSampler
 from workbench.study.sample.whole_space import EvenSampler, OptunaOverAll
 
 SAMPLERS = ("tpe", "random", "gp", "nsga2", "nsga3", "cmaes", "qmc", "grid", "brute_force", "promise")
@@ -211,3 +213,50 @@ def _check_options(section: str, name: str, options: Mapping[str, Any], known: C
         if option not in known:
             hint = did_you_mean(option, known)
             raise StudyError(f'`{section}.{option}` is no option of the {section} "{name}"{hint}')
+
+
+class PerTrialSampler(BaseSampler):
+    """Passes every call on to a sampler that ``make`` makes afresh for every trial, seeded by the trial's number.
+
+    A study that was interrupted draws what it would have drawn anyway, and two processes never draw the same, since no
+    number is given twice. What a sampler must remember beyond one trial has to lie in the storage.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], BaseSampler],
+        seed: int,
+        is_exhausted: Callable[[optuna.Study], bool] = lambda _: False,
+    ) -> None:
+        self._make, self._seed = make, seed
+        self.is_exhausted = is_exhausted  # whether nothing is left to draw in a study
+        self._inner: dict[int, BaseSampler] = {}  # by trial number: a driver may run several trials
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Make the trial's sampler; a new one where the trial is run again."""
+        self._inner.pop(trial.number, None)
+        self._of(trial).before_trial(study, trial)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """See `BaseSampler`."""
+        return self._of(trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
+        """See `BaseSampler`."""
+        return self._of(trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(self, study: optuna.Study, trial: FrozenTrial, *asked: Any) -> Any:
+        """See `BaseSampler`."""
+        return self._of(trial).sample_independent(study, trial, *asked)
+
+    def after_trial(self, study: optuna.Study, trial: FrozenTrial, *ended: Any) -> None:
+        """Let the trial's sampler go, where it was drawn in this process."""
+        inner = self._inner.pop(trial.number, None)
+        if inner is not None:
+            inner.after_trial(study, trial, *ended)
+
+    def _of(self, trial: FrozenTrial) -> BaseSampler:
+        if trial.number not in self._inner:
+            seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
+            self._inner[trial.number] = self._make(seed)
+        return self._inner[trial.number]

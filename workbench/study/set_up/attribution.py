@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,12 @@ from workbench.methods.registry import METHODS
 from workbench.study.answer.selection import FORM_OF, keep_remaining
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
-from workbench.study.run.job import SpeedMeasured, plain
-from workbench.study.run.stopping import end_if_over
+from workbench.study.run.job import SpeedMeasured, plain, read_record
+from workbench.study.run.runner import end_if_over
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import MOST_SEEDS, SURE, allowed_by, read_record, standing_now
+from workbench.study.set_up.standing import MOST_SEEDS, SURE, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
+from workbench.study.store.stored_records import allowed_drop_of
 
 _ATTRIBUTION = "attribution"
 _IDLE = "idle_parts"
@@ -187,7 +188,7 @@ class Attributor:
 
     def _keep(self, number: int, bars: Sequence[GainPart]) -> None:
         stored = self.study.user_attrs.get(_ATTRIBUTION, {})
-        row = [plain(asdict(bar)) for bar in bars]
+        row = plain(bars)
         self.study.set_user_attr(_ATTRIBUTION, {**stored, str(number): row})
 
     def without_idle_parts(self, number: int) -> int:
@@ -346,7 +347,7 @@ class Attributor:
             attributes = {"n_seeds": _SEEDS, "purpose": f"trial {number} without {part.name}"}
             trained = self._run({**values, _LENGTH: length}, attributes)
             points += [(math.log(length), deficit) for deficit in self._deficits(trained)]
-        length, spread = _shortest(points, allowed_by(self.study.user_attrs), lengths)
+        length, spread = _shortest(points, allowed_drop_of(self.study.user_attrs), lengths)
         return self._needed_at(values, length, spread, len(points))
 
     def _deficits(self, number: int) -> tuple[float, ...]:

@@ -18,18 +18,18 @@ import numpy as np
 import optuna
 
 from workbench.config import BoostConfig, Plan
-from workbench.study.ask.plans import explicit_config
 from workbench.study.ask.search_space import Suggestion
 from workbench.study.errors import StudyFailedError
-from workbench.study.run.job import Monitor, SpeedMeasured, Trained, TrainJob, plain
-from workbench.study.run.objective import Objective, metric_deficit
-from workbench.study.run.stopping import end_if_over
+from workbench.study.run.job import Monitor, Trained, plain
+from workbench.study.run.objective import AS_O0, Objective, metric_deficit
+from workbench.study.run.runner import end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp
 from workbench.study.set_up import standing as standings
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import Run, Standing, allowed_by, standing_now
+from workbench.study.set_up.standing import Run, Standing, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 from workbench.study.set_up.tuned_plain import PLAIN, plain_standing
+from workbench.study.store.stored_records import allowed_drop_of
 
 GIVEN = "given"  # user attribute of a trial that was not drawn: its parameters by path, on top of the baseline's
 SKIPPED = "skipped"  # user attribute of one that was not trained, since it cannot beat the leader; it does not count
@@ -52,11 +52,7 @@ class SetUpObjective(Objective):
     @property
     def _allowed(self) -> float:
         """The target's drop; one that is relative is known once the baseline is."""
-        return allowed_by(self._study.user_attrs)
-
-    @_allowed.setter
-    def _allowed(self, value: float) -> None:
-        """Take no notice of what was known before the baseline."""
+        return allowed_drop_of(self._study.user_attrs)
 
     def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
         runs: list[Trained] = []
@@ -75,9 +71,8 @@ class SetUpObjective(Objective):
         trial.set_user_attr("trained", mean.to_json())
         trial.set_user_attr("run_seconds", [run.seconds for run in runs])
         self._keep_baseline(dict(enumerate(metrics)))
-        speed = SpeedMeasured(1.0, 1.0, 1.0)
-        trial.set_user_attr("speed", speed.to_json())
-        return self._finish(trial, mean, speed, self._baseline_of(mean))
+        trial.set_user_attr("speed", AS_O0.to_json())
+        return self._finish(trial, mean, AS_O0, self._baseline_of(mean))
 
     def _mean_of(self, runs: Sequence[Trained], metric: float) -> Trained:
         """Return the mean of some runs, which end at a metric; NaN where one of them diverged."""
@@ -92,8 +87,8 @@ class SetUpObjective(Objective):
     def _baseline_metric(self, trial: optuna.Trial, index: int) -> float:
         """Return the baseline's final metric on a seed; trained now if it has not been."""
         if index not in self._metrics:
-            plan = self._plans.resolve(self._baseline_config(), "O0")
-            self._keep_baseline({index: self._train_seed(trial, plan, NO_WARM_UP, index).metric})
+            run = self._train_seed(trial, self._file.baseline_plan(), NO_WARM_UP, index)
+            self._keep_baseline({index: run.metric})
         return self._metrics[index]
 
     def _start(self) -> BoostConfig:
@@ -120,7 +115,7 @@ class SetUpObjective(Objective):
             trial.set_user_attr(SKIPPED, True)
             trial.set_user_attr("message", "not trained: it cannot be faster than the leader")
             raise optuna.TrialPruned
-        end_if_over(self.deadline, int(trial.user_attrs.get("n_seeds", 1)) * speed.ratio * self._baseline_seconds())
+        end_if_over(self.deadline, int(trial.user_attrs.get("n_seeds", 1)) * speed.ratio * self._baseline_run.seconds)
         runs, deficits = self._train_seeds(trial, plan, warm_up, speed.ratio)
         mean = float(np.mean(deficits))
         metric = baseline.metric - mean if baseline.higher_is_better else baseline.metric + mean
@@ -191,18 +186,12 @@ class SetUpObjective(Objective):
             # Not the baseline's seeds: the plan was picked by these.
             index = next(one for one in itertools.count(self._file.set_up.baseline_seeds) if one not in used)
             missing = 0.0 if index in self._metrics else 1.0
-            end_if_over(self.deadline, (missing + standing.times[leader]) * self._baseline_seconds())
+            end_if_over(self.deadline, (missing + standing.times[leader]) * self._baseline_run.seconds)
             row.append(self._beside_baseline(trial, plan, warm_up, index)[1])
             stored = {str(number): [[one, plain(lost)] for one, lost in runs] for number, runs in further.items()}
             self._study.set_user_attr(standings.FURTHER, stored)
 
     def _train_seed(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, index: int) -> Trained:
-        steps = self._file.study.budget_steps
-        job = TrainJob(
-            explicit_config(plan, warm_up.snapshots),
-            plan.level,
-            seed=self._file.study.seed + index,
-            steps=steps,
-            evaluate_every=steps,
-        )
+        seed, steps = self._file.study.seed + index, self._file.study.budget_steps
+        job = warm_up.train_job(plan, seed=seed, steps=steps, evaluate_every=steps)
         return self._experimenter.run(job, Monitor(None, self._on_step))

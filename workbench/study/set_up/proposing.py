@@ -29,8 +29,9 @@ from workbench.study.ask.search_space import SearchedSpace, Suggestion
 from workbench.study.run.job import SpeedMeasured
 from workbench.study.sample.whole_space import WholeSpaceSampler
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import SURE, Standing, allowed_by, standing_of
+from workbench.study.set_up.standing import SURE, Standing, standing_of
 from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, passes_of, total_time
+from workbench.study.store.stored_records import allowed_drop_of
 
 _N_CANDIDATES = 160
 _NEAR_SHARE = 0.6
@@ -59,7 +60,7 @@ class ProposingSampler(WholeSpaceSampler):
             return first[max(begun, 0)].parameters
         attributes = study.user_attrs
         n_confirming = int(attributes["usual_seeds"])
-        standing = standing_of(trials, self._space.dimensions, allowed_by(attributes), n_confirming, attributes)
+        standing = standing_of(trials, self._space.dimensions, allowed_drop_of(attributes), n_confirming, attributes)
         steps = int(attributes["study_file"]["study"]["budget_steps"])
         return self._most_promising(standing, trials, known_step_times(attributes), steps)
 

@@ -21,12 +21,10 @@ from workbench.study.answer.selection import first_contender, is_taken_apart
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.objective import baseline_trial
-from workbench.study.run.runner import Experimenter
 from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor
 from workbench.study.set_up.runtime_choice import choose_runtime
 from workbench.study.set_up.standing import standing_now
-from workbench.study.set_up.total_time import StepTimes
 from workbench.study.set_up.tuned_plain import PLAIN, next_plain
 
 _EXPECTED_TIME = 0.35  # what a candidate's run takes relative to the baseline's, where that is not known better
@@ -34,18 +32,11 @@ _SLACK = 1.25  # what runs may take longer than expected before a confirmation h
 _SEARCHED_ON = 0.4  # of the time until the confirmation the search goes on for where nothing leads any more
 
 
-def prepare_search(
-    study: optuna.Study,
-    file: StudyFile,
-    experimenter: Experimenter,
-    search: Search,
-    *,
-    deadline: float | None,
-    on_note: Callable[[str], None],
-) -> None:
+def prepare_search(search: Search, *, deadline: float | None, on_note: Callable[[str], None]) -> None:
     """Choose the runtime and find tuned plain, before other plans are drawn; the baseline has finished."""
+    study, file = search.study, search.file
     try:
-        choose_runtime(study, file, experimenter, StepTimes(study, file, experimenter), on_note)
+        choose_runtime(study, file, search.experimenter, search.step_times(), on_note)
     except OutOfTimeError:
         return
     end = None
@@ -78,8 +69,9 @@ def confirmation_begins(study: optuna.Study, file: StudyFile, deadline: float | 
     return max(deadline - seconds, time.monotonic())
 
 
-def settle(study: optuna.Study, file: StudyFile, search: Search, *, deadline: float | None) -> None:
+def settle(search: Search, *, deadline: float | None) -> None:
     """Let a plan lead that was trained on further seeds, too; where these leave none in the lead, search on."""
+    study, file = search.study, search.file
     if deadline is not None:
         deadline -= _forms_seconds(study, file)
     while not is_taken_apart(study):
@@ -95,19 +87,17 @@ def settle(study: optuna.Study, file: StudyFile, search: Search, *, deadline: fl
             return
 
 
-def take_apart(
-    study: optuna.Study, file: StudyFile, experimenter: Experimenter, search: Search, *, deadline: float | None
-) -> None:
+def take_apart(search: Search, *, deadline: float | None) -> None:
     """Find out where the leader's gain comes from, let it compete without what is no gain, and train its safer form.
 
     Where three are confirmed, it has a bolder form, too. Where nothing leads, the one that most probably keeps the
     quality gets them.
     """
-    leader = standing_now(study, file).leader
-    forms_seconds = _forms_seconds(study, file)
+    study, file = search.study, search.file
+    leader, forms_seconds = standing_now(study, file).leader, _forms_seconds(study, file)
     before = None if deadline is None else deadline - forms_seconds  # the forms are trained last
     search.until(before)
-    attributor = Attributor(study, file, StepTimes(study, file, experimenter), search.run_given, before)
+    attributor = Attributor(study, file, search.step_times(), search.run_given, before)
     if leader is not None and file.set_up.attribution_share > 0.0 and not is_taken_apart(study):
         attributor.without_idle_parts(leader)
     # What the attribution trained may have changed who leads.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import optuna
@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.set_up.quality import WORST, QualityModel, Tried, noise_of
+from workbench.study.store.stored_records import allowed_drop_of
 
 BASELINE_RUNS = "baseline_runs"  # attribute of a study: the baseline's final metric by the seed's index
 FURTHER = "further_runs"  # attribute of a study: deficits of leaders on further seeds
@@ -154,16 +155,11 @@ def standing_now(
 ) -> Standing:
     """Return how a study with a finished baseline stands, at the target's allowed drop or another one."""
     attributes, n_confirming = study.user_attrs, file.confirm.usual_seeds
-    allowed = allowed_by(attributes) if allowed is None else allowed
+    allowed = allowed_drop_of(attributes) if allowed is None else allowed
     return standing_of(study.get_trials(deepcopy=False), file.dimensions, allowed, n_confirming, attributes, also)
 
 
 # What is read from the attributes of a study, and of a trial
-
-
-def allowed_by(attributes: Mapping[str, Any]) -> float:
-    """Return the drop that a study's target allows, in the metric's unit; NaN for a share of an unknown value."""
-    return float(attributes["allowed_drops"][attributes["target"]])
 
 
 def baseline_metrics(attributes: Mapping[str, Any]) -> dict[int, float]:
@@ -180,11 +176,3 @@ def further_of(attributes: Mapping[str, Any]) -> dict[int, list[Run]]:
 def _deficit(stored: float | None) -> float:
     """Return a deficit, of which inf (it diverged) is stored as None."""
     return math.inf if stored is None else float(stored)
-
-
-_RecordT = TypeVar("_RecordT")
-
-
-def read_record(kind: type[_RecordT], stored: Mapping[str, Any]) -> _RecordT:
-    """Return a record whose fields were stored as strict JSON; what is None there is NaN."""
-    return kind(**{name: math.nan if value is None else value for name, value in stored.items()})

@@ -15,10 +15,9 @@ from typing import Any
 import optuna
 
 from workbench.config import Plan
-from workbench.study.ask.plans import StudyPlans, explicit_config
-from workbench.study.ask.search_space import all_off
+from workbench.study.ask.plans import StudyPlans
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.run.job import SpeedJob, SpeedMeasured
+from workbench.study.run.job import SpeedMeasured
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp
 
@@ -49,15 +48,7 @@ class StepTimes:
     def _measured(self, plan: Plan, warm_up: WarmUp) -> SpeedMeasured:
         key, file = plan.step_key(), self.file
         if key not in self._known:
-            job = SpeedJob(
-                (all_off(file.base_config()), "O0"),
-                (explicit_config(plan, warm_up.snapshots), plan.level),
-                seed=file.study.seed,
-                rounds=file.speed.rounds,
-                steps_per_block=file.speed.steps_per_block,
-                loading=True,
-                precision=_PRECISION,
-            )
+            job = warm_up.speed_job(plan, file, file.study.seed, loading=True, precision=_PRECISION)
             self._known[key] = self.experimenter.run(job)
             self.study.set_user_attr(_KEY + key, self._known[key].to_json())
         return self._known[key]

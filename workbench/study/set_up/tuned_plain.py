@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,15 @@ from workbench.config import BoostConfig
 from workbench.core.paired_bounds import paired_drops, run_time_ratio
 from workbench.core.records import TunedPlain
 from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
-from workbench.study.ask.plans import explicit_config
 from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
-from workbench.study.run.job import Monitor, TrainJob, plain
+from workbench.study.run.job import Monitor, plain, read_record
 from workbench.study.run.objective import baseline_trial
-from workbench.study.run.runner import Experimenter
-from workbench.study.run.stopping import end_if_over
-from workbench.study.set_up.standing import Standing, Trying, allowed_by, read_record, standing_of
+from workbench.study.run.runner import Experimenter, end_if_over
+from workbench.study.run.warm_up import NO_WARM_UP
+from workbench.study.set_up.standing import Standing, Trying, standing_of
+from workbench.study.store.stored_records import allowed_drop_of
 
 PLAIN = "tuned_plain"  # user attribute of a trial of tuned plain
 
@@ -53,7 +53,7 @@ def plain_standing(
     own = [trial for trial in trials if trial.user_attrs.get(PLAIN) or trial.user_attrs.get("baseline")]
     varied = [Dimension(_LENGTH, "float", low=_SHORTEST, high=1.0, log=True)]
     varied += [Dimension(_RATE, "float", low=min(rates), high=max(rates), log=True)] if rates else []
-    allowed = allowed_by(attributes) if allowed is None else allowed
+    allowed = allowed_drop_of(attributes) if allowed is None else allowed
     return standing_of(own, varied, allowed, file.confirm.usual_seeds, attributes, also, margin=0.0)
 
 
@@ -134,10 +134,10 @@ def compare_with_plain(
                 if runs.run(key, seed) is None or runs.run(plan.key(), seed) is not None:
                     continue
                 end_if_over(deadline, relative * runs.seconds(runs.baseline_key))
-                job = TrainJob(explicit_config(plan), plan.level, seed, runs.steps, runs.steps)
+                job = NO_WARM_UP.train_job(plan, seed=seed, steps=runs.steps, evaluate_every=runs.steps)
                 runs.keep_run(plan.key(), seed, experimenter.run(job, monitor))
         answers[target] = _beside(known, runs, plan.key(), key, higher_is_better=experimenter.higher_is_better)
-    study.set_user_attr(_STORED, {target: plain(asdict(one)) for target, one in answers.items()})
+    study.set_user_attr(_STORED, plain(answers))
 
 
 def _beside(

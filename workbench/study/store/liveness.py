@@ -4,7 +4,7 @@ A mark is a small JSON object stored with the trial. On one machine, the same bo
 at the process table tells at once whether its process lives; the start time tells that from a later one of the same
 number. A process elsewhere is gone when its heartbeat has not changed for as long as its mark allows, watched by our
 own clock: no two clocks are compared, and the price is that a new process must watch for a while before it takes over.
-After trouble with the database, when no heartbeat can be sent, everyone gets two intervals to be heard again.
+After trouble with the database, when no heartbeat can be sent, everyone gets two intervals to send one again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -28,13 +29,22 @@ from workbench.study.run.patience import STORAGE_ERRORS
 
 if TYPE_CHECKING:
     from workbench.study.store.study_storage import StudyStorage
-    from workbench.study.store.trial_buffer import RunningTrial
 
 _HEARTBEATS_PER_GRACE = 6
 """How often a process sends a heartbeat within the time it may be silent."""
 
 _LOOK_SECONDS = 1.0
 _log = logging.getLogger("workbench")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTrial:
+    """A trial that is stored as running."""
+
+    trial_id: int
+    number: int
+    mark: Mapping[str, Any] | None = field(hash=False)
+    """Mark of the process that runs it, with its heartbeats so far; None when it has none."""
 
 
 def new_mark(role: str, grace_seconds: float) -> dict[str, Any]:

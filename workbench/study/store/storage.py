@@ -32,12 +32,13 @@ from workbench.core.arguments import seconds_from
 from workbench.core.credentials import hide_passwords
 from workbench.core.files import DiskFullError, free_path
 from workbench.study.ask.study_file import StudyFile, asked
+from workbench.study.ask.study_text import flat
 from workbench.study.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError
 from workbench.study.run.job import plain
-from workbench.study.run.patience import STORAGE_ERRORS, Patience, reason_of
+from workbench.study.run.patience import STORAGE_ERRORS, Patience, damaged, reason_of
 from workbench.study.run.runner import Experimenter
 from workbench.study.store.liveness import StaleTrials
-from workbench.study.store.study_storage import StudyStorage, damaged
+from workbench.study.store.study_storage import StudyStorage
 
 _BESIDE_STUDY = "study.db"
 _NETWORK = "network_facts"
@@ -121,7 +122,7 @@ def _engine_options(url: str) -> dict[str, Any]:
         return {"connect_args": {"timeout": 60}}
     options: dict[str, Any] = {"pool_pre_ping": True}
     if parsed.drivername in {"postgresql+psycopg", "postgresql+psycopg2", "postgresql"}:
-        # A server whose machine was switched off sends no farewell (libpq, "Parameter Key Words").
+        # A server whose machine was switched off closes no connection (libpq, "Parameter Key Words").
         options["connect_args"] = {"connect_timeout": 10, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
     return options
 
@@ -160,7 +161,7 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
         known, found = (one.get("sources", {}) for one in (stored.get("environment", {}), environment))
         edited = [name for name in known if name in found and not set(known[name].split()) & set(found[name].split())]
         if edited and not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-            study.set_user_attr("environment", environment)  # a task that was mended before anything was measured
+            study.set_user_attr("environment", environment)  # a task that was corrected before anything was measured
         elif edited:
             raise StudyChangedError(
                 f"the code of the task has changed since the study began ({', '.join(edited)}), and its trials are not "
@@ -219,15 +220,8 @@ def on_its_network(file: StudyFile, study: optuna.Study) -> StudyFile:
     return file.on_network(None if stored is None else NetworkFacts.from_dict(stored))
 
 
-def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in content.items():
-        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return leaves
-
-
 def _refuse_changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    before, after = _leaves(asked(stored)), _leaves(json.loads(json.dumps(plain(now))))
+    before, after = flat(asked(stored)), flat(plain(now))
     changes = {key: (before.get(key), after.get(key)) for key in before | after if before.get(key) != after.get(key)}
     if changes:
         shown = "; ".join(f"`{path}` was {_shown(old)}, is {_shown(new)}" for path, (old, new) in changes.items())

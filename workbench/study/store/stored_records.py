@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import optuna
@@ -92,7 +92,7 @@ def baseline_record(study: optuna.Study, trials: Sequence[TrialRecord]) -> Trial
 
 def keep_candidates(study: optuna.Study, candidates: Sequence[CandidateRecord]) -> None:
     """Store judged candidates as an attribute of the study."""
-    study.set_user_attr("candidates", plain([asdict(one) for one in candidates]))
+    study.set_user_attr("candidates", plain(candidates))
 
 
 def candidates_of(study: optuna.Study) -> list[CandidateRecord]:

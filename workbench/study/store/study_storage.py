@@ -28,6 +28,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from optuna.distributions import BaseDistribution
@@ -36,11 +38,9 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy import Connection
 
-from workbench.study.errors import StudyFailedError
-from workbench.study.run.patience import STORAGE_ERRORS, Patience, is_damage, reason_of
-from workbench.study.store.liveness import new_mark
+from workbench.study.run.patience import STORAGE_ERRORS, Patience, damaged, is_damage, reason_of
+from workbench.study.store.liveness import RunningTrial, new_mark
 from workbench.study.store.transactions import one_transaction
-from workbench.study.store.trial_buffer import Changes, RunningTrial, TrialBuffer
 from workbench.study.store.trial_reader import SEAL, TrialReader, seal_of, with_seal, without_seals
 from workbench.study.store.write_ahead import follow_journal_mode
 
@@ -59,6 +59,30 @@ class TrialTakenError(RuntimeError):
 
 TAKEN_ERRORS = (TrialTakenError, UpdateFinishedTrialError)
 """What writing to a trial raises when another process has it by now, or has even finished it."""
+
+
+_Changes = dict[tuple[Callable[..., None], Any], Sequence[Any]]
+"""(method of RDBStorage, what it sets: a name or a step) -> its further arguments."""
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """What is not yet written of the trial that a thread runs, and the study as the thread last read it."""
+
+    trial_id: int
+    own: FrozenTrial
+    trials: Sequence[FrozenTrial] = ()
+    read_at: float = -math.inf
+    began: float = field(default_factory=time.monotonic)
+    written_at: float = field(default_factory=time.monotonic)
+    changes: _Changes = field(default_factory=dict)
+
+
+class _OfThread(threading.local):
+    """What a thread does: the trial it runs, and whether it makes its request once more."""
+
+    buffer: _Buffer | None = None
+    repeats: bool = False
 
 
 def _of_optuna(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[StudyStorage, _P], _R]:
@@ -98,9 +122,9 @@ class StudyStorage(BaseStorage):
         engine_kwargs: dict[str, Any] | None = None,
     ) -> None:
         self.patience, self.role, self.grace_seconds = patience, role, grace_seconds
-        self._claims: dict[int, str] = {}  # trial -> claim under which this process runs it
+        self._held: dict[int, FrozenTrial] = {}  # the trials that this process runs, as they stand
         self._readers: dict[int, TrialReader] = {}  # by study
-        self._thread = threading.local()
+        self._thread = _OfThread()
         self._backend = RDBStorage(url, engine_kwargs=engine_kwargs)
         self.engine = self._backend.engine
         follow_journal_mode(self.engine)
@@ -110,6 +134,7 @@ class StudyStorage(BaseStorage):
     create_new_study = _of_optuna(RDBStorage.create_new_study)
     delete_study = _of_optuna(RDBStorage.delete_study)
     set_study_system_attr = _of_optuna(RDBStorage.set_study_system_attr)
+    get_all_studies = _of_optuna(RDBStorage.get_all_studies)
     get_study_id_from_name = _of_optuna(RDBStorage.get_study_id_from_name)
     get_study_name_from_id = _of_optuna(RDBStorage.get_study_name_from_id)
     get_study_directions = _of_optuna(RDBStorage.get_study_directions)
@@ -133,29 +158,17 @@ class StudyStorage(BaseStorage):
         """Return the attributes of a study."""
         return self._request(lambda: without_seals(self._backend.get_study_user_attrs(study_id)))
 
-    def get_all_studies(self) -> list[Any]:
-        """Return all studies, as objects of a class that Optuna does not name in public."""
-
-        def get() -> list[Any]:
-            studies = self._backend.get_all_studies()
-            for one in studies:
-                one.user_attrs = without_seals(one.user_attrs)
-            return studies
-
-        return self._request(get)
-
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """Return a trial; the buffered one as it stands."""
-        buffer = self._buffer_of(trial_id)
-        return self._stored(trial_id) if buffer is None else buffer.own
+        """Return a trial; one that this process runs as it stands, written or not."""
+        return self._held.get(trial_id) or self._stored(trial_id)
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
         """Return the trials of a study; while the thread runs one they are read once a second at most."""
-        buffer = self._buffer
+        buffer = self._thread.buffer
         if buffer is None:
             wanted = self._read(study_id, states)
         else:
@@ -188,24 +201,22 @@ class StudyStorage(BaseStorage):
         wanted = template_trial or create_trial(state=TrialState.RUNNING, user_attrs={_MARK: mark})
         key = _BASELINE if mark is None else _MARK
         states = [TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE]
-        is_repeated = False
 
         def create() -> int:
-            nonlocal is_repeated
-            may_exist = is_repeated or mark is None  # what only this process creates is there after a lost answer only
-            is_repeated = True
+            # What only this process creates is there after a lost answer only.
+            may_exist = mark is None or self._thread.repeats
             with self._transaction(savepoints=True) as connection:
                 trial_id = self._backend.create_new_trial(study_id, wanted)  # locks the study
+                begun = created = self._backend.get_trial(trial_id)
                 if may_exist and wanted.user_attrs.get(key):
                     # What a request would create a second time: a trial begun under the same mark, or O0.
                     alive = self._backend.get_all_trials(study_id, deepcopy=False, states=states)
-                    same = next(one for one in alive if one.user_attrs.get(key) == wanted.user_attrs[key])
-                    first = self._backend.get_trial_id_from_study_id_trial_number(study_id, same.number)
-                    if first != trial_id:
+                    begun = next(one for one in alive if one.user_attrs.get(key) == wanted.user_attrs[key])
+                    trial_id = self._backend.get_trial_id_from_study_id_trial_number(study_id, begun.number)
+                    if begun.number != created.number:
                         connection.rollback()
-                    trial_id = first
                 if mark is not None:
-                    self._claims[trial_id] = mark["claim"]  # before others can see the trial
+                    self._held[trial_id] = begun  # before others can see it
             return trial_id
 
         return self._request(create)
@@ -221,7 +232,7 @@ class StudyStorage(BaseStorage):
 
         def finish() -> None:
             with self._transaction():
-                mark = self._change(trial_id, {} if buffer is None else buffer.changes).user_attrs.get(_MARK)
+                mark = self._change(trial_id, {} if buffer is None else buffer.changes)
                 if buffer is not None and mark is not None:
                     seconds = time.monotonic() - buffer.began
                     self._backend.set_trial_user_attr(trial_id, _MARK, {**mark, "seconds": seconds})
@@ -237,7 +248,9 @@ class StudyStorage(BaseStorage):
                 raise
             # An earlier request got through and its answer did not.
         if buffer is not None:
-            self._thread.buffer = None
+            buffer.changes = {}
+        if (own := self._held.get(trial_id)) is not None:
+            own.state, own.values, own.datetime_complete = state, values, datetime.now()
         return True
 
     def _claim(self, trial_id: int) -> bool:
@@ -247,31 +260,28 @@ class StudyStorage(BaseStorage):
             with self._transaction():
                 if self._backend.set_trial_state_values(trial_id, TrialState.RUNNING):
                     self._backend.set_trial_user_attr(trial_id, _MARK, mark)
-                    self._claims[trial_id] = mark["claim"]  # before others can see it
-                    return True
-                # Ours all the same if an earlier request got through and its answer did not.
-                return bool(self._backend.get_trial(trial_id).user_attrs.get(_MARK) == mark)
+                elif self._backend.get_trial_user_attrs(trial_id).get(_MARK) != mark:
+                    return False
+                # Taken now, or by an earlier request that got through and whose answer did not.
+                self._held[trial_id] = self._backend.get_trial(trial_id)  # before others can see it
+            return True
 
-        try:
+        with contextlib.suppress(UpdateFinishedTrialError):
             return self._request(claim)
-        except UpdateFinishedTrialError:
-            return False
+        return False
 
     def forget(self, trial_id: int) -> None:
         """Forget a trial that this process no longer runs."""
-        self._claims.pop(trial_id, None)
+        self._held.pop(trial_id, None)
 
     def beat(self, trial_id: int) -> bool:
         """Send one heartbeat, without waiting for a database that is away; return whether the trial is still ours."""
-        try:
-            with self._transaction():
-                mark = self._hold(trial_id).user_attrs.get(_MARK)
-                if mark is None:
-                    return False
+        with contextlib.suppress(*TAKEN_ERRORS), self._transaction():
+            mark = self._hold(trial_id)
+            if mark is not None:
                 self._backend.set_trial_user_attr(trial_id, _MARK, {**mark, "beats": mark.get("beats", 0) + 1})
-        except TAKEN_ERRORS:
-            return False
-        return True
+                return True
+        return False
 
     def put_back(self, seen: RunningTrial, *, died: bool) -> bool:
         """Let a running trial wait again, with its number and what it drew and measured; return whether it was done.
@@ -285,28 +295,23 @@ class StudyStorage(BaseStorage):
         def put_back() -> bool:
             with self._transaction() as connection:
                 waited = self._backend.set_trial_state_values(seen.trial_id, TrialState.RUNNING)  # locks it
-                attributes = self._backend.get_trial(seen.trial_id).user_attrs
+                attributes = self._backend.get_trial_user_attrs(seen.trial_id)
                 if waited or attributes.get(_MARK) != mark:
                     connection.rollback()
                     return False
-                deaths = attributes.get(_DEATHS, 0) + by_death
+                deaths, state = attributes.get(_DEATHS, 0) + by_death, TrialState.WAITING
                 if by_death:
                     self._backend.set_trial_user_attr(seen.trial_id, _DEATHS, deaths)
                 if by_death and deaths >= _MOST_DEATHS:
-                    sentence = (
-                        f"its worker died {deaths} times while it ran this trial (killed, out of memory or crashed), "
-                        "so it is not tried again"
-                    )
-                    self._backend.set_trial_user_attr(seen.trial_id, "message", sentence)
-                    self._backend.set_trial_state_values(seen.trial_id, TrialState.FAIL)
-                else:
-                    self._backend.set_trial_state_values(seen.trial_id, TrialState.WAITING)
+                    why = f"its worker died {deaths} times while it ran this trial (killed, out of memory or crashed)"
+                    self._backend.set_trial_user_attr(seen.trial_id, "message", f"{why}, so it is not tried again")
+                    state = TrialState.FAIL
+                self._backend.set_trial_state_values(seen.trial_id, state)
             return True
 
-        try:
+        done = False
+        with contextlib.suppress(UpdateFinishedTrialError):
             done = self._request(put_back)
-        except UpdateFinishedTrialError:
-            done = False
         if done:
             self.forget(seen.trial_id)
         return done
@@ -327,7 +332,7 @@ class StudyStorage(BaseStorage):
 
         One of `TAKEN_ERRORS` is raised when another process has the trial by now.
         """
-        self._thread.buffer = TrialBuffer(trial_id, self.get_trial(trial_id))
+        self._thread.buffer = _Buffer(trial_id, self.get_trial(trial_id))
         try:
             yield
             self.write()
@@ -340,7 +345,7 @@ class StudyStorage(BaseStorage):
 
     def write(self, every: float = 0.0) -> None:
         """Write what this thread has buffered, unless that was done within so many seconds."""
-        buffer = self._buffer
+        buffer = self._thread.buffer
         if buffer is not None and time.monotonic() - buffer.written_at >= every:
             if buffer.changes:
                 self._write(buffer.trial_id, buffer.changes)
@@ -363,33 +368,30 @@ class StudyStorage(BaseStorage):
     )
 
     def _put(self, method: Callable[..., None], trial_id: int, name: str | int, *what: Any) -> FrozenTrial | None:
-        """Buffer a change and return its trial; one of a trial that is not buffered is written at once."""
+        """Write a change, or buffer it where this thread does so; return the trial if this process runs it."""
         buffer = self._buffer_of(trial_id)
         if buffer is None:
             self._write(trial_id, {(method, name): what})
-            return None
-        buffer.changes[method, name] = what
-        return buffer.own
+        else:
+            buffer.changes[method, name] = what
+        return self._held.get(trial_id)
 
-    def _write(self, trial_id: int, changes: Changes) -> None:
+    def _write(self, trial_id: int, changes: _Changes) -> None:
         def write() -> None:
             with self._transaction():
                 self._change(trial_id, changes)
 
         self._request(write)
 
-    @property
-    def _buffer(self) -> TrialBuffer | None:
-        return getattr(self._thread, "buffer", None)
-
-    def _buffer_of(self, trial_id: int) -> TrialBuffer | None:
-        buffer = self._buffer
+    def _buffer_of(self, trial_id: int) -> _Buffer | None:
+        buffer = self._thread.buffer
         return buffer if buffer is not None and buffer.trial_id == trial_id else None
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _request(self, ask: Callable[[], _R]) -> _R:
         """Ask something, again while the database is away."""
+        self._thread.repeats = False
 
         def once() -> _R:
             try:
@@ -397,6 +399,7 @@ class StudyStorage(BaseStorage):
             except (*STORAGE_ERRORS, ValueError, LookupError, TypeError) as error:
                 if is_damage(error):
                     raise damaged(reason_of(error)) from error
+                self._thread.repeats = True
                 if isinstance(error, STORAGE_ERRORS):
                     self._backend.remove_session()  # its transaction died with the connection
                 raise
@@ -406,34 +409,27 @@ class StudyStorage(BaseStorage):
     def _transaction(self, *, savepoints: bool = False) -> contextlib.AbstractContextManager[Connection]:
         return one_transaction(self._backend, savepoints=savepoints)
 
-    def _hold(self, trial_id: int) -> FrozenTrial:
-        """Lock a trial and return it; one that was put back and has not begun since is taken again."""
+    def _hold(self, trial_id: int) -> Mapping[str, Any] | None:
+        """Lock a trial and return its mark; one that was put back and has not begun since is taken again."""
         self._backend.set_trial_state_values(trial_id, TrialState.RUNNING)
-        trial = self._backend.get_trial(trial_id)
-        mark = trial.user_attrs.get(_MARK)
+        mark: Mapping[str, Any] | None = self._backend.get_trial_user_attrs(trial_id).get(_MARK)
         if mark is not None and not self._is_ours(trial_id, mark):
-            raise TrialTakenError(f"another process runs trial {trial.number} now")
-        return trial
+            raise TrialTakenError(f"another process runs trial {self._backend.get_trial(trial_id).number} now")
+        return mark
 
-    def _change(self, trial_id: int, changes: Changes) -> FrozenTrial:
-        """Write changes of a trial of this process, and return the trial as it was before."""
-        before = self._hold(trial_id)
+    def _change(self, trial_id: int, changes: _Changes) -> Mapping[str, Any] | None:
+        """Write changes of a trial of this process, and return its mark."""
+        mark = self._hold(trial_id)
+        # A parameter is drawn once; it is there already where an earlier request got through.
+        drawn = self._backend.get_trial(trial_id).params if self._thread.repeats else {}
         for (method, name), what in changes.items():
-            # A parameter is drawn once; it is there already where an earlier request got through.
-            if method is not RDBStorage.set_trial_param or name not in before.params:
+            if method is not RDBStorage.set_trial_param or name not in drawn:
                 method(self._backend, trial_id, name, *what)
-        return before
+        return mark
 
     def _is_ours(self, trial_id: int, mark: Mapping[str, Any] | None) -> bool:
-        return mark is not None and mark.get("claim") == self._claims.get(trial_id, "")
-
-
-def damaged(reason: str) -> StudyFailedError:
-    """Return the error for a database that does not hold what was written."""
-    return StudyFailedError(
-        f"the study's database is damaged ({reason}); put a copy of it back, or begin again with --fresh, which "
-        "archives it"
-    )
+        own = self._held.get(trial_id)
+        return mark is not None and own is not None and mark.get("claim") == own.user_attrs[_MARK]["claim"]
 
 
 def seconds_of(trial: FrozenTrial) -> float:
