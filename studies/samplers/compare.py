@@ -25,8 +25,7 @@ from report import write_report
 from workbench.config import ConfigError
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.sample.grid import GridSampler, grid_points
-from workbench.study.sample.sampling import PerTrialSampler
-from workbench.study.sample.sampling import make_sampler
+from workbench.study.sample.sampling import PerTrialSampler, make_sampler
 
 HERE = Path(__file__).parent
 BUDGET = 30

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,8 +17,6 @@ from workbench.cli.progress import progress_bar
 from workbench.core.rank_environment import is_first_rank
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from workbench.training.run import RunProgress, RunResult
 
 TaskOption = typer.Option(
@@ -168,23 +165,23 @@ def replay(
     from workbench import api
 
     result = api.replay(run, init=init or None, factor=factor or None, window=window or None, minimum=minimum)
-    table = result.table
+    policies = result.table.to_dict("records")
     if json:
         facts = {name: getattr(result, name) for name in ("windows", "recorded_overflows", "assumption")}
-        rest = {"error_log2": result.thresholds.error_log2, "policies": table.to_dict("records")}
+        rest = {"error_log2": result.thresholds.error_log2, "policies": policies}
         print_json({"run": run, **facts, **rest})
         return
     rows = [
         (
-            f"{row.init:g}",
-            f"{row.factor:g}",
-            row.window,
-            f"{row.overflows} ({row.overflows_low} to {row.overflows_high})",
-            f"{100 * row.wasted_share:.2f} %",
-            "-" if math.isnan(row.underflow_share) else f"{100 * row.underflow_share:.3f} %",
-            f"{row.final_scale:g}",
+            f"{row['init']:g}",
+            f"{row['factor']:g}",
+            row["window"],
+            f"{row['overflows']} ({row['overflows_low']} to {row['overflows_high']})",
+            f"{100 * row['wasted_share']:.2f} %",
+            "-" if math.isnan(row["underflow_share"]) else f"{100 * row['underflow_share']:.3f} %",
+            f"{row['final_scale']:g}",
         )
-        for row in _rows(table)
+        for row in policies
     ]
     say(f"{run}: {result.windows} updates recorded, {result.recorded_overflows} of them overflowed")
     print_table(("init", "factor", "window", "overflows (range)", "wasted", "underflow", "final scale"), rows)
@@ -272,11 +269,6 @@ def _print_run(result: RunResult) -> None:
     say(result.message if result.message and not (result.stopped or result.diverged) else f"recorded in {result.path}")
     if result.overflows:
         say(f"other loss-scale policies, judged on this run: workbench replay {quoted(result.path)}")
-
-
-def _rows(frame: pd.DataFrame) -> Iterator[Any]:
-    # Named tuples of columns that no checker can know.
-    yield from frame.itertuples()
 
 
 def _note(progress: RunProgress) -> str:

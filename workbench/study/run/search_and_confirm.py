@@ -102,7 +102,7 @@ def tune(
         _check_ranks(file, study_dir, jobs)
     n_trials = file.study.n_trials if trials is None else trials
     limit = file.study.timeout_seconds if timeout is None else timeout
-    url = storage or kept.default_storage(directory)
+    url, finds_set_up = storage or kept.default_storage(directory), file.study.objective == "time_to_quality"
     # Of one rank without importing torch: fakes need none.
     with nullcontext() if ray is not None or file.study.ranks == 1 else _joined(file) as device:
         if not is_first_rank():
@@ -152,7 +152,7 @@ def tune(
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
             guard.deadline = search_deadline
-            if file.study.objective == "time_to_quality":
+            if finds_set_up:
                 prepare_search(search, deadline=search_deadline, on_note=watch.note)
             confirms_first = limit is not None and study.user_attrs.get("confirms_first", False)
             if confirms_first:
@@ -169,12 +169,12 @@ def tune(
                 search.run()
             if not any(contenders(study, file, None).values()):
                 # Nobody to confirm: the search has that time, too.
-                if file.study.objective == "time_to_quality":
+                if finds_set_up:
                     guard.deadline = confirmation_begins(study, file, deadline)
                 else:
                     guard.deadline = _half_way(deadline) if _measures_later(file) else deadline
                 search.run_until(guard.deadline)
-            if file.study.objective == "time_to_quality" and not confirms_first:
+            if finds_set_up and not confirms_first:
                 guard.deadline = confirmation_begins(study, file, deadline)
                 settle(search, deadline=guard.deadline)
                 watch.phase("attribution")
@@ -199,7 +199,7 @@ def tune(
             keep_candidates(study, candidates)
             cut_short += ["the confirmation"] if confirmation.cut_short else []
             study.set_user_attr("confirms_first", confirmation.is_open)
-            if file.study.objective == "time_to_quality":
+            if finds_set_up:
                 keys, monitor = confirmation.keys_of(candidates), Monitor(on_step=watch.step)
                 compare_with_plain(study, file, guard, keys, monitor=monitor, deadline=deadline)
             by_time = f"The time limit ended {' and '.join(cut_short)}; the same command continues from there."
