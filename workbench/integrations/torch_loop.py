@@ -87,7 +87,8 @@ def _runtime(sorting: Sorting) -> None:
         "runtime.threads": ("torch.set_num_threads", "int"),
     }
     for path, (call, argument) in calls.items():
-        sorting.take(path, lambda value, call=call, argument=argument: {call: {argument: value}})
+        if sorting.is_chosen(path):
+            sorting.carry(path, **{call: {argument: sorting.value(path)}})
 
 
 def _optimizer(sorting: Sorting, config: BoostConfig) -> None:
