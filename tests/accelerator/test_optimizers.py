@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from tests.accelerator.standin import forget_waits, waits
 from workbench.nn import AdamOffload, thor
+from workbench.optim.host_copy import HostCopy
 from workbench.optim.row_wise import RowWiseAdam
-from workbench.optim.thor.preconditioner import HostCopy
 
 pytestmark = pytest.mark.accelerator
 CPU = torch.device("cpu")

@@ -301,6 +301,25 @@ def test_the_number_of_messages_does_not_grow_with_the_number_of_tensors() -> No
     assert many[0].sent == [128, 192, 64, 192, 192, 64, 128]
 
 
+def test_our_own_kernels_combine_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = drawn(SHAPES, 4, 5, torch.float32)
+    fast, _ = on_threads(values, 4, 1)
+    monkeypatch.setattr("workbench.core.kernels.listed", lambda tensors: None)
+    slow, _ = on_threads(values, 4, 1)
+    for of_fast, of_slow in zip(fast, slow, strict=True):
+        for one, other in zip(of_fast, of_slow, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_room_for_what_comes_is_kept_and_grows() -> None:
+    links = ServerLinks(0, 0, 4, 1)
+    like = torch.zeros(1)
+    first = links.room(like, 10)
+    assert links.room(like, 6).data_ptr() == first.data_ptr()
+    assert links.room(like.double(), 6).dtype == torch.float64
+    assert len(links.room(like, 20)) == 20
+
+
 def test_a_bucket_without_padding_is_refused() -> None:
     with pytest.raises(ValueError, match=r"multiple of the number of ranks \(4\), got 6"):
         adasum_reduce_(torch.ones(6), [6], ServerLinks(0, 0, 4, 1))

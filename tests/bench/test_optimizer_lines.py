@@ -8,7 +8,7 @@ from torch import nn
 
 from workbench.bench.benchmark import Request
 from workbench.bench.contest import Side
-from workbench.bench.questions import adam, loss_scale, tensors
+from workbench.bench.questions import adam, loss_scale, muon, tensors
 from workbench.optim.adam_offload.optimizer import AdamOffload
 
 REQUEST = Request(1, peers=True, device=torch.device("cpu"), threads=(1,))
@@ -69,3 +69,14 @@ def test_another_rate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adam, "_ours", hasty)
     found = adam.measure(REQUEST, sizes=TINY, goals=(None,))
     assert found[0].verdict == "differs"
+
+
+@pytest.mark.slow
+def test_muon_is_measured_beside_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon, "_of_transformer", lambda: [torch.randn(4, 8)])
+    found = muon.measure(REQUEST, steps=(3,), images=(2, 3, 8, 8))
+    ours = [finding for finding in found if ": ours /" in finding.what]
+    assert [finding.estimate is not None for finding in ours] == [True, True]
+    assert any("torch.optim.Muon" in finding.what for finding in found)
+    monkeypatch.setattr(muon, "_EXACTNESS", 0.0)
+    assert [finding.verdict for finding in muon.measure(REQUEST, steps=(3,), images=(2, 3, 8, 8))] == ["differs"] * 2

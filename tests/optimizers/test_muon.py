@@ -14,7 +14,7 @@ from workbench.core import devices
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
 from workbench.optim import build_optimizer, change_optimizer_
 from workbench.optim.muon.optimizer import Muon, parameter_groups
-from workbench.optim.muon.orthogonal import orthogonalised, polynomials, reach
+from workbench.optim.muon.orthogonal import Factors, orthogonal_factors, orthogonalised, polynomials, reach
 
 
 class Net(nn.Module):
@@ -117,6 +117,29 @@ def test_rounding_does_not_grow_on_matrices_of_low_rank(steps: int) -> None:
     assert torch.linalg.matrix_norm(made, 2).max() < 1.21
     if steps <= 6:  # ten lift rounding itself into sight
         assert torch.linalg.matrix_norm(made.double() - exact, 2).max() < 0.02
+
+
+def test_five_polynomials_stay_within_a_thousandth_of_float64_on_matrices_of_low_rank() -> None:
+    generator = torch.Generator().manual_seed(1)
+    decay = torch.logspace(0, -8, 96)
+    matrices = torch.randn(3, 96, 96, generator=generator) * decay @ torch.randn(3, 96, 288, generator=generator)
+    made, exact = orthogonalised(matrices, 5), orthogonalised(matrices.double(), 5)
+    assert torch.linalg.matrix_norm(made.double() - exact, 2).max() < 1e-3
+
+
+@pytest.mark.parametrize("steps", [1, 3, 4, 5])
+def test_batches_of_equally_many_rows_are_made_orthogonal_together_as_each_alone(steps: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(2, 6, columns, generator=generator, dtype=torch.float64) for columns in (6, 20, 54)]
+    together = [factors.product() for factors in orthogonal_factors(batches, steps)]
+    for batch, made in zip(batches, together, strict=True):
+        assert torch.allclose(made, orthogonalised(batch, steps), atol=1e-10)
+
+
+def test_matrices_too_small_or_large_to_be_multiplied_as_they_are_come_out_alike() -> None:
+    matrices = torch.randn(2, 8, 24, generator=torch.Generator().manual_seed(0))
+    for size in (2.0**-50, 2.0**50):
+        assert torch.allclose(orthogonalised(matrices * size, 3), orthogonalised(matrices, 3), atol=1e-5)
 
 
 # Which parameters
@@ -223,14 +246,33 @@ def test_matrices_of_one_shape_move_as_each_would_alone() -> None:
         assert torch.allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_adding_the_product_as_it_goes_moves_weights_as_separate_passes_do(
+    layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = []
+    for large in (0, 1 << 60):
+        monkeypatch.setattr("workbench.optim.muon.optimizer._LARGE", large)
+        generator = torch.Generator().manual_seed(0)
+        shapes = [(6, 5, 3, 3), (6, 5, 3, 3), (40, 2, 2, 2), (4, 4, 1, 1)]
+        weights = [torch.randn(shape, generator=generator).to(memory_format=layout) for shape in shapes]
+        parameters = [nn.Parameter(weight) for weight in [*weights, torch.randn(9, 12, generator=generator)[:, ::2]]]
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        Muon(parameters, lr=0.1, weight_decay=0.3).step()
+        moved.append([parameter.detach() for parameter in parameters])
+    for one, other in zip(*moved, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
 def test_bfloat16_is_taken_where_the_device_multiplies_it_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     formats: list[torch.dtype] = []
 
-    def watched(matrices: Tensor, steps: int) -> Tensor:
-        formats.append(matrices.dtype)
-        return orthogonalised(matrices, steps)
+    def watched(batches: list[Tensor], steps: int) -> list[Factors]:
+        formats.extend(batch.dtype for batch in batches)
+        return orthogonal_factors(batches, steps)
 
-    monkeypatch.setattr("workbench.optim.muon.optimizer.orthogonalised", watched)
+    monkeypatch.setattr("workbench.optim.muon.optimizer.orthogonal_factors", watched)
     for fast in (False, True):
         monkeypatch.setattr(devices, "_has_fast_bfloat16", lambda kind, fast=fast: fast)
         parameters = [nn.Parameter(torch.randn(256, 256)), nn.Parameter(torch.randn(8, 8))]

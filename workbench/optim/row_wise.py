@@ -30,7 +30,6 @@ References:
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Literal, cast
@@ -39,7 +38,8 @@ import torch
 from torch import Tensor
 
 from workbench.core.arguments import checked_number
-from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
+from workbench.core.step_optimizer import StepOptimizer, exact_flag
+from workbench.optim.plain_adamw import adamw_
 
 
 def merge_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,9 +90,6 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         _check_hyper_parameters(defaults)
-        # By number of the group its dense parameters, and what calls of the fused kernel take: lists of parameters of
-        # one device and dtype, of their first and second moments, and of their counts of steps.
-        self._dense: dict[int, tuple[list[Tensor], list[tuple[list[Tensor], ...]]]] = {}
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -106,22 +103,24 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
             if skip.item() != 0:
                 return
             skip = None
-        for index, group in enumerate(self.param_groups):
+        flag = None if skip is None else exact_flag(skip)
+        for group in self.param_groups:
             dense: list[Tensor] = []
             for parameter in group["params"]:
                 if (gradient := parameter.grad) is None:
                     continue
                 if gradient.is_sparse:
                     self._step_rows(parameter, gradient, group, skip)
+                elif (state := self.state[parameter]) and "step" not in state:
+                    raise TypeError("a gradient must stay sparse or dense, got a dense one where it was sparse before")
                 else:
                     dense.append(parameter)
             if dense:
-                self._step_dense(index, dense, group, skip)
+                adamw_(dense, [cast("Tensor", parameter.grad) for parameter in dense], self.state, group, flag)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken."""
         super().load_state_dict(state_dict)
-        self._dense.clear()
         # torch gives loaded state the dtype of its parameter, but counts and accumulators are float32 beside bfloat16.
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -129,10 +128,6 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
             for name, value in state_dict["state"].get(number, {}).items():
                 if isinstance(value, Tensor):
                     self.state[parameter][name] = value.detach().to(parameter.device, copy=True)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the lists of tensors out of copies: they would be those of the original."""
-        return {**super().__getstate__(), "_dense": {}}
 
     def _step_rows(self, table: Tensor, gradient: Tensor, group: dict[str, Any], skip: Tensor | None) -> None:
         state = self.state[table]
@@ -169,56 +164,6 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
         if begun is not None:
             still = torch.zeros_like(begun) if skip is None else begun & (skip.reshape(()) != 0)
             cast("Tensor", fresh).index_copy_(0, rows, still)
-
-    def _step_dense(self, index: int, dense: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
-        for parameters, first, second, steps in self._lists_of(index, dense):
-            torch._foreach_add_(steps, 1.0)
-            found_inf = None
-            if skip is not None:
-                found_inf = exact_flag(skip.to(steps[0].device))
-                torch._foreach_sub_(steps, [found_inf] * len(steps))
-            torch._fused_adamw_(
-                parameters,
-                [cast("Tensor", parameter.grad) for parameter in parameters],
-                first,
-                second,
-                [],
-                steps,
-                amsgrad=False,
-                lr=float(group["lr"]),
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=False,
-                grad_scale=None,
-                found_inf=found_inf,
-            )
-
-    def _lists_of(self, index: int, dense: list[Tensor]) -> list[tuple[list[Tensor], ...]]:
-        """Return the lists for the fused kernel, made again only when other parameters have gradients than before."""
-        known, lists = self._dense.get(index, ([], []))
-        if len(known) == len(dense) and all(map(operator.is_, known, dense)):
-            return lists
-        kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for parameter in dense:
-            kinds.setdefault((parameter.device, parameter.dtype), []).append(parameter)
-        lists = []
-        for members in kinds.values():
-            states = [self._dense_state(member) for member in members]
-            lists.append((members, *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))))
-        self._dense[index] = dense, lists
-        return lists
-
-    def _dense_state(self, parameter: Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            zeros_in(state, parameter, "exp_avg")
-            zeros_in(state, parameter, "exp_avg_sq")
-        elif "step" not in state:
-            raise TypeError("a gradient must stay sparse or dense, got a dense one where it was sparse before")
-        return state
 
 
 class RowWiseAdagrad(_RowWiseOptimizer):

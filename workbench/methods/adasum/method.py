@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -110,6 +110,7 @@ class ServerLinks:
     n_devices: int  # ranks per server
     process_group: distributed.ProcessGroup | None = None  # all ranks; None is the default group
     server_group: distributed.ProcessGroup | None = None  # this server's ranks; None when it has only one
+    _kept: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def n_ranks(self) -> int:
@@ -117,7 +118,7 @@ class ServerLinks:
         return self.n_servers * self.n_devices
 
     def __deepcopy__(self, memo: dict[int, object]) -> ServerLinks:
-        return self  # nothing here changes, and process groups cannot be copied
+        return self  # nothing here that counts changes, and process groups cannot be copied
 
     def exchange(self, mine: Tensor, server: int, into: Tensor | None = None) -> Tensor:
         """Send a contiguous tensor to another server and return what that one sends, in ``into`` or a new tensor."""
@@ -132,6 +133,18 @@ class ServerLinks:
         for work in distributed.batch_isend_irecv(operations):
             work.wait()
         return theirs
+
+    def room(self, like: Tensor, size: int) -> Tensor:
+        """Return a flat tensor for what comes from elsewhere; on a CPU the same memory at every call.
+
+        There the system would hand new memory over page by page, which took a third of the time of all exchanges.
+        """
+        if not like.is_cpu:
+            return like.new_empty(size)
+        kept = self._kept.get(like.dtype)
+        if kept is None or len(kept) < size:
+            kept = self._kept[like.dtype] = like.new_empty(size)
+        return kept[:size]
 
     def sum_inside_(self, values: Tensor) -> None:
         """Replace a tensor by its sum over the ranks of this server."""
@@ -193,7 +206,7 @@ def adasum_reduce_(flat: Tensor, lengths: Sequence[int], links: ServerLinks) -> 
     share = flat.numel() // links.n_devices
     low, high = links.device * share, (links.device + 1) * share
     rounds = links.n_servers.bit_length() - 1
-    room = flat.new_empty((high - low) // 2)  # for what comes; fresh memory in every round would cost as much again
+    room = links.room(flat, (high - low) // 2)
     for i in range(rounds):
         middle = (low + high) // 2
         keep, give = (low, middle), (middle, high)
@@ -218,13 +231,18 @@ def _combine_(mine: Tensor, theirs: Tensor, start: int, lengths: Sequence[int], 
     """Combine the part that this rank keeps in round i, which begins at element ``start`` of the bucket."""
     wide, theirs = mine.to(_wide(mine.dtype)), theirs.to(_wide(mine.dtype))
     parts = list(_parts(start, start + mine.numel(), lengths))
+    span = slice(parts[0][0], parts[-1][0] + 1) if parts else slice(0)
     is_second = bool(links.server >> i & 1)
-    a, b = (theirs, wide) if is_second else (wide, theirs)
+    ours, others = ([flat[part] for _, part in parts] for flat in (wide, theirs))
+    a_list, b_list = kernels.listed(ours), kernels.listed(others)
     products = wide.new_zeros(3, len(lengths))
     if parts:
-        found = [_inner_products(a[part], b[part]) for _, part in parts]
-        across_own_other = [torch.as_tensor(numbers, dtype=products.dtype) for numbers in found]
-        products[:, parts[0][0] : parts[-1][0] + 1] = torch.stack(across_own_other, dim=1)
+        if a_list is not None and b_list is not None:
+            found: Sequence[Any] = kernels.inner_products(a_list, b_list)
+        else:
+            found = [_inner_products(*pair) for pair in zip(ours, others, strict=True)]
+        across_own_other = torch.stack([torch.as_tensor(numbers, dtype=products.dtype) for numbers in found], dim=1)
+        products[:, span] = across_own_other[[0, 2, 1]] if is_second else across_own_other
     # The servers that differ in the lowest i + 1 bits hold the parts of one pair. Doubling adds in the same order
     # everywhere, up to swapped summands, so that all of them get the same bits.
     for j in range(i + 1):
@@ -233,9 +251,13 @@ def _combine_(mine: Tensor, theirs: Tensor, start: int, lengths: Sequence[int], 
     own, other = adasum_weights(products, n_nodes=2 << i)
     if is_second:
         own, other = other, own
-    of_own, of_other = (weights.tolist() if weights.device.type == "cpu" else weights for weights in (own, other))
-    for index, part in parts:
-        _mix_(wide[part], theirs[part], of_own[index], of_other[index])
+    factors = torch.stack([own, other])[:, span]
+    if a_list is not None and b_list is not None:
+        kernels.mix_(a_list, b_list, *factors.tolist())
+    else:
+        of_both = factors.tolist() if factors.is_cpu else factors
+        for one, theirs_too, of_own, of_other in zip(ours, others, *of_both, strict=True):
+            _mix_(one, theirs_too, of_own, of_other)
     if wide is not mine:
         mine.copy_(wide)
 

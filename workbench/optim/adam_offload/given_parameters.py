@@ -30,6 +30,14 @@ def is_scale_or_shift(parameter: Tensor, name: str = "") -> bool:
     return getattr(parameter, "is_normalization", False) or "beta" in name or "gamma" in name
 
 
+def decays(group: dict[str, Any], index: int) -> bool:
+    """Return whether a group's weight decay acts on its parameter at an index."""
+    if not group["decay_by_name"]:
+        return True
+    names = group.get("param_names")
+    return not is_scale_or_shift(group["params"][index], "" if names is None else names[index])
+
+
 def read_parameters(params: Any, *, decays: bool) -> tuple[list[dict[str, Any]], list[Tensor] | None]:
     """Return parameter groups for torch, and the order of parameters if one was given; see `AdamOffload`.
 

@@ -26,6 +26,7 @@ of steps serves all of them. Where some lack a gradient (frozen layers, branches
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ import torch
 from torch import Tensor
 
 from workbench.core import kernels
-from workbench.optim.adam_offload.host_transfer import Bucket
+from workbench.optim.adam_offload.host_transfer import DENSE_ONLY, Bucket
 
 OptimizerState = dict[Tensor, dict[str, Any]]  # per parameter `step`, `exp_avg`, `exp_avg_sq`
 
@@ -195,6 +196,35 @@ class StepGroup:
             for items in (self.parameters, self.first, self.second)
         )
         return StepGroup(self.group, parameters, self.decays, self.bucket, self.steps.clone(), first, second)
+
+    def take_step(self, weights: list[Tensor], gradients: list[Tensor], rounded: RoundedAdam | None) -> float:
+        """Update weights, with moments that are ``rounded`` if they are, and return how long that took, seconds."""
+        began = time.perf_counter()
+        self.steps += 1
+        group = self.group
+        beta1, beta2 = group["betas"]
+        rate = corrected_rate(float(group["lr"]), beta1, beta2, self.steps.item())
+        decay = group["weight_decay"] if self.decays else 0.0
+        numbers = AdamNumbers(rate, (beta1, beta2), group["eps"], decay, group["loss_scale"], group["use_nesterov"])
+        take_step_ = adam_step_ if rounded is None else rounded.step_
+        self.lists = take_step_(weights, gradients, self.first, self.second, numbers, before=self.lists)
+        return time.perf_counter() - began
+
+    def laid_out(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return gradients laid out as their parameters.
+
+        The kernel goes through memory as if they were. Those of autograd are; those that were assigned to ``.grad``
+        need not be, and the result would be silently wrong (torch's fused Adam has this trap).
+        """
+        # The quicker question comes first and is mostly enough.
+        if self.is_contiguous and all(map(Tensor.is_contiguous, gradients)):
+            return gradients
+        if any(gradient.layout != torch.strided for gradient in gradients):
+            raise RuntimeError(DENSE_ONLY)
+        if list(map(Tensor.stride, gradients)) == self.strides:
+            return gradients
+        pairs = zip(self.parameters, gradients, strict=True)
+        return [torch.empty_like(parameter).copy_(gradient) for parameter, gradient in pairs]
 
     def share_count(self, state: OptimizerState) -> None:
         """Let the state of every parameter refer to this step group's count."""

@@ -32,6 +32,7 @@ from torch.utils.hooks import RemovableHandle
 
 from workbench.core import devices
 from workbench.core import distributed as ranks
+from workbench.optim.host_copy import HostCopy
 
 DENSE_ONLY = "AdamOffload needs dense gradients; build the embedding with sparse=False"
 
@@ -44,6 +45,16 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 def dense_strides(parameter: Tensor) -> tuple[int, ...]:
     """Return the strides of a tensor if it covers memory without gaps (channels_last included), else of a copy."""
     return torch.empty_like(parameter, device="meta").stride()
+
+
+def needs_transfer(parameter: Tensor) -> bool:
+    """Return whether Adam's kernel cannot go through a parameter where it lies, so that it travels in a bucket."""
+    return (
+        not parameter.is_cpu
+        or compute_dtype(parameter.dtype) != parameter.dtype
+        # The kernel would also write to what lies in the gaps of a view.
+        or dense_strides(parameter) != parameter.stride()
+    )
 
 
 def make_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
@@ -286,6 +297,10 @@ class HostTransfer:
         for bucket in self.buckets:
             bucket.leave(self.frees)
             bucket.waiting = None
+        return self.holding()
+
+    def holding(self) -> set[Tensor]:
+        """Return the parameters whose gradients lie on the host or are on their way."""
         return {parameter for parameter, (bucket, i) in self.place.items() if bucket.holds(i)}
 
     def discard(self) -> None:
@@ -298,6 +313,25 @@ class HostTransfer:
         if not self.frees:
             return {}
         return {bucket.parameters[i]: total for bucket in self.buckets for i, total in bucket.arrived().items()}
+
+    def unscale_(self, scale_of: Callable[[Any], Tensor], found_inf: Tensor) -> None:
+        """Divide the gradients that left for good by their scale, and set ``found_inf`` where one is not finite."""
+        away = self.holding() if self.frees else set()
+        if not away:
+            return
+        scales = {scale.data_ptr(): scale for scale in (scale_of(parameter) for parameter in away)}
+        if len(scales) > 1:
+            raise RuntimeError("`offload_gradients` does not work with a loss scale per group; use one scale for all")
+        scale = HostCopy(next(iter(scales.values())))  # arrives while gradients are waited for
+        batches: dict[torch.dtype, list[Tensor]] = {}
+        for gradient in self.held_gradients().values():
+            batches.setdefault(gradient.dtype, []).append(gradient)
+        factor = scale.read().to(torch.float32).reshape(()).reciprocal()
+        flag = torch.zeros((), device="cpu")
+        for gradients in batches.values():
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, factor)
+        if flag.item() != 0:
+            found_inf.fill_(1.0)
 
     def finish(self) -> float:
         """Let computation wait for the weights, forget gradients; return how long those travelled, milliseconds."""

@@ -25,8 +25,6 @@ averaging over ranks need no special care. With ``offload_gradients`` they leave
 the second step on: ``.grad`` is None afterwards, so that clipping, gradient statistics and ``torch.amp.GradScaler``
 find nothing, and a loss scale is divided out on the host (``unscale_offloaded_``, which ``Boosted`` calls). The update
 waits for ``step``, since before that it is unknown whether another bucket has overflowed.
-
-The file is long by its arguments and by what a checkpoint and a copy must carry.
 """
 
 from __future__ import annotations
@@ -45,23 +43,14 @@ from torch.optim import Optimizer
 
 from workbench.core.arguments import checked_count, checked_number, checked_switch
 from workbench.core.step_optimizer import StepOptimizer, has_step_hooks, loss_of
-from workbench.optim.adam_offload.given_parameters import is_scale_or_shift, read_parameters
-from workbench.optim.adam_offload.host_adam import (
-    AdamNumbers,
-    RoundedAdam,
-    StepGroup,
-    adam_step_,
-    corrected_rate,
-    form_step_groups,
-    take_gradients,
-)
+from workbench.optim.adam_offload.given_parameters import decays, read_parameters
+from workbench.optim.adam_offload.host_adam import RoundedAdam, StepGroup, form_step_groups, take_gradients
 from workbench.optim.adam_offload.host_transfer import (
-    DENSE_ONLY,
     Bucket,
     CopyStream,
     HostTransfer,
     compute_dtype,
-    dense_strides,
+    needs_transfer,
 )
 from workbench.optim.schedule import Schedule, read_schedule, value_at
 
@@ -256,21 +245,8 @@ class AdamOffload(StepOptimizer):
         Raises:
             RuntimeError: When parameters have different scales.
         """
-        held = {} if self._transfer is None else self._transfer.held_gradients()
-        if not held:
-            return
-        scales = {scale.data_ptr(): scale for scale in (scale_of(parameter) for parameter in held)}
-        if len(scales) > 1:
-            raise RuntimeError("`offload_gradients` does not work with a loss scale per group; use one scale for all")
-        factor = next(iter(scales.values())).detach().to("cpu", torch.float32).reshape(()).reciprocal()
-        batches: dict[torch.dtype, list[Tensor]] = {}
-        for gradient in held.values():
-            batches.setdefault(gradient.dtype, []).append(gradient)
-        flag = torch.zeros((), device="cpu")
-        for gradients in batches.values():
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, factor)
-        if flag.item() != 0:
-            found_inf.fill_(1.0)
+        if self._transfer is not None:
+            self._transfer.unscale_(scale_of, found_inf)
 
     def columns(self) -> Mapping[str, float]:
         """Return what the host knows of the last step, for the trace.
@@ -374,13 +350,7 @@ class AdamOffload(StepOptimizer):
         return torch.zeros_like(parameter, dtype=dtype, device="cpu", requires_grad=False)
 
     def _travels(self, parameter: Tensor) -> bool:
-        return (
-            parameter.device.type != "cpu"
-            or compute_dtype(parameter.dtype) != parameter.dtype
-            # The kernel would also write to what lies in the gaps of a view.
-            or dense_strides(parameter) != parameter.stride()
-            or self._arguments["transfer"] == "always"
-        )
+        return self._arguments["transfer"] == "always" or needs_transfer(parameter)
 
     _make_stream = CopyStream
 
@@ -407,7 +377,7 @@ class AdamOffload(StepOptimizer):
                 if parameter in self._pending_gradients:
                     bucket.put_sum(index, self._pending_gradients[parameter])
             self._pending_gradients = {}
-        return form_step_groups(self.param_groups, self.state, _decays, bucket_of)
+        return form_step_groups(self.param_groups, self.state, decays, bucket_of)
 
     def _keep_master(self, parameter: Tensor) -> None:
         """Let the state of 16-bit weights have the host's copy as ``master``, with the value it had so far."""
@@ -432,14 +402,16 @@ class AdamOffload(StepOptimizer):
             if not step_group.first:
                 self._begin(step_group)
             if transfer is None or bucket is None:
-                host_seconds += self._adam(step_group, step_group.parameters, _laid_out(step_group, gradients))
+                gradients = step_group.laid_out(gradients)
+                host_seconds += step_group.take_step(step_group.parameters, gradients, self._rounded)
                 continue
             if bucket.number not in arrived:
                 bucket.read_weights()
                 arrived[bucket.number] = bucket.arrived()
             chosen = [transfer.place[parameter][1] for parameter in step_group.parameters]
             on_host = [arrived[bucket.number][i] for i in chosen]
-            host_seconds += self._adam(step_group, [bucket.weights[i] for i in chosen], on_host)
+            weights = [bucket.weights[i] for i in chosen]
+            host_seconds += step_group.take_step(weights, on_host, self._rounded)
             bucket.give_back(chosen)
         self._columns = {"offload.host_ms": host_seconds * 1e3}
         if transfer is not None:
@@ -451,20 +423,6 @@ class AdamOffload(StepOptimizer):
         self._global_step += 1
         # Let groups show what the coming step will use, as with torch's schedulers.
         self._follow_schedules(past_end="last")
-
-    def _adam(self, step_group: StepGroup, weights: list[Tensor], gradients: list[Tensor]) -> float:
-        """Update a step group and return how long that took, seconds."""
-        began = time.perf_counter()
-        step_group.steps += 1
-        group = step_group.group
-        beta1, beta2 = group["betas"]
-        rate = corrected_rate(float(group["lr"]), beta1, beta2, step_group.steps.item())
-        decay = group["weight_decay"] if step_group.decays else 0.0
-        numbers = AdamNumbers(rate, (beta1, beta2), group["eps"], decay, group["loss_scale"], group["use_nesterov"])
-        take_step_ = adam_step_ if self._rounded is None else self._rounded.step_
-        moments = step_group.first, step_group.second
-        step_group.lists = take_step_(weights, gradients, *moments, numbers, before=step_group.lists)
-        return time.perf_counter() - began
 
     def _begin(self, step_group: StepGroup) -> None:
         """Make the state of parameters that have none yet."""
@@ -481,30 +439,6 @@ class AdamOffload(StepOptimizer):
             for option, (key, name) in _SCHEDULES.items():
                 if group[key] is not None and (group[key] or past_end == "error"):
                     group[option] = value_at(group[key], self._global_step, name, past_end=past_end)
-
-
-def _decays(group: dict[str, Any], index: int) -> bool:
-    if not group["decay_by_name"]:
-        return True
-    names = group.get("param_names")
-    return not is_scale_or_shift(group["params"][index], "" if names is None else names[index])
-
-
-def _laid_out(step_group: StepGroup, gradients: list[Tensor]) -> list[Tensor]:
-    """Return gradients laid out as their parameters.
-
-    The kernel goes through memory as if they were. Those of autograd are; those that were assigned to ``.grad`` need
-    not be, and the result would be silently wrong (torch's fused Adam has this trap).
-    """
-    # The quicker question comes first and is mostly enough.
-    if step_group.is_contiguous and all(map(Tensor.is_contiguous, gradients)):
-        return gradients
-    if any(gradient.layout != torch.strided for gradient in gradients):
-        raise RuntimeError(DENSE_ONLY)
-    if list(map(Tensor.stride, gradients)) == step_group.strides:
-        return gradients
-    pairs = zip(step_group.parameters, gradients, strict=True)
-    return [torch.empty_like(parameter).copy_(gradient) for parameter, gradient in pairs]
 
 
 def _read_weight_decay(decay: Any) -> float | Schedule:

@@ -19,25 +19,28 @@ Tables of embeddings look like matrices but are lists of rows, and the layer tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.optim.adamw import adamw
 
 from workbench.core.arguments import checked_count, checked_number
 from workbench.core.devices import has_fast_bfloat16
-from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
-from workbench.optim.muon.orthogonal import orthogonalised
+from workbench.optim.muon.orthogonal import Factors, orthogonal_factors
+from workbench.optim.plain_adamw import adamw_
 
 _NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 
 _WORTH_BFLOAT16 = 256
 """Rows from which a CPU's products gain more in bfloat16 than converting costs."""
+
+_LARGE = 1 << 15
+"""Elements from which two passes over a matrix take longer than a call."""
 
 
 class Muon(StepOptimizer):
@@ -117,6 +120,10 @@ class Muon(StepOptimizer):
 
     def _step(self) -> None:
         found_inf = None if self.found_inf is None else exact_flag(self.found_inf)
+        if found_inf is not None and found_inf.is_cpu:  # which costs nothing to look at
+            if found_inf.item() != 0:
+                return
+            found_inf = None
         carried = self.carried_scale
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -130,63 +137,42 @@ class Muon(StepOptimizer):
             if group["matrices"]:
                 self._move_matrices(group, trained, gradients, found_inf)
             else:
-                self._move_others(group, trained, gradients, found_inf)
+                adamw_(trained, gradients, self.state, group, found_inf)
 
     def _move_matrices(
         self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor], found_inf: Tensor | None
     ) -> None:
         rate, momentum = float(group["lr"]), group["momentum"]
         buffers = [zeros_in(self.state[parameter], parameter, "momentum_buffer") for parameter in trained]
-        keeps: float | Tensor = 1.0 - rate * group["weight_decay"]
+        kept = 1.0 - rate * group["weight_decay"]
+        keeps: float | Tensor = kept
         if found_inf is not None:  # a momentum that meets itself stays as it is, to the bit
             skips = found_inf != 0
             gradients = [torch.where(skips, *pair) for pair in zip(buffers, gradients, strict=True)]
-            keeps = torch.where(skips, 1.0, keeps)
+            keeps = torch.where(skips, 1.0, kept)
         torch._foreach_lerp_(buffers, gradients, 1.0 - momentum)
-        updates = list(torch._foreach_lerp(gradients, buffers, momentum)) if group["nesterov"] else buffers
-        if group["weight_decay"]:
-            torch._foreach_mul_(trained, keeps)
-        for places in _of_one_shape(updates):
-            steps = _orthogonal([updates[place] for place in places], group["ns_steps"])
+        batches = _batches_of(trained)
+        for batch in batches:
+            for update, place in zip(batch.updates, batch.places, strict=True):
+                if group["nesterov"]:
+                    torch.lerp(gradients[place], buffers[place], momentum, out=update)
+                else:
+                    update.copy_(buffers[place])
+        for batch, factors in _orthogonal(batches, group["ns_steps"]):
+            moved = [trained[place] for place in batch.places]
+            length = -rate * math.sqrt(max(1.0, batch.matrices.shape[1] / batch.matrices.shape[2]))
+            if found_inf is None and _adds_as_it_goes(moved, factors.left.dtype):
+                for parameter, left, right in zip(moved, factors.left, factors.right, strict=True):
+                    matrix = _as_matrix(parameter)
+                    (matrix.mT if batch.is_tall else matrix).addmm_(left, right, beta=kept, alpha=length)
+                continue
+            if group["weight_decay"]:
+                torch._foreach_mul_(moved, keeps)
+            made = factors.product()
+            batch.matrices.copy_(made.mT if batch.is_tall else made)
             if found_inf is not None:
-                steps = [step.masked_fill(skips, 0.0) for step in steps]
-            moved = [trained[place] for place in places]
-            rows_per_column = len(moved[0]) ** 2 / moved[0].numel()
-            torch._foreach_add_(moved, steps, alpha=-rate * math.sqrt(max(1.0, rows_per_column)))
-
-    def _move_others(
-        self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor], found_inf: Tensor | None
-    ) -> None:
-        fused = all(has_fused_kernel(parameter, "_fused_adamw_") for parameter in trained)
-        if not fused and found_inf is not None and found_inf.item() != 0:
-            return  # where there is no kernel that reads the flag the host has to
-        first = [zeros_in(self.state[parameter], parameter, "exp_avg") for parameter in trained]
-        second = [zeros_in(self.state[parameter], parameter, "exp_avg_sq") for parameter in trained]
-        adamw(
-            trained,
-            gradients,
-            first,
-            second,
-            [],
-            [self._steps_of(parameter, fused=fused) for parameter in trained],
-            fused=fused,
-            foreach=not fused,
-            found_inf=found_inf if fused else None,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=float(group["lr"]),
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
-
-    def _steps_of(self, parameter: Tensor, *, fused: bool) -> Tensor:
-        state, device = self.state[parameter], parameter.device if fused else torch.device("cpu")
-        # `to` is for a checkpoint that was loaded elsewhere.
-        steps = state["step"].to(device) if "step" in state else torch.zeros((), dtype=torch.float32, device=device)
-        state["step"] = steps
-        return cast("Tensor", steps)
+                batch.matrices.masked_fill_(skips, 0.0)
+            torch._foreach_add_(moved, batch.updates, alpha=length)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_aux_rate": self._aux_rate}
@@ -216,34 +202,62 @@ def _by_kind(params: Iterable[Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _of_one_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Return the places of tensors that can be made orthogonal together."""
-    found: dict[tuple[Any, ...], list[int]] = {}
-    for place, one in enumerate(tensors):
-        found.setdefault((one.shape, one.device, one.dtype), []).append(place)
-    return list(found.values())
+@dataclass(slots=True)
+class _Batch:
+    """Room for the updates of parameters of one shape and layout."""
+
+    places: list[int]
+    updates: list[Tensor]  # laid out as the parameters
+    matrices: Tensor  # the same memory, [parameters, rows, columns]
+
+    @property
+    def is_tall(self) -> bool:
+        """Whether the matrices have more rows than columns."""
+        return self.matrices.shape[1] > self.matrices.shape[2]
 
 
-def _orthogonal(updates: Sequence[Tensor], steps: int) -> list[Tensor]:
-    """Return tensors of one shape, made orthogonal as matrices.
+def _batches_of(parameters: Sequence[Tensor]) -> list[_Batch]:
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for place, one in enumerate(parameters):
+        alike.setdefault((one.shape, one.device, one.dtype, _is_channels_last(one)), []).append(place)
+    batches = []
+    for (shape, *_, is_last), places in alike.items():
+        order = [0, 2, 3, 1] if is_last else list(range(len(shape)))
+        room = parameters[places[0]].new_empty([len(places), *(shape[axis] for axis in order)])
+        laid_out = room.permute(0, 1, 4, 2, 3) if is_last else room
+        batches.append(_Batch(places, list(laid_out.unbind()), room.flatten(2)))
+    return batches
 
-    Columns are taken in the order in which they lie in memory: singular values do not depend on it.
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _as_matrix(tensor: Tensor) -> Tensor:
+    """Return a tensor as a matrix whose columns lie as in memory: singular values do not depend on their order."""
+    return (tensor.permute(0, 2, 3, 1) if _is_channels_last(tensor) else tensor).flatten(1)
+
+
+def _orthogonal(batches: Sequence[_Batch], steps: int) -> Iterator[tuple[_Batch, Factors]]:
+    """Yield every batch with its matrices, transposed where they are tall, made orthogonal."""
+    alike: dict[tuple[Any, ...], list[_Batch]] = {}
+    for batch in batches:
+        key = min(batch.matrices.shape[1:]), batch.matrices.device, batch.matrices.dtype
+        alike.setdefault(key, []).append(batch)
+    for members in alike.values():
+        number_format = _number_format(members[0].matrices)
+        wide = [one.matrices.mT if one.is_tall else one.matrices for one in members]
+        yield from zip(members, orthogonal_factors([one.to(number_format) for one in wide], steps), strict=True)
+
+
+def _adds_as_it_goes(parameters: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    """Return whether a product of matrices is added to each parameter as it is computed, without room of its own.
+
+    On a CPU this saves two passes over large matrices. Small ones, and accelerators, are better served by few calls.
     """
-    shape = updates[0].shape
-    is_last = [one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last) for one in updates]
-    matrices = torch.stack(
-        [(one.permute(0, 2, 3, 1) if last else one).flatten(1) for one, last in zip(updates, is_last, strict=True)]
-    )
-    is_tall = matrices.shape[1] > matrices.shape[2]
-    if is_tall:
-        matrices = matrices.mT
-    made = orthogonalised(matrices.to(_number_format(matrices)), steps).to(matrices.dtype)
-    if is_tall:
-        made = made.mT
-    return [
-        one.reshape(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2) if last else one.reshape(shape)
-        for one, last in zip(made.unbind(), is_last, strict=True)
-    ]
+    first = parameters[0]
+    fits = first.is_cpu and first.dtype == dtype and first.numel() >= _LARGE
+    return fits and all(_as_matrix(one).data_ptr() == one.data_ptr() for one in parameters)
 
 
 def _number_format(matrices: Tensor) -> torch.dtype:

@@ -12,8 +12,8 @@ Named and shaped after ``mindspore.nn.thor`` (MindSpore 2.7, GPU variant). In ps
     w = w - lr * v                          # Nesterov: w - lr * (g + momentum * v)
 
 Beside this file: ``kronecker_factors.py`` has the formulas, ``factor_blocks.py`` the matrices, ``thor_layers.py`` what
-is collected of which layers, ``preconditioner.py`` when factors are refreshed and how they are applied. This file is
-long by its arguments.
+is collected of which layers, ``preconditioner.py`` when factors are refreshed, ``layer_plan.py`` how they are applied,
+``momentum.py`` what comes after them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.sgd import sgd
 
 from workbench.core.arguments import checked_number, checked_switch
 from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.records import EventSink
 from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
 from workbench.optim.schedule import Schedule, read_schedule, value_at
-from workbench.optim.thor.preconditioner import DampingSplit, FactorRules, Preconditioner
+from workbench.optim.thor.factor_rules import DampingSplit, FactorRules
+from workbench.optim.thor.momentum import Batch, clip_by_curvature_
+from workbench.optim.thor.preconditioner import Preconditioner
 from workbench.optim.thor.thor_layers import Convention, FirstOrder
 
 KL_CLIP = 0.001  # of 13 settings tried on digits-autoencoder, -lenet and -resnet this trained well on all three
@@ -296,22 +297,24 @@ class Thor(StepOptimizer):
                 if number is not None:
                     layers.append((number, batch.gradients[place]))
                     places.append((batch.gradients, place))
-            self._scale_normalizations(batch)
+            batch.scale_normalizations(self._normalizations, self.preconditioner.rules.batch_size)
         fresh = self.preconditioner.apply(layers)
         if self.kl_clip is not None and fresh:
-            self._clip_by_curvature(fresh, [gradient for _, gradient in layers])
+            clip_by_curvature_(
+                fresh, [gradient for _, gradient in layers], self.kl_clip, float(self.param_groups[0]["lr"])
+            )
         for (gradients, place), gradient in zip(places, fresh, strict=True):
             gradients[place] = gradient
         for batch in batches:
-            self._apply(batch, found_inf)
+            batch.take_step(found_inf, clips=self.enable_clip_grad)
 
-    def _batches(self) -> list[_Batch]:
+    def _batches(self) -> list[Batch]:
         """Return parameters with gradients, by group and by whether weight decay acts on them."""
-        batches: list[_Batch] = []
+        batches: list[Batch] = []
         for group in self.param_groups:
             decay = group["weight_decay"]
             asks = decay != 0 and "weight_decay" not in group["own_options"]
-            kinds: dict[tuple[bool, bool], _Batch] = {}
+            kinds: dict[tuple[bool, bool], Batch] = {}
             for parameter in group["params"]:
                 gradient = parameter.grad
                 if gradient is None:
@@ -322,58 +325,13 @@ class Thor(StepOptimizer):
                 kind = decays, has_fused_kernel(parameter, "_fused_sgd_")
                 batch = kinds.get(kind)
                 if batch is None:
-                    batch = kinds[kind] = _Batch(group, decay if decays else 0.0, kind[1], [], [], [])
+                    batch = kinds[kind] = Batch(group, decay if decays else 0.0, kind[1], [], [], [])
                 batch.parameters.append(parameter)
                 batch.gradients.append(gradient)
                 if group["momentum"]:
                     batch.buffers.append(zeros_in(self.state[parameter], parameter, "momentum_buffer"))
             batches += kinds.values()
         return batches
-
-    def _scale_normalizations(self, batch: _Batch) -> None:
-        if not self._normalizations:
-            return
-        chosen = [i for i, p in enumerate(batch.parameters) if id(p) in self._normalizations]
-        if not chosen:
-            return
-        gradients = [batch.gradients[i] for i in chosen]
-        denominators = torch._foreach_mul(gradients, gradients)
-        torch._foreach_div_(denominators, float(self.preconditioner.rules.batch_size))
-        torch._foreach_add_(denominators, float(batch.group["damping"]) ** 0.5)
-        for i, gradient in zip(chosen, torch._foreach_div(gradients, denominators), strict=True):
-            batch.gradients[i] = gradient
-
-    def _clip_by_curvature(self, steps: list[Tensor], gradients: list[Tensor]) -> None:
-        rate = float(self.param_groups[0]["lr"])
-        products = torch.stack([_inner_product(*pair) for pair in zip(steps, gradients, strict=True)])
-        length = products.sum().clamp_min(torch.finfo(products.dtype).tiny) * rate**2
-        torch._foreach_mul_(steps, (cast("float", self.kl_clip) / length).sqrt().clamp_max(1.0))
-
-    def _apply(self, batch: _Batch, found_inf: Tensor | None) -> None:
-        gradients, decay, group = batch.gradients, batch.decay, batch.group
-        if self.enable_clip_grad:
-            if decay:
-                gradients = list(torch._foreach_add(gradients, batch.parameters, alpha=decay))
-                decay = 0.0
-            norms = torch._foreach_norm(gradients)
-            torch._foreach_clamp_min_(norms, 1.0)
-            gradients = list(torch._foreach_div(gradients, norms))
-        if not batch.fused and found_inf is not None and found_inf.item() != 0:
-            return  # where there is no kernel that reads the flag the host has to
-        sgd(
-            batch.parameters,
-            gradients,
-            cast("list[Tensor | None]", batch.buffers or [None] * len(gradients)),
-            fused=batch.fused,
-            foreach=not batch.fused,
-            found_inf=found_inf if batch.fused else None,
-            weight_decay=float(decay),
-            momentum=float(group["momentum"]),
-            lr=float(group["lr"]),
-            dampening=0.0,
-            nesterov=bool(group["nesterov"]),
-            maximize=False,
-        )
 
     # Schedules and scales
 
@@ -472,31 +430,11 @@ class Thor(StepOptimizer):
 thor = Thor
 
 
-@dataclass(slots=True)
-class _Batch:
-    """Parameters that are updated by one call."""
-
-    group: dict[str, Any]
-    decay: float
-    fused: bool
-    parameters: list[Tensor]
-    gradients: list[Tensor]
-    buffers: list[Tensor]
-
-
 # Attributes that a copy takes along; the others would act for the original, cannot be copied, or are made again.
 _KEPT = (
     *("network", "preconditioner", "loss_scale", "enable_clip_grad", "kl_clip"),
     *("_schedules", "_arguments", "_decay_filter", "_columns"),
 )
-
-
-def _inner_product(first: Tensor, second: Tensor) -> Tensor:
-    if first.dtype in (torch.float16, torch.bfloat16):
-        first, second = first.float(), second.float()
-    if first.stride() != second.stride():
-        return (first * second).sum()
-    return torch.dot(first.reshape(-1), second.reshape(-1))  # without a copy of either
 
 
 def _read(name: str, value: Any) -> float | Schedule:

@@ -10,108 +10,30 @@ One object per network. In the order of a training step::
 What only the device knows (did the gradients overflow, did a block fail, was a layer left alone by the trace rule) is
 decided there by masks and comes to the host ``SETTLE_AFTER`` steps later, at once on a CPU. Then events are emitted,
 failed blocks are inverted with more damping from the factors that still lie there, and a refresh that an overflow
-spoilt is scheduled again for the next step. The file is long because these moments share the state of a refresh.
+spoilt is scheduled again for the next step.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from workbench.core import devices
-from workbench.core.arguments import checked_count, checked_number
 from workbench.core.records import Event, EventKind, EventSink
+from workbench.optim.host_copy import HostCopy
 from workbench.optim.thor.factor_blocks import FactorBlocks
 from workbench.optim.thor.factor_exchange import FactorExchange
-from workbench.optim.thor.thor_layers import Convention, FactoredLayer, FirstOrder, Tally, Tap, find_layers
+from workbench.optim.thor.factor_rules import FactorRules
+from workbench.optim.thor.layer_plan import LayerPlan
+from workbench.optim.thor.thor_layers import FirstOrder, Tally, Tap, find_layers
 
 SETTLE_AFTER = 4  # steps; a device is seldom further behind its host, so reading then does not make it wait
-
-# Of 13 settings tried on digits-autoencoder, digits-lenet and digits-resnet this trained well on all three.
-FACTOR_DECAY = 0.8
-# Without a floor, damping that decays by 0.95 per refresh left the target of digits-autoencoder again within 2000 steps
-# (errors of 2 to 3000 after 0.45); with 0.3 on two of four seeds, with 1 on none.
-DAMPING_FLOOR = 1.0
-
-DampingSplit = Literal["trace", "even"]
-
-
-@dataclass(slots=True)
-class FactorRules:
-    """How factors are formed, when, and how they are damped: the arguments of `Thor` of these names, checked.
-
-    ``damping_split`` says how d is shared by both factors. ``"even"``: sqrt(d) on both sides; ``"trace"``: sqrt(d)
-    times pi on A and over pi on G, pi being the root of the quotient of their mean eigenvalues, so that what counts is
-    d against the curvature. ``damping_floor`` is a layer's smallest damping in units of its mean curvature
-    ``tr(A) tr(G) / (inputs outputs)``. None for either, or for ``factor_decay``, is our own choice with our own factors
-    and what the reference does with the reference's.
-    """
-
-    factors: Convention
-    frequency: int
-    block_size: int
-    batch_size: int
-    split_indices: Sequence[int] | None
-    damping_split: DampingSplit | None
-    damping_floor: float | None
-    factor_decay: float | None
-    trace_threshold: float | None
-    max_rows: int | None
-
-    def __post_init__(self) -> None:
-        if self.factors not in ("default", "mindspore"):
-            raise ValueError(f'`factors` must be "default" or "mindspore", got {self.factors!r}')
-        if self.damping_split not in (None, "trace", "even"):
-            raise ValueError(f'`damping_split` must be "trace" or "even", got {self.damping_split!r}')
-        checked_count("frequency", self.frequency, 2)
-        checked_count("block_size", self.block_size)
-        checked_count("batch_size", self.batch_size)
-        if self.max_rows is not None:
-            checked_count("max_rows", self.max_rows)
-        if self.trace_threshold is not None:
-            checked_number("trace_threshold", self.trace_threshold)
-        if self.split_indices is not None:
-            if not isinstance(self.split_indices, list | tuple):
-                came = type(self.split_indices).__name__
-                raise TypeError(f"`split_indices` must be a list or tuple of layer numbers, got {came}")
-            indices = [checked_count("split_indices", entry, 0) for entry in self.split_indices]
-            if any(later <= earlier for earlier, later in itertools.pairwise(indices)):
-                raise ValueError(f"`split_indices` must rise, got {indices}")
-        own = self.factors == "default"
-        self.damping_split = self.damping_split or ("trace" if own else "even")
-        if self.damping_floor is None:
-            self.damping_floor = DAMPING_FLOOR if own else 0.0
-        if self.factor_decay is None:
-            self.factor_decay = FACTOR_DECAY if own else 0.0
-        checked_number("damping_floor", self.damping_floor)
-        checked_number("factor_decay", self.factor_decay, below=1.0)
-
-
-class HostCopy:
-    """A copy of a small tensor on its way to the host, queued behind what computes it, to be read later."""
-
-    def __init__(self, values: Tensor) -> None:
-        self._event: torch.Event | None = None
-        if not devices.pins_memory(values.device):
-            self._values = values.detach().cpu().clone()
-            return
-        self._values = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
-        self._values.copy_(values.detach(), non_blocking=True)
-        self._event = torch.Event(values.device)
-        self._event.record()
-
-    def read(self) -> Tensor:
-        """Return the values on the host; waits only if they have not arrived."""
-        if self._event is not None and not self._event.query():
-            self._event.synchronize()
-        return self._values
 
 
 @dataclass(slots=True)
@@ -176,7 +98,7 @@ class Preconditioner:
         self._unsettled: list[_Unsettled] = []
         self._exchange = FactorExchange(self.layers, self.blocks, rules.split_indices)
         self._taps = self._new_taps()
-        self._plans: dict[int, _Plan] = {}
+        self._plans: dict[int, LayerPlan] = {}
         self._put_up_taps()
 
     # Collecting
@@ -354,7 +276,7 @@ class Preconditioner:
         """
         for i, _ in gradients:
             if i not in self._plans:
-                self._plans[i] = _Plan(self.layers[i], self.blocks)
+                self._plans[i] = LayerPlan(self.layers[i], self.blocks)
         return [self._plans[i](gradient) for i, gradient in gradients]
 
     def advance(self, events: EventSink | None) -> None:
@@ -480,45 +402,6 @@ class Preconditioner:
 
     def _factors_of(self, layers: Tensor) -> Tensor:
         return layers.index_select(0, self._layer_of)
-
-
-class _Plan:
-    """How one layer's gradient is preconditioned: views and buffers, made once.
-
-    Slices of matrices are written in place by the matrix product itself, so the blocks cost no copies.
-    """
-
-    def __init__(self, layer: FactoredLayer, blocks: FactorBlocks) -> None:
-        left = blocks.views(layer.g, blocks.inverses) if layer.kind != "embedding" else []
-        right = blocks.views(layer.a if layer.a >= 0 else layer.g, blocks.inverses)
-        weight = layer.weight
-        self.row_scale = layer.row_scale
-        self.shape, self.dtype = (len(weight), weight[0].numel()), right[0][2].dtype
-        self.between = torch.empty(self.shape, dtype=self.dtype, device=weight.device)
-        self.flat = torch.empty_like(self.between)
-        # The update reads weight and gradient side by side in memory, so both must lie there in the same order.
-        self.is_plain = weight.is_contiguous() and weight.dtype == self.dtype
-        self.result = self.flat.view(weight.shape) if self.is_plain else torch.empty_like(weight, requires_grad=False)
-        self.left = [(inverse, begin, end, self.between[begin:end]) for begin, end, inverse in left]
-        self.right = [(self.between[:, begin:end], inverse, self.flat[:, begin:end]) for begin, end, inverse in right]
-        self.only_left = left[0][2] if len(left) == 1 else None
-
-    def __call__(self, gradient: Tensor) -> Tensor:
-        matrix = gradient.reshape(self.shape)
-        if matrix.dtype != self.dtype:
-            matrix = matrix.to(self.dtype)
-        if self.row_scale is not None:
-            torch.mul(matrix, self.row_scale[:, None], out=self.between)
-        elif self.only_left is not None:
-            torch.mm(self.only_left, matrix, out=self.between)
-        else:
-            for inverse, begin, end, target in self.left:
-                torch.mm(inverse, matrix[begin:end], out=target)
-        for part, inverse, target in self.right:
-            torch.mm(part, inverse, out=target)
-        if not self.is_plain:
-            self.result.copy_(self.flat.view(self.result.shape))
-        return self.result
 
 
 def _remove_all(taps: dict[int, Tap]) -> None:
