@@ -134,7 +134,7 @@ def run(directory: Path, clock: Clock, limit: float | None) -> tuple[Any, float]
     return result, time.monotonic() - began
 
 
-TEXTS = {"a search": SHORT, "a float16 recording": SHORT + REPLAY, "freezing": SHORT + LIMITS, "warm-ups": DIM_REDUCE}
+TEXTS = {"a search, a float16 recording and freezing": SHORT + REPLAY + LIMITS, "warm-ups": DIM_REDUCE}
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -55,28 +54,12 @@ class Unclear(FakeExperimenter):
         return SpeedMeasured(0.97, 0.9, 1.07)
 
 
-class LongRuns(FakeExperimenter):
-    """Half a minute a run, but for O0's, in steps of 0.3 s after each of which it may be stopped."""
-
-    def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
-        plan, stop = config.resolve(level), options.get("stop")
-        for step in range(1, 101):
-            time.sleep(0.3 if plan.in_effect() else 0.001)
-            if stop is not None and stop():
-                return Trained(float("nan"), (), 0.3, message="stopped", steps=step)
-        return Trained(0.9, ((50, 0.9), (100, 0.9)), 0.01, steps=100)
-
-
 def make_lucky(file: StudyFile, directory: Path) -> Lucky:
     return Lucky(directory)
 
 
 def make_unclear(file: StudyFile, directory: Path) -> Unclear:
     return Unclear(directory)
-
-
-def make_long_runs(file: StudyFile, directory: Path) -> LongRuns:
-    return LongRuns(directory)
 
 
 def winner(directory: Path, target: str = "o1") -> float | None:
@@ -162,14 +145,6 @@ def test_points_10_and_11_what_found_nothing_is_not_in_effect_and_the_report_say
     assert result.chosen == {"o1": "O0", "o2": "O0"}
     assert "no BatchNorm" in page(directory)
     assert "unchecked" not in page(directory)
-
-
-def test_point_12_a_limit_ends_the_run_that_is_on_its_way(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", STUDY.replace('["O0", "O1", "O2"]', '["O1"]'))
-    begun = time.monotonic()
-    result = tune(directory, timeout=3.0, make_experimenter=make_long_runs)
-    assert time.monotonic() - begun < 15.0  # the first run alone would take thirty seconds
-    assert result.trials[0].level == "O0"
 
 
 def test_point_12_a_key_that_changes_no_trial_may_be_edited(tmp_path: Path) -> None:
