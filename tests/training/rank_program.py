@@ -1,12 +1,10 @@
-"""What every rank of the tests in test_ranks_together.py runs; started by torchrun as ``rank_program.py CASE FOLDER``.
+"""What every rank of the tests in test_ranks_together.py runs.
 
 A case saves what its rank ended with as ``FOLDER/CASE.RANK.pt``; the test compares it with one process.
 """
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,10 +16,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # torchrun starts a script, not a module of the repository
-
 from tests.kit.chains import chain
-from tests.ranks import leave_together
 from workbench.mindspore.train_step_cells import BoostTrainOneStepCell, WithLossCell
 from workbench.training import AutoBoost, apply
 
@@ -203,13 +198,8 @@ def train_in_subspace(
     return found | {"components": len(method.components)}
 
 
-def dim_reduce(rank: int, *, scaled: bool = False) -> dict[str, Any]:
-    snapshots = Path(sys.argv[1]) / "snapshots"
+def dim_reduce(rank: int, snapshots: Path, *, scaled: bool = False) -> dict[str, Any]:
     return train_in_subspace(snapshots, [rank], seed=rank, scaled=scaled, distribute=True)
-
-
-def dim_reduce_with_an_overflow(rank: int) -> dict[str, Any]:
-    return dim_reduce(rank, scaled=True)
 
 
 CASES: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -226,16 +216,15 @@ CASES: dict[str, Callable[[int], dict[str, Any]]] = {
         freezing,
         freezing_under_ddp,
         freezing_in_a_wrapper,
-        dim_reduce,
-        dim_reduce_with_an_overflow,
     )
 }
 
-if __name__ == "__main__":
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo")
-    own = distributed.get_rank()
-    for name, case in CASES.items():
-        torch.save(case(own), Path(sys.argv[1]) / f"{name}.{own}.pt")
-    leave_together()
+
+def run_cases(folder: Path) -> None:
+    own, snapshots = distributed.get_rank(), folder / "snapshots"
+    in_subspace = {
+        "dim_reduce": partial(dim_reduce, snapshots=snapshots),
+        "dim_reduce_with_an_overflow": partial(dim_reduce, snapshots=snapshots, scaled=True),
+    }
+    for name, case in (CASES | in_subspace).items():
+        torch.save(case(own), folder / f"{name}.{own}.pt")

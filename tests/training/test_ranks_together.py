@@ -1,10 +1,7 @@
-"""Four ranks under torchrun against one process that does the same by definition."""
+"""Four ranks against one process that does the same by definition."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from tests.kit.chains import chain
+from tests.ranks import Ranks
 from tests.training import rank_program as program
 from workbench.methods.adasum.method import adasum_tree
 from workbench.training import apply
@@ -26,19 +24,12 @@ RANKS = range(4)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run every case of rank_program.py once, with torchrun."""
+    """Run every case of rank_program.py once."""
     results = tmp_path_factory.mktemp("ranks")
     program.write_snapshots(results / "snapshots")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(RANKS))]
-    done = subprocess.run(
-        [*torchrun, program.__file__, str(results)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    ranks = Ranks(len(RANKS), results)
+    ranks.run(program.run_cases, results)
+    ranks.close()
     return results
 
 

@@ -53,7 +53,7 @@ def test_a_part_takes_along_what_is_set_but_not_in_effect() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_part_that_does_nothing_is_taken_out_of_what_is_exported(tmp_path: Path, seed: int) -> None:
     average = '"regularization.weight_average" = ["ema"]\n"regularization.decay" = [0.9]'
     folder = write(tmp_path / "study", space=f"{LINEAR}\n{average}")
