@@ -19,19 +19,8 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
-_HERE = Path(__file__).parent
-
 # What JupyterLab itself writes to the console as an error, each with the reason why it says nothing about us.
 OF_JUPYTERLAB: dict[str, str] = {}
-
-# The longest, first: where two processes share the tests, none of them is left for the end.
-LONGEST = ("test_screens", "test_told_in_figures", "test_quickstart", "test_tune_tab")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bring the longest browser tests to the front, each in the order it has here."""
-    place = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)) if item.path.parent == _HERE else len(LONGEST))
 
 
 @dataclass(frozen=True)
