@@ -24,8 +24,9 @@ def _choice(**changed: object) -> Choice:
 
 def test_a_confirmed_export_reaches_the_same_quality() -> None:
     assert headline(CHOICE, "accuracy", TUNED) == (
-        "Trial 7 reaches the same accuracy in 0.50 of the time (2.00 x, 95 % interval 1.80 to 2.25), confirmed on 6 "
-        "seeds, allowed drop 0.005; tuned plain needs 0.80 of the time, 1.60 x (1.50 to 1.70) as long as the export."
+        "Trial 7 trains in 0.50 of O0's time (2.00 x as fast, 95 % interval 1.80 to 2.25; 10 hours become 5 h), with "
+        "accuracy 0.1 points worse than O0's (0.5 points allowed); confirmed on 6 seeds. Tuned plain needs 0.80 of "
+        "O0's time; against tuned plain the export is 1.60 x (1.50 to 1.70) as fast."
     )
 
 
@@ -34,13 +35,32 @@ def test_a_confirmed_export_reaches_the_same_quality() -> None:
 )
 def test_what_is_not_confirmed_only_may(seeds: int, told: str) -> None:
     said = headline(_choice(verdict=Verdict.UNDECIDED, n_seeds=seeds), "accuracy")
-    assert said.startswith("Trial 7 may reach the same accuracy in 0.50 of the time")
+    assert said.startswith("Trial 7 may train in 0.50 of O0's time")
     assert told in said
-    assert "reaches" not in said
+    assert "trains" not in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"metrics": ((0.98, 0.97), (0.99, 0.98))}, "with accuracy 97.50 %, 0.1 points worse than O0's (0.5 points"),
+        ({"drop": -0.02}, "with accuracy 2 points better than O0's"),
+        ({"drop": 0.0}, "with accuracy as good as O0's"),
+        ({"drop": math.nan}, "; 10 hours become 5 h), 0.5 points allowed in accuracy; confirmed"),
+        (
+            {"speedup": 12.3},
+            "in 0.081 of O0's time (12.30 x as fast, 95 % interval 1.80 to 2.25; 10 hours become 49 min)",
+        ),
+        ({"speedup": 6.0}, "10 hours become 1 h 40 min)"),
+    ],
+    ids=["what it reaches", "a gain", "no change", "no metric", "much", "hours and minutes"],
+)
+def test_the_quality_and_the_time_are_in_units_of_the_user(changed: dict[str, object], told: str) -> None:
+    assert told in headline(_choice(**changed), "accuracy")
 
 
 def test_an_interval_without_ends_is_not_told() -> None:
-    assert "(2.00 x)" in headline(_choice(speedup_low=0.0, speedup_high=math.inf), "accuracy")
+    assert "(2.00 x as fast; 10 hours" in headline(_choice(speedup_low=0.0, speedup_high=math.inf), "accuracy")
 
 
 @pytest.mark.parametrize("choice", [Choice("o1", None, "O0 is exported: nothing."), _choice(speedup=math.nan)])
@@ -52,15 +72,15 @@ def test_tuned_plain_is_measured_beside_the_export_or_else_predicted() -> None:
     predicted = replace(TUNED, speedup=math.nan)
     assert tuned_plain_speed(CHOICE, TUNED) == 2.0 / 1.6
     assert tuned_plain_speed(CHOICE, predicted) == 1.0 / 0.7
-    assert tuned_plain_sentence(CHOICE, predicted) == "tuned plain is predicted to need 0.70 of the time"
+    assert tuned_plain_sentence(CHOICE, predicted) == "Tuned plain is predicted to need 0.70 of O0's time."
     unknown = TunedPlain("", {}, math.nan)
     assert math.isnan(tuned_plain_speed(CHOICE, unknown))
-    assert tuned_plain_sentence(CHOICE, unknown) == "what tuned plain needs is not known"
+    assert tuned_plain_sentence(CHOICE, unknown) == "What tuned plain needs is not known."
 
 
 def test_an_export_that_is_tuned_plain_says_so() -> None:
     own = replace(TUNED, config={"batch": {"factor": 4}})
-    assert "it is tuned plain itself" in headline(CHOICE, "accuracy", own)
+    assert "It is tuned plain itself" in headline(CHOICE, "accuracy", own)
 
 
 def test_parts_that_make_less_than_was_measured_say_so() -> None:

@@ -186,6 +186,7 @@ def test_validate_says_what_is_not_in_effect_and_what_the_file_leaves_to_the_lev
     (here / "two.json").write_text('{"boost": {"mode": "manual", "less_bn": true}}')
     left = "switches that are not named take the default of level O1: grad_freeze on; adasum, grad_accumulation, "
     assert left in workbench("validate", "two.json").out
+    assert 'in MindSpore: Pass boost_level="O1"' in workbench("validate", "two.json").out
     assert json.loads(workbench("validate", "two.json", "--json").out)["level_defaults"]["grad_freeze"] is True
     BoostConfig.from_json(here / "two.json").resolve("O1").explicit_config().save(here / "all.json")
     assert "are not named" not in workbench("validate", "all.json").out

@@ -51,7 +51,7 @@ def test_tune_says_headline_candidates_parts_and_tuned_plain(capsys: pytest.Capt
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert lines[0] == f"o1: {study.headlines['o1']}"
-    assert "speed to the same quality (95 %)" in lines[1]
+    assert "speed per run (95 %)" in lines[1]
     (plain_row,) = [line for line in lines if "tuned plain" in line and "reference" in line]
     assert "1.25 x" in plain_row
     assert "where the gain of o1 comes from, 1 x being the task as given:" in lines
@@ -76,7 +76,7 @@ def test_status_says_what_its_speeds_are_of_and_what_was_left_out(
     monkeypatch.setattr(tuning, "read_result", lambda *_, **__: study)
     status(Path("fastest"), None, False)
     out = capsys.readouterr().out
-    assert "speed to the same quality" in out
+    assert "speed per run" in out
     assert "per step" not in out
     assert out.count(study.left_out[0]) == 1
     assert f"o1: {study.headlines['o1']}" in out

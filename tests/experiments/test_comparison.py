@@ -63,9 +63,10 @@ def test_the_sentence_tells_speed_direction_and_bound(measured: list[Any]) -> No
     result = compare([BASE, OTHER])
     drop = result.sides[1].drop
     assert drop is not None
+    mean, bound = (f"{100 * one:.2f}".rstrip("0").rstrip(".") for one in (drop.mean, drop.upper))
     assert result.sentences() == [
         "B.json: 2.00 x the speed of A.json (95 % interval 1.25 to 2.50), "
-        f"accuracy {drop.mean:.4g} lower on average over 2 seeds (one-sided 95 % bound of the drop {drop.upper:.4g})."
+        f"accuracy {mean} points lower on average over 2 seeds (one-sided 95 % bound of the drop {bound} points)."
     ]
 
 

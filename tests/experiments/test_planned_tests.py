@@ -150,6 +150,18 @@ def test_sentences_say_what_is_open_and_what_would_close_it() -> None:
     )
 
 
+def test_a_drop_is_in_the_metrics_unit_and_a_gain_is_called_one() -> None:
+    gain = sentence(judged([(first_test(3), pairs_of([-0.02, -0.021, -0.019]))], 0.01), "accuracy")
+    assert "and as good: the accuracy is at least 1." in gain
+    assert gain.endswith(" points better (95 % bound, mean 2 points better, 3 paired seeds).")
+    drop = sentence(judged([(first_test(3), pairs_of([0.004, 0.005, 0.003]))], 0.01), "accuracy")
+    assert "and as good: the accuracy is at most 0." in drop
+    assert drop.endswith("mean 0.4 points worse, 3 paired seeds), within the allowed 1 point.")
+    lost = sentence(judged([(first_test(3), pairs_of([0.4, 0.41, 0.39]))], 0.01), "loss")
+    assert lost.startswith("Refuted: the loss is at least 0.3")
+    assert lost.endswith(" worse (95 % bound, mean 0.4 worse, 3 paired seeds), more than the allowed 0.01.")
+
+
 def test_a_further_test_is_asked_for_behind_all_pairs_and_at_its_own_error() -> None:
     drops = [0.0, 0.02, -0.01, 0.01, 0.0]
     tests = [(first_test(5), pairs_of(drops)), (further_test(5, 5, 0), pairs_of(drops))]

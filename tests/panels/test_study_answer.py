@@ -35,5 +35,5 @@ def test_a_step_of_another_objective_is_as_long_as_it_was_measured(directory: Pa
 
 
 def test_a_trial_says_what_its_speed_is_of() -> None:
-    assert "4.00 times O0 to the same quality" in trial_html(TRIAL, MetricScale("accuracy"), "to the same quality")
+    assert "4.00 times O0 per run" in trial_html(TRIAL, MetricScale("accuracy"), "per run")
     assert "4.00 times O0 per step" in trial_html(TRIAL, MetricScale("accuracy"))

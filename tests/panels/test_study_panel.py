@@ -230,7 +230,7 @@ def test_the_answer_has_headline_waterfall_and_tuned_plain(made: Make) -> None:
     assert "tuned plain" in {str(trace.name) for trace in panel.live["speed"].widget.data}
     axes = [panel.live["speed"].widget.layout.xaxis, panel.live["history"].widget.layout.yaxis]
     assert [axis.title.text for axis in axes] == [
-        "Speed: time of O0 / time to the same quality (×)",
+        "Speed: time of O0 / time per run (×)",
         "Time of a run (O0 = 1)",
     ]
     same = replace(study, attribution={"o1": study.attribution["o1"], "o2": study.attribution["o1"]})

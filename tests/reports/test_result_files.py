@@ -50,8 +50,8 @@ def _study(**changes: Any) -> StudyResult:
 
 def test_a_candidate_stands_with_interval_drop_and_verdict() -> None:
     page = results_page(_study())
-    row = "| o1 | trial 1 | freezing | 1.25 (1.00 to 2.00) | 0.0123 | 0.02 | 0.03 | 5 | confirmed | yes |"
-    assert row in page
+    measured = "1.25 (1.00 to 2.00) | 1.23 points worse | 2 points worse | 3 points | 5 | confirmed | yes"
+    assert f"| o1 | trial 1 | freezing | {measured} |" in page
     assert "* o1: trial 1 (freezing)." in page
     assert "* o2: O0 is exported: nothing." in page
     assert "Where the gain" not in page, "of another objective there are no parts"
@@ -60,8 +60,9 @@ def test_a_candidate_stands_with_interval_drop_and_verdict() -> None:
 
 def test_speed_is_the_inverse_of_the_step_time_ends_exchanged() -> None:
     page = results_page(_study())
-    assert "| 1 | freezing | 0.25 | 1.25 (1.00 to 2.00) | 0.97 | 0.01 | 100 | 0 | within the allowed drop |" in page
-    assert "| 3 | freezing | 0.5 | 1.25 (1.00 to 2.00) | 0.97 | 0.01 | 100 | 7 | beyond the allowed drop |" in page
+    measured = "1.25 (1.00 to 2.00) | 97.00 % | 1 point | 100"
+    assert f"| 1 | freezing | 0.25 | {measured} | 0 | within the allowed drop |" in page
+    assert f"| 3 | freezing | 0.5 | {measured} | 7 | beyond the allowed drop |" in page
 
 
 def test_what_never_differs_is_no_column() -> None:
@@ -118,9 +119,9 @@ def test_the_fastest_set_up_is_told_with_its_parts_and_its_references() -> None:
     study = fastest_study()
     page = results_page(study)
     assert f"**o1: {study.headlines['o1']}**" in page
-    assert "speed to the same quality, x O0 (95 %)" in page
+    assert "speed per run, x O0 (95 %)" in page
     assert "per step" not in page
-    assert "| o1 | tuned plain | length 0.8 | 1.25 | 0.002 |" in page
+    assert "| o1 | tuned plain | length 0.8 | 1.25 | 0.2 points worse |" in page
     assert "| schedule x 0.5 | 2.00 | 1.80 to 2.20 | 1.90 |  |" in page
     assert "| batch x 4 | 1.25 | not measured by itself |  | Its runs do not bound the factor. |" in page
     assert "| all parts together | 2.00 |" in page
@@ -131,5 +132,5 @@ def test_the_fastest_set_up_is_told_with_its_parts_and_its_references() -> None:
 def test_the_still_picture_says_what_its_speed_is_of(tmp_path: Path) -> None:
     write_result_files(tmp_path, fastest_study())
     picture = (tmp_path / "speed_accuracy.svg").read_text()
-    assert "speed to the same quality, x O0" in picture
+    assert "speed per run, x O0" in picture
     assert "tuned plain: length 0.8" in picture

@@ -97,8 +97,8 @@ def test_the_fastest_set_up_is_told_with_its_headline_its_parts_and_its_referenc
     assert page.open == []
     for told in (
         study.headlines["o1"],
-        "2.00 × to the same accuracy",
-        "Speed to the same quality",
+        "2.00 × as fast, 0.1 points worse",
+        "Speed per run",
         "batch x 4 1.25 × not measured by itself – Its runs do not bound the factor.",
         "all together 2.00 × 1.80 to 2.25",
         "task as given",
@@ -207,10 +207,21 @@ def test_o0_is_an_answer_with_its_reason_and_no_empty_section() -> None:
     html = study_report_html(study, replace(full_sources(), recording=None, freezing=None))
     page = _Page(html)
     assert told in page.text
+    assert "keep training as you do today" in page.text
+    assert "boost_config_dict" not in page.text  # nor how to apply what does nothing
     assert "Exported: o1 O0" in html  # title of the figure
     for name in ("candidates", "loss-scale", "exponents", "freezing"):
         assert page.ids[name] == 0
     assert "Not part of this study: candidates, loss scale, gradients in float16, freezing schedule." in page.text
+
+
+def test_the_reference_is_o0_over_the_seeds_of_the_confirmation_and_parts_that_make_another_total_say_so() -> None:
+    study = fastest_study()
+    taken = candidate(label="trial 7", trial_number=7, speedup=1.5, metrics=((0.90, 0.91), (0.94, 0.92), (0.92, 0.93)))
+    shown = replace(study, candidates=[taken], choices={"o1": Choice("o1", taken, "trial 7.")})
+    page = _Page(study_report_html(shown, Sources({"o1": BoostConfig()}, None, None)))
+    assert "what everything is compared with 1.00 × 92.00 % reference" in page.text
+    assert "the parts multiply to 2.00 x, whole runs were measured at 1.50 x" in page.text
 
 
 def test_missing_parts_have_no_section_and_need_no_plotly() -> None:

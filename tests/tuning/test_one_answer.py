@@ -62,7 +62,7 @@ def test_a_trial_comes_to_one_thing_and_the_counts_add_up() -> None:
     assert counts.n_finished == sum(counts.finished.values()) == 6
     assert counts.text() == (
         "O0, 1 within the allowed drop, 1 within the drop of o2 only, 2 beyond the allowed drop, 1 pruned; "
-        "besides 1 failed, 1 waiting"
+        "besides 1 failed, 1 not begun"
     )
     assert suited_exports(TRIALS[5], DROPS) == ()  # it was given up
     assert outcome_of(replace(TRIALS[2], feasible=True)) == "within the allowed drop"  # by the study's target
@@ -160,9 +160,10 @@ def test_every_place_counts_the_same(finished: Path, capsys: pytest.CaptureFixtu
     result = read_result(finished)
     assert len(result.trials) == 11
     told = result.counts.text()
-    assert told.endswith("besides 1 waiting")
+    assert told.endswith("besides 1 not begun")
     assert not result.is_over
-    assert f"10 of 10 trials finished: {told}." in (finished / "result" / "results.md").read_text(encoding="utf-8")
+    results = (finished / "result" / "results.md").read_text(encoding="utf-8")
+    assert f"10 trials finished, at most 10 were asked for: {told}." in results
     page = (finished / "result" / "report.html").read_text(encoding="utf-8")
     assert f'<span class="value">10</span><span class="note">{told}</span>' in page
     table = page.partition('<div class="trials">')[2].partition("</script>")[0]
@@ -203,7 +204,7 @@ def test_what_is_not_known_is_said_in_one_way(tmp_path: Path, capsys: pytest.Cap
     _print_candidates(result)
     row = capsys.readouterr().out.splitlines()[-1]
     assert row.split()[3:7] == ["1.20", "x", "unknown", "unknown"]
-    assert "| 1.20 | unknown | unknown | 0.01 | 0 | undecided | yes |" in results_page(result)
+    assert "| 1.20 | unknown | unknown | 1 point | 0 | undecided | yes |" in results_page(result)
     write_tables(tmp_path, [one], result.choices, {})
     table = pd.read_csv(tmp_path / "candidates.csv")
     assert table[["speedup_high", "drop", "drop_bound"]].isna().all(axis=None)

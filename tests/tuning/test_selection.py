@@ -161,9 +161,10 @@ def test_nothing_found_says_what_was_tried_what_came_nearest_and_what_would_help
     slow = trial(1, relative_step_time=0.98, summary="LessBN")
     harmful = trial(2, relative_step_time=0.5, metric_deficit=0.03, summary="freezing")
     told = nothing_found([BASELINE, slow, harmful], 0.02, "accuracy")
-    assert told.startswith("no plan was faster than O0 within the allowed accuracy drop of 0.02; 2 plans were tried; ")
+    told_first = "no plan was faster than O0 within the allowed accuracy drop of 2 points; 2 plans were tried; "
+    assert told.startswith(told_first)
     assert "of 1 within the drop the fastest, trial 1 (LessBN), is 1.02 x O0 per step, but reaches the target" in told
-    assert "the nearest beyond it, trial 2 (freezing), is 2.00 x per step and drops 0.03" in told
+    assert "the nearest beyond it, trial 2 (freezing), is 2.00 x per step and loses 3 points" in told
     assert "another space" not in nothing_found([BASELINE, slow], 0.02, "accuracy")
     assert "another space" in nothing_found([BASELINE, trial(1, relative_step_time=1.1)], 0.02, "accuracy")
     pruned = trial(1, state="pruned", relative_step_time=0.5)

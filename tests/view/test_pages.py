@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import optuna
 import pytest
 
 from tests.kit.fake_runner import make_fake, write_study
 from tests.view.conftest import Visitor, record_run
 from workbench.core.records import StepRecord
 from workbench.study.run.search_and_confirm import tune
+from workbench.study.store.storage import default_storage, open_storage
 
 Visit = Callable[[Path], Visitor]
 
@@ -105,6 +107,16 @@ def test_a_study_shows_its_report_and_its_trials_and_a_run_says_that_it_ended(tm
     assert "This study has ended; 10 of 10 trials finished." in ended
     for part in ('class="trials"', "figure-speed-accuracy", "boost_config.o1.json"):
         assert part in ended
+
+
+def test_a_study_with_its_answer_says_so_though_a_trial_of_it_waits(tmp_path: Path, visit: Visit) -> None:
+    folder = write_study(tmp_path / "mine")
+    tune(folder, make_experimenter=make_fake)
+    optuna.load_study(study_name="mine", storage=open_storage(default_storage(folder))).enqueue_trial({"level": "O1"})
+    (folder / "result" / "report.html").touch()
+    page = visit(folder).get("")[1]
+    assert "This study has its answer; 10 of 10 trials finished. `workbench tune" in page
+    assert "10 of 10 trials finished. This page follows." not in page
 
 
 def test_a_study_that_cannot_be_read_says_why(tmp_path: Path, visit: Visit) -> None:

@@ -20,8 +20,9 @@ def validate(
     world_size: int = typer.Option(1, metavar="N", min=1, help="Ranks that train together."),
     json: bool = JsonOption,
 ) -> None:
-    """Check a boost_config.json and say what it switches on."""
+    """Check a boost_config.json and say what it switches on, here and in MindSpore."""
     from workbench.config import BoostConfig
+    from workbench.config.mindspore_notes import mindspore_notes
 
     config = BoostConfig.from_json(file)
     plan = config.resolve(level, world_size=world_size)
@@ -35,6 +36,7 @@ def validate(
                 "not_in_effect": {dropped.name: dropped.reason for dropped in plan.dropped},
                 "level_defaults": plan.level_defaults(),
                 "parameters": plan.parameters_in_effect(),
+                "mindspore": mindspore_notes(config, plan),
             }
         )
         return
@@ -45,6 +47,8 @@ def validate(
         say(f"  {defaults}")
     for line in _provenance(config.provenance or {}):
         say(f"  {line}")
+    for note in mindspore_notes(config, plan):
+        say(f"  in MindSpore: {note}")
 
 
 def schema() -> None:

@@ -73,7 +73,7 @@ def train(
         from workbench import api
 
         def show(progress: RunProgress) -> None:
-            bar.update(progress.step, text=task, note=_note(progress))
+            bar.update(progress.step, progress.steps, text=task, note=_note(progress))
 
         result = api.train(
             task,

@@ -32,8 +32,9 @@ from workbench.cli.progress import Bar, progress_bar, show_study
 from workbench.cli.rank_processes import run_as_ranks
 from workbench.cli.waterfall import waterfall_rows
 from workbench.core.headline import parts_against_total
+from workbench.core.metric_scale import MetricScale
 from workbench.core.rank_environment import rank_environment
-from workbench.core.text import format_duration, format_interval, format_number
+from workbench.core.text import format_duration, format_interval
 from workbench.core.trial_counts import outcome_of
 
 if TYPE_CHECKING:
@@ -366,13 +367,14 @@ def _print_answer(result: StudyResult) -> None:
 def _print_candidates(result: StudyResult) -> None:
     if not result.candidates:
         return
+    changed = MetricScale.of(result).change_text
     rows: list[tuple[Any, ...]] = [
         (
             c.target,
             c.label,
             format_interval(c.speedup, c.speedup_low, c.speedup_high, " x"),
-            format_number(c.drop),
-            format_number(c.drop_bound),
+            changed(c.drop),
+            changed(c.drop_bound),
             c.n_seeds,
             str(c.verdict),
             "yes" if result.chosen.get(c.target) == c.label else "",
@@ -382,9 +384,9 @@ def _print_candidates(result: StudyResult) -> None:
     ]
     for target, (tuned, speed) in result.fair_baselines.items():
         shown = format_interval(speed, None, None, " x")
-        rows.append((target, "tuned plain", shown, format_number(tuned.drop), "-", "-", "reference", "", tuned.summary))
-    speed_column = f"speed {result.per} (95 %)"
-    columns = ("for", "candidate", speed_column, "drop", "bound", "seeds", "verdict", "exported", "in effect")
+        rows.append((target, "tuned plain", shown, changed(tuned.drop), "-", "-", "reference", "", tuned.summary))
+    measured = (f"speed {result.per} (95 %)", result.metric_name, "95 % bound", "seeds", "verdict")
+    columns = ("for", "candidate", *measured, "exported", "in effect")
     print_table(columns, rows)
 
 

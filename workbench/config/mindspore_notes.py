@@ -54,4 +54,5 @@ def _how_to_pass(config: BoostConfig, plan: Plan) -> str:
         if plan.mode == "auto"
         else "with O0 mindspore.train.Model does not read it at all"
     )
-    return f'Pass boost_level="{level}" and the content of this file as boost_config_dict; {reason}.'
+    either = "MindSpore 2.7 leaves boosting off unless metrics or an eval_network is given, too"
+    return f'Pass boost_level="{level}" and the content of this file as boost_config_dict; {reason}. {either}.'

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from workbench.core.metric_scale import MetricScale
 from workbench.core.text import format_interval
 
 if TYPE_CHECKING:
@@ -15,35 +16,47 @@ _AGREE = 0.02  # relative; below, what the parts make and what was measured look
 
 
 def headline(choice: Choice, metric_name: str, tuned: TunedPlain | None = None) -> str:
-    """Say what share of the time an export needs to the same quality, how sure that is, and what tuned plain needs."""
+    """Say in what share of O0's time an export trains, how well and how surely, and what tuned plain needs."""
     taken = choice.candidate
     if taken is None or not (0.0 < taken.speedup < math.inf):
         return choice.sentence
     has_ends = math.isfinite(taken.speedup_low) and math.isfinite(taken.speedup_high)
     interval = f", 95 % interval {taken.speedup_low:.2f} to {taken.speedup_high:.2f}" if has_ends else ""
-    share = f"{_share(1.0 / taken.speedup)} of the time ({taken.speedup:.2f} x{interval})"
-    is_confirmed = choice.verdict == "confirmed"
-    reaches = "reaches" if is_confirmed else "may reach"
-    seeds = f"on {taken.n_seeds} seeds" if taken.n_seeds else "without a test over seeds"
-    sure = f"{choice.verdict} {seeds}, allowed drop {taken.allowed_drop:g}"
-    told = f"{taken.label} {reaches} the same {metric_name} in {share}, {sure}"
-    beside = "" if tuned is None else f"; {tuned_plain_sentence(choice, tuned)}"
-    return f"{told[:1].upper()}{told[1:]}{beside}."
+    hours, minutes = divmod(round(600.0 / taken.speedup), 60)
+    became = " ".join(f"{n} {unit}" for n, unit in ((hours, "h"), (minutes, "min")) if n) or "less than a minute"
+    trains = "trains" if choice.verdict == "confirmed" else "may train"
+    speed = f"{taken.speedup:.2f} x as fast{interval}; 10 hours become {became}"
+    sure = f"{choice.verdict} {f'on {taken.n_seeds} seeds' if taken.n_seeds else 'without a test over seeds'}"
+    share = f"{_share(1.0 / taken.speedup)} of O0's time ({speed})"
+    told = f"{taken.label} {trains} in {share}, {_quality(taken, MetricScale(metric_name))}; {sure}."
+    beside = "" if tuned is None else f" {tuned_plain_sentence(choice, tuned)}"
+    return f"{told[:1].upper()}{told[1:]}{beside}"
+
+
+def _quality(taken: CandidateRecord, metric: MetricScale) -> str:
+    """Say what a candidate does to the metric; a clause."""
+    allowed = f"{metric.difference_text(taken.allowed_drop)} allowed"
+    if not math.isfinite(taken.drop):
+        return f"{allowed} in {metric.name}"
+    reached = [own for _, own in taken.metrics if math.isfinite(own)]
+    value = f" {metric.value_text(sum(reached) / len(reached))}," if reached else ""
+    compared = f"{change} than" if (change := metric.change_text(taken.drop)) != "as good" else "as good as"
+    return f"with {metric.name}{value} {compared} O0's ({allowed})"
 
 
 def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
-    """Say what the fair baseline needs; a part of a sentence, without its full stop."""
+    """Say what the fair baseline needs."""
     taken = choice.candidate
     if taken is not None and taken.config == tuned.config:
-        return "it is tuned plain itself, a tuned length and learning rate and nothing else"
+        return "It is tuned plain itself: a tuned length and learning rate, and nothing else."
     speed = tuned_plain_speed(choice, tuned)
     if not math.isfinite(speed):
-        return "what tuned plain needs is not known"
-    share = _share(1.0 / speed)
+        return "What tuned plain needs is not known."
+    share = f"{_share(1.0 / speed)} of O0's time"
     if taken is None or not math.isfinite(tuned.speedup):
-        return f"tuned plain is predicted to need {share} of the time"
+        return f"Tuned plain is predicted to need {share}."
     ratio = format_interval(tuned.speedup, tuned.speedup_low, tuned.speedup_high, " x")
-    return f"tuned plain needs {share} of the time, {ratio} as long as the export"
+    return f"Tuned plain needs {share}; against tuned plain the export is {ratio} as fast."
 
 
 def tuned_plain_speed(choice: Choice, tuned: TunedPlain) -> float:

@@ -210,7 +210,7 @@ class TunedPlain:
 
 def timed_per(objective: str) -> str:
     """Return what a trial's relative time is of under an objective, in words that follow a factor."""
-    return "to the same quality" if objective == "time_to_quality" else "per step"
+    return "per run" if objective == "time_to_quality" else "per step"
 
 
 def objective_title(objective: str) -> str:
@@ -305,12 +305,12 @@ class StudyResult:
 
     @property
     def per(self) -> str:
-        """What the speed-ups of candidates are of: a step, the way to the target, or a run to the same quality."""
+        """What the speed-ups of candidates are of: a step, the way to the target, or a whole run."""
         return "to the target" if self.objective == "time_to_target" else self.per_trial
 
     @property
     def per_trial(self) -> str:
-        """What a trial's relative time is of: a step, or a whole run to the same quality."""
+        """What a trial's relative time is of: a step, or a whole run."""
         return timed_per(self.objective)
 
     @property

@@ -11,6 +11,23 @@ def format_number(value: float | None) -> str:
     return "unknown" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
+def compact(value: float) -> str:
+    """Write a number with four significant digits, never with a trailing point or in needless exponent form."""
+    if math.isnan(value):
+        return "unknown"
+    if math.isinf(value):
+        return "infinite" if value > 0 else "minus infinite"
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        text = f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        return with_spaces(text)
+    return f"{value:.3g}"
+
+
+def with_spaces(number: str) -> str:
+    """Set a number's thousands apart by narrow spaces: commas are decimal points to half the world."""
+    return number.replace(",", "\u202f")
+
+
 def format_interval(middle: float | None, low: float | None, high: float | None, unit: str = "") -> str:
     """Return a ratio with its interval, such as ``"1.21 x (1.14 to 1.28)"``; without one where there is none."""
     if middle is None or not math.isfinite(middle):

@@ -62,13 +62,18 @@ class TrialCounts:
 
     def plain_text(self) -> str:
         """Return all counts in words, one after the other."""
-        return ", ".join(f"{n} {word}" for word, n in (*self.finished.items(), *self.others.items()))
+        return ", ".join([*_counted(self.finished), *_counted(self.others)])
 
     def text(self) -> str:
         """Return all counts in words; those before the semicolon add up to `n_finished`."""
-        told = ["O0" if word == "O0" else f"{n} {word}" for word, n in self.finished.items()]
-        others = [f"{n} {word}" for word, n in self.others.items()]
-        return "; ".join(part for part in (", ".join(told), f"besides {', '.join(others)}" if others else "") if part)
+        finished = ["O0" if one == "1 O0" else one for one in _counted(self.finished)]
+        others = [f"besides {', '.join(_counted(self.others))}"] if self.others else []
+        return "; ".join([*([", ".join(finished)] if finished else []), *others])
+
+
+def _counted(counts: Mapping[str, int]) -> list[str]:
+    # After a search nothing is waited for any more.
+    return [f"{n} {'not begun' if word == 'waiting' else word}" for word, n in counts.items()]
 
 
 def count_trials(trials: Iterable[TrialRecord], allowed_drops: Mapping[str, float] | None = None) -> TrialCounts:

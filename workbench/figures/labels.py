@@ -1,13 +1,14 @@
-"""Numbers as a person reads them: percentages, powers of two, counts, and a metric in its own unit."""
+"""Numbers as a person reads them in figures and tables: percentages, powers of two, counts."""
 
 from __future__ import annotations
 
 import html
 import math
 import re
-from dataclasses import dataclass
 
-from workbench.core.records import StudyResult
+from workbench.core.metric_scale import MetricScale as MetricScale
+from workbench.core.text import compact as compact
+from workbench.core.text import with_spaces
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -50,18 +51,6 @@ def percent(share: float) -> str:
     return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits} %"
 
 
-def compact(value: float) -> str:
-    """Write a number with four significant digits, never with a trailing point or in needless exponent form."""
-    if math.isnan(value):
-        return "unknown"
-    if math.isinf(value):
-        return "infinite" if value > 0 else "minus infinite"
-    if value == 0 or 1e-3 <= abs(value) < 1e6:
-        text = f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-        return _with_spaces(text)
-    return f"{value:.3g}"
-
-
 def counted(n: int, noun: str, plural: str = "") -> str:
     """Write ``1 step``, ``2 steps``, ``12 000 steps``."""
     return f"{grouped(n)} {noun if n == 1 else plural or noun + 's'}"
@@ -69,7 +58,7 @@ def counted(n: int, noun: str, plural: str = "") -> str:
 
 def grouped(value: float) -> str:
     """Write a number without decimals, its thousands apart: ``12 000``."""
-    return _with_spaces(f"{value:,.0f}")
+    return with_spaces(f"{value:,.0f}")
 
 
 def times(n: int) -> str:
@@ -96,61 +85,3 @@ def power_ticks(low: float, high: float, most: int = 9) -> tuple[list[float], li
     stride = next(s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if (last - first) / s < most)
     positions = [float(e) for e in range(first - first % stride, last + stride, stride)]
     return positions, [power_of_two(e) for e in positions]
-
-
-def _with_spaces(number: str) -> str:
-    return number.replace(",", "\u202f")  # a narrow space: commas are decimal points to half the world
-
-
-@dataclass(frozen=True, slots=True)
-class MetricScale:
-    """How a task's metric is written: its name, its unit, and which way is better."""
-
-    name: str  # for example "accuracy"
-    # "%", "bits per byte", ...; "share" for a number in [0, 1] that people read in percent, as are accuracies without
-    # a unit; else a bare number.
-    unit: str = ""
-    higher_is_better: bool = True
-
-    @classmethod
-    def of(cls, study: StudyResult) -> MetricScale:
-        """Return how the metric of a study is written."""
-        return cls(study.metric_name, higher_is_better=study.higher_is_better)
-
-    @property
-    def is_share(self) -> bool:
-        """Whether values are shares in [0, 1], shown in percent."""
-        return self.unit in {"share", "fraction"} or (not self.unit and "accuracy" in self.name.lower())
-
-    @property
-    def factor(self) -> float:
-        """What a value is multiplied by before it is shown."""
-        return 100.0 if self.is_share else 1.0
-
-    @property
-    def shown_unit(self) -> str:
-        """Unit of the shown value; may be empty."""
-        return "%" if self.is_share else self.unit
-
-    @property
-    def title(self) -> str:
-        """Axis title: name and unit."""
-        name = self.name[:1].upper() + self.name[1:]
-        return f"{name} ({self.shown_unit})" if self.shown_unit else name
-
-    def value_text(self, value: float) -> str:
-        """Write a metric, for example ``97.3 %`` or ``1.82 bits per byte``."""
-        if not math.isfinite(value):
-            return "unknown"
-        digits = f"{value * self.factor:.2f}" if self.shown_unit == "%" else compact(value)
-        return f"{digits} {self.shown_unit}".strip()
-
-    def difference_text(self, difference: float) -> str:
-        """Write a difference of two metrics; percentages differ by points, never by percent."""
-        if not math.isfinite(difference):
-            return "unknown"
-        if self.shown_unit != "%":
-            return f"{compact(difference)} {self.shown_unit}".strip()
-        text = f"{difference * self.factor:.2f}".rstrip("0").rstrip(".")
-        text = "0" if text in {"-0", ""} else text
-        return f"{text} point" if text in {"1", "-1"} else f"{text} points"

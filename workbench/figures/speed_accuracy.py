@@ -118,7 +118,7 @@ def speed_accuracy_figure(
     ``candidates`` are those that went through confirmation, ``allowed_drops`` say by target (``"o1"``) what deficit
     is allowed in the task's unit, and ``baseline_metric`` replaces trial 0's. ``choices`` are what the exports
     take: the title names it and its point is marked; without it the title asks. ``per`` is what the speed is of,
-    ``"per step"`` or ``"to the same quality"``; ``tuned_plain`` is each export's fair baseline with its speed.
+    ``"per step"`` or ``"per run"``; ``tuned_plain`` is each export's fair baseline with its speed.
     ``customdata[0]`` of a trial, of O0 and of a candidate is the trial's number.
     """
     numbers = speed_accuracy_numbers(

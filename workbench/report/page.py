@@ -22,6 +22,7 @@ import jinja2
 import plotly.graph_objects as go
 from markupsafe import Markup
 
+from workbench.core.headline import parts_against_total
 from workbench.core.text import format_interval, format_number, printable
 from workbench.figures import figure_text
 from workbench.figures.labels import compact, counted, percent, superscripted
@@ -90,6 +91,7 @@ def _templates() -> jinja2.Environment:
     templates.filters |= {"number": format_number, "drawn": _drawn, "power": lambda value: f"2^{math.log2(value):g}"}
     templates.tests |= {"finite": math.isfinite, "within": within}
     templates.globals |= {
+        "parts_against_total": parts_against_total,
         "ratio": format_interval,
         "packed_plotly": packed_plotly,
         "verdict_symbols": VERDICT_SYMBOLS,

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.core.files import write_text_atomically
+from workbench.core.metric_scale import MetricScale
 from workbench.core.records import StudyResult, TrialRecord
 from workbench.core.text import format_interval
 from workbench.core.trial_counts import WITHIN, outcome_of
@@ -53,6 +54,7 @@ def results_page(study: StudyResult) -> str:
     page = render(
         "results.md.j2",
         study=study,
+        metric=MetricScale.of(study),
         hardware=_hardware(study),
         shown=shown,
         searched=_searched(study),

@@ -96,6 +96,7 @@ def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "
         slices=[name for name in drawn if name.startswith("slice-")],
         key_figures=_key_figures(answer, sources, metric),
         speed_reach=_speed_reach(answer.candidates),
+        o0_over_seeds=_o0_over_seeds(answer),
         trial_table=_trial_table(answer, served),
         shares_of=shares_of,
         notes=[one for one in answer.messages if one not in answer.choice_sentences],
@@ -161,7 +162,7 @@ def _key_figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> 
     # The unit that they share stands once: "0.5 / 3 points".
     short = [text.removesuffix(" points").removesuffix(" point") for text in drop_texts[:-1]] + drop_texts[-1:]
     figures = [
-        (f"{name[:1].upper()}{name[1:]} of O0", metric.value_text(answer.baseline_metric), "the baseline"),
+        (f"{name[:1].upper()}{name[1:]} of O0", metric.value_text(answer.baseline_metric), "the baseline, one run"),
         ("Allowed drop", " / ".join(short) or "none set", "for " + ", ".join(drops) if drops else ""),
         ("Trials", f"{counts.n_finished}", counts.text()),
         ("Search time", format_duration(seconds) if seconds else "unknown", "all trials together"),
@@ -171,6 +172,13 @@ def _key_figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> 
         wasted = percent(loss_scale_numbers(recording.steps).wasted_share)
         figures.append(("Wasted steps", wasted, "of the float16 recording"))
     return figures
+
+
+def _o0_over_seeds(answer: StudyResult) -> float:
+    """Return the mean metric of O0 over the seeds of the confirmation, of its one run where there was none."""
+    pairs = max((candidate.metrics for candidate in answer.candidates), key=len, default=())
+    metrics = [one for one, _ in pairs if math.isfinite(one)]
+    return sum(metrics) / len(metrics) if metrics else answer.baseline_metric
 
 
 def _speed_reach(candidates: Sequence[CandidateRecord]) -> tuple[float, float]:

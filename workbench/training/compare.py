@@ -13,6 +13,7 @@ import torch
 
 from workbench.config import BoostConfig
 from workbench.core import devices
+from workbench.core.metric_scale import MetricScale
 from workbench.core.paired_bounds import DropBounds, paired_drop_bounds, paired_drops, smallest_gap
 from workbench.core.records import Event, StepRecord
 from workbench.tasks import Task
@@ -64,15 +65,16 @@ class Comparison:
         diverged = _diverged(base) + _diverged(side)
         if not drop.n_pairs:
             return f"{faster}; no seed gave a metric on both sides{diverged}."
+        written = MetricScale(self.metric).difference_text
         if drop.mean == 0:
             change = f"{self.metric} equal on average"
         else:
             direction = "lower" if self.higher_is_better == (drop.mean > 0) else "higher"
-            change = f"{self.metric} {abs(drop.mean):.4g} {direction} on average"
+            change = f"{self.metric} {written(abs(drop.mean))} {direction} on average"
         if drop.n_pairs == 1:
             seeds = "1 seed (one seed bounds nothing)"
         else:
-            seeds = f"{drop.n_pairs} seeds (one-sided 95 % bound of the drop {drop.upper:.4g})"
+            seeds = f"{drop.n_pairs} seeds (one-sided 95 % bound of the drop {written(drop.upper)})"
         return f"{faster}, {change} over {seeds}{diverged}."
 
 

@@ -345,7 +345,7 @@ class TraceBuffer:
             modules = list(dict.fromkeys(self._modules[i] for i in reversed(hit)))
             rest = len(modules) - _SHOWN_MODULES  # the event's subject holds them all
             who = ", ".join(modules[:_SHOWN_MODULES]) + (f" and {rest} more" if rest > 0 else "")
-            then = "skipped" if record.skipped else "applied all the same"
+            then = "skipped" if record.skipped else "applied anyway"
             at = "" if record.group_scales else f"at loss scale {before:g} "
             text = f"gradients overflowed {at}in {who or 'a gradient'}; the update was {then}"
             add(EventKind.OVERFLOW, ", ".join(modules), before, text)

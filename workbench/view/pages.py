@@ -25,7 +25,8 @@ from workbench.report.trial_data import reference_of
 
 _DEPTH = 3  # of studies below a folder
 _MOST_RUNS = 200  # that are listed
-_QUIET_SECONDS = 180.0  # without a change, after which nobody is believed to be at work
+_QUIET_SECONDS = 180.0  # without a change, after which a study or run counts as left alone
+_CLOSING = 5.0  # seconds after its report in which a study still closes its database
 _PAUSE = 3.0  # a page rests so many times as long as it took to make
 
 
@@ -139,7 +140,7 @@ class _StudyPage:
         self._storage = pages.storage if folder == pages.root else None
 
     def signature(self) -> str:
-        """Return what changes when the study does; of a database elsewhere nobody knows, and the time has to do."""
+        """Return what changes when the study does; of a database elsewhere only the time does."""
         names = ("study.toml", "study.db", "study.db-wal", "status.json")
         files = [self._folder / name for name in names]
         result = self._folder / "result"
@@ -183,19 +184,18 @@ class _StudyPage:
 
     def _state(self, answer: StudyResult) -> tuple[str, bool]:
         counts = answer.counts
-        done = f"{counts.n_finished} of {answer.n_trials} trials finished"
+        running = counts.others.get("running", 0)
+        done, more = f"{counts.n_finished} of {answer.n_trials} trials finished", f"`workbench tune {self._folder}`"
         if answer.is_over:
             return f"This study has ended; {done}.", False
         changed = _changed([self._folder / name for name in ("study.db", "study.db-wal")])
+        written = _changed([self._folder / "result" / "report.html"])  # the last thing that a command does
+        if self._storage is None and answer.exported and not running and changed < written + _CLOSING:
+            return f"This study has its answer; {done}. {more} searches further.", False
         if self._storage is None and time.time() - changed > _QUIET_SECONDS:
             since = time.strftime("%Y-%m-%d %H:%M", time.localtime(changed))
-            return (
-                f"Nobody has worked on it since {since}; {done}. `workbench tune {self._folder}` continues it.",
-                False,
-            )
-        running = counts.others.get("running", 0)
-        more = f", {running} running" if running else ""
-        return f"Live: {done}{more}. This page follows.", True
+            return f"No work on this study since {since}; {done}. {more} continues it.", False
+        return f"Live: {done}{f', {running} running' if running else ''}. This page follows.", True
 
 
 class _RunPage:
@@ -248,7 +248,7 @@ class _FolderPage:
             choice(self._folder / row["run"], row["run"], _run_facts(row), row["address"], chosen=row["run"] in chosen)
             for row in rows
         ]
-        studies = [_told(path, self._folder) for path in _studies_below(self._folder, _DEPTH)]
+        studies = [_listed(path, self._folder) for path in _studies_below(self._folder, _DEPTH)]
         served = Served(version, up=self._pages.up_from(self._folder), runs=runs)
         return folder_page_html(self._folder.name, studies=studies, runs=rows, n_runs=len(frame), served=served)
 
@@ -294,7 +294,7 @@ def _studies_below(folder: Path, depth: int) -> Iterator[Path]:
             yield from _studies_below(path, depth - 1)
 
 
-def _told(path: Path, folder: Path) -> dict[str, Any]:
+def _listed(path: Path, folder: Path) -> dict[str, Any]:
     """Return what a list says of a study, from its file alone: reading its trials takes seconds."""
     place = path.relative_to(folder).as_posix()
     has_answer = any((path / "result").glob("boost_config.*.json"))

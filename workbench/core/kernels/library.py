@@ -134,4 +134,4 @@ def _refuse_what_others_can_write(path: Path) -> None:
     for one in (path, path.parent):
         status = one.stat()
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
-            raise PermissionError(f"{one} belongs to somebody else or can be written by others, so it is not loaded")
+            raise PermissionError(f"{one} belongs to another user or is writable by others, so it is not loaded")

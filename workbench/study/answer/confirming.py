@@ -18,6 +18,7 @@ from optuna.trial import TrialState
 
 from workbench.config import BoostConfig, Plan
 from workbench.core import paired_bounds
+from workbench.core.metric_scale import MetricScale
 from workbench.core.paired_bounds import TimeRatio, decide
 from workbench.core.records import CandidateRecord, Verdict, timed_per
 from workbench.core.text import format_duration
@@ -177,10 +178,11 @@ class Confirmation:
             if not is_at_full_level and smallest > 2.0 * drop:
                 return "it was not tested over seeds: after the tests of those before it, too few seeds would fit"
             seconds = self._seconds_per_pair(contender)
+            written = MetricScale(self.experimenter.metric_name).difference_text
             takes = f", about {format_duration(max(n_pairs - n_pilots, 0) * seconds)}" if math.isfinite(seconds) else ""
             self.on_note(
                 f"{contender.target}: trial {contender.trial.number} is trained on {n_pairs} paired seeds{takes}; that "
-                f"is enough for an allowed drop of {smallest:.2g} or more, and the study allows {drop:g}"
+                f"is enough for an allowed drop of {written(smallest)} or more, and the study allows {written(drop)}"
             )
         test = planned_tests.further_test(0, n_pairs, n_further)
         if is_at_full_level:  # whose runs may give the time, too

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from workbench.core.metric_scale import MetricScale
 from workbench.core.paired_bounds import Decision, TimeRatio, decide, pairs_to_decide
 from workbench.core.records import Verdict
 from workbench.core.text import format_duration
@@ -188,18 +189,20 @@ def _interval(time: TimeRatio) -> str:
 def _kept(quality: Decision, metric: str, n_trained: int) -> str:
     if quality.reason:
         return quality.reason
-    bounds, allowed = quality.bounds, f"the allowed {quality.allowed_drop:g}"
+    scale = MetricScale(metric)
+    bounds, changed, allowed = quality.bounds, scale.change_text, scale.difference_text(quality.allowed_drop)
     seeds = f"{bounds.n_pairs} paired seed{'s' if bounds.n_pairs != 1 else ''}"
     if bounds.n_pairs < n_trained:
         seeds = f"{bounds.n_pairs} of {n_trained} paired seeds"
-    for verdict, reach, end, against in (
-        (Verdict.CONFIRMED, "at most", bounds.upper, "within"),
-        (Verdict.REFUTED, "at least", bounds.lower, "more than"),
-    ):
-        if quality.verdict is verdict:
-            bound = f"{end:.4g} (95 % bound, mean {bounds.mean:.4g}, {seeds})"
-            return f"the {metric} drop is {reach} {bound}, {against} {allowed}"
-    return (
-        f"the mean {metric} drop is {bounds.mean:.4g}, but its 95 % bounds {bounds.lower:.4g} to {bounds.upper:.4g} "
-        f"({seeds}) leave open whether it is within {allowed}"
-    )
+    if quality.verdict is Verdict.UNDECIDED:
+        ends = f"{changed(bounds.lower)} to {changed(bounds.upper)}"
+        return (
+            f"the {metric} is {changed(bounds.mean)} on average, but its 95 % bounds, {ends} ({seeds}), leave open "
+            f"whether that is within the allowed {allowed}"
+        )
+    kept = quality.verdict is Verdict.CONFIRMED
+    end = bounds.upper if kept else bounds.lower
+    if kept and end <= 0.0:
+        return f"the {metric} is at least {changed(end)} (95 % bound, mean {changed(bounds.mean)}, {seeds})"
+    bound = f"at {'most' if kept else 'least'} {changed(end)} (95 % bound, mean {changed(bounds.mean)}, {seeds})"
+    return f"the {metric} is {bound}, {'within' if kept else 'more than'} the allowed {allowed}"

@@ -19,6 +19,7 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
+from workbench.core.metric_scale import MetricScale
 from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict, timed_per
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.ask.sections import TARGETS
@@ -226,8 +227,7 @@ def _why_not(candidate: CandidateRecord, taken: CandidateRecord | None) -> str:
     if taken is not None and candidate.verdict is Verdict.CONFIRMED:
         return f"{name}: confirmed, too, but {candidate.speedup:.2f} x against {taken.speedup:.2f} x."
     if candidate.verdict is Verdict.UNDECIDED and candidate.drop > candidate.allowed_drop:
-        allowed = f"its mean drop of {candidate.drop:.3g} is more than the allowed {candidate.allowed_drop:g}"
-        return f"{name}: {allowed}, though that is not sure yet. {candidate.sentence}"
+        return f"{name}: its mean drop is more than is allowed, though that is not sure yet. {candidate.sentence}"
     return f"{name}. {candidate.sentence}"
 
 
@@ -280,7 +280,8 @@ def nothing_found(
     per = timed_per(objective)
     n_tried = len(tried) if plans is None else len({_plan(one, plans)[0] for one in tried})
     count = f"{n_tried} plans were tried" if n_tried > 1 else "one plan was tried"
-    words = [f"no plan was faster than O0 within the allowed {metric_name} drop of {allowed_drop:g}; {count}"]
+    written = MetricScale(metric_name).difference_text
+    words = [f"no plan was faster than O0 within the allowed {metric_name} drop of {written(allowed_drop)}; {count}"]
     known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]
     within = [one for one in known if one.metric_deficit <= allowed_drop and not one.chance < SURE]
     beyond = [one for one in known if one.metric_deficit > allowed_drop and one.relative_step_time < 1.0]
@@ -295,7 +296,7 @@ def nothing_found(
         near = min(beyond, key=lambda one: one.metric_deficit)
         words.append(
             f"the nearest beyond it, trial {near.number} ({near.summary}), is {1.0 / near.relative_step_time:.2f} x "
-            f"{per} and drops {near.metric_deficit:.4g}: a larger allowed drop or a longer training may admit it"
+            f"{per} and loses {written(near.metric_deficit)}: a larger allowed drop or a longer training may admit it"
         )
     elif all(one.relative_step_time >= 1.0 for one in tried):
         words.append("what is searched does not speed up this network: another space or another method would be needed")

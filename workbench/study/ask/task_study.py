@@ -171,7 +171,7 @@ def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: 
         question.left_out.append(
             f"{_shorter_than(steps, question.steps)}, annealed to their own end, since {_RUNS_WANTED} runs of {steps} "
             f"would take longer than {minutes:g} minutes; what it finds is confirmed at {question.steps}. "
-            f"Asked at {steps}, it needs about --minutes {needed} --fresh."
+            f"For {steps}, give it --minutes {needed} --fresh."
         )
     space = _space(look, question.left_out)
     runtime = _runtime(look, question)
