@@ -85,10 +85,10 @@ class Model:
         ValueError: When a level, a metric or an index is unknown, or arguments do not fit together.
 
     Example:
-        >>> from torch import nn, randn, manual_seed
+        >>> from torch import manual_seed, nn, optim, randn
         >>> _ = manual_seed(0)
         >>> network = nn.Linear(3, 1)
-        >>> model = Model(network, nn.MSELoss(), torch.optim.SGD(network.parameters(), lr=0.1), metrics={"mse"})
+        >>> model = Model(network, nn.MSELoss(), optim.SGD(network.parameters(), lr=0.1), metrics={"mse"})
         >>> batches = [(x, x.sum(1, keepdim=True)) for x in randn(4, 16, 3)]
         >>> model.train(20, batches)
         >>> model.eval(batches)["mse"] < 0.01
