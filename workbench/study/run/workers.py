@@ -65,7 +65,7 @@ def run_workers(
         left = None if deadline is None else deadline - time.monotonic()
         ends = None if left is None else time.time() + left
         errors, own_end = context.Pipe(duplex=False)
-        asked = (directory, url, n_trials, ends, left, make_experimenter, index, jobs)
+        asked = (directory, url, n_trials, ends, left, make_experimenter, index, jobs, os.getpid())
         process = context.Process(target=_work, args=(own_end, *asked))  # through a pipe, where no password shows
         process.start()
         own_end.close()
@@ -141,10 +141,11 @@ def _work(
     make: MakeExperimenter | None,
     index: int,
     n_workers: int,
+    parent: int,
 ) -> None:
     signal.signal(signal.SIGTERM, _end_now)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to all; who started us ends us
-    threading.Thread(target=_end_with_parent, name="parent watch", daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), name="parent watch", daemon=True).start()
     deadline, begun = None, threading.Event()
     if ends is not None and left is not None:
         deadline = time.monotonic() + min(ends - time.time(), left)
@@ -164,11 +165,13 @@ def _end_now(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)  # the trial is put back on the way out
 
 
-def _end_with_parent() -> None:
-    """End this process, whatever it is doing, once its parent is gone."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
+def _end_with(parent: int) -> None:
+    """End this process, whatever it is doing, once its parent is gone.
+
+    ``multiprocessing.parent_process().join()`` would wait for whatever has inherited the parent's end of their pipe.
+    """
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
     os._exit(1)
 
 
