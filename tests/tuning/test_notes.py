@@ -126,6 +126,23 @@ def test_all_new_notes_take_one_commit(folder: Path, tmp_path: Path) -> None:
     assert sum(key.endswith("note_ver") for key in stored) == 1 + len(trials) == 6
 
 
+def test_notes_that_are_there_are_not_read_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "copy.db").write_bytes((folder / "study.db").read_bytes())
+    backend = RDBStorage(f"sqlite:///{tmp_path / 'copy.db'}")
+    study = optuna.load_study(study_name="tiny", storage=backend)
+    notes = Notes(study, read_study(folder))
+    notes.write(trials_of(study))
+    read: list[Any] = []
+    whole = RDBStorage.get_study_system_attrs
+    monkeypatch.setattr(RDBStorage, "get_study_system_attrs", lambda *given: (read.append(given), whole(*given))[1])
+    event.listen(backend.engine, "before_cursor_execute", lambda *given: read.append(given[3]))
+    notes.write(trials_of(study), ["o1: another answer"])
+    assert not [one for one in read if backend in one or "dashboard:%:note_ver" in one]
+    monkeypatch.undo()
+    stored = study._storage.get_study_system_attrs(study._study_id)
+    assert stored["dashboard:note_str:0"].endswith("* o1: another answer")
+
+
 def test_the_dashboard_s_own_interface_returns_notes_and_constraints(folder: Path) -> None:
     dashboard = pytest.importorskip(
         "optuna_dashboard", reason='optuna-dashboard is not installed; pip install "boost-workbench[dashboard]"'

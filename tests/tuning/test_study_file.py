@@ -195,3 +195,23 @@ def test_another_number_of_ranks_is_another_question_but_one_rank_is_the_old_one
     assert two.canonical()["study"]["ranks"] == 2
     assert "ranks" not in alone.canonical()["study"], "studies of earlier versions, which knew no ranks, go on"
     assert parse_study(minimal(ranks=1)).canonical() == alone.canonical()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("[space]", "[{key}]\nx = 1\n[space]"),
+        ("[study]", "[study]\n{key} = 1"),
+        ("[space]", "[space]\n{key} = [1]"),
+        ("[space]", '[space]\n"optimizer.lr[{key}]" = [1.0]'),
+        ("[space]", '[sampler]\nname = "{key}"\n[space]'),
+        ("[space]", '[sampler]\nname = "tpe"\n{key} = 1\n[space]'),
+        ("[allowed_drop]", "[allowed_drop]\n{key} = 1"),
+    ],
+)
+def test_a_key_of_thousands_of_letters_is_cut_in_the_sentence(before: str, after: str, tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(STUDY.replace(before, after.replace("{key}", "o" + "9" * 5000), 1))
+    with pytest.raises(StudyError) as refused:
+        read_study(tmp_path)
+    assert "o9999" in str(refused.value)
+    assert len(str(refused.value)) < 1000

@@ -95,5 +95,10 @@ def test_equal_parts_of_trials_are_in_memory_once_and_types_stay(tmp_path: Path)
     assert first["grad_freeze"] is second["grad_freeze"]
     assert first["boost"] is second["boost"]
     assert first["name"] != second["name"]
+    for each in ("params", "distributions", "user_attrs", "system_attrs"):
+        names = [list(getattr(one, each)) for one in trials[:2]]
+        assert all(one is other for one, other in zip(*names, strict=True)), each
+    assert trials[0].distributions
+    assert all(one is trials[1].distributions[name] for name, one in trials[0].distributions.items())
     assert json.dumps(first["grad_freeze"]) == json.dumps(CONFIG["grad_freeze"]), "1, 1.0 and true are not the same"
     assert [seal_of(one) for one in trials] == [one.system_attrs["crc32"] for one in trials]

@@ -93,6 +93,11 @@ def shown(value: object, limit: int = 60) -> str:
             text = " ".join(repr(list(value) if isinstance(value, tuple) else value).split())
         except ValueError:  # Python refuses to print integers of more than 4300 digits
             text = "a number of thousands of digits"
+    return cut(text, limit)
+
+
+def cut(text: str, limit: int = 60) -> str:
+    """Return a text as far as a sentence has room for it."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -178,7 +183,7 @@ def _walk(root: type[BaseModel], location: Sequence[Any]) -> tuple[int, FieldInf
 
 
 def _unknown_key(name: str, where: str, owner: type[BaseModel], root: type[BaseModel]) -> str:
-    quoted = json.dumps(name, ensure_ascii=False)
+    quoted = shown(name)
     label = f'unknown key {quoted} in section "{where}"' if where else f"unknown section {quoted}"
     homes = (section for section, model in sections_of(root).items() if name in model.model_fields)
     hint = did_you_mean(name, owner.model_fields)

@@ -80,8 +80,10 @@ class Notes:
                 # Each trial has a note: all rows of thousands would take tens of MB for a moment.
                 own = connection.execute(_ROWS, {"study": study_id, "like": "dashboard:note%", "own": _OWN})
                 stored = {key: json.loads(value) for key, value in own}
-                keys = connection.execute(_KEYS, {"study": study_id, "like": "dashboard:%:note_ver"}).scalars()
-                noted = frozenset(keys if new else ())
+                noted = frozenset[str]()
+                if new:
+                    named = {"study": study_id, "like": "dashboard:%:note_ver"}
+                    noted = frozenset(connection.execute(_KEYS, named).scalars())
                 rows = self._of_study(stored, attributes, trials, answer)
                 for trial in new:
                     prefix = f"dashboard:{ids[trial.number]}:"

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import Field, PrivateAttr, ValidationError
 
 from workbench.config import BoostConfig, ConfigError, NetworkFacts, Plan, SnapshotConfig
-from workbench.config.errors import did_you_mean, sentence_of
+from workbench.config.errors import did_you_mean, sentence_of, shown
 from workbench.config.section import described
 from workbench.study.ask.network_limits import may_ask_for, why_off, within_network, without_equal_levels
 from workbench.study.ask.plans import FROM_SNAPSHOTS, StudyPlans
@@ -321,5 +321,5 @@ def _sentence(error: ValidationError) -> str:
     if problem["type"] == "missing":
         return f"`{path}` is missing"
     if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
-        return f'unknown section "{path}"{did_you_mean(path, StudyFile.model_fields)}'
+        return f"unknown section {shown(path)}{did_you_mean(path, StudyFile.model_fields)}"
     return sentence_of(error, StudyFile)

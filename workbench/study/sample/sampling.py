@@ -20,7 +20,7 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
-from workbench.config.errors import did_you_mean, shown
+from workbench.config.errors import cut, did_you_mean, shown
 from workbench.study.ask.search_space import SearchedSpace
 from workbench.study.errors import StudyError
 from workbench.study.sample.evolution import EvolutionSampler
@@ -205,14 +205,14 @@ def _check_reference_points(rows: Sequence[Any], width: int) -> None:
 def _check_name(section: str, known: Collection[str], name: str) -> None:
     if name not in known:
         names = ", ".join(f'"{one}"' for one in known)
-        raise StudyError(f'`{section}.name` must be one of {names}, got "{name}"{did_you_mean(name, known)}')
+        raise StudyError(f"`{section}.name` must be one of {names}, got {shown(name)}{did_you_mean(name, known)}")
 
 
 def _check_options(section: str, name: str, options: Mapping[str, Any], known: Collection[str]) -> None:
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known)
-            raise StudyError(f'`{section}.{option}` is no option of the {section} "{name}"{hint}')
+            raise StudyError(f'`{cut(f"{section}.{option}")}` is no option of the {section} "{name}"{hint}')
 
 
 class PerTrialSampler(BaseSampler):
