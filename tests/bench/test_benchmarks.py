@@ -60,7 +60,11 @@ def test_trace_times_three_copies() -> None:
 
 
 def test_open_run_reads_draws_and_replays() -> None:
-    check(open_run.measure(request(1), steps=300), "sssss", 1)
+    whole, drawn, memory, *others = open_run.measure(request(1), steps=300)
+    check([whole, drawn, *others], "sssss", 1)
+    assert memory.unit == "x"
+    assert memory.estimate is not None
+    assert memory.estimate.low >= 0  # so short a run fits into what drawing one of 1,000 steps took
     assert our_threads() == []
 
 
