@@ -56,11 +56,15 @@ def test_live_panel_trains_with_the_display_at_work_and_at_rest() -> None:
 
 
 def test_trace_times_three_copies() -> None:
-    check(trace.measure(request(2), task="digits-lenet", steps=2), "xxx", 2)
+    check(trace.measure(request(2), task="digits-lenet", steps=2), "xsx", 2)
 
 
 def test_open_run_reads_draws_and_replays() -> None:
-    check(open_run.measure(request(1), steps=300), "sssss", 1)
+    whole, drawn, memory, *others = open_run.measure(request(1), steps=300)
+    check([whole, drawn, *others], "sssss", 1)
+    assert memory.unit == "x"
+    assert memory.estimate is not None
+    assert memory.estimate.low >= 0  # so short a run fits into what drawing one of 1,000 steps took
     assert our_threads() == []
 
 
@@ -81,7 +85,7 @@ def test_panel_handlers_go_through_every_tab_idle_and_while_training() -> None:
 
 @pytest.mark.long
 def test_reduction_joins_two_ranks() -> None:
-    check(reduction.measure(request(2), task="digits-lenet", steps=2), "xxx", 2)
+    check(reduction.measure(request(2), task="digits-lenet", steps=2), "xsx", 2)
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from torch.optim import Adam, AdamW
 
 from workbench.core import kernels
 from workbench.core.kernels.library import kernel_library
+from workbench.loss_scale.gradient_statistics import EXPONENT_BINS, exponent_counts
 from workbench.optim.adam_offload.host_adam import AdamNumbers, RoundedAdam, corrected_rate
 
 pytestmark = pytest.mark.skipif(kernel_library() is None, reason="no C compiler on this machine (Debian: gcc)")
@@ -136,6 +137,19 @@ def test_norm_and_maximum_are_those_of_all_elements(sizes: list[int]) -> None:
     norm, maximum = kernels.norm_and_maximum(listed(values))
     assert norm == pytest.approx(everything.norm().item(), rel=1e-6)
     assert maximum == everything.abs().max().item()
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_exponents_are_counted_as_torchs_operations_count_them(sizes: list[int]) -> None:
+    values = [torch.randn(size) * 10.0 ** torch.randint(-44, 38, (size,)) for size in sizes]
+    values.append(torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-40, 3.4e38]))
+    counts = torch.zeros(3, EXPONENT_BINS, dtype=torch.int64)
+    kernels.count_exponents(listed(values), [0] * len(sizes) + [2], counts)
+    kernels.count_exponents(listed(values[:1]), [1], counts)
+    assert counts[0].equal(exponent_counts(values[:-1]))
+    assert counts[1].equal(exponent_counts(values[:1]))
+    assert counts[2].equal(exponent_counts(values[-1:]))
+    assert counts.sum() == 2 * sizes[0] + sum(sizes[1:]) + 8
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)

@@ -27,6 +27,7 @@ from workbench.runs import (
     prune_runs,
     read_run,
 )
+from workbench.runs.schema import EVENT_COLUMNS
 from workbench.runs.writer_lock import LOCK_NAME
 
 DAY = 86_400.0
@@ -380,6 +381,41 @@ def test_histograms_can_be_thinned_while_reading(tmp_path: Path, finish: bool, m
     assert all(thinned.steps["grad_exponents"][step] == whole.steps["grad_exponents"][step] for step in kept)
     others = [name for name in whole.steps if name != "grad_exponents"]
     pd.testing.assert_frame_equal(thinned.steps[others], whole.steps[others])
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_columns_can_be_chosen_while_reading(tmp_path: Path, finish: bool) -> None:
+    path = make_run(tmp_path, "run", finish=finish)
+    whole = read_run(path).steps
+    some = ["loss", "time.forward", "group_scales", "grad_exponents", "overflow"]
+    assert set(some) < set(whole.columns)
+    chosen = read_run(path, columns=[*some, "thor.damping"]).steps  # of a method that was not in use
+    pd.testing.assert_frame_equal(chosen, whole[[name for name in whole if name in some]])
+    assert read_run(path, columns=()).steps.shape[1] == 0
+
+
+def test_a_column_that_is_not_asked_for_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked, read = make_run(tmp_path, "run"), list[str](), pq.ParquetFile.read
+
+    def watched(file: pq.ParquetFile, columns: list[str]) -> pa.Table:
+        asked.extend(columns)
+        return read(file, columns=columns)
+
+    monkeypatch.setattr(pq.ParquetFile, "read", watched)
+    read_run(path, columns=("seconds", "loss"))
+    assert [name for name in asked if name not in EVENT_COLUMNS] == ["seconds", "loss"]
+
+
+def test_what_is_read_can_be_written_to(tmp_path: Path) -> None:
+    steps = read_run(make_run(tmp_path, "run")).steps
+    for name in steps.select_dtypes("number"):
+        steps.loc[0, name] = 3
+        assert steps[name][0] == 3
+
+
+def test_a_column_that_no_step_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`columns` must name columns of steps \(step, .*, got 'losses'"):
+        read_run(make_run(tmp_path, "run"), columns=["losses"])
 
 
 def test_a_negative_number_of_histograms_is_refused(tmp_path: Path) -> None:

@@ -64,17 +64,19 @@ def event_points(
 
 
 def column(frame: pd.DataFrame, name: str, default: float = float("nan")) -> Floats:
-    """Return one numeric column as float64 ``[n]``, or the default repeated when the run does not have it."""
+    """Return one numeric column as float64 ``[n]``, to be read only, or the default repeated when it is not there."""
     if name not in frame.columns:
         return np.full(len(frame), default)
     values = frame[name]
     if isinstance(values.dtype, np.dtype) and values.dtype.kind in "fiub":  # nothing is missing that has to be replaced
-        return values.to_numpy().astype(np.float64)
+        return values.to_numpy().astype(np.float64, copy=False)
     return values.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def flags(frame: pd.DataFrame, name: str) -> npt.NDArray[np.bool_]:
     """Return one column of truth values ``[n]``; missing ones count as false."""
+    if name in frame.columns and frame[name].dtype == np.bool_:
+        return frame[name].to_numpy()
     truth: npt.NDArray[np.bool_] = np.nan_to_num(column(frame, name, 0.0), nan=0.0) != 0.0
     return truth
 

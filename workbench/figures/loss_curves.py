@@ -16,6 +16,9 @@ from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, 
 
 Axis: TypeAlias = Literal["step", "seconds", "relative_time"]
 
+LOSS_CURVE_COLUMNS = ("step", "seconds", "loss", "overflow")
+"""Columns of a run's steps that its curves are drawn from."""
+
 _QUESTION = "Do the runs learn equally well?"
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon")
 # Axis -> its title, and how hover text says a place on it.

@@ -17,6 +17,9 @@ from workbench.figures.labels import counted, percent, plain, power_of_two
 from workbench.figures.theme import BLUE, COLORWAY, DASHES, GREEN, ORANGE, PURPLE, VERMILLION, Theme
 from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, Floats, Line, thin_marks, thin_stairs
 
+LOSS_SCALE_COLUMNS = ("step", "loss_scale", "loss_scale_after", "overflow", "skipped", "accumulated")
+"""Columns of a run's steps that the trace is drawn from."""
+
 _QUESTION = "Which loss scale fits, and what did overflows cost?"
 _MARKS: dict[str, tuple[Mark, str]] = {
     "growth": (Mark("triangle-up", 8, GREEN), "After step {step} the scale grew to {scale}."),

@@ -75,6 +75,16 @@ def _norm_and_maximum_by_torch(gradients: Sequence[Tensor]) -> tuple[float, floa
     return torch.stack(torch._foreach_norm(list(gradients))).norm().item(), amax
 
 
+def exponent_counts_of(parts: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
+    """Return `exponent_counts` of several lists of gradients, of one at least, shape ``[n_parts, EXPONENT_BINS]``."""
+    gradients = [gradient for part in parts for gradient in part]
+    if host_values.reads_without_waiting(*gradients) and (values := kernels.listed(gradients)) is not None:
+        counts = torch.zeros(len(parts), EXPONENT_BINS, dtype=torch.int64)
+        kernels.count_exponents(values, [place for place, part in enumerate(parts) for _ in part], counts)
+        return counts
+    return torch.stack([exponent_counts(part, device) for part in parts])
+
+
 def exponent_counts(gradients: Sequence[Tensor], device: torch.device | None = None) -> Tensor:
     """Count the binary exponents of all elements of gradients on one device, int64, in the bins of ``EXPONENT_BINS``.
 

@@ -22,7 +22,7 @@ from workbench.figures import (
 )
 from workbench.figures.drawing import Drawing
 from workbench.figures.labels import counted
-from workbench.figures.loss_scale import loss_scale_drawing
+from workbench.figures.loss_scale import LOSS_SCALE_COLUMNS, loss_scale_drawing
 from workbench.panels import kit, replay_text
 from workbench.panels.controls import ParameterControl, parsed
 from workbench.panels.figure_place import HEIGHT, FigurePlace
@@ -250,15 +250,17 @@ class LossScalePanel(WorkPanel):
 
     def _open(self, source: Run | str | Path, control: RunControl) -> str:
         from workbench.runs import read_run
+        from workbench.runs.replay import REPLAY_COLUMNS
         from workbench.runs.replayed_run import policy_grid, usual_windows
 
         # The trace needs no histograms, which take most of the time; the reader looks at it while they are read.
-        run = read_run(source, most_histograms=0) if isinstance(source, (str, Path)) else source
+        shown = (*LOSS_SCALE_COLUMNS, "group_scales")
+        run = read_run(source, columns=shown) if isinstance(source, (str, Path)) else source
         control.send(functools.partial(self._show_run, run, self._trace_of(run)))
         if control.stop_requested():
             return "stopped; the trace is shown, nothing was replayed"
         if isinstance(source, (str, Path)):  # as many as figures and replay look at; all would take seconds
-            run = read_run(source, most_histograms=_HISTOGRAMS)
+            run = read_run(source, most_histograms=_HISTOGRAMS, columns=(*shown, *REPLAY_COLUMNS))
         opened = _for_replay(run)
         exponents = gradient_exponents_figure(run.steps, theme=self.theme)
         groups = (

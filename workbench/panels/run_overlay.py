@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from workbench.config import BoostConfig, ConfigError
 from workbench.figures import RunCurve
+from workbench.figures.loss_curves import LOSS_CURVE_COLUMNS
 from workbench.panels import kit
 from workbench.panels.kit import column, row
 from workbench.panels.panel import Panel
@@ -130,7 +131,7 @@ def _recorded(folder: Path, task: str, *, with_baseline: bool) -> tuple[dict[str
     if not with_baseline:
         return found, ""
     for entry in listed[listed["level"] == "O0"].head(_MOST_OFFERED).to_dict("records"):
-        run = read_run(folder / entry["run"], most_histograms=0)
+        run = read_run(folder / entry["run"], columns=())
         if is_baseline(BoostConfig.from_dict(run.config), "O0"):
             name = f"O0, recorded {run.name[:15]}"
             return {**found, name: _curve_at(name, folder / entry["run"])}, name
@@ -140,7 +141,7 @@ def _recorded(folder: Path, task: str, *, with_baseline: bool) -> tuple[dict[str
 def _curve_at(name: str, path: Path) -> RunCurve:
     from workbench.runs import read_run
 
-    run = read_run(path, most_histograms=0)
+    run = read_run(path, columns=LOSS_CURVE_COLUMNS)
     evaluated = run.events[run.events["kind"] == "evaluation"]
     points = zip(evaluated["step"].tolist(), evaluated["value"].tolist(), strict=True)
     return RunCurve(name, run.steps, [(step + 1, value) for step, value in points])

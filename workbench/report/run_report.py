@@ -19,7 +19,7 @@ from workbench.figures import (
     loss_scale_figure,
     step_time_figure,
 )
-from workbench.figures.loss_curves import Axis
+from workbench.figures.loss_curves import LOSS_CURVE_COLUMNS, Axis
 from workbench.report.page import embed, render
 from workbench.report.served import Served
 from workbench.runs import Run, read_run
@@ -79,7 +79,7 @@ def overlay_html(runs: Mapping[str, Path], *, window: int = 1, x: str = "step") 
         raise ValueError(f"`run` may be given {MOST_OVERLAID} times at most, got {len(runs)}")
     if x not in _AXES:
         raise ValueError(f"`x` must be one of {', '.join(_AXES)}, got {x!r}")
-    read = {label: read_run(path, most_histograms=0) for label, path in runs.items()}
+    read = {label: read_run(path, columns=LOSS_CURVE_COLUMNS) for label, path in runs.items()}
     scales = {metric_of(run) for run in read.values()}
     curves = [curve_of_run(run, label) for label, run in read.items()]
     metric = scales.pop() if len(scales) == 1 else None

@@ -41,6 +41,9 @@ Floats: TypeAlias = NDArray[np.float64]
 
 _FLOAT16_MAX = 65504.0
 _FLOAT16_AMAX = "amp.float16_grad_amax"
+REPLAY_COLUMNS = ("step", "loss_scale", "overflow", "grad_amax", _FLOAT16_AMAX, "grad_exponents")
+"""Columns of a run's steps that a replay looks at."""
+
 _SLACK = 0.05  # share of the predicted overflows, at least one, by which the range is wider than repetitions say
 # Random repetitions for the range of a short run, whose few overflows scatter; in a long one they average out.
 _REPETITIONS, _LONG_RUN = 12, 100_000

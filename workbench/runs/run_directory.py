@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,9 @@ class Run:
         )
 
 
-def read_run(path: str | os.PathLike[str], *, most_histograms: int | None = None) -> Run:
+def read_run(
+    path: str | os.PathLike[str], *, most_histograms: int | None = None, columns: Collection[str] | None = None
+) -> Run:
     """Read a run directory, whether its run is going on, was killed, or is finished.
 
     Args:
@@ -136,16 +139,21 @@ def read_run(path: str | os.PathLike[str], *, most_histograms: int | None = None
         most_histograms: Keep the ``grad_exponents`` of at most so many steps, evenly chosen; None keeps all. They take
             most of the time of a long run: of a million steps with one every tenth, all are read in seconds, 2000 in a
             fraction of one, none in a third of that.
+        columns: Read these columns of ``steps`` alone, which saves time and memory; None reads all. Those of methods
+            may be named whether the run has them or not; a table without columns has no rows either.
 
     Returns:
         The run; whatever a kill tore off the end of its last block is left out.
 
     Raises:
         RunError: When the folder is no run directory, or a file in it is damaged or from a newer version.
-        ValueError: When ``most_histograms`` is negative.
+        ValueError: When ``most_histograms`` is negative, or a column is none that steps may have.
     """
     if most_histograms is not None and not most_histograms >= 0:
         raise ValueError(f"`most_histograms` must be at least 0, or None for all, got {most_histograms!r}")
+    if unknown := sorted(name for name in columns or () if not STEPS.may_hold(name)):
+        known = f"{', '.join(COLUMNS)}, or a method's"
+        raise ValueError(f"`columns` must name columns of steps ({known}), got {unknown[0]!r}")
     path = Path(path)
     if not path.is_dir():
         raise RunError(f"{path} is not a run directory: {why_no_folder(path)}")
@@ -157,7 +165,7 @@ def read_run(path: str | os.PathLike[str], *, most_histograms: int | None = None
             "read the run with the version of the workbench that wrote it"
         )
     config = read_json(path / "config.json")
-    steps, events = read_frame(path, STEPS, most_histograms), read_frame(path, EVENTS)
+    steps, events = read_frame(path, STEPS, most_histograms, columns), read_frame(path, EVENTS)
     # Last, because it appears last: a run that finishes meanwhile is read as running, never as finished but empty.
     finished = (path / "summary.json").exists()
     summary = read_json(path / "summary.json") if finished else {}

@@ -7,7 +7,7 @@ Types are never guessed from the data: an empty run, a run whose loss was inf fr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,19 +79,20 @@ STEPS = RunTable("steps", COLUMNS, field_defaults(StepRecord), may_grow=True)
 EVENTS = RunTable("events", EVENT_COLUMNS, field_defaults(Event), may_grow=False)
 
 
-def read_frame(folder: Path, kind: RunTable, most_histograms: int | None = None) -> pd.DataFrame:
+def read_frame(
+    folder: Path, kind: RunTable, most_histograms: int | None = None, wanted: Collection[str] | None = None
+) -> pd.DataFrame:
     """Return a table of a run, going on or finished, as a DataFrame whose column types do not depend on its content.
 
     The list columns hold one tuple per row, of floats or of ``{group, lowest, counts, zeros, nonfinite}`` dictionaries,
-    the latter in at most ``most_histograms`` rows, evenly chosen. A RunError says what is not there, damaged, or larger
-    than the memory.
+    the latter in at most ``most_histograms`` rows, evenly chosen. Of the columns only those ``wanted`` are read, None
+    for all. A RunError says what is not there, damaged, or larger than the memory.
     """
-    unread = ("grad_exponents",) if most_histograms == 0 else ()
     try:
         # The lines first: they are removed only after the Parquet file is in place, so one of the two is always there.
         with contextlib.suppress(FileNotFoundError):
-            return _to_frame(_read_json_table(folder / f"{kind.name}.jsonl", kind), most_histograms)
-        return _to_frame(_read_parquet_table(folder / f"{kind.name}.parquet", kind, unread), most_histograms)
+            return _read_lines(folder / f"{kind.name}.jsonl", kind, most_histograms, wanted)
+        return _read_parquet(folder / f"{kind.name}.parquet", kind, most_histograms, wanted)
     except FileNotFoundError as error:
         missing = f"it has neither {kind.name}.jsonl nor {kind.name}.parquet"
         raise RunError(f"{folder} is not a whole run: {missing}") from error
@@ -118,51 +119,74 @@ def compact(folder: Path, kind: RunTable, method_columns: Iterable[str]) -> None
             writer.write_table(_table(source, rows, kind, schema))
 
 
-def _read_json_table(path: Path, kind: RunTable) -> pa.Table:
+def _read_lines(path: Path, kind: RunTable, most: int | None, wanted: Collection[str] | None) -> pd.DataFrame:
     tables, extra = [], set[str]()
     for rows in read_rows(path):
         names = set[str]().union(*rows) - kind.columns.keys()
         if wrong := sorted(name for name in names if not kind.may_hold(name)):
             raise RunError(f"{path}: unknown column `{wrong[0]}`; a method's column is {NAMED_LIKE}")
-        tables.append(_table(path, rows, kind, kind.schema(names)))
+        tables.append(_table(path, rows, kind, _only(wanted, kind.schema(names))))
         extra |= names
-    table = pa.concat_tables([kind.schema(extra).empty_table(), *tables], promote_options="default")
-    _check_complete(path, table, kind)
-    return table
+    schema = _only(wanted, kind.schema(extra))
+    table = pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
+    return _frame(path, kind, table.schema, table.column, most)
 
 
-def _read_parquet_table(path: Path, kind: RunTable, unread: Collection[str]) -> pa.Table:
-    """Read a file that ``compact`` wrote, list columns that are not to be read as empty, whatever the file holds."""
+def _read_parquet(path: Path, kind: RunTable, most: int | None, wanted: Collection[str] | None) -> pd.DataFrame:
+    """Read a file that ``compact`` wrote, one column after the other: besides the result it takes a column's memory."""
     try:
         # Not read_table, which reads a folder as one table, and a folder's name `lr=0.1` as one more column.
         with pq.ParquetFile(path) as file:
             _check_schema(path, file.schema_arrow, kind)
-            _check_size(path, file.metadata)
-            names = file.schema_arrow.names
-            table = file.read(columns=[name for name in names if name not in unread])
-        table = table.replace_schema_metadata()  # notes that pandas would follow are not for strangers to write
-        table.validate(full=True)
-        for name in unread:
-            field = kind.schema().field(name)
-            starts, values = np.zeros(len(table) + 1, np.int32), pa.array([], field.type.value_type)
-            nothing = pa.ListArray.from_arrays(pa.array(starts), values, type=field.type)
-            table = table.add_column(names.index(name), field, nothing)
+            schema = _only(wanted, file.schema_arrow)
+            _check_size(path, file.metadata, schema.names)
+
+            def column(name: str) -> pa.ChunkedArray:
+                field, n_rows = schema.field(name), file.metadata.num_rows
+                if most == 0 and _holds_histograms(field):  # empty lists, whatever the file holds
+                    starts, nothing = pa.array(np.zeros(n_rows + 1, np.int32)), pa.array([], field.type.value_type)
+                    return pa.chunked_array([pa.ListArray.from_arrays(starts, nothing, type=field.type)])
+                values = file.read(columns=[name]).column(name)
+                values.validate(full=True)
+                if len(values) != n_rows:
+                    raise ValueError(f"column `{name}` has {len(values)} of {n_rows} rows")
+                return values
+
+            frame = _frame(path, kind, schema, column, most)
+        pa.default_memory_pool().release_unused()  # what the columns lay in for a moment
+        return frame
     except (FileNotFoundError, RunError):
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise RunError(f"{path}: not a readable Parquet file ({_first_line(error)}); restore it or rerun") from error
-    _check_complete(path, table, kind)
-    return table
 
 
-def _to_frame(table: pa.Table, most_histograms: int | None) -> pd.DataFrame:
-    lists = [field.name for field in table.schema if pa.types.is_list(field.type)]
-    frame: pd.DataFrame = table.drop_columns(lists).to_pandas()
-    for name in lists:
-        # By hand: to_pandas makes an array object per row, a million of them where a run kept ten thousand lists.
-        most = most_histograms if pa.types.is_struct(table.schema.field(name).type.value_type) else None
-        frame.insert(table.column_names.index(name), name, pd.Series(_tuples(table.column(name), most), dtype=object))
-    return frame
+def _only(wanted: Collection[str] | None, schema: pa.Schema) -> pa.Schema:
+    return schema if wanted is None else pa.schema([field for field in schema if field.name in wanted])
+
+
+def _frame(
+    path: Path, kind: RunTable, schema: pa.Schema, column: Callable[[str], pa.ChunkedArray], most: int | None
+) -> pd.DataFrame:
+    series = {}
+    for field in schema:
+        values = column(field.name)
+        # Only a method's column has steps without a value.
+        if field.name in kind.columns and any(_has_null(chunk) for chunk in values.chunks):
+            raise RunError(f"{path}: column `{field.name}` must have a value in every row, some have none")
+        if pa.types.is_list(field.type):
+            # By hand: to_pandas makes an array object per row, a million of them where a run kept ten thousand lists.
+            tuples = _tuples(values, most if _holds_histograms(field) else None)
+            series[field.name] = pd.Series(tuples, dtype=object)
+        else:
+            found: pd.Series[Any] = values.to_pandas()
+            # Of one piece it may be Arrow's own memory, which nobody can write to.
+            series[field.name] = found.copy() if values.num_chunks == 1 else found
+    return pd.DataFrame(series, copy=False)
+
+
+def _holds_histograms(field: pa.Field) -> bool:
+    return pa.types.is_list(field.type) and pa.types.is_struct(field.type.value_type)
 
 
 def _table(path: Path, rows: list[dict[str, Any]], kind: RunTable, schema: pa.Schema) -> pa.Table:
@@ -192,22 +216,16 @@ def _check_schema(path: Path, found: pa.Schema, kind: RunTable) -> None:
             raise RunError(f"{path}: column `{field.name}` of type {field.type} is none of a run's")
 
 
-def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
-    """Refuse a file that unpacks into more than there is memory for: repeated values take next to nothing in a file."""
+def _check_size(path: Path, metadata: pq.FileMetaData, names: Collection[str]) -> None:
+    """Refuse columns that unpack into more than there is memory for: repeated values take next to nothing in a file."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    needed = sum(8 * max(group.column(i).num_values, 0) for group in groups for i in range(group.num_columns))
+    parts = [group.column(i) for group in groups for i in range(group.num_columns)]
+    needed = sum(8 * max(part.num_values, 0) for part in parts if part.path_in_schema.split(".list.")[0] in names)
     free = psutil.virtual_memory().available
     if needed > free:
         raise RunError(
             f"{path}: needs at least {needed / 2**30:.1f} GiB of memory to be read, {free / 2**30:.1f} GiB are free"
         )
-
-
-def _check_complete(path: Path, table: pa.Table, kind: RunTable) -> None:
-    """Refuse a value that is missing: only a method's column has steps without one."""
-    for name in kind.columns:
-        if any(_has_null(chunk) for chunk in table.column(name).chunks):
-            raise RunError(f"{path}: column `{name}` must have a value in every row, some have none")
 
 
 def _has_null(array: pa.Array) -> bool:
@@ -236,8 +254,12 @@ def _tuples(column: pa.ChunkedArray, most: int | None) -> np.ndarray[tuple[int],
     at = np.flatnonzero(lengths)
     if most is not None and len(at) > most:
         at = at[np.linspace(0, len(at) - 1, most).round().astype(int)]
-    for index, value in zip(at.tolist(), column.take(pa.array(at)).to_pylist(), strict=True):
-        filled[index] = tuple(value)
+    begin = 0
+    for chunk in column.chunks:  # one at a time: as plain values they take ten times the memory
+        some = at[(at >= begin) & (at < begin + len(chunk))]
+        for index, value in zip(some.tolist(), chunk.take(pa.array(some - begin)).to_pylist(), strict=True):
+            filled[index] = tuple(value)
+        begin += len(chunk)
     return filled
 
 

@@ -110,7 +110,7 @@ def run_to_resume(where: Path, this: Callable[[], Mapping[str, Any]]) -> tuple[P
 def _state_of(run: Path) -> str:
     """Return how a run ended; nothing where it has not, or cannot be read."""
     try:
-        return str(read_run(run).summary.get("state", "")) if (run / "summary.json").exists() else ""
+        return str(read_run(run, columns=()).summary.get("state", "")) if (run / "summary.json").exists() else ""
     except (TelemetryError, OSError):
         return ""
 

@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from workbench.core import devices
 from workbench.core.records import Event, EventKind, ExponentCounts, StepRecord
 from workbench.core.wrapped_model import unwrapped
-from workbench.loss_scale import exponent_table, host_values, underflow_share
+from workbench.loss_scale import ExponentTable, host_values, underflow_share
 from workbench.loss_scale.gradient_statistics import (
     EXPONENT_BINS,
-    exponent_counts,
+    exponent_counts_of,
     group_by_module,
     norm_and_maximum_of_finite,
     tensor_norms_and_maxima,
@@ -38,7 +40,13 @@ _SHOWN_MODULES = 3
 AT_FLOOR_COLUMN = "loss_scale.at_floor"
 """Column that is 1 where a step overflowed and no group's scale could fall any further."""
 
+_FINITE_BINS, _LOWEST_EXPONENT = (
+    EXPONENT_BINS - 2,
+    -127,
+)  # of `EXPONENT_BINS`, and the exponent of the first; then inf and NaN, zeros
+
 Mean = Callable[[Sequence[float]], list[float]]
+_Counts = NDArray[np.int64]
 _Pairs = tuple[tuple[int, int], ...]
 """Group of modules and scale group (-1 for none) of each exponent histogram: the share that underflows needs both."""
 
@@ -195,10 +203,13 @@ class TraceBuffer:
         overflowed = any(row[_OVERFLOW] for row, host in zip(values, self._rows, strict=True) if host.values is None)
         nonfinite = self._nonfinite[:n].cpu() if overflowed else None
         grouped = [] if self._scales is None else self._scales[:n].cpu().tolist()
+        rows = list(enumerate(zip(self._rows, values, strict=True)))
+        scales = [row[_SCALE] if host.n_scales == 0 else grouped[i][0] for i, (host, row) in rows]
+        histograms = self._histograms(scales)
         records, events = [], list(self._events)
-        for i, (host, row) in enumerate(zip(self._rows, values, strict=True)):
+        for i, (host, row) in rows:
             used, left = grouped[i] if host.n_scales else ([], [])
-            records.append(self._record(host, row, tuple(used), left))
+            records.append(self._record(host, row, tuple(used), left, histograms.get(i, (math.nan, ()))))
             flags = nonfinite[i] if nonfinite is not None and host.values is None else None
             events += self._events_of(records[-1], flags, left)
         # Cleared last and together, so that an interrupt on the way here loses nothing.
@@ -261,7 +272,7 @@ class TraceBuffer:
             split = self._split(known)
             self._pending_pairs = tuple(split)
             device = gradients[0].device  # where zeros of groups that are frozen have to lie as well
-            self._pending_exponents = torch.stack([exponent_counts(part, device) for part in split.values()])
+            self._pending_exponents = exponent_counts_of(list(split.values()), device)
         self._updates += 1
 
     def _look_at_each(self, known: list[nn.Parameter], gradients: list[Tensor]) -> None:
@@ -289,10 +300,14 @@ class TraceBuffer:
         return split
 
     def _record(
-        self, host: _HostRow, row: list[float], group_scales: tuple[float, ...], left: list[float]
+        self,
+        host: _HostRow,
+        row: list[float],
+        group_scales: tuple[float, ...],
+        left: list[float],
+        histograms: tuple[float, tuple[ExponentCounts, ...]],
     ) -> StepRecord:
         outcome, overflow = host.outcome, bool(row[_OVERFLOW])
-        counts = [] if host.exponents is None else host.exponents.cpu().tolist()
         amax, half = row[_AMAX], row[_HALF_AMAX]
         columns = dict(host.columns)
         if not (math.isnan(half) or overflow):
@@ -312,25 +327,41 @@ class TraceBuffer:
             accumulated=outcome.accumulated,
             grad_norm=row[_NORM],
             grad_amax=amax if amax > 0 or not overflow else math.nan,
-            underflow_share=_underflow_share(counts, host.pairs, row[_SCALE], group_scales),
+            underflow_share=histograms[0],
             group_scales=group_scales,
             frozen_groups=outcome.frozen_groups,
             learning_rate=row[_RATE] if math.isfinite(row[_RATE]) else float(outcome.learning_rate),
             samples=host.samples,
             memory_bytes=host.memory_bytes,
-            grad_exponents=self._exponents(counts, host.pairs),
+            grad_exponents=histograms[1],
             columns=columns,
         )
 
-    def _exponents(self, counts: list[list[int]], pairs: _Pairs) -> tuple[ExponentCounts, ...]:
-        """Return one histogram per group of modules; a frozen group has none."""
-        if not counts:
-            return ()
-        sums = [[0] * EXPONENT_BINS for _ in self._groups]
-        for (group, _), row in zip(pairs, counts, strict=True):
-            sums[group] = [total + count for total, count in zip(sums[group], row, strict=True)]
-        histograms = [_histogram(name, row) for name, row in zip(self._groups, sums, strict=True)]
-        return tuple(h for h in histograms if h.counts or h.zeros or h.nonfinite)
+    def _histograms(self, scales: Sequence[float | list[float]]) -> dict[int, tuple[float, tuple[ExponentCounts, ...]]]:
+        """Return of rows that counted exponents the share that underflows and a histogram per group of modules.
+
+        ``scales`` are the loss scale of each row, or those of its groups. A frozen group has no histogram.
+        """
+        counting = [(at, host) for at, host in enumerate(self._rows) if host.exponents is not None]
+        if not counting:
+            return {}
+        counts = torch.cat([host.exponents for _, host in counting if host.exponents is not None]).cpu().numpy()
+        pairs = [(at, group, own) for at, host in counting for group, own in host.pairs]
+        shares = _underflow_shares(counts, [(at, _scale_of(scales[at], own)) for at, _, own in pairs])
+        # Scale groups may split a group of modules: its counts are added up.
+        keys = np.array([at * len(self._groups) + group for at, group, _ in pairs])
+        order = np.argsort(keys, kind="stable")
+        present, begins = np.unique(keys[order], return_index=True)
+        sums = np.add.reduceat(counts[order], begins, axis=0)
+        found: dict[int, list[ExponentCounts]] = {at: [] for at, _ in counting}
+        for key, low, end, row in zip(present.tolist(), *_used_bins(sums), sums, strict=True):
+            at, group = divmod(key, len(self._groups))
+            bins, (nonfinite, zeros) = row[low:end].tolist(), row[_FINITE_BINS:].tolist()
+            if bins or zeros or nonfinite:
+                found[at].append(
+                    ExponentCounts(self._groups[group], _LOWEST_EXPONENT + low, tuple(bins), zeros, nonfinite)
+                )
+        return {at: (shares[at], tuple(histograms)) for at, histograms in found.items()}
 
     def _events_of(self, record: StepRecord, nonfinite: Tensor | None, scales_after: list[float]) -> list[Event]:
         events: list[Event] = []
@@ -401,27 +432,34 @@ def float16_gradient_parameters(loss: Tensor) -> list[nn.Parameter]:
     return [leaf for leaf in through_cast if leaf not in directly and isinstance(leaf, nn.Parameter)]
 
 
-def _underflow_share(counts: list[list[int]], pairs: _Pairs, scale: float, group_scales: tuple[float, ...]) -> float:
-    """Return the share of non-zero elements that float16 cannot represent at their scale; NaN if unknown."""
-    lost = total = 0.0
-    for (_, scale_group), row in zip(pairs if counts else (), counts, strict=True):
-        table = exponent_table([_histogram("", row)])
-        elements = float(table.counts.sum())
-        if not elements:
-            continue
-        if group_scales:
-            scale = group_scales[scale_group] if scale_group >= 0 else 1.0
-        lost += elements * float(underflow_share(table, scale)[0])
-        total += elements
-    return lost / total if total else math.nan
+def _scale_of(scales: float | list[float], own: int) -> float:
+    """Return the scale of a group's gradients; those without one have no scale where others do."""
+    if isinstance(scales, float):
+        return scales
+    return scales[own] if own >= 0 else 1.0
 
 
-def _histogram(name: str, row: list[int]) -> ExponentCounts:
-    """Return counts of `exponent_counts` as a record, without the empty bins at both ends."""
-    zeros, nonfinite, bins = row[EXPONENT_BINS - 1], row[255], row[:255]
-    used = [i for i, count in enumerate(bins) if count]
-    low, high = (used[0], used[-1]) if used else (0, -1)
-    return ExponentCounts(name, low - 127, tuple(bins[low : high + 1]), zeros, nonfinite)
+def _underflow_shares(counts: _Counts, owners: list[tuple[int, float]]) -> dict[int, float]:
+    """Return by row the share of non-zero elements that float16 cannot represent at their scale; NaN if unknown.
+
+    ``owners`` say of each row of ``counts`` which row of the trace it is part of, and its scale.
+    """
+    bins = counts[:, :_FINITE_BINS]
+    elements = bins.sum(axis=1)
+    scales = np.array([scale for _, scale in owners])
+    scales[elements == 0] = 1.0  # whatever it is, nothing was lost by it
+    lost = np.nan_to_num(underflow_share(ExponentTable(_LOWEST_EXPONENT, bins.astype(np.float64)), scales)) * elements
+    places = np.array([at for at, _ in owners])
+    totals = np.bincount(places, elements).tolist()
+    of_all = np.bincount(places, lost).tolist()
+    return {at: of_all[at] / totals[at] if totals[at] else math.nan for at, _ in owners}
+
+
+def _used_bins(counts: _Counts) -> tuple[list[int], list[int]]:
+    """Return of each row of counts the first bin that holds an element, and the end of the last; 0 without any."""
+    used = counts[:, :_FINITE_BINS] > 0
+    end = np.where(used.any(axis=1), _FINITE_BINS - used[:, ::-1].argmax(axis=1), 0)
+    return used.argmax(axis=1).tolist(), end.tolist()
 
 
 def _is_news(before: float, after: float) -> bool:

@@ -103,6 +103,32 @@ void squares_and_maximum(int64_t arrays, const float *const *values, const int64
     *maximum = largest;
 }
 
+enum { EXPONENTS = 256, COUNTERS = 4 };
+
+/* Add to `counts` how often each binary exponent occurs: EXPONENTS + 1 numbers for each place, and every array has one.
+ * The last number is of exact zeros, which are not among those with exponent 0. Neighbours mostly have the same
+ * exponent, and a counter that was just written makes the next one wait, so they take turns.
+ */
+void count_exponents(int64_t arrays, const float *const *values, const int64_t *lengths, const int64_t *places,
+                     int64_t *counts) {
+    for (int64_t a = 0; a < arrays; a++) {
+        int64_t found[COUNTERS][EXPONENTS] = {{0}}, zeros = 0;
+        const float *x = values[a];
+        for (int64_t i = 0; i < lengths[a]; i++) {
+            uint32_t bits;
+            memcpy(&bits, x + i, sizeof bits);
+            bits <<= 1; /* without the sign */
+            found[i % COUNTERS][bits >> 24]++;
+            zeros += bits == 0;
+        }
+        int64_t *of_place = counts + (EXPONENTS + 1) * places[a];
+        for (int k = 0; k < COUNTERS; k++)
+            for (int e = 0; e < EXPONENTS; e++) of_place[e] += found[k][e];
+        of_place[0] -= zeros;
+        of_place[EXPONENTS] += zeros;
+    }
+}
+
 /* Of each pair of arrays a.b, a.a and b.b, run by run of `run` elements: the order of the sums, and
  * so their bits, are the same for any number of threads. `first_runs` says where the runs of an array begin in `sums`.
  */

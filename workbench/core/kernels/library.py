@@ -35,6 +35,7 @@ _LONG, _INT, _AT = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
 _ARGUMENTS: Final = {
     "unscale_and_check": (_LONG, *[_AT] * 4, _INT),
     "squares_and_maximum": (_LONG, *[_AT] * 4),
+    "count_exponents": (_LONG, *[_AT] * 4),
     "inner_products": (_LONG, *[_AT] * 4, _LONG, _AT, _INT),
     "mix": (_LONG, *[_AT] * 5, _INT),
     "combine_rows": (_LONG, _LONG, *[_AT] * 3, _INT),
