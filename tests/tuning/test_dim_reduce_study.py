@@ -64,8 +64,8 @@ steps_per_block = 2
 "dim_reduce.alpha" = { low = 0.01, high = 0.1, log = true }
 
 [confirm]
-seeds_min = 12
-seeds_max = 12
+seeds_min = 6
+seeds_max = 6
 candidates = 1
 """
 
@@ -113,7 +113,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_an_interrupted_warm_up_is_recorded_anew_and_then_never_again(directory: Path) -> None:
     names = ["trial_0000", "trial_0001", "trial_0002", "warm_up_seed_0", "warm_up_seed_0.2"]
-    assert runs_of(directory) == [*names, *(f"warm_up_seed_{1000 + seed}" for seed in range(12))]
+    assert runs_of(directory) == [*names, *(f"warm_up_seed_{1000 + seed}" for seed in range(6))]
     found = find_warm_up(read_study(directory), directory, 0)
     assert found is not None
     assert found.snapshots == directory / "runs" / "warm_up_seed_0.2" / "snapshots"
