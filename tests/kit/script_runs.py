@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import subprocess
@@ -27,6 +29,53 @@ total = sum(float(value.double().abs().sum()) for value in model.state_dict().va
 print("\\n" + json.dumps({{"metric": metric, "weights": total}}))
 """
 
+# A process that has imported torch and nothing of ours, and runs each program in a fork of itself.
+_SERVER = """\
+import json, os, sys, traceback, warnings
+import torch
+torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first one imports half of torch
+for line in sys.stdin:
+    job = json.loads(line)
+    if not (child := os.fork()):
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(job[name], os.O_CREAT | os.O_WRONLY), number)
+        os.chdir(job["folder"])
+        code = 1
+        try:
+            if job["strict"]:
+                warnings.simplefilter("error", UserWarning)
+            exec(job["program"], {"__name__": "__main__"})
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@functools.cache
+def _server(environment: tuple[tuple[str, str], ...]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", _SERVER]
+    server = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(environment), cwd="/"
+    )
+    atexit.register(server.communicate)  # the end of its input is its own
+    return server
+
+
+def _run_in_a_fork(program: str, path: Path, environment: Mapping[str, str], *, strict: bool) -> tuple[int, str, str]:
+    server = _server(tuple(sorted(environment.items())))
+    assert server.stdin is not None
+    assert server.stdout is not None
+    written = {name: str(path.with_suffix(f".{name}")) for name in ("stdout", "stderr")}
+    job = written | {"folder": str(path.parent), "program": program, "strict": strict}
+    server.stdin.write(json.dumps(job) + "\n")
+    server.stdin.flush()
+    code = int(server.stdout.readline())
+    return code, *(Path(name).read_text(encoding="utf-8") for name in written.values())
+
 
 def run_script(
     path: Path,
@@ -44,14 +93,20 @@ def run_script(
     program = _PROGRAM.format(refused=set(without), path=str(path), options=dict(options or {}))
     elsewhere = python != sys.executable
     environment = {name: value for name, value in os.environ.items() if not (elsewhere and name.startswith("PYTHON"))}
-    ended = subprocess.run(
-        [python, *(["-W", "error::UserWarning"] if strict else []), "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=path.parent,
-        env=environment | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return dict(json.loads(ended.stdout.splitlines()[-1]))
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    if elsewhere:
+        ended = subprocess.run(
+            [python, *(["-W", "error::UserWarning"] if strict else []), "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            cwd=path.parent,
+            env=environment,
+            check=False,
+        )
+        code, out, complaints = ended.returncode, ended.stdout, ended.stderr
+    else:
+        environment.pop("PYTEST_CURRENT_TEST", None)
+        code, out, complaints = _run_in_a_fork(program, path, environment, strict=strict)
+    assert code == 0, complaints[-3000:]
+    return dict(json.loads(out.splitlines()[-1]))
