@@ -195,7 +195,7 @@ def test_a_test_is_planned_before_it_goes_on_and_says_what_it_can_decide(tmp_pat
     judge(Scripted(tmp_path, {0.5: 0.001}, noise=0.01), [contender(1, 0.5)], study, on_note=told.append)
     assert len(told) == 1
     assert told[0].startswith("o1: trial 1 is trained on 6 paired seeds, about 4 s; that is enough for an allowed drop")
-    assert told[0].endswith(" or more, and the study allows 0.02")
+    assert told[0].endswith(" or more, and the study allows 2 points")
 
 
 def test_the_time_to_the_target_is_compared_over_the_seeds(tmp_path: Path) -> None:
