@@ -359,8 +359,8 @@ class Confirmation:
     def _train(self, plan: Plan, seed: int) -> None:
         try:
             warm_up = self.warm_ups.before(plan, seed)
-            length = {"steps": self._runs.steps, "evaluate_every": self._runs.evaluate_every}
-            job = warm_up.train_job(plan, seed=seed, **length)
+            runs = self._runs
+            job = warm_up.train_job(plan, seed=seed, steps=runs.steps, evaluate_every=runs.evaluate_every)
             trained = self.experimenter.run(job, Monitor(on_step=self.on_step))
             # What one more seed would take, which needs a warm-up of its own.
             trained = replace(trained, seconds=trained.seconds + warm_up.seconds)
