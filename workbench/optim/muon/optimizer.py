@@ -120,10 +120,6 @@ class Muon(StepOptimizer):
 
     def _step(self) -> None:
         found_inf = None if self.found_inf is None else exact_flag(self.found_inf)
-        if found_inf is not None and found_inf.is_cpu:  # which costs nothing to look at
-            if found_inf.item() != 0:
-                return
-            found_inf = None
         carried = self.carried_scale
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -158,7 +154,7 @@ class Muon(StepOptimizer):
                     torch.lerp(gradients[place], buffers[place], momentum, out=update)
                 else:
                     update.copy_(buffers[place])
-        for batch, factors in _orthogonal(batches, group["ns_steps"]):
+        for batch, factors in _orthogonal(batches, group["ns_steps"], may_look=found_inf is None):
             moved = [trained[place] for place in batch.places]
             length = -rate * math.sqrt(max(1.0, batch.matrices.shape[1] / batch.matrices.shape[2]))
             if found_inf is None and _adds_as_it_goes(moved, factors.left.dtype):
@@ -238,7 +234,7 @@ def _as_matrix(tensor: Tensor) -> Tensor:
     return (tensor.permute(0, 2, 3, 1) if _is_channels_last(tensor) else tensor).flatten(1)
 
 
-def _orthogonal(batches: Sequence[_Batch], steps: int) -> Iterator[tuple[_Batch, Factors]]:
+def _orthogonal(batches: Sequence[_Batch], steps: int, *, may_look: bool) -> Iterator[tuple[_Batch, Factors]]:
     """Yield every batch with its matrices, transposed where they are tall, made orthogonal."""
     alike: dict[tuple[Any, ...], list[_Batch]] = {}
     for batch in batches:
@@ -247,7 +243,8 @@ def _orthogonal(batches: Sequence[_Batch], steps: int) -> Iterator[tuple[_Batch,
     for members in alike.values():
         number_format = _number_format(members[0].matrices)
         wide = [one.matrices.mT if one.is_tall else one.matrices for one in members]
-        yield from zip(members, orthogonal_factors([one.to(number_format) for one in wide], steps), strict=True)
+        made = orthogonal_factors([one.to(number_format) for one in wide], steps, may_look=may_look)
+        yield from zip(members, made, strict=True)
 
 
 def _adds_as_it_goes(parameters: Sequence[Tensor], dtype: torch.dtype) -> bool:

@@ -89,18 +89,21 @@ class Factors(NamedTuple):
         return torch.baddbmm(self.right, self.left, self.right, beta=self.share)
 
 
-def orthogonal_factors(batches: Sequence[Tensor], steps: int) -> list[Factors]:
-    """Return what `orthogonalised` returns, of batches with equally many rows, whose Gram matrices become one batch."""
+def orthogonal_factors(batches: Sequence[Tensor], steps: int, *, may_look: bool = True) -> list[Factors]:
+    """Return what `orthogonalised` returns, of batches with equally many rows, whose Gram matrices become one batch.
+
+    Where the host ``may_look`` at numbers on a CPU, it leaves out a pass over matrices that are neither tiny nor huge.
+    """
     counts = [len(batch) for batch in batches]
     n_rows = sum(len(batch) * batch.shape[1] for batch in batches)
     n_columns = sum(len(batch) * batch.shape[2] for batch in batches)
     on_gram = n_columns >= _OBLONG * n_rows and batches[0].dtype in _LONG_FORMATS
-    batches, gram, size = _with_grams(batches)
+    batches, gram, size = _with_grams(batches, may_look and batches[0].is_cpu)
     square = torch.bmm(gram, gram)
     bound = _SAFETY**2 * torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True).sqrt().clamp_min(1e-12)
-    gram, shrink = gram / bound, bound.rsqrt() / size
+    gram, square, shrink = gram / bound, square / bound.square(), bound.rsqrt() / size
     (a, b, c), *others = polynomials(steps)
-    inner = torch.addcmul(b * gram, square, c / bound.square())  # S without its multiple of I
+    inner = b * gram + c * square  # S without its multiple of I
     if not on_gram:
         batches = [batch * factor for batch, factor in zip(batches, torch.split(shrink, counts), strict=True)]
         for later in others:
@@ -137,9 +140,9 @@ def _plus_multiple(matrices: Tensor, multiple: float) -> Tensor:
     return result
 
 
-def _with_grams(batches: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor, Tensor]:
+def _with_grams(batches: Sequence[Tensor], may_look: bool) -> tuple[Sequence[Tensor], Tensor, Tensor]:
     """Return matrices, all Gram matrices divided by their traces, and the norms that the matrices still have."""
-    if batches[0].is_cpu and batches[0].dtype in _LONG_FORMATS:  # elsewhere the host would have to wait for the answer
+    if may_look and batches[0].dtype in _LONG_FORMATS:
         gram = _grams(batches)
         trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
         least, most = (float(end) for end in torch.aminmax(trace))
