@@ -56,7 +56,7 @@ def test_live_panel_trains_with_the_display_at_work_and_at_rest() -> None:
 
 
 def test_trace_times_three_copies() -> None:
-    check(trace.measure(request(2), task="digits-lenet", steps=2), "xsx", 2)
+    check(trace.measure(request(2), task="digits-lenet", steps=2), "xxsx", 2)
 
 
 def test_open_run_reads_draws_and_replays() -> None:
@@ -85,7 +85,7 @@ def test_panel_handlers_go_through_every_tab_idle_and_while_training() -> None:
 
 @pytest.mark.long
 def test_reduction_joins_two_ranks() -> None:
-    check(reduction.measure(request(2), task="digits-lenet", steps=2), "xsx", 2)
+    check(reduction.measure(request(2), task="digits-lenet", steps=2), "xxsx", 2)
 
 
 @pytest.mark.long

@@ -1,0 +1,167 @@
+"""What the first hour on a GPU asks that neither a test nor a benchmark does; `run.py` calls one by its name."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle, islice
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from studies.bench.host_waits import CONFIGS
+from workbench.config import BoostConfig
+from workbench.core import devices
+from workbench.core.batch import move_batch
+from workbench.optim.adam_offload.optimizer import AdamOffload
+from workbench.tasks import load_task
+from workbench.training import TraceBuffer, apply, training_loop
+from workbench.training.setup import prepare
+
+_SCALE, _WINDOW = 2.0**10, 40
+_SCALED = {
+    "amp.level": "O0",
+    "loss_scale.kind": "dynamic",
+    "loss_scale.init": _SCALE,
+    "loss_scale.window": _WINDOW,
+    "loss_scale.minimum": 2.0**-60,
+}
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "fused SGD": partial(SGD, lr=0.01, momentum=0.9, fused=True),
+    "fused Adam": partial(Adam, lr=1e-3, fused=True),
+}
+
+
+def operators(device: torch.device) -> None:
+    """Call what the package rests on, in every format; print what refuses (bfloat16 and float64 may: A1, A2)."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        values, flag = [torch.ones(3, dtype=dtype, device=device)], torch.zeros((), device=device)
+        _tried(
+            f"unscale {dtype}",
+            lambda values=values, flag=flag: torch._amp_foreach_non_finite_check_and_unscale_(
+                values, flag, torch.ones_like(flag)
+            ),
+        )
+        _tried(f"norm {dtype}", lambda values=values: torch._foreach_norm(values, 2.0, torch.float32))
+    _tried("memory", lambda: torch.accelerator.get_memory_info(device))
+    here, there = torch.zeros(4, pin_memory=devices.pins_memory(device)), torch.ones(4, device=device)
+    _tried("mixed copy", lambda: torch._foreach_copy_([here], [there], non_blocking=True))
+
+
+def parity(device: torch.device, *, steps: int = 300) -> None:
+    """Train under our dynamic scale and under GradScaler, overflows injected: scales, skips, weights are equal."""
+    for name, make in OPTIMIZERS.items():
+        torch.manual_seed(0)
+        ours = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
+        theirs = copy.deepcopy(ours)
+        boosted = apply(BoostConfig().with_values(_SCALED), ours, make(ours.parameters()), level="O0")
+        scaler = torch.amp.GradScaler(device.type, init_scale=_SCALE, growth_interval=_WINDOW)
+        optimizer, skipped = make(theirs.parameters()), 0
+        for step in range(steps):
+            x = torch.randn(8, 16, device=device)
+            factor = torch.inf if step % 70 == 60 else 1.0
+            with boosted.autocast():
+                loss = boosted.model(x).square().mean() * factor
+            boosted.backward(loss)
+            outcome = boosted.step()
+            scaler.scale(theirs(x).square().mean() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            skipped += bool(outcome.overflow)
+            if outcome.loss_scale_after.item() != scaler.get_scale():
+                raise AssertionError(f"{name}, step {step}: {outcome.loss_scale_after.item()} and {scaler.get_scale()}")
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        print(f"{name}: equal after {steps} steps, {skipped} skipped, scale {scaler.get_scale():g}")
+
+
+def no_waits(device: torch.device, *, task: str = "digits-resnet", warm_up: int = 40, steps: int = 20) -> None:
+    """Train every configuration of `host_waits` while torch raises where the host waits."""
+    trained = load_task(task)
+    for name, (values, level) in CONFIGS.items():
+        config = BoostConfig().with_values(values)
+        boosted = prepare(trained, config, level=level, seed=0, device=device, steps=10_000).boosted
+        batches = (move_batch(batch, device) for batch in cycle(list(islice(trained.batches(0), 4))))
+        trace = TraceBuffer(boosted, exponents_every=10)
+        loop = training_loop(boosted, trained.compute_loss, batches, trace=trace)
+        for _ in islice(loop, warm_up):
+            pass
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in islice(loop, steps):
+                pass
+        finally:
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        print(f"{name}: no wait in {steps} steps")
+
+
+def late_copies(device: torch.device, *, steps: int = 200) -> None:
+    """Train AdamOffload while the device sleeps at random on its streams: weights are those of undisturbed training."""
+    for bucket_bytes in (256, 25 << 20):
+        trained = [_offloaded(device, steps, bucket_bytes, disturbed=disturbed) for disturbed in (False, True)]
+        for one, other in zip(*trained, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+        print(f"buckets of {bucket_bytes} bytes: the same bits after {steps} steps")
+
+
+def _offloaded(device: torch.device, steps: int, bucket_bytes: int, *, disturbed: bool) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)).to(device)
+    optimizer = AdamOffload(model, learning_rate=1e-3, offload_gradients=True, bucket_bytes=bucket_bytes)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        x = devices.moved(torch.randn(16, 64, generator=generator), device)
+        model(x).square().mean().backward()
+        if disturbed and device.type == "cuda":
+            torch.cuda._sleep(1_000_000 * (step % 7))  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    devices.synchronize(device)
+    return [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+def compiled(
+    device: torch.device, *, modes: tuple[str | None, ...] = (None, "reduce-overhead"), steps: int = 8
+) -> None:
+    """Train a compiled net with accumulation: losses, read at the end only, are those of the plain one."""
+    config = BoostConfig().with_values(
+        {"boost.mode": "manual", "boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 2}
+    )
+    for mode in modes:
+        losses = []
+        for kind in ("plain", "compiled"):
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)).to(device)
+            boosted = apply(config, net, SGD(net.parameters(), lr=0.05, momentum=0.9), level="O1")
+            model = torch.compile(net, mode=mode) if kind == "compiled" else net
+            outcomes = []
+            for _ in range(steps):
+                with boosted.autocast():
+                    loss = model(torch.randn(8, 16, device=device)).square().mean()
+                boosted.backward(loss)
+                outcomes.append(boosted.step())
+            losses.append([float(outcome.loss) for outcome in outcomes])
+        torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-4, atol=1e-5)
+        print(f"mode {mode}: losses of {steps} steps are those of the plain net")
+
+
+def _tried(name: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+        print(f"{name}: works")
+    except (RuntimeError, NotImplementedError) as error:
+        print(f"{name}: {str(error).splitlines()[0]}")
+
+
+CHECKS = {check.__name__: check for check in (operators, parity, no_waits, late_copies, compiled)}
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    CHECKS[sys.argv[1]](devices.select_device(sys.argv[2]))
