@@ -186,7 +186,7 @@ def _frame(
 
 
 def _holds_histograms(field: pa.Field) -> bool:
-    return pa.types.is_list(field.type) and pa.types.is_struct(field.type.value_type)
+    return bool(pa.types.is_list(field.type) and pa.types.is_struct(field.type.value_type))
 
 
 def _table(path: Path, rows: list[dict[str, Any]], kind: RunTable, schema: pa.Schema) -> pa.Table:
