@@ -79,7 +79,7 @@ class RayEngine:
                 f"a study with `study.ranks` = {ranks} needs whole accelerators per rank, got {resources} in "
                 "--resources-per-trial"
             )
-        with _joined_cluster(self.address) as ray, sent(directory) as folder:
+        with joined_cluster(self.address) as ray, sent(directory) as folder:
             study = RayStudy(file, folder, make, resources)
             # Asked for before there is room: an autoscaler sees who waits.
             with contextlib.closing(Slot(ray, study)) as first:
@@ -88,7 +88,7 @@ class RayEngine:
 
 
 @contextlib.contextmanager
-def _joined_cluster(address: str | None) -> Iterator[Any]:
+def joined_cluster(address: str | None) -> Iterator[Any]:
     """Join a Ray cluster while the block runs, and leave it at the end; one that was joined before is kept.
 
     Without an address it is what Ray finds by its own rule, or else a small one on this machine, while the study runs.
