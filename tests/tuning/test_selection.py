@@ -169,7 +169,7 @@ def test_nothing_found_says_what_was_tried_what_came_nearest_and_what_would_help
     assert "another space" in nothing_found([BASELINE, trial(1, relative_step_time=1.1)], 0.02, "accuracy")
     pruned = trial(1, state="pruned", relative_step_time=0.5)
     assert "given up early" in nothing_found([BASELINE, pruned], 0.02, "accuracy")
-    assert nothing_found([BASELINE], 0.02, "accuracy") == "no plan beside O0 has been tried"
+    assert nothing_found([BASELINE], 0.02, "accuracy").startswith("no other plan has been tried")
     assert select("o1", [], nothing=told).sentence == f"O0 is exported: {told}."
 
 

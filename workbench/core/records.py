@@ -320,12 +320,13 @@ class StudyResult:
 
     @property
     def headlines(self) -> dict[str, str]:
-        """Export -> its answer in one sentence, for a search of the fastest set-up; empty for other objectives."""
+        """Export -> its answer in one sentence, where a search of the fastest set-up took another plan than O0."""
         if self.objective != "time_to_quality":
             return {}
         return {
             target: headline(choice, self.metric_name, self.tuned_plain.get(target))
             for target, choice in self.choices.items()
+            if choice.candidate is not None
         }
 
     def __str__(self) -> str:

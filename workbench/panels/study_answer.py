@@ -61,7 +61,7 @@ def answer_html(study: StudyResult) -> str:
         others = "".join(f"<li>{words(other)}</li>" for other in choice.others)
         why_not = f"<details><summary>Why not the others</summary><ul>{others}</ul></details>" if others else ""
         where = "" if path is None else f"<br>{faint(str(path))}"
-        headline = f"<br><b>{words(study.headlines[target])}</b>" if target in study.headlines and mark else ""
+        headline = f"<br><b>{words(study.headlines[target])}</b>" if target in study.headlines else ""
         parts.append(f"<p>{title}{headline}<br>{words(sentence)}{where}</p>{why_not}")
     if study.report is not None and parts:
         parts.append(f"<p>{file_link(study.report, 'Open report.html')} {faint(str(study.report))}</p>")

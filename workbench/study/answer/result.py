@@ -175,7 +175,8 @@ def _choices(
 ) -> dict[str, Choice]:
     """Return what each export takes."""
     attributes = study.user_attrs
-    options: dict[str, Any] = {"objective": file.study.objective, "why_not": file.not_drawn(), "plans": file.plans}
+    why_not = file.not_drawn() if file.most_plans() == 1 or not file.dimensions else ()
+    options: dict[str, Any] = {"objective": file.study.objective, "why_not": why_not, "plans": file.plans}
     choices = {}
     for target, drop in attributes.get("allowed_drops", {}).items():
         nothing = nothing_found(trials, float(drop), _metric_of(attributes), **options)

@@ -269,14 +269,14 @@ def nothing_found(
 ) -> str:
     """Say what a search without any candidate tried, what came nearest and what would help, without a full stop.
 
-    ``why_not`` says why parts of what is searched cannot act on this network. With ``plans``, trials that train alike
-    count as one plan.
+    ``why_not`` says why nothing that is searched acts on this network, where that is so. With ``plans``, trials that
+    train alike count as one plan.
     """
     tried = [one for one in trials if one.number and one.state in {"complete", "pruned"} and one.relative_step_time > 0]
     if not tried:
         reasons = "; ".join(sentence.rstrip(".") for sentence in why_not)
         acts = f"nothing that is searched acts on this network: {reasons}"
-        return acts if reasons else "no plan beside O0 has been tried"
+        return acts if reasons else "no other plan has been tried, for which a search needs more time or more trials"
     per = timed_per(objective)
     n_tried = len(tried) if plans is None else len({_plan(one, plans)[0] for one in tried})
     count = f"{n_tried} plans were tried" if n_tried > 1 else "one plan was tried"
