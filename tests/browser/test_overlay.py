@@ -15,7 +15,7 @@ from tests.browser.notebook_page import (
     start,
     write_notebook,
 )
-from tests.browser.test_screens import scrolls_sideways
+from tests.browser.test_screens import scrolls_sideways, unusable_by_some
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -78,4 +78,5 @@ def test_o0_lies_under_what_follows_and_narrow_pages_need_no_sideways_scrolling(
         assert plots is not None
         assert controls["y"] + controls["height"] <= plots["y"], f"{tab}: one column"
         assert scrolls_sideways(page, workbench) == [], tab
+        assert unusable_by_some(panel) == [], tab
     page.set_viewport_size({"width": 1300, "height": 1000})

@@ -2,7 +2,7 @@
 
 They are written into the folder that ``WORKBENCH_SCREENSHOTS`` names; ``WORKBENCH_SCREENS`` names the panels wanted
 (``train,tune``). What a machine can judge is asserted: nothing has to be scrolled sideways, no figure is wider than its
-place, and no words of a figure run into others or over its edge.
+place, no words of a figure run into others or over its edge, every control has a name, and text can be read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SCROLLS_SIDEWAYS = """(panel) => {
   const edge = panel.getBoundingClientRect().right;
   for (const part of panel.querySelectorAll("*")) {
     const box = part.getBoundingClientRect();
-    if (!box.width || part.closest("svg, pre, textarea, .modebar, .slider-container")) continue;
+    if (!box.width || part.closest("svg, pre, textarea, .modebar, .slider-container, .wbt-box")) continue;
     if (box.right > edge + 1) wide.push(`${part.tagName} ${part.className}: ${box.right - edge} px too far`);
     const turns = ["auto", "scroll"].includes(getComputedStyle(part).overflowX);
     if (turns && part.scrollWidth > part.clientWidth + 1) wide.push(`inside: ${part.className}`);
@@ -73,6 +73,50 @@ _WORDS_COLLIDE = """(panel) => {
 }"""
 
 
+# What has the keyboard and no name for a screen reader.
+_NAMELESS = """(panel) => [...panel.querySelectorAll("input, select, textarea, button, [role=slider]")]
+  .filter((one) => one.checkVisibility() && ![one.title, one.ariaLabel, one.textContent, one.placeholder,
+    one.getAttribute("aria-labelledby"), one.closest("[title]")?.title,
+    ...[...(one.labels ?? [])].map((label) => label.textContent)].some((name) => name?.trim()))
+  .map((one) => `no name: ${one.outerHTML.slice(0, 120)}`)"""
+
+# Text whose contrast with what lies behind it is below 4.5, or 3 where it is large; what is disabled may be fainter.
+_FAINT = """(panel) => {
+  const dot = Object.assign(document.createElement("canvas"), {width: 1, height: 1});
+  const pen = dot.getContext("2d", {willReadFrequently: true});
+  const light = () => {
+    const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map((one) => one / 255)
+      .map((one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const paint = (colour) => { pen.fillStyle = colour; pen.fillRect(0, 0, 1, 1); };
+  const found = new Set();
+  for (const part of panel.querySelectorAll("*")) {
+    const texts = [...part.childNodes].filter((one) => one.nodeType === Node.TEXT_NODE);
+    const text = texts.map((one) => one.textContent.trim()).join("");
+    if (!text || !part.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue;
+    if (part.closest("svg, style, option, :disabled, .jupyter-widgets-disconnected, .wb-json > textarea")) continue;
+    const around = [];
+    for (let one = part; one; one = one.parentElement) around.unshift(getComputedStyle(one));
+    if (around.some((one) => Number(one.opacity) < 1)) continue;
+    paint("white");
+    around.forEach((one) => paint(one.backgroundColor));
+    const behind = light(), own = around.at(-1);
+    paint(own.color);
+    const ink = light(), contrast = (Math.max(ink, behind) + 0.05) / (Math.min(ink, behind) + 0.05);
+    const isLarge = parseFloat(own.fontSize) >= 24 || parseFloat(own.fontSize) >= 18.6 && Number(own.fontWeight) >= 700;
+    if (contrast < (isLarge ? 3 : 4.5)) found.add(`contrast ${contrast.toFixed(1)}: ${text.slice(0, 60)}`);
+  }
+  return [...found];
+}"""
+
+
+def unusable_by_some(panel: Locator) -> list[str]:
+    """Return what of a panel has no name for a screen reader, or too little contrast to be read."""
+    found: list[str] = [*panel.evaluate(_NAMELESS), *panel.evaluate(_FAINT)]
+    return found
+
+
 def scrolls_sideways(page: Page, panel: Locator) -> list[str]:
     """Return what of a panel does not fit into its width, once it had the time to."""
     with contextlib.suppress(PlaywrightTimeoutError):  # then it is said what
@@ -86,7 +130,7 @@ def photograph(page: Page, panel: Locator, file: Path) -> list[str]:
     panel.scroll_into_view_if_needed()
     found = scrolls_sideways(page, panel)
     panel.screenshot(path=file)
-    return [*found, *panel.evaluate(_WORDS_COLLIDE)]
+    return [*found, *panel.evaluate(_WORDS_COLLIDE), *unusable_by_some(panel)]
 
 
 def test_pictures_of_all_panels(lab: Lab, view: View, tmp_path: Path) -> None:
@@ -98,7 +142,7 @@ def test_pictures_of_all_panels(lab: Lab, view: View, tmp_path: Path) -> None:
     settings.mkdir(parents=True, exist_ok=True)
     (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')  # cells out of sight stay
     page = view.page
-    page.set_viewport_size({"width": WIDTHS[0], "height": 2600})  # a notebook is cut where it would be scrolled
+    page.set_viewport_size({"width": WIDTHS[0], "height": 4200})  # a notebook is cut where it would be scrolled
     write_notebook(lab, "screens", *CELLS[:2], *states.values())
     run_cells(page, lab, "screens")
     page.get_by_role("tab", name="File Browser").click()  # it folds away, and leaves the page to the notebook
@@ -107,7 +151,7 @@ def test_pictures_of_all_panels(lab: Lab, view: View, tmp_path: Path) -> None:
         choose_from_menu(page, "Settings", "Theme", f"JupyterLab {theme}")
         expect(page.locator("body")).to_have_attribute("data-jp-theme-name", f"JupyterLab {theme}")
         for width in WIDTHS:
-            page.set_viewport_size({"width": width, "height": 2600})
+            page.set_viewport_size({"width": width, "height": 4200})
             for number, name in enumerate(states):
                 panel = page.locator(".jp-Notebook .jp-CodeCell").nth(2 + number).locator(".wb-panel").first
                 expect(panel).to_be_visible()

@@ -237,3 +237,8 @@ def test_the_tune_tab_has_the_same_table_and_takes_a_trial_from_it(lab: Lab, vie
     opened = view.page.get_by_role("region", name="Trial 1", exact=True)
     opened.get_by_role("button", name="Use this configuration").click()
     expect(view.page.get_by_text("trial 1 is in the configuration now")).to_be_attached()
+    note = opened.get_by_label("Note", exact=True)
+    note.fill("worth a run on all data")
+    opened.get_by_role("button", name="Keep note").click()
+    expect(view.page.locator(".wbt-box tr[data-number='1']").get_by_label("has a note")).to_be_visible()
+    assert read_result(folder).trials[1].note == "worth a run on all data"

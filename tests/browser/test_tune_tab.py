@@ -88,7 +88,7 @@ def test_from_start_to_a_chosen_trial(lab: Lab, view: View) -> None:
     within = [trial for trial in study.trials if trial.number and trial.state == "complete"]
     chosen = max(within, key=lambda trial: (1 / trial.relative_step_time, trial.number))  # an end of the Pareto front
     click_point(figure(tune, "Speed: time of O0"), chosen.number)
-    expect(tune.get_by_text(f"Trial {chosen.number}: ")).to_be_visible()
+    expect(tune.get_by_role("region", name=f"Trial {chosen.number}", exact=True)).to_be_visible()
     row = tune.locator(f".wbt-box tr[data-number='{chosen.number}']")
     expect(row).to_have_attribute("aria-selected", "true")  # the table of trials goes along
     curves = figure(tune, "Training loss")
@@ -110,7 +110,9 @@ def test_from_start_to_a_chosen_trial(lab: Lab, view: View) -> None:
         click_point(figure(tune, "Speed: time of O0"), chosen.number)
         question = tune.get_by_text(f"Trial {chosen.number} would replace your edits of the configuration")
         expect(question).to_be_visible()
-        expect(tune.get_by_text(f"Trial {chosen.number}: ")).to_be_visible()  # it can be looked at all the same
+        expect(
+            tune.get_by_role("region", name=f"Trial {chosen.number}", exact=True)
+        ).to_be_visible()  # it can be looked at all the same
         tune.get_by_role("button", name=answer, exact=True).click()
         expect(question).to_be_hidden()
         opened(workbench, "Configure")

@@ -99,6 +99,6 @@ def test_a_run_that_goes_on_is_drawn_from_its_steps() -> None:
 
 def test_a_log_axis_has_a_tick_per_decade_or_more() -> None:
     wide = SubspacePair("wide", [], [(1, 1.0), (2, 1e-4)], pair().steps)
-    assert dim_reduce_figure([wide]).layout.yaxis.dtick == 1
+    assert all(np.log10(dim_reduce_figure([wide]).layout.yaxis.tickvals) % 1 == 0)
     narrow = SubspacePair("narrow", [], [(1, 1.0), (2, 0.4)], pair().steps)
-    assert dim_reduce_figure([narrow]).layout.yaxis.dtick == "D2"
+    assert len(dim_reduce_figure([narrow]).layout.yaxis.tickvals) >= 3

@@ -38,7 +38,7 @@ def test_a_run_that_goes_on_pairs_the_seeds_it_has() -> None:
 def test_the_answer_is_the_title() -> None:
     figure = paired_comparison_figure([BASE, FAST], metric=ACCURACY)
     title = figure.layout.title.text.replace("<br>", " ")
-    assert title == "mine is 1.25 × as fast as O0; accuracy down by 0.5 points"
+    assert title == "Against O0, mine is 1.25 × as fast; accuracy down by 0.5 points"
     assert figure.layout.xaxis.title.text == "Speed relative to O0 (×)"
     assert figure.layout.xaxis2.title.text == "Change of accuracy against O0 (points)"
     assert list(figure.data[0].error_x.array) == pytest.approx([0.05])

@@ -69,7 +69,9 @@ def test_a_trial_is_named_by_the_exports_it_suits() -> None:
 def test_with_o0_alone_the_figure_says_so() -> None:
     choices = [Choice(target, None, "") for target in ("o1", "o2")]
     figure = speed_accuracy_figure(TRIALS[:1], metric=ACCURACY, choices=choices)
-    assert figure_text(figure) == ("Exported: o1 O0; o2 O0\nOnly O0 has both a measured speed and a metric.")
+    assert figure_text(figure) == (
+        "Exported: O0, as nothing is clearly faster\nSo far only O0 has both a measured speed and a metric."
+    )
 
 
 def test_no_name_in_the_legend_is_wider_than_its_column() -> None:
@@ -94,7 +96,7 @@ def test_the_title_names_what_is_exported_and_nothing_else_and_its_point_is_mark
         return unmarked(figure.layout.title.text)
 
     assert title(Choice("o1", second, "")) == "Exported: trial 2, 1.40 × O0 (confirmed)"
-    assert title(Choice("o1", None, "")) == "Exported: o1 O0"
+    assert title(Choice("o1", None, "")) == "Exported: O0, as nothing is clearly faster"
     both = title(Choice("o1", None, ""), Choice("o2", second, ""))
     assert both == "Exported: o1 O0; o2 trial 2, 1.40 × O0 (confirmed)"
     assert title() == "How much faster can this task be trained, and what does that cost?"

@@ -47,7 +47,7 @@ def test_ticks_of_few_trials_are_whole_numbers() -> None:
 def test_o0_alone_is_no_history() -> None:
     figure = study_history_figure([_trial(0), _trial(1, math.nan, state="waiting")])
     assert not figure.data
-    assert "Only O0 has a score." in figure_text(figure)
+    assert "So far only O0 has a score." in figure_text(figure)
 
 
 def test_what_suits_one_export_only_is_neither_within_nor_beyond() -> None:

@@ -74,7 +74,7 @@ def test_the_configuration_is_compared_with_o0_and_the_verdict_is_a_sentence(mad
     assert "Configuration" in text
     assert panel.bar.value == 1.0
     title = drawn(panel.figure).layout.title.text.replace("<br>", " ")
-    assert title.startswith("this configuration is ")
+    assert title.startswith("Against O0, this configuration is ")
     assert len(drawn(panel.figure).data[1].x) == 2
 
 
@@ -117,12 +117,14 @@ def test_what_is_wrong_with_a_side_stands_beside_it_and_nothing_starts(made: Mak
     panel.sides[1].source.value = "O0"
     panel.sides[2].source.value = "none"
     assert text_in(panel.sides[1].widget).strip() == "2"
-    panel.seeds.value, panel.steps.value = "none", "1.5"
+    panel.seeds.set("none")
+    panel.steps.set(1.5)
     panel.start_button.click()
     assert panel.state is PanelState.IDLE
     assert "seeds must be a number of seeds" in text_in(panel)
-    assert "steps must be a whole number of micro-batches, 1 or more, got" in text_in(panel)
-    panel.seeds.value, panel.steps.value = "1", "2"
+    assert "steps must be a whole number, 1 or more, got 1.5" in text_in(panel)
+    panel.seeds.set("1")
+    panel.steps.set(2)
     run(panel)
 
 
@@ -185,20 +187,20 @@ def test_a_side_that_diverges_is_said(made: Make) -> None:
 
 
 def test_progress_is_told_with_what_is_left(made: Make) -> None:
-    from workbench.panels.compare_panel import _Order
+    from workbench.panels.compare_panel import _Comparing
     from workbench.training.run import RunProgress
 
     panel = made()
     sides = (("O0", BoostConfig(), "O0"), ("O1", BoostConfig(), "O1"))
-    panel._order = _Order(sides, (4, 9), 100)
-    panel._metrics = [[float("nan")] * 2 for _ in sides]
-    panel._take([(1, RunProgress(50, 100, 0.25, float("nan"), 1.0, 2.0))])
+    panel._comparing = asked = _Comparing(sides, (4, 9), 100)
+    panel._show_progress(asked, 1, RunProgress(50, 100, 0.25, float("nan"), 1.0, 2.0))
     assert "run 2 of 4 · O1, seed 4 · 50 of 100 steps · loss 0.25" in text_in(panel)
     assert "left, and the timing" in text_in(panel)
     assert panel.bar.value == pytest.approx(0.95 * 1.5 / 4)
-    panel._take([(run, RunProgress(100, 100, 0.2, 0.5 + run % 2, 1.0, 2.0)) for run in range(4)])
+    for number in range(4):
+        panel._show_progress(asked, number, RunProgress(100, 100, 0.2, 0.5 + number % 2, 1.0, 2.0))
     assert "all 4 runs done; now timing steps side by side" in text_in(panel)
-    assert panel._metrics == [[0.5, 0.5], [1.5, 1.5]]
+    assert asked.metrics == [[0.5, 0.5], [1.5, 1.5]]
     assert list(drawn(panel.figure).data[1].x) == [1.0, 1.0]
 
 

@@ -149,9 +149,9 @@ def test_a_study_that_exported_nothing_says_what_to_do(tmp_path: Path) -> None:
         panel.study.value = str(tmp_path)
         assert "is no study: it has no study.toml" in text_in(panel)
         panel.study.value = str(tmp_path / "nowhere")
-        assert "is no folder" in text_in(panel)
+        assert "there is no such folder" in text_in(panel)
         panel.study.value = ""
-        assert "is no folder" not in text_in(panel)
+        assert "there is no such folder" not in text_in(panel)
         assert panel.config == BoostConfig()
 
 

@@ -25,7 +25,7 @@ def panel_on(level: str, *, out: Path | None = None) -> TrainPanel:
 
 def names(panel: TrainPanel) -> list[str]:
     assert panel.overlay._reader.wait(LONG)
-    return list(dict.fromkeys(trace.name for trace in panel.live.widget.data))
+    return list(dict.fromkeys(trace.name for trace in panel.live.figure.widget.data))
 
 
 def test_the_metric_is_drawn_while_a_run_trains_without_being_asked_for(keep: Callable[[Any], Any]) -> None:
@@ -54,9 +54,9 @@ def test_smoothing_is_the_reader_s_choice(keep: Callable[[Any], Any]) -> None:
     run(panel)
     losses = panel.trace.steps["loss"].tolist()
     panel.overlay.smoothing.choice.value = "5 steps"
-    assert panel.live.widget.data[0].y[4] == pytest.approx(sum(losses[:5]) / 5)
+    assert panel.live.figure.widget.data[0].y[4] == pytest.approx(sum(losses[:5]) / 5)
     panel.overlay.smoothing.choice.value = "none"
-    assert list(panel.live.widget.data[0].y) == pytest.approx(losses)
+    assert list(panel.live.figure.widget.data[0].y) == pytest.approx(losses)
 
 
 def test_a_recorded_run_of_o0_is_found_and_read(keep: Callable[[Any], Any], tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_recorded_run_of_o0_is_found_and_read(keep: Callable[[Any], Any], tmp_
     run(panel)
     label = f"O0, recorded {recorded.path.name[:15]}"  # type: ignore[union-attr]
     assert names(panel) == ["this run (O1)", label]
-    metric = panel.live.widget.data[-1]
+    metric = panel.live.figure.widget.data[-1]
     assert list(metric.x) == [6, 12], "its evaluations are read, too"
 
 

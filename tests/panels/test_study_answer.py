@@ -8,8 +8,7 @@ import pytest
 
 from tests.panels.recorded_runs import recorded_run
 from workbench.core.records import TrialRecord
-from workbench.figures import MetricScale
-from workbench.panels.study_answer import curve_of, trial_html
+from workbench.panels.study_answer import curve_of
 
 TRIAL = TrialRecord(
     3, "complete", relative_step_time=0.25, curve=((100, 0.9),), run_path="run", metric=0.9, summary="batch x 4"
@@ -32,8 +31,3 @@ def test_a_whole_run_ends_at_its_share_of_the_baselines_time(directory: Path) ->
 def test_a_step_of_another_objective_is_as_long_as_it_was_measured(directory: Path) -> None:
     curve = curve_of(TRIAL, directory, "speed")
     assert (curve.relative_step_time, curve.evaluations) == (0.25, ((100, 0.9),))
-
-
-def test_a_trial_says_what_its_speed_is_of() -> None:
-    assert "4.00 times O0 per run" in trial_html(TRIAL, MetricScale("accuracy"), "per run")
-    assert "4.00 times O0 per step" in trial_html(TRIAL, MetricScale("accuracy"))

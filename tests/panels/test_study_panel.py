@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from tests.panels.looking import LONG, ended, everything, one_of, run, text_in
-from tests.reports.synthetic_study import fastest_study
+from tests.reports.synthetic_study import fastest_study, full_study
 from workbench.config import BoostConfig
+from workbench.core.records import TrialRecord
 from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.study_panel import StudyPanel
@@ -222,7 +223,7 @@ def test_the_answer_has_headline_waterfall_and_tuned_plain(made: Make) -> None:
     panel.study = study
     panel._show_study()
     assert study.headlines["o1"] in text_in(panel)
-    assert "tuned plain needs 0.80 of the time" in text_in(panel)
+    assert "Tuned plain needs 0.80 of O0's time" in text_in(panel)
     (shown,) = panel.figures.gains.children
     assert shown is panel.live["gain o1"].widget
     names = {str(trace.name) for trace in panel.live["gain o1"].widget.data}
@@ -329,7 +330,11 @@ def test_a_picked_trial_goes_to_the_other_panels_and_its_curves_are_overlaid(mad
     assert {"O0", "trial 1"} <= {str(trace.name) for trace in panel.live["curves"].widget.data}
     assert [curve.label for curve in panel.figures.curves] == ["O0", "trial 1"]
     assert all(len(curve.steps) == 6 for curve in panel.figures.curves)
-    assert "Trial 1:" in text_in(panel)
+    assert panel.table.widget is not None
+    assert panel.table.widget.selected == 1
+    panel.table.widget._handle_custom_msg({"note": 1, "text": "the one to try on all data"}, [])
+    assert [row["note"] for row in panel.table.widget.data["trials"]] == ["", "the one to try on all data"]
+    assert [trial.note for trial in read_result(finished).trials] == ["", "the one to try on all data"]
     panel.pick(0)
     assert panel.wait(LONG)
     assert shared.level == "O0"
@@ -446,3 +451,24 @@ def test_a_figure_that_is_drawn_while_the_panel_closes_is_closed_too(
     monkeypatch.setattr(panel.figures, "draw", draw_meanwhile)
     panel.view.value = "Parameters"
     assert panel.live["parameters"].closed
+
+
+def test_slices_and_curves_of_all_trials_are_in_the_tab_and_a_point_picks_its_trial(made: Make) -> None:
+    panel = made(tiny_task())
+    trials = [
+        TrialRecord(
+            number, "complete", "O1", {"batch.factor": 1.0 + number, "optimizer.lr": 0.1 * (1 + number % 3)},
+            value=1.0 - 0.01 * number, metric=0.9, metric_deficit=0.0, allowed_drop=0.01, relative_step_time=0.9,
+            feasible=True, curve=((5, 0.8), (10, 0.9)), config=BoostConfig().to_dict(),
+        )
+        for number in range(12)
+    ]  # fmt: skip
+    panel.study = replace(full_study(), trials=trials, importance={"batch.factor": 0.8, "optimizer.lr": 0.2})
+    panel._show_study()
+    panel.view.value = "Slices"
+    wanted = ["slice batch.factor", "slice optimizer.lr", "contour batch.factor optimizer.lr"]
+    assert list(panel.figures.stage.children) == [panel.live[name].widget for name in wanted]
+    panel.view.value = "Curves"
+    (shown,) = panel.figures.stage.children
+    assert shown is panel.live["trial curves"].widget
+    assert all(panel.live[name]._on_pick is not None for name in (*wanted, "trial curves"))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -64,7 +65,7 @@ class Steps:
 def test_a_run_ends_in_done_and_its_figures_show_what_was_trained(made: Make) -> None:
     panel = made(small_task(), steps=20, evaluate_every=10)
     assert panel.state is PanelState.IDLE
-    assert "No run has recorded a step yet." in str(panel.live.widget.layout.annotations)
+    assert "Start trains; loss and metric grow here." in text_in(panel)
     text = run(panel)
     assert panel.result is not None
     assert [step for step, _ in panel.result.curve] == [10, 20]
@@ -75,14 +76,14 @@ def test_a_run_ends_in_done_and_its_figures_show_what_was_trained(made: Make) ->
     assert "accuracy" in text
     assert "20 steps in" in panel.static_html()
 
-    loss, metric = panel.live.widget.data
+    loss, metric = panel.live.figure.widget.data
     assert list(loss.x) == list(range(20))
     assert list(loss.y) == pytest.approx(panel.trace.steps["loss"].tolist())
     assert list(metric.x) == [10, 20]
     assert list(metric.y) == pytest.approx([100 * value for _, value in panel.trace.evaluations])
     assert panel.choice.options == ("Loss and metric", "Step time"), "float32 has no loss scale to look at"
     panel.choice.value = "Step time"
-    assert [bar.name for bar in panel.live.widget.data] == ["data", "forward", "backward", "update", "other"]
+    assert [bar.name for bar in panel.live.figure.widget.data] == ["data", "forward", "backward", "update", "other"]
 
 
 @pytest.mark.parametrize(
@@ -104,13 +105,13 @@ def test_a_view_is_offered_while_a_run_tells_its_columns(
     assert panel.choice.options == (*always, view)
     assert panel.choice.value == "Step time", "what was looked at stays"
     panel.choice.value = view
-    assert panel.live.widget.layout.yaxis.title.text == axis
+    assert panel.live.figure.widget.layout.yaxis.title.text == axis
 
     shared.set(BoostConfig())
     run(panel)
     assert panel.choice.options == always
     assert panel.choice.value == "Loss and metric", "a run without the view leaves it"
-    assert panel.live.widget.layout.yaxis.title.text == "Training loss (nats)"
+    assert panel.live.figure.widget.layout.yaxis.title.text == "Training loss (nats)"
 
 
 def test_the_run_is_recorded_with_the_shared_configuration(made: Make, tmp_path: Path) -> None:
@@ -376,7 +377,7 @@ def test_what_is_looked_at_is_drawn_as_often_as_its_cost_allows(view: str, name:
         ], []
 
     def last_step() -> float:
-        (line,) = (trace for trace in panel.live.widget.data if trace.name == name)
+        (line,) = (trace for trace in panel.live.figure.widget.data if trace.name == name)
         return float(line.x[-1])
 
     with TrainPanel(small_task(), out=None) as panel:
@@ -387,19 +388,19 @@ def test_what_is_looked_at_is_drawn_as_often_as_its_cost_allows(view: str, name:
             patch("workbench.panels.train_panel.time.thread_time", lambda: next(worked)),
         ):
             now, worked = 1e9, iter([0.0, 0.003, 1.0, 1.1, 2.0, 2.0])
-            panel._take([told(0, 4)])
+            panel._take([partial(panel._add, *told(0, 4))])
             assert last_step() == 3  # 3 ms: 0.3 % of the second that follows
             now += 0.9
-            panel._take([told(4, 9)])
+            panel._take([partial(panel._add, *told(4, 9))])
             assert last_step() == 3
             now += 0.2
-            panel._take([told(9, 12)])
+            panel._take([partial(panel._add, *told(9, 12))])
             assert last_step() == 11  # 100 ms would be 33 s; nobody waits so long
             now += 14.9
-            panel._take([told(12, 13)])
+            panel._take([partial(panel._add, *told(12, 13))])
             assert last_step() == 11
             now += 0.2
-            panel._take([told(13, 14)])
+            panel._take([partial(panel._add, *told(13, 14))])
             assert last_step() == 13
 
 

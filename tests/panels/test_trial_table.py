@@ -21,7 +21,8 @@ class _Holder(Panel):
     def __init__(self) -> None:
         super().__init__("Trials")
         self.taken: list[int] = []
-        self.table = TrialTable(self, self.taken.append)
+        self.notes: list[tuple[int, str]] = []
+        self.table = TrialTable(self, self.taken.append, lambda *note: self.notes.append(note))
 
 
 @pytest.fixture
@@ -74,6 +75,9 @@ def test_its_button_takes_a_trial_and_a_picked_trial_is_opened(holder: _Holder) 
     widget._handle_custom_msg({"take": 4}, [])
     widget._handle_custom_msg({"take": "rm -rf"}, [])
     widget._handle_custom_msg({"something": "else"}, [])
+    widget._handle_custom_msg({"note": 4, "text": "try it with more data"}, [])
+    widget._handle_custom_msg({"note": 4, "text": None}, [])
+    assert holder.notes == [(4, "try it with more data")]
     assert holder.taken == [4]
     holder.table.open(3)
     assert widget.selected == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from optuna.storages import RDBStorage
 from sqlalchemy import event
 
 from tests.kit.fake_runner import FakeRunner, write_study
-from workbench.study import read_study, trials_of, tune
+from workbench.study import StudyError, read_result, read_study, trials_of, tune, write_note
 from workbench.study.answer.notes import Notes
 from workbench.study.store.storage import default_storage
 
@@ -85,7 +86,8 @@ def test_the_objective_is_named_in_words(folder: Path) -> None:
     assert attributes(folder)["study:metric_names"] == ["time to target (steps of O0)"]
 
 
-def test_a_note_that_somebody_edited_stays_and_ours_follows_the_study(folder: Path) -> None:
+def test_a_note_that_somebody_edited_stays_and_ours_follows_the_study(folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(folder, tmp_path / "edited"))  # other tests look at the notes as they were
     study = opened(folder)
     trial = study.get_trials(deepcopy=False)[1]
     key = f"dashboard:{trial._trial_id}:note_str:0"
@@ -158,3 +160,29 @@ def test_the_dashboard_s_own_interface_returns_notes_and_constraints(folder: Pat
         assert trial["note"]["body"]
         assert trial["constraints"] == [stored.constraints["metric_deficit"]]
     assert {one["name"] for one in found["trials"][1]["params"]} >= {"level", "grad_freeze.freeze_p"}
+
+
+def test_what_a_person_writes_stands_below_our_note_is_read_by_the_dashboard_and_found_again(tmp_path: Path) -> None:
+    folder = write_study(tmp_path, TEXT)
+    tune(folder, make_experimenter=lambda file, directory: FakeRunner(directory))
+    assert [trial.note for trial in read_result(folder).trials] == ["", ""]
+    long = "worth a run\n" * 400  # more than the dashboard puts into one attribute
+    for text in (long, "try it with more data"):
+        write_note(folder, 1, text)
+        assert [trial.note for trial in read_result(folder).trials] == ["", text.strip()]
+        trial, stored = opened(folder).get_trials()[1], attributes(folder)
+        parts = [stored.get(f"dashboard:{trial._trial_id}:note_str:{number}", "") for number in range(4)]
+        assert "".join(parts).startswith("**In effect** (")
+        assert "".join(parts).endswith(text.strip())
+        dashboard = pytest.importorskip("optuna_dashboard")
+        assert dashboard.get_note(optuna.trial.Trial(opened(folder), trial._trial_id)) == "".join(parts)
+    assert stored[f"dashboard:{trial._trial_id}:note_ver"] == 3
+    write_note(folder, 1, " ")
+    assert read_result(folder).trials[1].note == ""
+
+    study = opened(folder)  # as a person changes every word of it in the dashboard
+    for key, value in {"note_ver": 5, "note_str:0": "my own words"}.items():
+        study._storage.set_study_system_attr(study._study_id, f"dashboard:{trial._trial_id}:{key}", value)
+    assert read_result(folder).trials[1].note == "my own words"
+    with pytest.raises(StudyError, match="there is no trial 7"):
+        write_note(folder, 7, "anything")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from workbench.core.text import compact
 
-if TYPE_CHECKING:
-    from workbench.core.records import StudyResult
+
+class _Measured(Protocol):
+    @property
+    def metric_name(self) -> str: ...
+
+    @property
+    def higher_is_better(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +28,9 @@ class MetricScale:
     higher_is_better: bool = True
 
     @classmethod
-    def of(cls, study: StudyResult) -> MetricScale:
-        """Return how the metric of a study is written."""
-        return cls(study.metric_name, higher_is_better=study.higher_is_better)
+    def of(cls, measured: _Measured) -> MetricScale:
+        """Return how the metric of a study, a task or a run is written."""
+        return cls(measured.metric_name, higher_is_better=measured.higher_is_better)
 
     @property
     def is_share(self) -> bool:

@@ -127,6 +127,7 @@ class TrialRecord:
     message: str = ""  # one sentence when something went wrong
     warm_up_steps: int = 0  # micro-batches of O0 before its own, for weight snapshots; not in steps_to_target
     overflows: int = 0  # updates that were skipped because a gradient was inf or NaN
+    note: str = ""  # what a person has written about it
 
 
 class Verdict(StrEnum):

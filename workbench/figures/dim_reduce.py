@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -104,17 +103,10 @@ def dim_reduce_figure(
     losses = np.concatenate([values for one in numbers for values in (one.loss, one.warm_up.y)])
     drawing.show_legend(96)
     drawing.set_steps()
-    drawing.set_y(f"{plain(loss_name)} (log)", **_log_axis(losses))
+    drawing.set_log_y(f"{plain(loss_name)} (log)", losses)
     drawing.set_y(f"Accepted rho<br>({label})", range=[-0.08, 1.08], row=2)
-    drawing.set_y(f"Condition, log<br>({label})", **_log_axis(numbers[0].condition.y), row=3)
+    drawing.set_log_y(f"Condition, log<br>({label})", numbers[0].condition.y, row=3)
     return drawing.figure()
-
-
-def _log_axis(values: Floats) -> dict[str, Any]:
-    """Return a log axis with a tick per decade, or at 1, 2 and 5 where there is less than a decade and a half."""
-    good = values[np.isfinite(values) & (values > 0)]
-    decades = float(np.log10(good.max() / good.min())) if good.size else 0.0
-    return {"type": "log", "exponentformat": "power", "dtick": max(1, round(decades / 6)) if decades > 1.5 else "D2"}
 
 
 def _answer(numbers: Sequence[DimReduceNumbers]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec
 
@@ -15,7 +16,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from workbench.figures.frames import EventPoints
-from workbench.figures.labels import power_ticks, sentence, unmarked, wrapped
+from workbench.figures.labels import compact, power_ticks, sentence, unmarked, wrapped
 from workbench.figures.theme import TITLE_PAD, TOP_MARGIN, VERMILLION, Theme, inks, template_json
 
 Properties = dict[str, Any]
@@ -44,6 +45,7 @@ class Stroke(NamedTuple):
 OVERFLOW = Mark("x", 9, VERMILLION)
 """How what went wrong in a step is marked, in every figure."""
 
+_MOST_TICKS = 6  # of a logarithmic axis
 # Beside a panel's controls a figure is 376 pixels wide or more; plotly breaks no lines by itself.
 _TITLE_WIDTH, _SUBTITLE_WIDTH, _REASON_WIDTH = 43, 57, 48  # characters of a wide font
 
@@ -178,6 +180,22 @@ class Drawing:
         low, high = float(np.nanmin(heights)), float(np.nanmax(heights))
         positions, texts = power_ticks(low, high)
         self.set_y(title, tickvals=positions, ticktext=texts, range=[low - 0.9, high + 0.9])
+
+    def set_log_y(self, title: str, values: Any, *, row: int = 1) -> None:
+        """Make the y axis of a row a logarithmic one that ends at 1, 2 or 5 around values, with a few ticks there."""
+        good = values[np.isfinite(values) & (values > 0)]
+        self.set_y(title, row=row, type="log")
+        if not good.size:
+            return
+        powers = range(math.floor(math.log10(good.min())) - 1, math.ceil(math.log10(good.max())) + 2)
+        steps = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
+        low, high = max(x for x in steps if x < good.min()), min(x for x in steps if x > good.max())
+        ticks = [x for x in steps if low <= x <= high]
+        if len(ticks) > _MOST_TICKS:
+            decades = [x for x in ticks if math.log10(x).is_integer()]
+            ticks = decades[:: -(-len(decades) // _MOST_TICKS)]
+        ends = [math.log10(low), math.log10(high)]
+        self.set_y(title, row=row, tickvals=ticks, ticktext=list(map(compact, ticks)), range=ends)
 
     def set_steps(self, unit: str = "micro-batches", **properties: Any) -> None:
         """Make the x axis one of steps."""

@@ -105,10 +105,11 @@ def loss_curves_drawing(
     trained, evaluated = any(curve.loss.x.size for curve in curves), any(curve.metric.x.size for curve in curves)
     n_rows = trained + evaluated
     widest = max(curve.window if curve.loss.x.size else 1 for curve in curves)
-    smoothing = f"; the loss is a running mean over {counted(widest, 'step')}" if widest > 1 else ""
+    smoothing = [f"the loss is a running mean over {counted(widest, 'step')}"] if widest > 1 else []
+    runs_said = [counted(len(curves), "run")] if len(curves) > 1 else []
     drawing = Drawing(
         _QUESTION if len(curves) > 1 else f"How did {plain(curves[0].label)} learn?",
-        counted(len(curves), "run") + smoothing,
+        "; ".join([*runs_said, *smoothing]),
         theme=theme,
         height=height if n_rows == 2 else height * 2 // 3,
         rows=(1.0,) * n_rows,
@@ -117,7 +118,10 @@ def loss_curves_drawing(
     for index, curve in enumerate(curves):
         _add_curve(drawing, curve, index, where, shown.shown_unit, n_rows)
     drawing.set(hovermode="x unified" if len(curves) > 1 else "closest")
-    drawing.show_legend(96)
+    if len(drawing.traces) > n_rows:  # else all lines are of the one run that the title names
+        drawing.show_legend(96)
+    else:
+        drawing.set(showlegend=False)
     if trained:
         drawing.set_y(f"Training loss ({loss_unit})")
     if evaluated:

@@ -81,8 +81,8 @@ def paired_comparison_figure(
     unit = "points" if metric.shown_unit == "%" else metric.shown_unit
     drawing.set_x(f"Speed relative to {base} (×)", row=1, anchor="y")
     drawing.set_x(f"Change of {plain(metric.name)} against {base}{unit and f' ({unit})'}", row=2, anchor="y2")
-    drawing.set(yaxis={**sides_axis, "domain": [0.62, 1.0]})
-    drawing.set(yaxis2={**sides_axis, "domain": [0.0, 0.38], "anchor": "x2"})
+    drawing.set(yaxis={**sides_axis, "domain": [0.68, 1.0]})
+    drawing.set(yaxis2={**sides_axis, "domain": [0.0, 0.31], "anchor": "x2"})
     _add_speeds(drawing, numbers, rows)
     _add_changes(drawing, numbers, rows, metric)
     drawing.rule(Stroke(GREY, 1, "dot"), x=1.0)
@@ -141,7 +141,10 @@ def _answer(numbers: PairedNumbers, metric: MetricScale) -> str:
         return _QUESTION
     best = int(np.nanargmax(speeds))
     change = numbers.changes[best]
-    answer = f"{plain(numbers.labels[best])} is {speeds[best]:.2f} × as fast as {plain(numbers.base)}"
+    speed, low, high = numbers.speeds[best]
+    is_clear = not low <= 1.0 <= high
+    answer = f"Against {plain(numbers.base)}, {plain(numbers.labels[best])} is {speed:.2f} × as fast"
+    answer += "" if is_clear else " (not clearly different)"
     if not change.size:
         return answer
     moved = metric.difference_text(abs(float(change.mean())) / metric.factor)

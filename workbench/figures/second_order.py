@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +16,6 @@ from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, 
 
 _QUESTION = "What does the curvature cost, and how is it damped?"
 _MAXIMUM_BARS = 400  # more could not be told apart
-_MAXIMUM_TICKS = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +114,7 @@ def second_order_drawing(
     drawing.set(barmode="stack")
     drawing.show_legend(96)
     drawing.set_y("Layers", row=1, rangemode="tozero", tickformat=",d")
-    drawing.set_y("Damping (log)", row=2, **_log_axis(numbers.damping.y))
+    drawing.set_log_y("Damping (log)", numbers.damping.y, row=2)
     drawing.set_y("Time of a step (ms)", row=3, rangemode="tozero")
     drawing.set_steps()
     return drawing
@@ -142,22 +139,6 @@ def _looked_up(at: Floats, step: Floats, values: Floats) -> Floats:
         return np.full(at.size, np.nan)
     places = np.minimum(np.searchsorted(step, at), step.size - 1)
     return np.where(step[places] == at, values[places], np.nan)
-
-
-def _log_axis(values: Floats) -> dict[str, Any]:
-    """Return a log axis that ends at 1, 2 or 5, with a few ticks there or at powers of ten, written as numbers."""
-    good = values[np.isfinite(values) & (values > 0)]
-    if not good.size:
-        return {}
-    powers = range(math.floor(math.log10(good.min())) - 1, math.ceil(math.log10(good.max())) + 2)
-    steps = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
-    low, high = max(x for x in steps if x < good.min()), min(x for x in steps if x > good.max())
-    ticks = [x for x in steps if low <= x <= high]
-    decades = [x for x in ticks if math.log10(x).is_integer()]
-    if len(ticks) > _MAXIMUM_TICKS:
-        ticks = decades[:: -(-len(decades) // _MAXIMUM_TICKS)]
-    texts = [compact(tick) for tick in ticks]
-    return {"type": "log", "tickvals": ticks, "ticktext": texts, "range": [math.log10(low), math.log10(high)]}
 
 
 def _answer(numbers: SecondOrderNumbers) -> str:

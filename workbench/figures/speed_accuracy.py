@@ -125,7 +125,7 @@ def speed_accuracy_figure(
         trials, candidates, metric=metric, baseline_metric=baseline_metric, allowed_drops=allowed_drops
     )
     if not numbers.trials and not numbers.candidates:
-        who = "Only O0" if math.isfinite(numbers.baseline) else "No trial"
+        who = "So far only O0" if math.isfinite(numbers.baseline) else "No trial"
         return empty_figure(_answer(choices), f"{who} has both a measured speed and a metric.", theme=theme)
     drawing = Drawing(_answer(choices), _detail(numbers, metric), theme=theme, height=height)
     low, high = _metric_range(numbers)
@@ -180,6 +180,8 @@ def _answer(choices: Sequence[Choice]) -> str:
         for choice in choices
         if choice.candidate is not None
     }
+    if not taken:
+        return "Exported: O0, as nothing is clearly faster"
     if len(set(taken.values())) == 1 and len(taken) == len(choices):
         return f"Exported: {next(iter(taken.values()))}"
     exports = [f"{choice.target} {taken.get(choice.target, 'O0')}" for choice in choices]

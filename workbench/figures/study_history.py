@@ -80,7 +80,7 @@ def study_history_figure(
     if not numbers.numbers:
         return empty_figure(_QUESTION, "No trial has finished with a value yet.", theme=theme)
     if set(numbers.kinds) == {"baseline"}:
-        return empty_figure(_QUESTION, "Only O0 has a score.", theme=theme)
+        return empty_figure(_QUESTION, "So far only O0 has a score.", theme=theme)
     drawing = Drawing(_answer(numbers), numbers.counts.text(), theme=theme, height=height)
     is_beyond = np.array(numbers.values) > numbers.ceiling
     heights = np.where(is_beyond, numbers.ceiling * 1.02, numbers.values)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from workbench.config import BoostConfig, ConfigError
+from workbench.config import BoostConfig
 from workbench.panels import kit
-from workbench.panels.kit import column, row, text_of
+from workbench.panels.kit import column, read_from, row, text_of
 from workbench.panels.panel import Panel
 from workbench.panels.shared_config import Setup, SharedConfig, differing
-from workbench.panels.style import error_html, faint, note_html, table, value_text
+from workbench.panels.style import faint, note_html, table, value_text
 
 _MOST_NAMED: Final = 3  # paths that a tooltip names
 _MOST_COLUMNS: Final = 4  # configurations side by side; more would not fit
@@ -46,7 +46,9 @@ class NamedConfigs:
     def __init__(self, panel: Panel, shared: SharedConfig) -> None:
         self._panel, self._shared = panel, shared
         self.name = kit.text_box("", "Name under which this configuration is kept", css="wb-file", placeholder="fast")
-        self.keep_button = panel.button("Keep", "Keep this configuration under the name", self._keep)
+        self.keep_button = panel.button(
+            "Keep", "Keep this configuration under the name", lambda: read_from(self._answer, self._keep)
+        )
         self.choice = kit.Dropdown(options=[_NONE], css="wb-file", tooltip="Configurations kept by name")
         self.use_button = panel.button("Use", "Make it the configuration of all panels", self._use)
         self.forget_button = panel.button("Forget", "Forget this name", self._forget)
@@ -71,23 +73,19 @@ class NamedConfigs:
 
     def _keep(self) -> None:
         name = self.name.value.strip()
-        try:
-            self._shared.keep(name)
-        except ConfigError as error:
-            self._answer.value = error_html(str(error))
-            return
+        self._shared.keep(name)
         with self._panel.showing():
             self.choice.value, self.name.value = name, ""
-        self._answer.value = note_html(f"kept as `{name}`")
+        self._answer.say(f"kept as `{name}`")
 
     def _use(self) -> None:
         name = str(self.choice.value)
         if name in self._shared.kept:
-            self._answer.value = ""
+            self._answer.refuse("")
             self.taking.take(*self._shared.kept[name], name)
 
     def _forget(self) -> None:
-        self._answer.value = ""
+        self._answer.refuse("")
         self._shared.forget(str(self.choice.value))
 
 

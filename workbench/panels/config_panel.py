@@ -33,11 +33,11 @@ from workbench.panels import kit
 from workbench.panels.config_history import NamedConfigs, UndoButtons
 from workbench.panels.controls import ParameterControl
 from workbench.panels.json_box import JsonBox
-from workbench.panels.kit import column, row, section, text_of
+from workbench.panels.kit import column, read_from, row, section, text_of
 from workbench.panels.panel import Panel, Theme
-from workbench.panels.run_controls import PresetChoice
+from workbench.panels.run_controls import PresetChoice, in_effect_html
 from workbench.panels.shared_config import SharedConfig, config_of_text
-from workbench.panels.style import copy_button_html, difference_html, error_html, faint, label_html, note_html, words
+from workbench.panels.style import copy_button_html, difference_html, error_html, faint, label_html, words
 from workbench.panels.ways_out import way_out
 
 _OVER_RANKS: Final = " and ".join(method.title for method in METHODS if method.n_ranks > 1)
@@ -129,7 +129,7 @@ class ConfigPanel(Panel):
         self._out: dict[str, BoostConfig] = {}  # what a click on each would make of the configuration
         for name in SWITCHES:
             info = self._infos[f"boost.{name}"]
-            switch = kit.Checkbox(description=info.title, tooltip=info.description, indent=False, css="wb-auto")
+            switch = kit.check_box(info.title, info.description)
             self.on_change(switch, functools.partial(self._turn, name))
             self.switches[name] = switch
         self._paths: dict[str, list[str]] = {}
@@ -156,7 +156,11 @@ class ConfigPanel(Panel):
         self.save_button = self.button("Save", "Write the file", self._save)
         self.load_button = self.button("Load", "Read the file", self._load)
         self.upload = kit.FileUpload(
-            accept=".json", multiple=False, description="Upload", tooltip="Take a file of your computer", css="wb-auto"
+            accept=".json",
+            multiple=False,
+            description="Upload",
+            tooltip="Take a file of your computer",
+            css="wb-auto wb-upload",
         )
         self.on_change(self.json, self._take_json)
         self.on_change(self.json, self._check_json, "draft")
@@ -194,12 +198,7 @@ class ConfigPanel(Panel):
 
     def _check_json(self, text: str) -> None:
         """Say what is wrong with what is being typed, if anything is; the configuration stays as it is."""
-        problem = ""
-        try:
-            config_of_text(text, "boost_config.json")
-        except ConfigError as error:
-            problem = error_html(str(error))
-        self._json_problem.value = problem
+        read_from(self._json_problem, lambda: config_of_text(text, "boost_config.json"))
 
     def _take_json(self, text: str) -> None:
         self._accept(lambda: config_of_text(text, "boost_config.json"), "", self._json_problem, edited=True)
@@ -214,29 +213,25 @@ class ConfigPanel(Panel):
         try:
             self.shared.config.save(path)
         except OSError as error:
-            self._file_note.value = error_html(f"{path}: cannot be written ({error.strerror or error})")
+            self._file_note.refuse(f"{path}: cannot be written ({error.strerror or error})")
         else:
-            self._file_note.value = note_html(f"wrote `{path.absolute()}`")
+            self._file_note.say(f"wrote `{path.absolute()}`")
 
     def _load(self) -> None:
         path = Path(self.path.value).expanduser()
         self._accept(lambda: BoostConfig.from_json(path), f"read `{path.absolute()}`", self._file_note)
 
-    def _accept(
-        self, read: Callable[[], BoostConfig], said: str, answer: widgets.HTML, *, edited: bool = False
-    ) -> None:
+    def _accept(self, read: Callable[[], BoostConfig], said: str, answer: kit.Html, *, edited: bool = False) -> None:
         """Take a whole configuration, for which what was being corrected in a field is given up, or say why not."""
-        try:
-            config = read()
-        except ConfigError as error:
-            answer.value = error_html(str(error))
+        config = read_from(answer, read)
+        if config is None:
             return
-        self._file_note.value = ""  # what it says of a file that was refused is over, too
+        self._file_note.refuse("")  # what it says of a file that was refused is over, too
         with self._lock:
             self._shown.clear()
         self.shared.set(config, edited=edited)
         self._show(*self.shared.both())
-        answer.value = note_html(said)
+        answer.say(said)
 
     def _fill(self, section: str) -> None:
         """Make the controls of a section when they are first looked at: all at once would be a thousand widgets."""
@@ -264,9 +259,9 @@ class ConfigPanel(Panel):
             self.preset.show(config, level)
             self._show_switches(config, level, plan)
             self._show_controls(plan)
-            self._in_effect.value = error_html(problem) if plan is None else _in_effect_html(plan)
+            self._in_effect.value = error_html(problem) if plan is None else in_effect_html(plan)
             self.json.value = json.dumps(config.to_dict(), indent=2)
-            self._json_problem.value = ""
+            self._json_problem.refuse("")
             self._difference.value = difference_html(config)
 
     def _show_switches(self, config: BoostConfig, level: str, plan: Plan | None) -> None:
@@ -322,9 +317,3 @@ def card_html(name: str) -> str:
     # Raw HTML in a card would be shown as text, not obeyed.
     rendered: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(method.card())
     return rendered.replace("<table>", '<table class="wb-table">').replace("<h1>", "<h4>").replace("</h1>", "</h4>")
-
-
-def _in_effect_html(plan: Plan) -> str:
-    remarks = [one for one in (*plan.remarks(), plan.level_default_sentence()) if one]
-    items = "".join(f"<li>{words(sentence)}</li>" for sentence in remarks)
-    return f'<div role="status">{words(plan.summary())}</div>' + (f'<ul class="wb-faint">{items}</ul>' if items else "")

@@ -184,7 +184,7 @@ def _choice_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
 
     # Texts only, found by their position: the widget takes a value of None for no choice at all.
     texts = [named(info, option) for option in options]
-    entry = kit.Dropdown(options=texts, index=index_of(value), tooltip=info.description, css="wb-wide")
+    entry = kit.Dropdown(options=texts, index=index_of(value), tooltip=_name_of(info), css="wb-wide")
     return [_Input(entry, "index", index_of, lambda index: None if index is None else options[index])]
 
 
@@ -195,7 +195,7 @@ def _text_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
         return "" if value is None else number_text(value)
 
     css, empty = "wb-narrow" if info.kind in ("int", "float") else "wb-wide", _UNSET if info.optional else ""
-    box = kit.text_box(entered(value), info.description, css=css, placeholder=empty)
+    box = kit.text_box(entered(value), _name_of(info), css=css, placeholder=empty)
     inputs = [_Input(box, "value", entered, lambda text: parsed(text, info.kind, optional=info.optional))]
     slider = _slider(info, value)
     if slider is None:
@@ -207,16 +207,23 @@ def _text_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
     return [_Input(slider, "value", place, round if info.kind == "int" else _rounded), *inputs]
 
 
+def _name_of(info: ParameterInfo) -> str:
+    """Return what an input is called by screen readers, and by the mouse: its title first."""
+    return f"{info.title}: {info.description}"
+
+
+def text_control(path: str, title: str, help_text: str, default: Any, **more: Any) -> ParameterControl:
+    """Return the control of a text, or of another kind, that is no parameter of the configuration."""
+    about = {"path": path, "title": title, "description": help_text, "default": default, "kind": "str", **more}
+    return ParameterControl(ParameterInfo(**about))
+
+
 def count_control(
     path: str, title: str, help_text: str, default: int | None, *, least: int = 1, **more: Any
 ) -> ParameterControl:
     """Return the control of a whole number that is no parameter of the configuration."""
     rule = f"be a whole number, {least} or more"
-    return ParameterControl(
-        ParameterInfo(
-            path=path, title=title, description=help_text, kind="int", default=default, low=least, rule=rule, **more
-        )
-    )
+    return text_control(path, title, help_text, default, kind="int", low=least, rule=rule, **more)
 
 
 def is_usable_count(control: ParameterControl) -> bool:
@@ -284,7 +291,7 @@ def _slider(info: ParameterInfo, value: Any) -> widgets.Widget | None:
         "continuous_update": False,
         "readout": False,
         "css": "wb-slider",
-        "tooltip": f"{info.description} The slider covers {number_text(info.low)} to {number_text(info.high)}; the box "
+        "tooltip": f"{_name_of(info)} The slider covers {number_text(info.low)} to {number_text(info.high)}; the box "
         f"takes more: it must {info.rule}.",
     }
     if info.log and info.low > 0:

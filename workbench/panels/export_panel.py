@@ -22,15 +22,13 @@ from workbench.panels.json_box import JsonBox
 from workbench.panels.kit import row, section, text_of
 from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.shared_config import SharedConfig, config_of_text
+from workbench.panels.study_answer import ANSWERS
 from workbench.panels.style import copy_button_html, difference_html, error_html, faint, note_html, table, words
 from workbench.panels.worker import Outcome, RunControl
 
 _SHARED: Final = "this configuration"
 _JSON: Final = "boost_config.json"
 _TARGETS: Final = tuple(level.lower() for level in LEVELS if level != "O0")
-_ANSWERS: Final = (
-    "o1 and o2 are a study's answers for its two allowed drops; boost levels and precisions (amp) only share the names."
-)
 _PROVENANCE: Final = (
     ("verdict", "Verdict"),
     ("candidate", "Candidate"),
@@ -93,10 +91,9 @@ class ExportPanel(WorkPanel):
         folder: str | Path = ".",
         theme: Theme = "auto",
     ) -> None:
-        super().__init__("Export", theme=theme)
         if isinstance(study, SharedConfig):
             study, shared = None, study
-        self.shared = shared if shared is not None else SharedConfig()
+        super().__init__("Export", shared, theme=theme)
         self.saved: Path | None = None
         self._found: dict[str, BoostConfig] = {}
         self._files: dict[str, str] = {}  # what the controls offer to copy
@@ -137,11 +134,11 @@ class ExportPanel(WorkPanel):
             problem = str(error)
         else:
             self.saved = path
-            self._file_note.value = note_html(f"wrote `{path.absolute()}`; read back, it is the same configuration")
+            self._file_note.say(f"wrote `{path.absolute()}`; read back, it is the same configuration")
             self.log(f"wrote {path.absolute()}")
             self.machine.to(PanelState.DONE)
             return path
-        self._file_note.value = error_html(problem)
+        self._file_note.refuse(problem)
         self.machine.to(PanelState.FAILED)
         return None
 
@@ -184,7 +181,7 @@ class ExportPanel(WorkPanel):
         self.choice = kit.choice_buttons([_SHARED])
         self.folder = kit.text_box(folder, "Folder of the file")
         self.name = kit.text_box("boost_config.json", "Name of the file")
-        self.replace = kit.Checkbox(description="Replace a file that is there", indent=False, css="wb-auto")
+        self.replace = kit.check_box("Replace a file that is there")
         self.save_button = self.button("Save", "Write this configuration", self.save, style="success")
         export_help = "Write both files, those for other frameworks, tables and report from the study's storage"
         self.export_button = self.button("Export the whole study here", export_help, self.export_study)
@@ -195,7 +192,7 @@ class ExportPanel(WorkPanel):
         self.locked = [self.study, self.read_button, self.choice, *saving]
         self.controls.children = (
             *section("Study", row(self.study, self.read_button), self.progress_text),
-            *section("What to export", self.choice, faint(_ANSWERS)),
+            *section("What to export", self.choice, faint(ANSWERS)),
             *section("Where to", "Folder", self.folder, "File name", self.name, self.replace),
             row(self.save_button, self.export_button),
             self._file_note,
@@ -241,7 +238,7 @@ class ExportPanel(WorkPanel):
         names = {_SHARED: "boost_config.json", **{target: f"boost_config.{target}.json" for target in _TARGETS}}
         if self.name.value in names.values():  # a name of the user's own stays
             self.name.value = names[self.choice.value]
-        self._file_note.value = ""
+        self._file_note.refuse("")
         self._show()
 
     def _chosen(self) -> tuple[BoostConfig, str]:
@@ -299,7 +296,7 @@ class ExportPanel(WorkPanel):
 
 def _nothing_exported(study: Path) -> str:
     if not study.is_dir():
-        return f"{study} is no folder"
+        return f"{study}: there is no such folder"
     if (study / "study.db").is_file():
         return f"{study} has exported nothing yet; Export the whole study writes what it has found so far"
     if (study / "study.toml").is_file():

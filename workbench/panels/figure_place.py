@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from workbench.figures.drawing import Drawing
 from workbench.figures.live import LiveFigure, Pick
@@ -28,32 +28,50 @@ class FigurePlace:
     """One live figure, made when it is first updated and closed with its panel; used from any thread.
 
     ``question`` is the title that the figure will have; ``missing`` says what is missing and how it would come to be.
+    With a ``height`` of None figures keep their own.
     """
 
-    def __init__(self, panel: Panel, question: str, missing: str, *, on_pick: Pick | None = None) -> None:
-        self._theme, self.on_pick = panel.theme, on_pick
+    def __init__(
+        self, panel: Panel, question: str, missing: str, *, height: int | None = HEIGHT, on_pick: Pick | None = None
+    ) -> None:
+        self._theme, self._height, self.on_pick = panel.theme, height, on_pick
         self._lock = threading.RLock()
         self.closed = False
         self.figure: LiveFigure | None = None
-        self.widget = Stack((Html(nothing_html(question, missing), css="wb-wide"),), css="wb-stage")
+        self._nothing_html = nothing_html(question, missing)
+        self.widget = Stack(css="wb-stage")
+        self.clear()
         panel.cleaned_up_by(self.close)
 
-    def update(self, figure: go.Figure | Drawing) -> None:
-        """Show a newly computed figure at once, in the height of the place; a closed place ignores it."""
-        if isinstance(figure, Drawing):
-            figure.set(height=HEIGHT)
-        else:
-            figure.update_layout(height=HEIGHT)
+    def update(self, figure: go.Figure | Drawing, *, anew: bool = False) -> None:
+        """Show a newly computed figure at once, in the height of the place if it has one; a closed place ignores it.
+
+        ``anew`` says that it answers another question than the one before, see ``LiveFigure.update``.
+        """
+        if self._height is not None:
+            (figure.set if isinstance(figure, Drawing) else figure.update_layout)(height=self._height)
         with self._lock:
             if self.closed:
                 return
-            if self.figure is not None:
-                self.figure.update(figure)
-                return
-            self.figure = LiveFigure(figure, theme=self._theme, interval=0.0, on_pick=self.on_pick)
-            (notice,) = self.widget.children
-            self.widget.children = (self.figure.widget,)
-            close_recursively(notice)
+            if self.figure is None:
+                self.figure = LiveFigure(figure, theme=self._theme, interval=0.0, on_pick=self.on_pick)
+            else:
+                self.figure.update(figure, anew=anew)
+            self._show(self.figure.widget)
+
+    def clear(self) -> None:
+        """Show the question again: something else begins."""
+        with self._lock:
+            if not self.closed:
+                self._show(Html(self._nothing_html, css="wb-wide"))
+
+    def _show(self, widget: Any) -> None:
+        before = self.widget.children
+        if before != (widget,):
+            self.widget.children = (widget,)
+        for other in before:
+            if isinstance(other, Html):
+                close_recursively(other)
 
     def close(self) -> None:
         """Close the figure and the place; may be called twice, and by whatever the place stands in, too."""

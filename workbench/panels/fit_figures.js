@@ -1,11 +1,13 @@
 // Keeps the figures of a panel as wide as their places; runs once, as `onload` of an invisible image in the panel.
 //
 // Plotly's widget draws itself before it stands on the page, knows no width then, and is not told that its tab was
-// opened. Its figures do listen to the window, so the window is told when a whole drawing and its place differ: a few
-// times for every width, or a figure of a fixed width would ask for ever. The image stays where it is: what a widget has
-// put on the page is the widget's to remove.
+// opened. Its figures do listen to the window, so the window is told when a drawing and its place differ: a few times
+// for every width, or a figure of a fixed width would ask for ever. The image stays where it is: what a widget has put
+// on the page is the widget's to remove.
 //
 // A figure's title is written on the page above it: text of the page breaks where the place ends, plotly's does not.
+//
+// ipywidgets has no names for handles of sliders and boxes of numbers: they get that of the label beside them.
 const root = this.closest(".wb-panel");
 this.onload = null;
 if (root) {
@@ -14,7 +16,7 @@ if (root) {
   const look = () => { clearTimeout(timer); timer = setTimeout(fit, 60); };
   const places = new ResizeObserver(look);
   const entitle = (plot) => {
-    const {text, subtitle} = plot._fullLayout.title ?? {};
+    const {text, subtitle} = plot.layout.title ?? {};
     // Plotly knows a few marks; all else that looks like one is text.
     const marked = (words) => (words ?? "").replaceAll("<br>", " ").replace(/<(?!\/?(?:b|i|sup|sub)>)/g, "&lt;");
     const html = `<b>${marked(text)}</b><span>${marked(subtitle?.text)}</span>`;
@@ -29,20 +31,24 @@ if (root) {
     plot.style.setProperty("--wb-title-height", `${title.offsetTop + title.offsetHeight}px`);
   };
   const fit = () => {
-    let differs = false, later = false;
+    for (const part of root.querySelectorAll(".noUi-handle:not([aria-label]), input[type=number]:not([aria-label])")) {
+      const label = part.closest(".wb-field, .wb-row")?.querySelector(".wb-label");
+      if (label) part.ariaLabel = label.textContent;
+    }
+    let differs = false;
     for (const plot of root.querySelectorAll(".js-plotly-plot")) {
-      if (!watched.has(plot)) { watched.add(plot); places.observe(plot); }
-      const width = plot.clientWidth, drawn = plot._fullLayout;
-      if (!width) continue;
-      if (!drawn || drawn._replotting || !plot.calcdata || !plot.querySelector(".main-svg")) { later = true; continue; }
+      if (!watched.has(plot)) { watched.add(plot); places.observe(plot); plot.on("plotly_afterplot", look); }
+      const width = plot.clientWidth, drawn = plot.querySelector(".main-svg");
+      if (!width || !drawn || !plot.layout) continue;
       entitle(plot);
-      if (Math.abs(drawn.width - width) < 1) continue;
+      if (Math.abs(drawn.width.baseVal.value - width) < 1) continue;
       const data = plot.dataset;
       if (data.wbWidth != width) { data.wbWidth = width; data.wbAsked = 0; }
-      if (data.wbAsked < 3) { data.wbAsked++; differs = later = true; }
+      if (data.wbAsked < 3) { data.wbAsked++; differs = true; }
     }
-    if (differs) window.dispatchEvent(new Event("resize"));
-    if (later && root.isConnected) timer = setTimeout(fit, 400);
+    if (!differs) return;
+    window.dispatchEvent(new Event("resize"));
+    timer = setTimeout(fit, 400);
   };
   places.observe(root);
   new MutationObserver(look).observe(root, {childList: true, subtree: true});

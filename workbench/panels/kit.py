@@ -10,11 +10,14 @@ here but `_Placed` and `_Styleless` is for the panels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ipywidgets as widgets
 from ipywidgets.widgets.trait_types import InstanceDict
+
+from workbench.config import ConfigError
+from workbench.panels.style import error_html, note_html
 
 
 class _Placed(widgets.DOMWidget):  # type: ignore[misc]  # ipywidgets ships no types
@@ -51,6 +54,18 @@ def _placed(kind: type[Any], base: type[Any] = _Styleless) -> Any:
     return type(kind.__name__, (base, kind), {"__module__": __name__})
 
 
+class Html(_Styleless, widgets.HTML):  # type: ignore[misc]  # ipywidgets ships no types
+    """A piece of HTML, or a sentence about the field above it."""
+
+    def say(self, sentence: str) -> None:
+        """Say what was done."""
+        self.value = note_html(sentence)
+
+    def refuse(self, sentence: str) -> None:
+        """Say what is wrong; empty for nothing."""
+        self.value = error_html(sentence) if sentence else ""
+
+
 Accordion = _placed(widgets.Accordion, _Placed)
 Row = _placed(widgets.HBox, _Placed)
 Stack = _placed(widgets.VBox, _Placed)
@@ -66,14 +81,23 @@ FileUpload = _placed(widgets.FileUpload)
 FloatLogSlider = _placed(widgets.FloatLogSlider)
 FloatProgress = _placed(widgets.FloatProgress)
 FloatSlider = _placed(widgets.FloatSlider)
-Html = _placed(widgets.HTML)
 IntSlider = _placed(widgets.IntSlider)
 Select = _placed(widgets.Select)
 Text = _placed(widgets.Text)
 Textarea = _placed(widgets.Textarea)
 
 
-def text_of(value: str, *, grow: bool = False) -> widgets.HTML:
+def read_from(field: Any, read: Callable[[], Any]) -> Any:
+    """Return what is read from a field; None where a ConfigError refuses it, which the field's ``refuse`` then says."""
+    field.refuse("")
+    try:
+        return read()
+    except ConfigError as error:
+        field.refuse(str(error))
+        return None
+
+
+def text_of(value: str, *, grow: bool = False) -> Html:
     """Return a piece of HTML that takes no more room than it needs, or what is left in its row."""
     return Html(value, css="wb-grow" if grow else "wb-text")
 
@@ -101,6 +125,16 @@ def column(*children: widgets.Widget | str) -> widgets.VBox:
 def text_box(value: str = "", tooltip: str = "", *, css: str = "wb-wide", **options: Any) -> widgets.Text:
     """Return a line of text whose value changes when the user leaves it."""
     return Text(value, tooltip=tooltip, continuous_update=False, css=css, **options)
+
+
+def check_box(title: str, tooltip: str = "", *, css: str = "wb-auto", **options: Any) -> widgets.Checkbox:
+    """Return a box to tick, with its title at its right."""
+    return Checkbox(description=title, tooltip=tooltip, indent=False, css=css, **options)
+
+
+def folded(title: str, *shown: widgets.Widget | str) -> widgets.Accordion:
+    """Return what few look at, folded away beneath its title."""
+    return Accordion(children=(column(*shown),), titles=(title,), selected_index=None, css="wb-more")
 
 
 def choice_buttons(options: Sequence[str]) -> widgets.ToggleButtons:

@@ -62,6 +62,11 @@ class LiveTrace:
                     self.events.append(event)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been reported yet."""
+        return not (self._blocks or self.evaluations)
+
+    @property
     def steps(self) -> pd.DataFrame:
         """The steps so far; to be read, not to be changed."""
         with self._lock:

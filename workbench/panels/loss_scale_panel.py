@@ -6,9 +6,9 @@ first and those in between not at all.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +30,7 @@ from workbench.panels.kit import column, parts, row, section, text_of
 from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.run_chooser import RunChooser
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.style import error_html, faint, note_html
+from workbench.panels.style import faint, note_html
 from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
@@ -62,6 +62,16 @@ class _Opened:
     replayed: ReplayedRun | None
     problem: str = ""
 
+    @classmethod
+    def of(cls, run: Run) -> _Opened:
+        """Look at what of a run can be replayed."""
+        from workbench.runs.replayed_run import ReplayedRun
+
+        try:
+            return cls(run, ReplayedRun(run)) if len(run.steps) else cls(run, None, replay_text.EMPTY)
+        except ValueError as error:
+            return cls(run, None, replay_text.why_not(run, error))
+
     @property
     def minimum(self) -> float:
         """Floor of the scale under which other policies are judged."""
@@ -88,8 +98,7 @@ class LossScalePanel(WorkPanel):
     def __init__(
         self, run: Run | str | Path | None = None, shared: SharedConfig | None = None, *, theme: Theme = "auto"
     ) -> None:
-        super().__init__("Loss scale", theme=theme)
-        self.shared = shared if shared is not None else SharedConfig()
+        super().__init__("Loss scale", shared, theme=theme)
         self.progress_text = self._header_note  # beside the title
         self._opened: _Opened | None = None
         self.policies: list[ScalePolicy] = []
@@ -99,7 +108,8 @@ class LossScalePanel(WorkPanel):
         self.scatter = FigurePlace(self, _SCATTER_QUESTION, _CHOOSE, on_pick=self.guarded(self.choose))
         self.exponents = FigurePlace(self, "Do the gradients fit into float16 at this loss scale?", _CHOOSE)
         self.groups = FigurePlace(self, "Does every group find its own loss scale?", _CHOOSE)
-        self.groups.widget.present(False)  # until a run has group scales
+        for later in (self.scatter, self.exponents, self.groups):  # until there is a run, with group scales
+            later.widget.present(False)
         self._assumption = text_of("")
         self._make_controls()
         above, below = (self.trace, self.scatter), (self.exponents, self.groups)
@@ -116,8 +126,21 @@ class LossScalePanel(WorkPanel):
 
     @property
     def policy(self) -> ScalePolicy | None:
-        """The policy on the sliders; None while one of them holds no valid value."""
-        return self._policy_on_sliders(refuse=False)
+        """The policy on the sliders; None while one of them holds no valid value, which is then said beside it."""
+        from workbench.loss_scale import ScalePolicy
+
+        controls = self._policy_controls
+        least = {"loss_scale.minimum": 2.0**-60}
+        checks = (partial(BoostConfig().with_values, {path: one.value, **least}) for path, one in controls.items())
+        if None in [kit.read_from(one, check) for one, check in zip(controls.values(), checks, strict=True)]:
+            return None
+        init, factor, window = (control.value for control in controls.values())
+        minimum = self._opened.minimum if self._opened is not None else 1.0
+        try:
+            return ScalePolicy(init=init, factor=factor, window=window, minimum=min(minimum, init))
+        except ValueError as error:  # a bound the configuration does not have
+            controls[_PATHS[0]].refuse(str(error))
+            return None
 
     def control(self, path: str) -> ParameterControl:
         """Return the control of ``loss_scale.init``, ``loss_scale.factor`` or ``loss_scale.window``."""
@@ -127,7 +150,7 @@ class LossScalePanel(WorkPanel):
         """Show another run, or that in a directory; nothing happens while work is under way."""
         if self.machine.try_to(PanelState.RUNNING):
             name = source if isinstance(source, (str, Path)) else source.name
-            self.begin(functools.partial(self._open, source), saying=f"reading {name}")
+            self.begin(partial(self._open, source), saying=f"reading {name}")
 
     def choose(self, number: int) -> None:
         """Put the judged policy of a row on the sliders."""
@@ -152,8 +175,9 @@ class LossScalePanel(WorkPanel):
             entry.disabled = state.busy or not replayable
         self.use_button.disabled = not replayable
         problem = "there is nothing to replay" if opened is not None and opened.problem else "no run is open"
-        for control in self._policy_controls.values():
-            control.disable("" if replayable else problem)
+        for path, control in self._policy_controls.items():
+            control.disable("" if replayable or path != _PATHS[0] else problem)  # it is said once
+            control.lock(not replayable)
 
     def _make_controls(self) -> None:
         self.chooser = RunChooser(self, self.open, lambda: self.run)
@@ -189,13 +213,8 @@ class LossScalePanel(WorkPanel):
         path = Path("runs" if run is None else run)
         if run is None and not path.is_dir():
             self.note("no folder `runs` here yet: train something, or name a folder of runs")
-            return
-        if (path / "environment.json").is_file():
-            self.chooser.show_folder(path.parent)
-            self.chooser.list_folder(path.parent)  # the others beside it can be chosen then
         else:
-            self.chooser.show_folder(path)
-        self.chooser.look(str(path))
+            self.chooser.look(path)
 
     def _judge_lists(self) -> None:
         from workbench.runs.replayed_run import policy_grid
@@ -210,43 +229,33 @@ class LossScalePanel(WorkPanel):
             self.report_error(ConfigError(str(error)))
             return
         if self.machine.try_to(PanelState.RUNNING):
-            self.begin(functools.partial(self._judge, opened, opened.replayed, policies), saying="")
+            self.begin(partial(self._judge, opened, opened.replayed, policies), saying="")
 
     def _use(self) -> None:
-        policy = self._policy_on_sliders(refuse=True)
+        policy = self.policy
         if policy is None:
             return
-        try:
-            self.shared.change(dict(zip(_PATHS, (policy.init, policy.factor, policy.window), strict=True)))
-        except ConfigError as error:
-            self._use_note.value = error_html(str(error))
+        values = dict(zip(_PATHS, (policy.init, policy.factor, policy.window), strict=True))
+        if kit.read_from(self._use_note, lambda: self.shared.config.with_values(values)) is None:
             return
+        self.shared.change(values)
         used = f"The configuration has it now: {replay_text.policy_name(policy)}."
         plan, problem = self.shared.plan_or_problem()
         reason = problem if plan is None else plan.idle_reason("loss_scale.init")
-        self._use_note.value = note_html(f"{used} It has no say yet: {reason}." if reason else used)
+        self._use_note.say(f"{used} It has no say yet: {reason}." if reason else used)
         self.log(used)
 
     def _ask(self) -> None:
         """Have what the sliders say answered; what was asked before and not begun yet is dropped."""
         opened = self._opened
         if opened is not None and opened.replayed is not None:
-            policy = self._policy_on_sliders(refuse=True)
+            policy = self.policy
             if policy is not None:
-                self._answers.ask(functools.partial(self._answer, opened, opened.replayed, policy))
+                self._answers.ask(partial(self._answer, opened, opened.replayed, policy))
 
     def _set_sliders(self, policy: ScalePolicy) -> None:
         for path, value in zip(_PATHS, (policy.init, policy.factor, policy.window), strict=True):
             self._policy_controls[path].set(value)
-
-    def _policy_on_sliders(self, *, refuse: bool) -> ScalePolicy | None:
-        """Return the policy on the sliders, None when there is none; if asked for, say beside each what is wrong."""
-        values = {path: control.value for path, control in self._policy_controls.items()}
-        policy, problems = _policy_of(values, self._opened.minimum if self._opened is not None else 1.0)
-        if refuse:
-            for path, control in self._policy_controls.items():
-                control.refuse(problems.get(path, ""))
-        return policy
 
     def _open(self, source: Run | str | Path, control: RunControl) -> str:
         from workbench.runs import read_run
@@ -256,17 +265,17 @@ class LossScalePanel(WorkPanel):
         # The trace needs no histograms, which take most of the time; the reader looks at it while they are read.
         shown = (*LOSS_SCALE_COLUMNS, "group_scales")
         run = read_run(source, columns=shown) if isinstance(source, (str, Path)) else source
-        control.send(functools.partial(self._show_run, run, self._trace_of(run)))
+        control.send(partial(self._show_run, run, self._trace_of(run)))
         if control.stop_requested():
             return "stopped; the trace is shown, nothing was replayed"
         if isinstance(source, (str, Path)):  # as many as figures and replay look at; all would take seconds
             run = read_run(source, most_histograms=_HISTOGRAMS, columns=(*shown, *REPLAY_COLUMNS))
-        opened = _for_replay(run)
+        opened = _Opened.of(run)
         exponents = gradient_exponents_figure(run.steps, theme=self.theme)
         groups = (
             group_scales_figure(run.steps, run.events, theme=self.theme) if replay_text.has_group_scales(run) else None
         )
-        control.send(functools.partial(self._show_opened, opened, exponents, groups))
+        control.send(partial(self._show_opened, opened, exponents, groups))
         read = f"read {counted(len(run.steps), 'step')} of {run.name}"
         if opened.replayed is None:
             return read
@@ -275,33 +284,33 @@ class LossScalePanel(WorkPanel):
         windows = usual_windows(opened.replayed.n_windows)
         inits, factors = ([float(v) for v in parsed(text, "list", optional=False)] for text in (_INITS, _FACTORS))
         policies = policy_grid(inits, factors, windows, minimum=opened.minimum)
-        control.send(functools.partial(self._show_lists, windows))
+        control.send(partial(self._show_lists, windows))
         return f"{read}; {self._judge(opened, opened.replayed, policies, control)}"
 
-    def _trace_of(self, run: Run, policies: Mapping[str, Any] | None = None) -> Drawing:
-        """Draw the loss scale of a run and of other policies; a run that had none has nothing to draw."""
+    def _trace_of(self, run: Run, policies: Mapping[str, Any] | None = None) -> Drawing | None:
+        """Draw the loss scale of a run and of other policies; None for a run that had none."""
         if len(run.steps) and not replay_text.is_watched(run):
-            return Drawing.empty(_TRACE_QUESTION, replay_text.NO_SCALE, theme=self.theme, height=HEIGHT)
+            return None
         return loss_scale_drawing(run.steps, run.events, policies=policies or {}, theme=self.theme)
 
     def _judge(self, opened: _Opened, replayed: ReplayedRun, policies: list[ScalePolicy], control: RunControl) -> str:
         recorded = [replayed.recorded] if replayed.recorded is not None else []
         policies = list(dict.fromkeys([*recorded, *policies]))
         table = replayed.judge(policies)
-        control.send(functools.partial(self._show_judged, opened, policies, table))
+        control.send(partial(self._show_judged, opened, policies, table))
         if replayed.n_windows <= _WITH_RANGES and not control.stop_requested():
             ranged = _with_ranges(table, replayed.ranges(policies).table)
-            control.send(functools.partial(self._show_judged, opened, policies, ranged))
+            control.send(partial(self._show_judged, opened, policies, ranged))
         return f"{counted(len(policies), 'policy', 'policies')} judged"
 
     def _answer(self, opened: _Opened, replayed: ReplayedRun, policy: ScalePolicy, control: RunControl) -> None:
         table = replayed.judge([policy])
         trace = self._trace_of(opened.run, {replay_text.policy_name(policy): replayed.scales(policy)})
-        control.send(functools.partial(self._show_answer, opened, policy, table, trace))
+        control.send(partial(self._show_answer, opened, policy, table, trace))
         if not self._answers.is_superseded() and not control.stop_requested():  # the range takes a dozen times as long
             ranged = replayed.ranges([policy])
             table = _with_ranges(table, ranged.table)
-            control.send(functools.partial(self._show_answer, opened, policy, table, None, ranged.assumption))
+            control.send(partial(self._show_answer, opened, policy, table, None, ranged.assumption))
 
     def finished(self, outcome: Outcome) -> PanelState:
         """Say what was done, and have what the sliders say answered."""
@@ -313,10 +322,12 @@ class LossScalePanel(WorkPanel):
         self._ask()
         return PanelState.STOPPED if outcome.result.startswith("stopped") else PanelState.DONE
 
-    def _show_run(self, run: Run, trace: Drawing) -> None:
+    def _show_run(self, run: Run, trace: Drawing | None) -> None:
         self._opened = _Opened(run, None)
+        self.trace.widget.present(trace is not None)
         self.policies, self._judged = [], None
-        self.trace.update(trace)
+        if trace is not None:
+            self.trace.update(trace)
         self.chooser.select()
         self._facts.value = replay_text.facts_html(run)
         self._prediction.value = self._assumption.value = self._use_note.value = ""
@@ -324,6 +335,8 @@ class LossScalePanel(WorkPanel):
 
     def _show_opened(self, opened: _Opened, exponents: Any, groups: Any) -> None:
         self._opened = opened
+        for place in (self.scatter, self.exponents):
+            place.widget.present(True)
         self.exponents.update(exponents)
         self.groups.widget.present(groups is not None)  # first: a hidden figure does not know its width
         if groups is not None:
@@ -385,34 +398,6 @@ class LossScalePanel(WorkPanel):
             error = replay_text.error_sentence(opened.run, opened.replayed)
             self._assumption.value = f"<p>{faint(f'{assumption} {error}')}</p>"
         self._show_scatter((policy, table))
-
-
-def _for_replay(run: Run) -> _Opened:
-    from workbench.runs.replayed_run import ReplayedRun
-
-    try:
-        return _Opened(run, ReplayedRun(run)) if len(run.steps) else _Opened(run, None, replay_text.EMPTY)
-    except ValueError as error:
-        return _Opened(run, None, replay_text.why_not(run, error))
-
-
-def _policy_of(values: Mapping[str, Any], minimum: float) -> tuple[ScalePolicy | None, dict[str, str]]:
-    """Return the policy of values by path; None, and a sentence for each path that is wrong, when they make none."""
-    from workbench.loss_scale import ScalePolicy
-
-    problems = {}
-    for path, value in values.items():
-        try:
-            BoostConfig().with_values({path: value, "loss_scale.minimum": 2.0**-60})
-        except ConfigError as error:
-            problems[path] = str(error)
-    if problems:
-        return None, problems
-    init, factor, window = (values[path] for path in _PATHS)
-    try:
-        return ScalePolicy(init=init, factor=factor, window=window, minimum=min(minimum, init)), {}
-    except ValueError as error:  # a bound the configuration does not have
-        return None, {"loss_scale.init": str(error)}
 
 
 def _policies_figure(table: pd.DataFrame, chosen: str | None, theme: Theme) -> Any:

@@ -24,6 +24,7 @@ import ipywidgets as widgets
 
 from workbench.panels import kit, notebook_cells
 from workbench.panels.kit import close_recursively, row, text_of
+from workbench.panels.shared_config import SharedConfig
 from workbench.panels.style import FITTING, STYLE, error_html, faint, note_html, words
 from workbench.panels.worker import Outcome, Reader, RunControl, Worker, show_parts
 
@@ -301,15 +302,24 @@ class Panel:
 class WorkPanel(Panel):
     """A panel that does one piece of work at a time in a thread: starting, pausing, stopping and failing stand here.
 
-    A panel derived from it calls ``begin`` once its machine is running, shows messages in ``_take``, the result in
-    ``finished``, and names in ``locked`` the widgets and controls that are disabled meanwhile. ``hz`` limits how often
-    messages are shown.
+    A panel derived from it calls ``begin`` once its machine is running, shows the result in ``finished``, and names in
+    ``locked`` the widgets and controls that are disabled meanwhile. What the work sends are functions that show
+    something; after each batch of them, ``hz`` times a second at most, ``refresh`` is called.
     """
 
     failure_note = "failed; correct it and start again"  # the error itself stands beneath the title
 
-    def __init__(self, title: str, *, theme: Theme = "auto", stop_help: str = "", hz: float = 5.0) -> None:
+    def __init__(
+        self,
+        title: str,
+        shared: SharedConfig | None = None,
+        *,
+        theme: Theme = "auto",
+        stop_help: str = "",
+        hz: float = 5.0,
+    ) -> None:
         super().__init__(title, theme=theme)
+        self.shared = shared if shared is not None else SharedConfig()
         self.worker = self.new_worker(self._take, self._end, hz=hz)
         self.stop_button = self.button("Stop", stop_help, self.stop)
         self.bar = kit.FloatProgress(min=0.0, max=1.0, css="wb-bar")
@@ -356,9 +366,12 @@ class WorkPanel(Panel):
         """Show the result of work that raised nothing, and return whether the panel is done, was stopped or failed."""
         return PanelState.DONE
 
-    def _take(self, messages: list[Any]) -> None:
-        """Show what the work has sent since the last time; as it stands here, functions that show it."""
+    def refresh(self) -> None:
+        """Draw what has changed since the last time; for panels to override."""
+
+    def _take(self, messages: list[Callable[[], Any]]) -> None:
         show_parts(messages)
+        self.refresh()
 
     def _end(self, outcome: Outcome) -> None:
         if outcome.error is not None:

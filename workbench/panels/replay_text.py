@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from workbench.runs.replayed_run import ReplayedRun
 
 EMPTY: Final = "This run has recorded no step yet, so there is nothing to see or to replay."
-NO_SCALE: Final = "It trained without a loss scale, as float32 does; below is what float16 would have needed."
 
 
 def has_group_scales(run: Run) -> bool:
@@ -68,7 +67,7 @@ def prediction_sentence(run: Run, replayed: ReplayedRun, policy: ScalePolicy, ju
     """Say what a policy would have done, from its row of the judged table."""
     text = f"{policy_name(policy)}: {counted(int(judged['overflows']), 'overflow')}"
     text += f" in {counted(replayed.n_windows, 'update')}"
-    if "overflows_low" in judged:
+    if "overflows_low" in judged and judged["overflows_high"] > judged["overflows_low"]:
         text += f" (likely {int(judged['overflows_low'])} to {int(judged['overflows_high'])})"
     text += f", {percent(float(judged['wasted_share']))} of them wasted"
     lost = float(judged["underflow_share"])

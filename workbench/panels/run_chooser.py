@@ -32,23 +32,21 @@ class RunChooser:
         panel.on_change(self.folder, self.look)
         panel.on_change(self.runs, lambda path: open_run(path) if path else None)  # the first line is no run
 
-    def look(self, folder: str) -> None:
-        """List a folder, or open it if it is a run itself, or none."""
-        path = Path(folder.strip() or ".").expanduser()
-        if (path / "environment.json").is_file() or (path.exists() and not path.is_dir()):
+    def look(self, folder: str | Path) -> None:
+        """List a folder; what is a run, or no folder, is opened, and the runs beside it are listed."""
+        path = Path(str(folder).strip() or ".").expanduser()
+        is_run = (path / "environment.json").is_file()
+        self._panel.clear_error()
+        self.list_folder(path.parent if is_run else path)
+        if is_run or (path.exists() and not path.is_dir()):
             self._open_run(path)
-        else:
-            self._panel.clear_error()
-            self.list_folder(path)
 
     def list_folder(self, folder: Path) -> None:
         """Read which runs a folder holds, and list them."""
-        self.lister.ask(lambda _: _listed_runs(folder), self._show)
-
-    def show_folder(self, folder: Path) -> None:
-        """Show the name of a folder that is not read."""
         with self._panel.showing():
             self.folder.value = str(folder)
+        if folder.is_dir() or not folder.exists():
+            self.lister.ask(lambda _: _listed_runs(folder), self._show)
 
     def select(self) -> None:
         """Have the list show the run on show, if it is listed."""

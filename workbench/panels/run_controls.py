@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from workbench.config import LEVELS, SWITCHES, BoostConfig
+from workbench.config import LEVELS, SWITCHES, BoostConfig, Plan
 from workbench.methods.registry import METHODS
 from workbench.panels.kit import Dropdown, ToggleButtons, column, row, text_box, text_of
-from workbench.panels.panel import Panel, error_sentence
+from workbench.panels.panel import Panel, WorkPanel, error_sentence
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.style import error_html, faint
+from workbench.panels.style import faint, words
 
 if TYPE_CHECKING:
     from workbench.tasks import Task
@@ -18,20 +19,30 @@ if TYPE_CHECKING:
 _DEVICES: Final = ("auto", "cpu", "cuda", "npu")
 
 
-def look_for_task(name: str, folder: Path | None = None) -> None:
+def look_for_task(name: Task | str, folder: Path | None = None) -> Task:
     """Load the task that a name stands for, beside a folder or from here; a TaskError says why there is none."""
     from workbench.tasks import load_task
 
-    load_task(name, folder)
+    return load_task(name, folder)
+
+
+def learn_network(shared: SharedConfig, task: Task) -> None:
+    """Let the shared configuration know what the methods find in a task's network; what is wrong with it a run says."""
+    from workbench.training.task_look import network_facts
+
+    with contextlib.suppress(Exception):
+        shared.learn(network_facts(task, with_weights=False))
 
 
 class TaskControls:
     """Fields for task, device and folder; the name of a task that was ``given`` as an object cannot be changed.
 
-    ``named`` is the field for the name, beneath which it is said at once when nothing stands for it.
+    ``named`` is the field for the name, beneath which it is said at once when nothing stands for it. What the task's
+    network offers to the methods is learned at once, too, so that no panel promises what would find nothing to do.
     """
 
-    def __init__(self, panel: Panel, task: Task | str, device: str, out: str | Path | None) -> None:
+    def __init__(self, panel: WorkPanel, task: Task | str, device: str, out: str | Path | None) -> None:
+        self._shared = panel.shared
         self.given = None if isinstance(task, str) else task
         self.name = text_box(
             task if isinstance(task, str) else task.name,
@@ -39,10 +50,10 @@ class TaskControls:
         )
         self._problem = text_of("")
         self.named = column("Task", self.name, self._problem)
-        self._reader = panel.new_reader(self._refuse)
+        self._reader = panel.new_reader(lambda error: self._problem.refuse(error_sentence(error)))
         panel.on_change(self.name, self._check)
-        if self.given is None:
-            self._check(str(self.name.value))
+        if self.given is None or self._shared.network is None:
+            self._check(task)
         self.device = Dropdown(
             options=list(dict.fromkeys((*_DEVICES, device))), value=device, css="wb-wide", tooltip="Where to train"
         )
@@ -62,15 +73,14 @@ class TaskControls:
         """Folder of run directories; None records nothing."""
         return Path(self.out.value).expanduser() if self.out.value.strip() else None
 
-    def _check(self, name: str) -> None:
-        self._problem.value = ""
-        self._reader.ask(lambda _: look_for_task(name))
-
-    def _refuse(self, error: BaseException) -> None:
-        self._problem.value = error_html(error_sentence(error))
+    def _check(self, task: Task | str) -> None:
+        self._problem.refuse("")
+        self._reader.ask(lambda _: look_for_task(task), lambda found: learn_network(self._shared, found))
 
     def lock(self, locked: bool) -> None:
         """Disable the fields while work is under way, or free them again."""
+        if locked:  # whether there is such a task the run says
+            self._problem.refuse("")
         self.name.disabled = locked or self.given is not None
         self.device.disabled = self.out.disabled = locked
 
@@ -109,3 +119,10 @@ def _help(level: str) -> str:
     asked = [one for one in METHODS if one.name in LEVELS[level]]
     titles = [one.title + (" (over several servers)" if one.n_ranks > 1 else "") for one in asked]
     return f"{level}: {', '.join(titles) or 'no boost algorithm; the baseline'}."
+
+
+def in_effect_html(plan: Plan) -> str:
+    """Write what is in effect under a plan, and why not what else was asked for."""
+    remarks = [one for one in (*plan.remarks(), plan.level_default_sentence()) if one]
+    items = "".join(f"<li>{words(sentence)}</li>" for sentence in remarks)
+    return f'<div role="status">{words(plan.summary())}</div>' + (f'<ul class="wb-faint">{items}</ul>' if items else "")

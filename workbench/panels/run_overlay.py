@@ -50,10 +50,7 @@ class RunOverlay:
         self.boxes: dict[str, Any] = {}
         self.smoothing = Smoothing(panel, redraw)
         self._list = column(faint("No other run of this task yet: what is trained or recorded is offered here."))
-        inside = column(self.smoothing.widget, self._list)
-        self.widget = kit.Accordion(
-            children=(inside,), titles=("Smoothing and other runs",), selected_index=None, css="wb-more"
-        )
+        self.widget = kit.folded("Smoothing and other runs", self.smoothing.widget, self._list)
 
     def curves(self) -> list[RunCurve]:
         """Return the runs that are ticked and read."""
@@ -102,7 +99,7 @@ class RunOverlay:
         self._list.children = tuple(self.boxes.values()) or self._list.children
 
     def _box(self, name: str) -> Any:
-        box = kit.Checkbox(description=name, indent=False, css="wb-auto")
+        box = kit.check_box(name)
         self._panel.on_change(box, lambda on: self._tick(name, on=on))
         return box
 
@@ -121,30 +118,30 @@ class RunOverlay:
 
 def _recorded(folder: Path, task: str, *, with_baseline: bool) -> tuple[dict[str, RunCurve | Path], str]:
     """Return the newest runs of a task below a folder, and the name of that of O0, which is read."""
+    from workbench.report.run_report import curve_of_run
     from workbench.runs import list_runs, read_run
 
     listed = list_runs(folder)
     listed = listed[(listed["task"] == task) & listed["finished"]]
-    found: dict[str, RunCurve | Path] = {}
-    for entry in listed.head(_MOST_OFFERED).to_dict("records"):
-        found[f"{entry['level']}, recorded {Path(entry['run']).name[:15]}"] = folder / entry["run"]
+    found: dict[str, RunCurve | Path] = {
+        f"{entry['level']}, recorded {Path(entry['run']).name[:15]}": folder / entry["run"]
+        for entry in listed.head(_MOST_OFFERED).to_dict("records")
+    }
     if not with_baseline:
         return found, ""
     for entry in listed[listed["level"] == "O0"].head(_MOST_OFFERED).to_dict("records"):
         run = read_run(folder / entry["run"], columns=())
         if is_baseline(BoostConfig.from_dict(run.config), "O0"):
             name = f"O0, recorded {run.name[:15]}"
-            return {**found, name: _curve_at(name, folder / entry["run"])}, name
+            return {**found, name: curve_of_run(run, name)}, name
     return found, ""
 
 
 def _curve_at(name: str, path: Path) -> RunCurve:
+    from workbench.report.run_report import curve_of_run
     from workbench.runs import read_run
 
-    run = read_run(path, columns=LOSS_CURVE_COLUMNS)
-    evaluated = run.events[run.events["kind"] == "evaluation"]
-    points = zip(evaluated["step"].tolist(), evaluated["value"].tolist(), strict=True)
-    return RunCurve(name, run.steps, [(step + 1, value) for step, value in points])
+    return curve_of_run(read_run(path, columns=LOSS_CURVE_COLUMNS), name)
 
 
 def is_baseline(config: BoostConfig, level: str) -> bool:

@@ -1,19 +1,20 @@
-"""What a study has found, in words: its answer with the exported files, one trial, and a trial's curves."""
+"""What a study has found: its answer in words, with the exported files, and a trial's curves."""
 
 from __future__ import annotations
 
 import html
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from workbench.config import describe_parameters
 from workbench.core.records import StudyResult, TrialRecord
-from workbench.figures import MetricScale, RunCurve
-from workbench.figures.labels import compact, superscripted
+from workbench.figures import RunCurve
 from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
-from workbench.panels.controls import named, number_text
-from workbench.panels.style import faint, file_link, table, words
+from workbench.panels.style import faint, file_link, words
+
+ANSWERS: Final = (
+    "o1 and o2 are a study's answers for its two allowed drops; boost levels and precisions (amp) only share the names."
+)
 
 
 def curve_of(trial: TrialRecord, directory: Path, objective: str = "time_to_target") -> RunCurve:
@@ -32,19 +33,6 @@ def curve_of(trial: TrialRecord, directory: Path, objective: str = "time_to_targ
         time *= whole / own
         evaluations = tuple((round(step * own / whole), metric) for step, metric in evaluations)
     return RunCurve(label, steps, evaluations, time)
-
-
-def trial_html(trial: TrialRecord, metric: MetricScale, per: str = "per step") -> str:
-    """Write a trial as a small table; ``per`` says what its relative time is of."""
-    speed = 1.0 / trial.relative_step_time if trial.relative_step_time > 0 else math.nan
-    rows = [
-        ("state", trial.state + (f" ({trial.message})" if trial.message else "")),
-        ("level", trial.level),
-        ("speed", f"{speed:.2f} times O0 {per}" if math.isfinite(speed) else "not measured"),
-        (metric.name, metric.value_text(trial.metric) if math.isfinite(trial.metric) else "none"),
-        *((path, _value_text(path, value)) for path, value in trial.parameters.items() if path != "level"),
-    ]
-    return f"<h4>Trial {trial.number}: {words(trial.summary or trial.level)}</h4>{table(('', ''), rows)}"
 
 
 def answer_html(study: StudyResult) -> str:
@@ -66,11 +54,3 @@ def answer_html(study: StudyResult) -> str:
     if study.report is not None and parts:
         parts.append(f"<p>{file_link(study.report, 'Open report.html')} {faint(str(study.report))}</p>")
     return f'<div role="status"><h4>Answer</h4>{"".join(parts)}</div>' if parts else ""
-
-
-def _value_text(path: str, value: Any) -> str:
-    info = describe_parameters().get(path)
-    if info is not None and info.names:
-        return named(info, value)
-    text = number_text(value)
-    return compact(value) if isinstance(value, float) and "^" not in text else superscripted(text)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from workbench.core.records import StudyResult
-from workbench.figures import MetricScale, RunCurve
+from workbench.figures import MetricScale, RunCurve, contour_pair, sliced_parameters
 from workbench.figures.live import LiveFigure
 from workbench.figures.loss_curves import loss_curves_drawing
 from workbench.figures.study_figure import study_figure
@@ -16,15 +16,26 @@ from workbench.panels.figure_place import nothing_html
 from workbench.panels.panel import Panel
 
 TARGETS: Final = ("o1", "o2")
-_VIEWS: Final = {"Overview": ("speed", "history"), "Parameters": ("parameters",), "Importance": ("importance",)}
+_VIEWS: Final = {
+    "Overview": ("speed", "history"),
+    "Curves": ("trial curves",),
+    "Parameters": ("parameters",),
+    "Slices": (),  # of the parameters that the trials differ in
+    "Importance": ("importance",),
+}
+_MOST_SLICES: Final = 4
 # What stands in a view while there is no trial: the question of its first figure.
 _QUESTIONS: Final = {
     "Overview": "How much faster can this task be trained, and what does that cost?",
+    "Curves": "How did the metric of each trial grow?",
     "Parameters": "Which values do the good trials have in common?",
+    "Slices": "Which values of a parameter pay?",
     "Importance": "Which parameters decided how a trial went?",
 }
-_NO_TRIAL: Final = "No trial has ended yet: Start searches, and a folder that holds a study is opened."
-_PICKABLE: Final = frozenset({"history", "speed", "parameters"})
+_NO_TRIAL: Final = (
+    "No trial has ended yet. Start begins the search; a study that exists is opened by its folder (Study)."
+)
+_PICKABLE: Final = frozenset({"history", "speed", "parameters", "slice", "contour", "trial"})
 
 
 class StudyFigures:
@@ -72,7 +83,17 @@ class StudyFigures:
             self._nothing.value = nothing_html(_QUESTIONS[view], _NO_TRIAL)
             self.stage.children = (self._nothing,)
             return
-        self._place(self.stage, *(_VIEWS[view] if len(trials) > 1 else _VIEWS[view][:1]))  # O0: one figure says so
+        names = _VIEWS[view] or self._slices(self.study)
+        self._place(self.stage, *(names if len(trials) > 1 else names[:1]))  # O0: one figure says so
+
+    def _slices(self, study: StudyResult | None) -> tuple[str, ...]:
+        """Name the slices, and the contour, of the parameters that mattered most."""
+        if study is None:
+            return ()
+        paths = sliced_parameters(study.trials, study.importance, _MOST_SLICES)
+        pair = contour_pair(study.trials, study.importance)
+        slices = [f"slice {path}" for path in paths] or ["importance"]  # which says what is missing
+        return (*slices, *([f"contour {' '.join(pair)}"] if pair is not None else []))
 
     def _place(self, stage: Any, *names: str) -> None:
         wanted = tuple(self._drawn(name).widget for name in names)
@@ -86,7 +107,7 @@ class StudyFigures:
             if name in self.live:
                 self.live[name].update(figure)
             else:
-                pick = self._pick if name in _PICKABLE else None
+                pick = self._pick if name.partition(" ")[0] in _PICKABLE else None
                 self.live[name] = LiveFigure(figure, theme=self._theme, interval=0.0, on_pick=pick)
                 self._panel.cleaned_up_by(self.live[name].close)  # at once where it closed while this was drawn
             return self.live[name]

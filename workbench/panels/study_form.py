@@ -90,6 +90,8 @@ class StudyForm:
             path: ParameterControl(replace(info, default=given.get(path, info.default)))
             for path, info in study_fields().items()
         }
+        for path in _FIRST:  # what everybody is asked says what it means, and what it is when left alone
+            self.entries[path].note(self.entries[path].info.description)
         jobs_help = "Processes that search at the same time; on one device they slow each other down."
         self.jobs = count_control("jobs", "Workers", jobs_help, 1)
         self.space = SearchSpace(panel)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +17,6 @@ from workbench.config import BoostConfig
 from workbench.core.files import write_text_atomically
 from workbench.core.records import StudyResult, TrialRecord
 from workbench.core.text import format_duration
-from workbench.figures import MetricScale
 from workbench.figures.labels import counted
 from workbench.panels.config_history import Taking
 from workbench.panels.controls import is_usable_count
@@ -26,7 +24,7 @@ from workbench.panels.kit import row, text_of
 from workbench.panels.panel import PanelState, Theme, WorkPanel, error_sentence
 from workbench.panels.run_controls import look_for_task
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.study_answer import answer_html, curve_of, trial_html
+from workbench.panels.study_answer import ANSWERS, answer_html, curve_of
 from workbench.panels.study_figures import TARGETS, StudyFigures
 from workbench.panels.study_form import StudyForm
 from workbench.panels.style import error_html, faint, note_html, words
@@ -39,64 +37,6 @@ if TYPE_CHECKING:
 
 _OVERLAID: Final = 4
 _ASKS_ELSE: Final = "the study asks something else now; start over, or set it back"
-
-
-@dataclass(frozen=True, slots=True)
-class StudyOrder:
-    """What one click on Start asks for; ``text`` is what ``study.toml`` shall say.
-
-    ``task`` is one that only this program knows, ``options`` are trials and timeout beyond those in the file of a study
-    that has begun, and ``fresh`` archives what is there and begins again.
-    """
-
-    folder: Path
-    text: str
-    task: Task | None = None
-    jobs: int = 1
-    fresh: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def run_study(order: StudyOrder, control: RunControl) -> StudyResult | None:
-    """Write the study's file and run it; None when it was stopped on the way.
-
-    It sends its progress, and after each trial what is known of the study. A study that is asked something else than
-    before keeps its file, and says so with a StudyError.
-    """
-    from workbench import api
-    from workbench import study as studies
-
-    studies.parse_study(order.text, source="study.toml", default_name=order.folder.resolve().name)
-    path = order.folder / "study.toml"
-    before = path.read_text(encoding="utf-8") if path.exists() else None
-    if before != order.text:
-        order.folder.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(path, order.text)
-    seen: list[Any] = []
-
-    def send(progress: TuneProgress) -> None:
-        control.send(progress)
-        if seen != [progress.phase, progress.trials]:
-            seen[:] = [progress.phase, progress.trials]
-            control.send(studies.read_result(order.folder))
-
-    try:
-        return api.tune(
-            order.folder,
-            fresh=order.fresh,
-            jobs=order.jobs,
-            on_progress=send,
-            stop=control.stop_requested,
-            task=order.task,
-            **order.options,
-        )
-    except studies.StudyStoppedError:
-        control.send(studies.read_result(order.folder))
-        return None
-    except studies.StudyChangedError:
-        if before is not None and before != order.text:  # until the user says so the stored question stands
-            write_text_atomically(path, before)
-        raise
 
 
 class StudyPanel(WorkPanel):
@@ -127,11 +67,13 @@ class StudyPanel(WorkPanel):
         steps: int = 200,
         theme: Theme = "auto",
     ) -> None:
-        super().__init__("Tune", theme=theme, stop_help="End after the present step; everything finished is kept")
-        self.shared = shared if shared is not None else SharedConfig()
+        super().__init__(
+            "Tune", shared, theme=theme, stop_help="End after the present step; everything finished is kept"
+        )
         self.study: StudyResult | None = None
         self.picked: list[int] = []
         self._unreadable: Exception | None = None
+        self._progress: TuneProgress | None = None  # not shown yet
         self._reader = self.new_reader(self._cannot_read)
         self._task: Task | None = None if isinstance(task_or_study_dir, (str, Path)) else task_or_study_dir
         task, folder = _understood(task_or_study_dir, Path(studies))
@@ -147,7 +89,7 @@ class StudyPanel(WorkPanel):
         self.on_change(self.folder, lambda text: self.open(Path(text).expanduser()))
         self.start_button = self.button("Start", "Search, confirm, export", self.start, style="success")
         fresh_help = "Archive what is there and begin again"
-        self.fresh_button = self.button("Start over", fresh_help, self.start_over, style="warning")
+        self.fresh_button = self.button("Start over", fresh_help, lambda: self.start(fresh=True), style="warning")
         self.fresh_button.present(False)
         self.locked = [self.form, self.start_button, self.fresh_button]
         self.controls.children = (
@@ -162,7 +104,8 @@ class StudyPanel(WorkPanel):
         self.open(folder)
 
     def _make_plots(self) -> None:
-        self._answer, self._trial_text = text_of(""), text_of("")
+        self._answer = text_of("")
+        self._pick_help = text_of(faint("Click a point: its configuration goes to the other panels."))
         self._taking = Taking(self, self.shared)
         self.take_buttons = {
             target: self.button(
@@ -172,18 +115,19 @@ class StudyPanel(WorkPanel):
             )
             for target in TARGETS
         }
+        self._take_row = row(*self.take_buttons.values(), faint(ANSWERS))
         self.lasting = (self._answer,)
         self.figures = StudyFigures(self, self.pick)
         self.view, self.live = self.figures.view, self.figures.live
-        self.table = TrialTable(self, self.pick)
+        self.table = TrialTable(self, self.pick, self._keep_note)
         self.plots.children = (
             self._answer,
-            row(*self.take_buttons.values()),
+            self._take_row,
             self._taking.widget,
             self.figures.gains,
             self.view,
             self.figures.stage,
-            self._trial_text,
+            self._pick_help,
             self.figures.curves_stage,
             self.table.stage,
         )
@@ -216,17 +160,31 @@ class StudyPanel(WorkPanel):
         else:
             self.tell("not started")
 
-    def start(self) -> None:
-        """Begin the study with what the controls say, or go on with it."""
-        order = self._order()
-        if order is not None:
-            self._begin(order)
-
-    def start_over(self) -> None:
-        """Archive what the study has produced and begin again with what the controls say."""
-        order = self._order()
-        if order is not None:
-            self._begin(replace(order, fresh=True, text=self.form.text(), options={}))
+    def start(self, *, fresh: bool = False) -> None:
+        """Begin the study with what the controls say, or go on with it; ``fresh`` archives what is there first."""
+        if self._unreadable is not None:
+            self._error.value = error_html(
+                f"{self.folder.value}/study.toml: {self._unreadable}; fix the file, or name another folder"
+            )
+            return
+        if not is_usable_count(self.jobs):
+            self.form.unfold_more()  # where the sentence stands
+            return
+        if not self.machine.try_to(PanelState.RUNNING):
+            return
+        folder, text, options = self.form.place, self.form.text(), dict[str, Any]()
+        if self.form.file is not None and (folder / "study.db").exists() and not fresh:
+            options = self.form.extensions(text)
+            text = self.form.file if options else text
+        if self._task is not None and self.entries["study.task"].value == self._task.name:
+            options["task"] = self._task  # one that only this program knows
+        options |= {"jobs": self.jobs.value, "fresh": fresh}
+        self.fresh_button.present(False)
+        self.bar.value, self.bar.bar_style = 0.0, ""
+        if fresh:
+            self._forget()
+            self._show_study()
+        self.begin(lambda control: self._search(control, folder, text, options))
 
     def pick(self, number: int) -> None:
         """Lay the curves of a trial over O0's, and take its configuration; edits are not replaced unasked."""
@@ -244,7 +202,7 @@ class StudyPanel(WorkPanel):
         )
         others = [one for one in self.picked if one not in (0, trial.number)]
         self.picked = [*others[-(_OVERLAID - 2) :], trial.number] if trial.number else others
-        self._trial_text.value = trial_html(trial, MetricScale.of(study), study.per_trial)
+        self._pick_help.present(False)
         self.table.open(trial.number)
         shown = [one for one in study.trials if one.number in (0, *self.picked)]
         self._reader.ask(
@@ -261,46 +219,47 @@ class StudyPanel(WorkPanel):
         fixed = self._task is not None and self.form.file is None
         self.entries["study.task"].disable("the panel was made for this task" if fixed else "")
 
-    def _order(self) -> StudyOrder | None:
-        """Read the controls; None when the present file cannot be used, which is then said."""
-        if self._unreadable is not None:
-            self._error.value = error_html(
-                f"{self.folder.value}/study.toml: {self._unreadable}; fix the file, or name another folder"
-            )
-            return None
-        if not is_usable_count(self.jobs):
-            self.form.unfold_more()  # where the sentence stands
-            return None
-        folder, text, options = self.form.place, self.form.text(), {}
-        if self.form.file is not None and (folder / "study.db").exists():
-            options = self.form.extensions(text)
-            text = self.form.file if options else text
-        task = self._task if self._task is not None and self.entries["study.task"].value == self._task.name else None
-        return StudyOrder(folder, text, task, jobs=self.jobs.value, options=options)
-
-    def _begin(self, order: StudyOrder) -> None:
-        if not self.machine.try_to(PanelState.RUNNING):
-            return
-        self.fresh_button.present(False)
-        self.bar.value, self.bar.bar_style = 0.0, ""
-        if order.fresh:
-            self._forget()
+    def refresh(self) -> None:
+        """Show what has been heard of the study since the last time."""
+        if self.study is not self.figures.study:
             self._show_study()
+        progress, self._progress = self._progress, None
+        if progress is not None and self.state is not PanelState.STOPPING:
+            self._show_progress(progress)
 
-        def work(control: RunControl) -> Any:
-            self._reader.wait()  # Optuna's verbosity and the warnings filter belong to one thread at a time
-            return run_study(order, control)
+    def _search(self, control: RunControl, folder: Path, text: str, options: dict[str, Any]) -> StudyResult | None:
+        """Write the study's file and run it, in a thread; None when it was stopped on the way.
 
-        self.begin(work)
+        After each trial it sends what is known of the study. One that is asked something else than before keeps its
+        file, and says so with a StudyError.
+        """
+        from workbench import api
+        from workbench import study as studies
 
-    def _take(self, messages: Sequence[Any]) -> None:
-        known = [one for one in messages if isinstance(one, StudyResult)]
-        progress = [one for one in messages if not isinstance(one, StudyResult)]
-        if known:
-            self.study = known[-1]
-            self._show_study()
-        if progress and self.state is not PanelState.STOPPING:
-            self._show_progress(progress[-1])
+        self._reader.wait()  # Optuna's verbosity and the warnings filter belong to one thread at a time
+        studies.parse_study(text, source="study.toml", default_name=folder.resolve().name)
+        path = folder / "study.toml"
+        before = path.read_text(encoding="utf-8") if path.exists() else None
+        if before != text:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(path, text)
+        seen: list[Any] = []
+
+        def send(progress: TuneProgress) -> None:
+            control.send(setattr, self, "_progress", progress)
+            if seen != [progress.phase, progress.trials]:
+                seen[:] = [progress.phase, progress.trials]
+                control.send(setattr, self, "study", studies.read_result(folder))
+
+        try:
+            return api.tune(folder, on_progress=send, stop=control.stop_requested, **options)
+        except studies.StudyStoppedError:
+            control.send(setattr, self, "study", studies.read_result(folder))
+            return None
+        except studies.StudyChangedError:
+            if before is not None and before != text:  # until the user says so the stored question stands
+                write_text_atomically(path, before)
+            raise
 
     def finished(self, outcome: Outcome) -> PanelState:
         """Say that the study has its answer, or was stopped."""
@@ -368,11 +327,11 @@ class StudyPanel(WorkPanel):
         begun = any(one.state != "waiting" for one in self._trials())
         self.start_button.description = "Continue" if begun else "Start"
         self._answer.value = "" if study is None else answer_html(study)
+        self._take_row.present(study is not None and bool(study.exported))
         for target, button in self.take_buttons.items():
             button.present(study is not None and target in study.exported)
+        self._pick_help.present(len(self._trials()) > 1 and not self.picked)
         if not self.picked:
-            help_text = faint("Click a point: its configuration goes to the other panels.")
-            self._trial_text.value = help_text if begun else ""
             self.figures.hide_curves()
         self.figures.show(study)
         self.table.show(study)
@@ -385,6 +344,15 @@ class StudyPanel(WorkPanel):
         name = f"boost_config.{target}.json"
         taken = BoostConfig.from_dict(config), target.upper()
         self._taking.take(*taken, name, lambda: self.log(f"{name} is in the configuration now"))
+
+    def _keep_note(self, number: int, text: str) -> None:
+        from workbench.study import write_note
+
+        if self.study is not None:
+            write_note(self.study.directory, number, text)
+            trials = [replace(one, note=text.strip()) if one.number == number else one for one in self.study.trials]
+            self.study = replace(self.study, trials=trials)
+            self.table.show(self.study)
 
     def _trials(self) -> list[TrialRecord]:
         return self.study.trials if self.study is not None else []

@@ -12,9 +12,9 @@ from workbench.config import LEVELS, ConfigError, ParameterInfo, describe_parame
 from workbench.config.errors import did_you_mean
 from workbench.panels import kit
 from workbench.panels.controls import named, number_text, parsed
-from workbench.panels.kit import close_recursively, column, row, text_box, text_of
+from workbench.panels.kit import close_recursively, column, read_from, row, text_box, text_of
 from workbench.panels.panel import Panel
-from workbench.panels.style import error_html, label_html
+from workbench.panels.style import label_html
 
 _LEVEL: Final = ParameterInfo(
     path="level",
@@ -69,13 +69,13 @@ class SpaceRow:
         """Return the entries that this kind of parameter needs."""
         if self.info.kind in ("bool", "choice"):
             for choice in self.info.choices:
-                self.boxes[choice] = kit.Checkbox(description=named(self.info, choice), indent=False, css="wb-choice")
+                self.boxes[choice] = kit.check_box(named(self.info, choice), css="wb-choice")
             self._inputs = tuple(self.boxes.values())
             return row(*self._inputs)
         if self._is_number:
             self.low = text_box("", "Smallest; or values: 2, 4, 8", css="wb-short")
             self.high = text_box("", "Largest value; empty for a list", css="wb-short")
-            self.log = kit.Checkbox(description="log", indent=False, tooltip="Walk in factors", css="wb-auto")
+            self.log = kit.check_box("log", "Walk in factors")
             self._inputs = self.low, self.high, self.log
             return row(self.low, "to", self.high, self.log)
         self.values = text_box("", "Values to try, as a JSON list")
@@ -161,13 +161,11 @@ class SearchSpace:
 
     def add(self, path: str) -> None:
         """Search one more parameter, over the range that the configuration declares; refused beside the field."""
-        try:
-            info = self._info(path)
-        except ConfigError as error:
-            self._answer.value = error_html(str(error))
-            return
         if path in self.rows:
-            self._answer.value = error_html(f"`{path}` is searched already")
+            self._answer.refuse(f"`{path}` is searched already")
+            return
+        info = read_from(self._answer, lambda: self._info(path))
+        if info is None:
             return
         self.path.value = ""
         self._replace({**self.rows, path: SpaceRow(info, True, self._remove)})
@@ -197,7 +195,7 @@ class SearchSpace:
     def _replace(self, rows: dict[str, SpaceRow]) -> None:
         left = [one for path, one in self.rows.items() if rows.get(path) is not one]
         self.rows = rows
-        self._answer.value = ""
+        self._answer.refuse("")
         self._rows_box.children = tuple(one.widget for one in rows.values())
         for one in left:
             one.close()

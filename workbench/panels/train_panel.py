@@ -18,7 +18,6 @@ from workbench.core.text import format_duration
 from workbench.figures import MetricScale, RunCurve
 from workbench.figures.drawing import Drawing
 from workbench.figures.labels import compact, counted, superscripted
-from workbench.figures.live import LiveFigure
 from workbench.figures.loss_curves import loss_curves_drawing
 from workbench.figures.loss_scale import loss_scale_drawing
 from workbench.figures.offload import offload_drawing
@@ -27,13 +26,14 @@ from workbench.figures.step_time import step_time_drawing
 from workbench.figures.thinning import MAXIMUM_POINTS
 from workbench.panels import kit
 from workbench.panels.controls import count_control, is_usable_count, number_text
-from workbench.panels.kit import column, parts, row, text_of
+from workbench.panels.figure_place import FigurePlace
+from workbench.panels.kit import folded, row, text_of
 from workbench.panels.live_trace import LiveTrace
 from workbench.panels.panel import PanelState, Theme, WorkPanel
-from workbench.panels.run_controls import PresetChoice, TaskControls
+from workbench.panels.run_controls import PresetChoice, TaskControls, in_effect_html
 from workbench.panels.run_overlay import RunOverlay, is_baseline
-from workbench.panels.shared_config import SharedConfig
-from workbench.panels.style import error_html, faint, note_html
+from workbench.panels.shared_config import Setup, SharedConfig
+from workbench.panels.style import error_html, note_html
 from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
@@ -59,54 +59,6 @@ _DRAWING_SHARE: Final = 0.003
 _UPDATES: Final = 4.0  # per second
 _LIVE_POINTS: Final = 500  # of a line that still grows
 _LONGEST_WAIT: Final = 15.0  # seconds between two pictures of a run that goes on
-
-
-def train_and_measure(
-    control: RunControl, task: Task | str, setup: tuple[BoostConfig, str], *, measure: bool, **options: Any
-) -> tuple[RunResult | None, SpeedRatio | None]:
-    """Train a set-up and compare its step times with O0; the work of the panel's thread.
-
-    ``options`` are those of ``api.train``; 0 steps train nothing. What was not asked for is None.
-    """
-    from workbench import api
-    from workbench.tasks import load_task
-
-    task = load_task(task)
-    result = None
-    if options["steps"]:
-        control.send(MetricScale(task.metric_name, higher_is_better=task.higher_is_better))
-        control.send("training ...")
-        result = api.train(
-            task,
-            setup[0],
-            level=setup[1],
-            on_progress=control.send,
-            stop=control.stop_requested,
-            on_records=lambda records, events: control.send((records, events)),
-            drain_seconds=_DRAIN_SECONDS,
-            pause=control.pause,
-            **options,
-        )
-        if result.stopped or result.diverged:
-            return result, None
-    if not measure:
-        return result, None
-    from workbench.core.devices import select_device
-    from workbench.training.speed import measure_speed_ratio
-
-    control.send("measuring the time of a step against O0 ...")
-    speed = measure_speed_ratio(
-        task,
-        (BoostConfig(), "O0"),
-        setup,
-        device=select_device(options["device"]),
-        seed=options["seed"],
-        rounds=4,
-        steps_per_block=4,
-        precision=0.1,
-        stop=control.stop_requested,
-    )
-    return result, speed
 
 
 class TrainPanel(WorkPanel):
@@ -144,8 +96,7 @@ class TrainPanel(WorkPanel):
         measure: bool = True,
         theme: Theme = "auto",
     ) -> None:
-        super().__init__("Train", theme=theme, stop_help="End the run after the present step", hz=_UPDATES)
-        self.shared = shared if shared is not None else SharedConfig()
+        super().__init__("Train", shared, theme=theme, stop_help="End the run after the present step", hz=_UPDATES)
         self.result: RunResult | None = None
         self.speed: SpeedRatio | None = None
         self.trace = LiveTrace()
@@ -175,32 +126,31 @@ class TrainPanel(WorkPanel):
         self._in_effect = text_of("")
         self.start_button = self.button("Start", "Train with this configuration", self.start, style="success")
         self.pause_button = self.button("Pause", "Hold the run after the present step", self.pause_or_resume)
-        self.measure = kit.Checkbox(
-            value=measure, description="Compare step time with O0 afterwards", indent=False, css="wb-auto"
-        )
+        self.measure = kit.check_box("Compare step time with O0 afterwards", value=measure)
         self.measure_button = self.button(
             "Compare now", "Measure the time of a step against O0, without a run", self.measure_speed
         )
-        more = column(self.seed.widget, self.evaluate_every.widget, "Folder of run directories", self.where.out)
-        self._sections = kit.Accordion(children=(more,), titles=("More",), css="wb-more")
+        self._more = folded(
+            "More", self.seed.widget, self.evaluate_every.widget, "Folder of run directories", self.where.out
+        )
         self.locked = [self.start_button, self.measure_button, self.where, self.steps, self.seed, self.evaluate_every]
         self.controls.children = (
             *(self.where.named, self.preset.widget, self._in_effect),
-            *parts(self.steps.widget, "Device", self.where.device, self._sections),
+            *kit.parts(self.steps.widget, "Device", self.where.device, self._more),
             row(self.start_button, self.pause_button, self.stop_button),
             self.bar,
             self.progress_text,
-            row(self.measure),
-            row(self.measure_button),
+            *(self.measure, row(self.measure_button)),
         )
 
     def _make_plots(self) -> None:
         self.choice = kit.choice_buttons([name for name, column in _FIGURES.items() if not column])
         self.overlay = RunOverlay(self, self._redraw)
-        # One widget that shows one figure at a time: what is not looked at costs training nothing, and a widget that
-        # was hidden, or not yet on the page, when it was drawn would not know its width.
-        self.live = LiveFigure(self._drawing(MAXIMUM_POINTS), theme=self.theme, interval=0.0)
-        self.cleaned_up_by(self.live.close)
+        # One place that shows one figure at a time: what is not looked at costs training nothing, and a widget that was
+        # hidden, or not yet on the page, when it was drawn would not know its width.
+        self.live = FigurePlace(
+            self, "How does the run learn?", "Start trains; loss and metric grow here.", height=None
+        )
         self._speed_text = text_of("")
         self.lasting = (self.progress_text, self._speed_text)
         self.on_change(self.choice, lambda _: self._redraw(anew=True))
@@ -214,6 +164,7 @@ class TrainPanel(WorkPanel):
             self._draw_after = 0.0
             self.bar.max, self.bar.value = self.steps.value, 0
             self._setup = self.shared.both()
+            self.live.clear()
             self.overlay.begin(self.where.folder, Path(self.task.value).name, is_baseline=is_baseline(*self._setup))
             self._begin(self.steps.value, measure=self.measure.value)
 
@@ -232,13 +183,13 @@ class TrainPanel(WorkPanel):
         """Return whether all counts can be used; of those that cannot it is said beside the field."""
         steps, *more = [is_usable_count(control) for control in (self.steps, self.seed, self.evaluate_every)]
         if not all(more):
-            self._sections.selected_index = 0  # where the sentence stands
+            self._more.selected_index = 0  # where the sentence stands
         return steps and all(more)
 
     def _begin(self, steps: int, *, measure: bool) -> None:
         self.speed = None
         self._speed_text.value = ""
-        options = {
+        options: dict[str, Any] = {
             "steps": steps,
             "seed": self.seed.value,
             "evaluate_every": self.evaluate_every.value or max(steps // _EVALUATIONS, 1),
@@ -246,28 +197,55 @@ class TrainPanel(WorkPanel):
             "out": self.where.folder,
         }
         task, setup = self.where.task, self.shared.both()
-        self.begin(lambda control: train_and_measure(control, task, setup, measure=measure, **options))
+        self.begin(lambda control: self._work(control, task, setup, measure=measure, **options))
 
-    def _take(self, messages: Sequence[Any]) -> None:
-        records: list[StepRecord] = []
-        events: list[Event] = []
-        for message in messages:
-            if isinstance(message, MetricScale):
-                self._metric = message
-            elif isinstance(message, str):
-                self.tell(message)
-            elif isinstance(message, tuple):
-                records += message[0]
-                events += message[1]
-            else:
-                self._show_progress(message)
-        if records or events:
-            self.trace.add(records, events)
-            self._offer_figures(records)
-            for event in events:
-                if event.kind in ("diverged", "scale_collapse", "scale_floor"):
-                    self.log(event.message)
-            self._draw_if_due()
+    def _work(
+        self, control: RunControl, task: Task | str, setup: Setup, *, measure: bool, **options: Any
+    ) -> tuple[RunResult | None, SpeedRatio | None]:
+        """Train a set-up and compare its step times with O0, in a thread; what was not asked for is None."""
+        from workbench import api
+        from workbench.core.devices import select_device
+        from workbench.tasks import load_task
+        from workbench.training.speed import measure_speed_ratio
+
+        task, result = load_task(task), None
+        self._metric = MetricScale.of(task)
+        if options["steps"]:
+            control.send(self.tell, "training ...")
+            result = api.train(
+                task,
+                setup[0],
+                level=setup[1],
+                on_progress=lambda progress: control.send(self._show_progress, progress),
+                stop=control.stop_requested,
+                on_records=lambda records, events: control.send(self._add, records, events),
+                drain_seconds=_DRAIN_SECONDS,
+                pause=control.pause,
+                **options,
+            )
+        if not measure or (result is not None and (result.stopped or result.diverged)):
+            return result, None
+        control.send(self.tell, "measuring the time of a step against O0 ...")
+        speed = measure_speed_ratio(
+            task,
+            (BoostConfig(), "O0"),
+            setup,
+            device=select_device(options["device"]),
+            seed=options["seed"],
+            rounds=4,
+            steps_per_block=4,
+            precision=0.1,
+            stop=control.stop_requested,
+        )
+        return result, speed
+
+    def _add(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
+        """Take what was drained of the run."""
+        self.trace.add(records, events)
+        self._offer_figures(records)
+        for event in events:
+            if event.kind in ("diverged", "scale_collapse", "scale_floor"):
+                self.log(event.message)
 
     def finished(self, outcome: Outcome) -> PanelState:
         """Show the result of the run and the comparison of step times, as far as there are any."""
@@ -288,7 +266,6 @@ class TrainPanel(WorkPanel):
         self.log(said)
         if result.diverged:
             self._error.value = error_html(result.message)
-        if result.diverged:
             return PanelState.FAILED
         return PanelState.STOPPED if result.stopped else PanelState.DONE
 
@@ -302,7 +279,7 @@ class TrainPanel(WorkPanel):
             return
         self.preset.show(config, level)
         plan, problem = self.shared.plan_or_problem()
-        self._in_effect.value = error_html(problem) if plan is None else faint(plan.summary())
+        self._in_effect.value = error_html(problem) if plan is None else in_effect_html(plan)
 
     def _show_progress(self, progress: RunProgress) -> None:
         self.bar.value = progress.step
@@ -317,9 +294,9 @@ class TrainPanel(WorkPanel):
             parts.append(f"loss scale {superscripted(number_text(progress.loss_scale))}")
         self.tell(" · ".join(parts))
 
-    def _draw_if_due(self) -> None:
+    def refresh(self) -> None:
         """Draw the figure that is looked at again, as often as its cost allows."""
-        if time.monotonic() < self._draw_after:
+        if self.trace.is_empty or time.monotonic() < self._draw_after:
             return
         began = time.thread_time()
         self._redraw(_LIVE_POINTS)
@@ -343,7 +320,8 @@ class TrainPanel(WorkPanel):
 
     def _redraw(self, limit: int = MAXIMUM_POINTS, *, anew: bool = False) -> None:
         with self._drawing_lock:
-            self.live.update(self._drawing(limit), anew=anew)
+            if not self.trace.is_empty:
+                self.live.update(self._drawing(limit), anew=anew)
 
     def _drawing(self, limit: int) -> Drawing:
         steps, events, theme = self.trace.steps, self.trace.events, self.theme
@@ -363,14 +341,13 @@ class TrainPanel(WorkPanel):
         return loss_curves_drawing([curve, *others], metric=self._metric, window=window, limit=limit, theme=theme)
 
     def _result_sentence(self, result: RunResult) -> str:
-        parts = [f"{counted(result.steps, 'step')} in {format_duration(result.seconds)}"]
+        took = format_duration(result.seconds)
+        parts = [f"{result.message} ({took})" if result.message else f"{counted(result.steps, 'step')} in {took}"]
         if math.isfinite(result.metric):
-            metric = MetricScale(result.metric_name, higher_is_better=result.higher_is_better)
+            metric = MetricScale.of(result)
             parts.append(f"{metric.name} {metric.value_text(result.metric)}")
         if result.overflows:
             parts.append(counted(result.overflows, "overflow"))
-        if result.message:
-            parts.append(result.message)
         parts += result.notes
         if result.path is not None:
             parts.append(f"recorded in `{result.path}`")

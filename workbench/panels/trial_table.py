@@ -33,13 +33,15 @@ class _TableWidget(anywidget.AnyWidget):
 
 
 class TrialTable:
-    """A study's trials to sort, filter and open; ``take`` is called with the number of one whose button is pressed.
+    """A study's trials to sort, filter and open.
+
+    ``take`` is called with the number of one whose button is pressed, ``note`` with number and text of a note to keep.
 
     ``stage`` is empty until there is a trial. The widget is made with the first one.
     """
 
-    def __init__(self, panel: Panel, take: Callable[[int], Any]) -> None:
-        self._panel, self._take = panel, panel.guarded(take)
+    def __init__(self, panel: Panel, take: Callable[[int], Any], note: Callable[[int, str], Any]) -> None:
+        self._panel, self._take, self._note = panel, panel.guarded(take), panel.guarded(note)
         self._lock = threading.RLock()
         self._rests_until = 0.0
         self.stage = kit.Stack(css="wb-stage")
@@ -73,3 +75,5 @@ class TrialTable:
     def _heard(self, _: Any, message: dict[str, Any], __: Any) -> None:
         if isinstance(message.get("take"), int):
             self._take(message["take"])
+        if isinstance(message.get("note"), int) and isinstance(message.get("text"), str):
+            self._note(message["note"], message["text"])

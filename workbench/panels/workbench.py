@@ -125,10 +125,9 @@ class Workbench(Panel):
         # What is broken is said by the panel that needs it, when it is opened; what is wrong with a task, by a run.
         with contextlib.suppress(Exception):
             _load_panels()
-            from workbench.tasks import load_task
-            from workbench.training.task_look import network_facts
+            from workbench.panels.run_controls import learn_network, look_for_task
 
-            self.shared.learn(network_facts(load_task(task), with_weights=False))
+            learn_network(self.shared, look_for_task(task))
         self._loaded.set()
         with contextlib.suppress(Exception):
             importlib.import_module("workbench.study")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import functools
 import statistics
 import sys
 import threading
@@ -73,9 +74,12 @@ class RunControl:
         """Return whether the work shall end; asked once per step."""
         return self._stop.is_set()
 
-    def send(self, message: Any) -> None:
-        """Hand out a message; never blocks. The display gets all of them in order, in one of the next batches."""
-        self._messages.append(message)
+    def send(self, message: Any, *arguments: Any) -> None:
+        """Hand out a message, or a call of a function with arguments; never blocks.
+
+        The display gets all of them in order, in one of the next batches.
+        """
+        self._messages.append(functools.partial(message, *arguments) if arguments else message)
 
     def request_stop(self) -> None:
         """Ask the work to end, also when it is paused."""

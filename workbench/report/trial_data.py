@@ -134,6 +134,7 @@ def _row(trial: TrialRecord, study: StudyResult, base: Values, paths: Sequence[s
         "idle": [path for path in changes if path not in effective],
         "curve": [[step, _known(metric)] for step, metric in _thinned(trial.curve)],
         "notes": [*([trial.message] if trial.message else []), *([warm_up] if trial.warm_up_steps else [])],
+        "note": trial.note,
         "run": trial.run_path,
     }
 

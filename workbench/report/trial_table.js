@@ -81,12 +81,13 @@ let tables = 0;
 
 export class TrialTable {
   /** Fill an empty element; `runAddress`, if given, turns the run folder of a trial into an address to open, and `take`
-      takes the configuration of the trial with a number. */
-  constructor(host, data, { runAddress = null, take = null } = {}) {
+      takes the configuration of the trial with a number, and `note` keeps what a person writes about it. */
+  constructor(host, data, { runAddress = null, take = null, note = null } = {}) {
     this.host = host;
     this.id = `wb-trials-${++tables}`;
     this.runAddress = runAddress;
     this.take = take;
+    this.note = note;
     this.sort = { key: "number", direction: 1 };
     this.filters = { words: "", state: ALL, level: ALL, part: ALL, feasible: false };
     this.columns = null; // shown ones, once the reader has chosen
@@ -114,7 +115,8 @@ export class TrialTable {
     this.numbers = new Set(data.columns.filter(isNumber).map((column) => column.key));
     this.drawControls();
     this.draw();
-    if (this.selected !== null) this.drawDetail();
+    const writes = this.detail.contains(document.activeElement) && document.activeElement.tagName === "TEXTAREA";
+    if (this.selected !== null && !writes) this.drawDetail();
   }
 
   /** Open a trial, or none, and go to the page it stands on; rows that the filters hide come back for it. */
@@ -151,7 +153,7 @@ export class TrialTable {
     const { words, state, level, part, feasible } = this.filters;
     const asked = words.toLowerCase().split(/\s+/).filter(Boolean);
     const { key, direction } = this.sort;
-    const wordsOf = (row) => `trial ${row.number} ${row.summary} ${row.came_to} ${row.notes.join(" ")}`.toLowerCase();
+    const wordsOf = (row) => `trial ${row.number} ${row.summary} ${row.came_to} ${row.notes.join(" ")} ${row.note}`.toLowerCase();
     return this.data.trials
       .filter((row) => (!state || row.state === state) && (!level || row.level === level)
         && (!part || row.parts.includes(part)) && (!feasible || row.feasible)
@@ -275,6 +277,7 @@ export class TrialTable {
     const cells = columns.map((column) => {
       const number = this.numbers.has(column.key);
       const content = [column.key === "number" ? String(row.number) : text(row[column.key], column)];
+      if (column.key === "number" && row.note) content.push(make("span", { title: row.note, role: "img", "aria-label": "has a note" }, " ✎"));
       if (column.key === "number" && exported.length) content.push(make("span", { class: "wbt-mark", title: `exported as ${exported.join(" and ")}` }, exported.join(" ")));
       return make(column.key === "number" ? "th" : "td", {
         class: [number ? "wbt-number" : "", column.key === "summary" ? "wbt-wide" : "", column.key === "came_to" ? "wbt-words" : ""].join(" ").trim() || null,
@@ -343,12 +346,23 @@ export class TrialTable {
         make("button", { type: "button", onclick: () => this.close(), "aria-label": `Close trial ${row.number}` }, "Close")),
       make("p", {}, row.summary || row.level),
       ...row.notes.map((note) => make("p", { class: "wbt-note" }, note)),
+      this.noteOf(row),
       make("div", { class: "wbt-parts" },
         make("div", {}, make("h4", {}, "Figures"), make("dl", {}, ...facts)),
         this.differences(row)),
       this.curve(row),
       ...this.files(row),
     ].filter(Boolean));
+  }
+
+  /** Return what a person has written about a trial, in a box to write in where it can be kept. */
+  noteOf(row) {
+    if (!this.note) return row.note && make("p", { class: "wbt-own-note" }, make("b", {}, "Note: "), row.note);
+    const box = make("textarea", { rows: 2, placeholder: "what you want to remember about this trial" });
+    box.value = row.note;
+    const keep = make("button", { type: "button", disabled: true, onclick: () => { this.note(row.number, box.value); keep.disabled = true; } }, "Keep note");
+    box.addEventListener("input", () => { keep.disabled = box.value === row.note; });
+    return make("div", { class: "wbt-own-note" }, make("label", {}, "Note", box), keep);
   }
 
   config(row) {
@@ -431,7 +445,9 @@ export class TrialTable {
 /** Show the table in a notebook: traits `data` and `selected` (a number, or -1) of an anywidget. */
 function render({ model, el }) {
   const host = el.appendChild(document.createElement("div"));
-  const table = new TrialTable(host, model.get("data"), { take: (number) => model.send({ take: number }) });
+  const table = new TrialTable(host, model.get("data"), {
+    take: (number) => model.send({ take: number }), note: (number, text) => model.send({ note: number, text }),
+  });
   const chosen = () => model.get("selected");
   const show = () => { if ((table.selected ?? -1) !== chosen()) table.select(chosen() < 0 ? null : chosen()); };
   const renew = () => table.update(model.get("data"));

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from workbench.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from workbench.study.answer.result import StudyResult, export_study, read_result
+    from workbench.study.answer.result import StudyResult, export_study, read_result, write_note
     from workbench.study.answer.trial_table import TRIAL_COLUMNS, trial_table, write_trial_table
     from workbench.study.ask.study_file import StudyFile, parse_study, read_study
     from workbench.study.ask.task_study import begin_study
@@ -58,11 +58,12 @@ __all__ = [
     "trial_table",
     "trials_of",
     "tune",
+    "write_note",
     "write_trial_table",
 ]
 
 _HOME = {
-    "answer.result": ("StudyResult", "export_study", "read_result"),
+    "answer.result": ("StudyResult", "export_study", "read_result", "write_note"),
     "answer.trial_table": ("TRIAL_COLUMNS", "trial_table", "write_trial_table"),
     "ask.study_file": ("StudyFile", "parse_study", "read_study"),
     "ask.task_study": ("begin_study",),

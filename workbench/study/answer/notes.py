@@ -4,6 +4,9 @@ The dashboard keeps a note in the study's system attributes, under ``dashboard:n
 with the trial's id in between for a trial's note (optuna-dashboard 0.21, ``save_note``). Written here, they are there
 whether or not it is installed, and all new ones go to the database in one transaction: a commit takes as long for a
 hundred notes as for one. A note that somebody has edited in the dashboard stays as it is.
+
+What a person writes about a trial in the table of trials stands in the same note, below a line; what was written in the
+dashboard is read as well.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import optuna
@@ -32,10 +36,17 @@ _OWN = "workbench:note"
 _ENDED = frozenset({"complete", "pruned", "failed"})
 _EVERY_SECONDS = 20.0
 _ANSWER = "### Answer"
+_FIRST_WORDS = "**In effect** ("  # of a trial's note as it is written here
+_LINE = "\n\n---\n\n"  # above what a person has added
 
 _KEYS = sqlalchemy.text("SELECT key FROM study_system_attributes WHERE study_id = :study AND key LIKE :like")
 _ROWS = sqlalchemy.text(
     "SELECT key, value_json FROM study_system_attributes WHERE study_id = :study AND (key LIKE :like OR key = :own)"
+)
+# Notes of trials that a person has changed, which makes another version of them, or written before there was ours.
+_EDITED = sqlalchemy.text(
+    "SELECT key FROM study_system_attributes WHERE study_id = :study AND (key LIKE :versions AND value_json <> '1' "
+    "OR key LIKE :firsts AND value_json NOT LIKE :ours)"
 )
 
 _STEP_TIME = "step time (O0 = 1)"
@@ -65,8 +76,7 @@ class Notes:
 
         Without sentences of the answer, one that is there stays.
         """
-        storage = self._study._storage
-        storage = getattr(storage, "_backend", storage)  # Optuna's cache stands in front of it
+        storage = _backend(self._study)
         if not isinstance(storage, RDBStorage):
             return
         self._written = time.monotonic()
@@ -105,7 +115,7 @@ class Notes:
     ) -> dict[str, Any]:
         """Return the rows of the study's own note, where they are to be written."""
         body = study_note(self._file, _metric_name(attributes), attributes.get("allowed_drops", {}), trials, answer)
-        before = "".join(str(stored.get(f"dashboard:note_str:{number}", "")) for number in range(len(stored)))
+        before = _body("dashboard:", stored)
         is_ours = not before or stored.get(_OWN) == _digest(before)
         if not (is_ours and body != before and (answer or _ANSWER not in before)):
             return {}
@@ -132,6 +142,53 @@ def _rows(prefix: str, version: int, body: str, stored: Mapping[str, Any]) -> di
     rows = {f"{prefix}note_str:{number}": part for number, part in enumerate(parts)}
     left_over = {key: "" for key in stored if key.startswith(f"{prefix}note_str:") and key not in rows}
     return {f"{prefix}note_ver": version, **rows, **left_over}
+
+
+def _body(prefix: str, stored: Mapping[str, Any]) -> str:
+    return "".join(str(stored.get(f"{prefix}note_str:{number}", "")) for number in range(len(stored)))
+
+
+def _backend(study: optuna.Study) -> Any:
+    """Return a study's storage without the cache that Optuna puts in front of it."""
+    return getattr(study._storage, "_backend", study._storage)
+
+
+def with_notes(study: optuna.Study, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return trials with what people have written about them, here or in the dashboard."""
+    storage = _backend(study)
+    if not isinstance(storage, RDBStorage):
+        return list(trials)
+    with storage.engine.connect() as connection:
+        likes = {"versions": "dashboard:%:note_ver", "firsts": "dashboard:%:note_str:0"}
+        likes["ours"] = json.dumps(_FIRST_WORDS).rstrip('"') + "%"
+        keys = connection.execute(_EDITED, {"study": study._study_id, **likes}).scalars().all()
+        bodies = {}
+        for trial_id in {int(key.split(":")[1]) for key in keys}:
+            prefix = f"dashboard:{trial_id}:"
+            rows = connection.execute(_ROWS, {"study": study._study_id, "like": f"{prefix}%", "own": ""})
+            bodies[trial_id] = _body(prefix, {key: json.loads(value) for key, value in rows})
+    if not bodies:
+        return list(trials)
+    ids = {trial.number: trial._trial_id for trial in study.get_trials(deepcopy=False)}
+
+    def written(number: int) -> str:
+        body = bodies.get(ids[number], "")
+        ours, line, added = body.partition(_LINE)
+        return added if line and ours.startswith(_FIRST_WORDS) else body
+
+    return [replace(trial, note=note) if (note := written(trial.number)) else trial for trial in trials]
+
+
+def note_trial(study: optuna.Study, trial: TrialRecord, text: str) -> None:
+    """Keep what a person has written about a trial, below what its note says already; an empty text removes it."""
+    storage, prefix = _backend(study), f"dashboard:{study.get_trials(deepcopy=False)[trial.number]._trial_id}:"
+    stored = storage.get_study_system_attrs(study._study_id)
+    ours = _body(prefix, stored).partition(_LINE)[0]
+    if not ours.startswith(_FIRST_WORDS):
+        ours = trial_note(trial, _metric_name(study.user_attrs), study.user_attrs.get("allowed_drops"))
+    rows = _rows(prefix, int(stored.get(f"{prefix}note_ver", 0)) + 1, f"{ours}{_LINE}{text.strip()}", stored)
+    for key, value in rows.items():
+        storage.set_study_system_attr(study._study_id, key, value)
 
 
 def _digest(text: str) -> str:
@@ -175,7 +232,7 @@ def study_note(
 
 def trial_note(trial: TrialRecord, metric: str, allowed_drops: Mapping[str, float] | None = None) -> str:
     """Return what a trial came to, in Markdown: what was in effect, speed, metric, verdict, message."""
-    lines = [f"**In effect** ({trial.level}): {trial.summary or 'nothing'}", ""]
+    lines = [f"{_FIRST_WORDS}{trial.level}): {trial.summary or 'nothing'}", ""]
     if math.isfinite(trial.relative_step_time):
         low, high = 1.0 / trial.relative_high, 1.0 / trial.relative_low
         lines.append(f"* {1.0 / trial.relative_step_time:.2f} times the speed of O0 per step ({low:.2f} to {high:.2f})")

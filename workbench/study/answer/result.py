@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRecord
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
-from workbench.study.answer.notes import Notes
+from workbench.study.answer.notes import Notes, note_trial, with_notes
 from workbench.study.answer.selection import faster_untested, nothing_found, select, with_policy
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.sections import TARGETS
@@ -33,7 +33,7 @@ from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import candidates_of, trials_of
 
-__all__ = ["StudyResult", "export_study", "open_begun", "read_result", "write_answer"]
+__all__ = ["StudyResult", "export_study", "open_begun", "read_result", "write_answer", "write_note"]
 
 _FEWEST_PLANS = 5  # below, what matters for the objective is unknown
 _COMMAND = re.compile(r"`workbench tune [^`]+ --confirm-seeds ")
@@ -77,6 +77,19 @@ def standing_result(study_dir: str | Path, study: optuna.Study, file: StudyFile)
     result = _result(study, file, directory, trials, candidates, choices, exported, more)
     report = directory / "result" / "report.html"
     return replace(result, report=report if report.exists() else None)
+
+
+def write_note(study_dir: str | Path, number: int, text: str, *, storage: str | None = None) -> None:
+    """Keep what a person writes about a trial, where optuna-dashboard shows it, too; an empty text removes it.
+
+    Study and storage are as in `read_result`; a trial that the study does not have is a StudyError.
+    """
+    with quiet_optuna(), kept.plain_storage_errors():
+        study, _, _ = open_begun(study_dir, storage)
+        trial = next((one for one in trials_of(study) if one.number == number), None)
+        if trial is None:
+            raise StudyError(f"{study_dir}: there is no trial {number}")
+        note_trial(study, trial, text)
 
 
 def export_study(
@@ -146,7 +159,7 @@ def write_answer(
 
 def _judged(study: optuna.Study, file: StudyFile) -> list[TrialRecord]:
     """Return the trials; those of a search for set-ups with what all its runs say of their quality."""
-    trials = trials_of(study)
+    trials = with_notes(study, trials_of(study))
     if file.study.objective != "time_to_quality" or baseline_trial(study) is None:
         return trials
     standing, plain = standing_now(study, file), plain_standing(study, file).sure  # those are judged among themselves
