@@ -188,7 +188,7 @@ def one_core(folder: Path) -> tuple[str, Finished, Path]:
     os.kill(pid, signal.SIGKILL)
     end(pid)
     before = trials_of(directory)
-    while (code := end(begin(directory, change, jobs=2))) == 2 and "being tuned" in last_words(directory):
+    while (code := end(begin(directory, change, jobs=2), 600.0)) == 2 and "being tuned" in last_words(directory):
         time.sleep(0.2)  # its workers have not ended yet
     return f"killed and started again with `--jobs 2`: exit code {code}", before, directory
 
