@@ -169,6 +169,19 @@ def test_an_edited_study_says_what_changed_and_keeps_everything(workbench: Comma
     assert (next((study / "archive").iterdir()) / "study.db").exists()
 
 
+def test_an_edited_task_is_refused_by_name_and_a_comment_in_it_is_not(workbench: Command, tuned: Path) -> None:
+    task = tuned.with_name("wine.py")
+    before = task.read_text()
+    for edited in (before.replace("lr=0.1", "lr=0.2"), before.replace("nn.Linear(13, 16)", "nn.Linear(13, 12)")):
+        task.write_text(edited.replace("16, 3", "12, 3") if "13, 12" in edited else edited)
+        outcome = workbench("tune", tuned)
+        assert outcome.code == 2
+        assert "the code of the task has changed since the study began (wine.py)" in outcome.sentence
+        assert "--new-baseline" in outcome.sentence
+    task.write_text(f"# a remark\n{before}")
+    assert workbench("tune", tuned).code == 0
+
+
 @pytest.mark.parametrize(
     ("attribute", "code", "words", "guilty"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -20,20 +21,18 @@ _PATIENCE_SECONDS = 60.0
 
 
 def _interrupted(
-    command: list[str], ready: Callable[[], bool], times: int = 1, patience_seconds: float = _PATIENCE_SECONDS
+    command: list[str], ready: Callable[[], bool], by: signal.Signals = signal.SIGINT
 ) -> tuple[int, str, str]:
-    """Run a command, press Ctrl-C so many times once it is at work, and return exit code, stdout and stderr."""
+    """Run a command, press Ctrl-C or send another signal once it is at work; return exit code, stdout and stderr."""
     process = subprocess.Popen(
         [sys.executable, "-m", "workbench", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        deadline = time.monotonic() + patience_seconds
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while not (at_work := ready()) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         assert at_work, "it was never at work"
-        for _ in range(times):
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.3 if times > 1 else 0.0)
+        process.send_signal(by)
         out, err = process.communicate(timeout=_PATIENCE_SECONDS)
     finally:
         process.kill()
@@ -61,10 +60,13 @@ def test_ctrl_c_ends_a_training_with_its_steps_recorded(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_study_that_the_same_command_continues(here: Path, study: Path, workbench: Command) -> None:
+@pytest.mark.parametrize("by", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+def test_ctrl_c_ends_a_study_that_the_same_command_continues(
+    by: signal.Signals, here: Path, study: Path, workbench: Command
+) -> None:
     file = study / "study.toml"
     file.write_text(file.read_text().replace("budget_steps = 12", "budget_steps = 3000"))
-    code, out, err = _interrupted(["tune", str(study)], lambda: _recording(study))
+    code, out, err = _interrupted(["tune", str(study)], lambda: _recording(study), by)
     assert code == 130, err
     assert "Traceback" not in err
     assert "interrupted; everything finished is saved, `workbench tune study` continues" in err
@@ -72,23 +74,6 @@ def test_ctrl_c_ends_a_study_that_the_same_command_continues(here: Path, study: 
     status = workbench("status", study)
     assert "running" not in status.out
     assert "next: workbench tune study" in status.out
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_an_impatient_user_of_several_workers_sees_one_sentence(here: Path, study: Path) -> None:
-    file = study / "study.toml"
-    text = file.read_text().replace("budget_steps = 12", "budget_steps = 2000")
-    file.write_text(text.replace("n_trials = 3", "n_trials = 6"))
-
-    def by_workers() -> bool:  # O0 is the command's own work, and a plan that equals it is not trained again
-        at_work = [path.parent.name for path in study.rglob("steps.jsonl")]
-        return any(name.startswith("trial_") and name != "trial_0000" for name in at_work)
-
-    code, _, err = _interrupted(["tune", str(study), "--jobs", "2"], by_workers, times=4, patience_seconds=400.0)
-    assert code == 130, err
-    assert "Traceback" not in err
-    assert "interrupted; everything finished is saved, `workbench tune study` continues" in err
 
 
 def test_a_first_ctrl_c_asks_for_a_stop_and_a_second_raises(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,5 +118,22 @@ def test_ctrl_c_where_no_command_expects_it_still_exits_with_130(
 
     monkeypatch.setattr(doctor, "examine", interrupted)
     outcome = workbench("doctor")
+    assert outcome.code == 130
+    assert outcome.err.startswith("interrupted; ")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_scheduler_that_ends_a_command_is_ctrl_c_to_every_one(
+    number: signal.Signals, workbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workbench.core import doctor
+
+    monkeypatch.setattr(doctor, "examine", lambda: signal.raise_signal(number))
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup it is ignored, and stays so
+    try:
+        outcome = workbench("doctor")
+    finally:
+        signal.signal(number, before)
     assert outcome.code == 130
     assert outcome.err.startswith("interrupted; ")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.kit.fake_runner import make_fake, write_study
 from workbench.study import RayEngine, StudyError, tune
+from workbench.study.run.ray_cluster import joined_cluster
 from workbench.study.run.ray_resources import parse_resources
 from workbench.study.run.ray_worker import pack_run, sent, unpack_run
 
@@ -92,3 +95,20 @@ def test_a_run_comes_back_as_it_was_under_a_name_that_is_free(tmp_path: Path) ->
     assert unpack_run(here, "runs/trial_0001", packed) == "runs/trial_0001.2"
     for name in ("trial_0001", "trial_0001.2"):
         assert (here / "runs" / name / "deeper" / "values").read_bytes() == bytes(range(256))
+
+
+def test_a_cluster_of_one_machine_is_asked_to_listen_on_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_ADDRESS"):
+        monkeypatch.setenv(name, "")  # put back after the test
+        monkeypatch.delenv(name)
+    asked: dict[str, object] = {}
+
+    def init(**options: object) -> None:
+        asked.update(options, elsewhere=os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"))
+
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with joined_cluster(None):
+        pass
+    assert asked["elsewhere"] == "0", "as Ray does on other systems than Linux: its processes listen on 127.0.0.1"
+    assert asked["include_dashboard"] is False
