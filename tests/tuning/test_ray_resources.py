@@ -12,7 +12,7 @@ import pytest
 
 from tests.kit.fake_runner import make_fake, write_study
 from workbench.study import RayEngine, StudyError, tune
-from workbench.study.run.ray_cluster import joined_cluster
+from workbench.study.run.ray_engine import _joined_cluster
 from workbench.study.run.ray_resources import parse_resources
 from workbench.study.run.ray_worker import pack_run, sent, unpack_run
 
@@ -108,7 +108,7 @@ def test_a_cluster_of_one_machine_is_asked_to_listen_on_localhost(monkeypatch: p
 
     ray = SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    with joined_cluster(None):
+    with _joined_cluster(None):
         pass
     assert asked["elsewhere"] == "0", "as Ray does on other systems than Linux: its processes listen on 127.0.0.1"
     assert asked["include_dashboard"] is False
