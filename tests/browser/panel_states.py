@@ -137,7 +137,7 @@ STATES: dict[str, str] = {
     "tune-running": "study('held')",
     "tune-stopped": "study('ended', stop=True)",
     "tune-done": "panel = StudyPanel('screen_studies/done', SHARED())\npanel.wait(LONG)\npanel.pick(2)\npanel",
-    "tune-failed": "started(StudyPanel(task_that(20, fail, 'bad'), SHARED(), studies='broken', trials=4, steps=40))",
+    "tune-failed": "started(StudyPanel(task_that(20, fail, 'bad'), SHARED(), studies='broken', objective='speed'))",
     "compare-empty": "ComparePanel(task, SHARED())",
     "compare-running": "held(lambda t: ComparePanel(t, SHARED(), steps=40, seeds=3), 200)",
     "compare-stopped": "held(lambda t: ComparePanel(t, SHARED(), steps=40, seeds=3), 200, stop=True)",

@@ -58,7 +58,7 @@ def test_from_start_to_a_chosen_trial(lab: Lab, view: View) -> None:
     expect(control(tune, "How long may I search?")).to_be_visible()
     expect(control(tune, "How much may it drop?")).to_be_visible()
     open_section(tune, "Study")
-    control(tune, "Objective").get_by_role("combobox").select_option("pareto")
+    control(tune, "Objective").get_by_role("combobox").select_option(label="boost methods: metric against step time")
     enter(control(tune, "Trials").get_by_role("textbox"), "5")
     enter(control(tune, "Steps per trial").get_by_role("textbox"), "24")
     open_section(tune, "More")

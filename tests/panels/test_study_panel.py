@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.kit.processes import wait_until
 from tests.panels.looking import LONG, ended, everything, one_of, run, text_in
 from tests.reports.synthetic_study import fastest_study, full_study
 from workbench.config import BoostConfig
@@ -28,6 +29,7 @@ Make = Callable[..., StudyPanel]
 QUICK = {"confirm.seeds_min": 2, "confirm.seeds_max": 2, "confirm.candidates": 1, "speed.rounds": 2} | {
     "allowed_drop.o1": 9.0,
     "allowed_drop.o2": 9.0,
+    "study.objective": "time_to_target",
 }
 SPACE = {
     "level": ["O1"],
@@ -79,6 +81,7 @@ def with_a_small_question(panel: StudyPanel, **values: Any) -> StudyPanel:
     for path, value in (QUICK | values).items():
         panel.entries[path].set(value)
     panel.space.set(SPACE)
+    panel.form.show_baseline()
     return panel
 
 
@@ -165,6 +168,44 @@ def test_opening_a_study_shows_its_state_and_trains_nothing(made: Make, finished
     assert "boost_config.o1.json" in text_in(panel)
     assert "2 of 2 trials; its answer is shown" in text_in(panel)
     assert sorted(path for path in finished.rglob("*") if "runs" in path.parts) == before
+
+
+@pytest.mark.slow
+def test_a_new_study_looks_at_the_task_and_searches_whole_set_ups(
+    keep: Callable[[StudyPanel], StudyPanel], tmp_path: Path
+) -> None:
+    task = replace(tiny_task(), steps=16)
+    panel = keep(StudyPanel(task, studies=tmp_path))
+    assert panel.entries["sampler.name"].disabled
+    assert "searches what applies to it" in text_in(panel)
+    panel.entries["study.objective"].set("speed")
+    panel.form.show_baseline()
+    assert not panel.entries["sampler.name"].disabled
+    panel.entries["study.objective"].set("time_to_quality")
+    panel.entries["study.timeout_seconds"].set(2.0)  # minutes
+    panel.entries["allowed_drop.o1"].set("3 %")
+    panel.start()
+    path = tmp_path / "tiny" / "study.toml"
+    wait_until(path.exists)
+    panel.stop()
+    assert panel.wait(LONG)
+    assert panel.state is PanelState.STOPPED, text_in(panel)
+    file = read_study(path.parent)
+    assert (file.study.objective, file.study.budget_steps) == ("time_to_quality", 16)  # the task's own length
+    assert (file.study.timeout_seconds, file.allowed_drop.o1) == (120.0, "3 %")
+    assert any(one.path.startswith("schedule.") for one in file.dimensions)
+    assert not panel.entries["sampler.name"].disabled
+    assert panel.entries["sampler.name"].value == file.sampler.name
+    assert values_of(panel.form.text()) == values_of(path.read_text())  # Continue asks the same
+
+
+def test_a_search_of_set_ups_says_what_it_lacks(keep: Callable[[StudyPanel], StudyPanel], tmp_path: Path) -> None:
+    panel = keep(StudyPanel("no_such_task", studies=tmp_path))
+    panel.start()
+    assert panel.wait(LONG)
+    assert panel.state is PanelState.FAILED
+    assert "no_such_task" in text_in(panel)
+    assert not (tmp_path / "no_such_task").exists()
 
 
 def _unfold_more(panel: StudyPanel) -> None:

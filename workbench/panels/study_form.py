@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from workbench.config import BoostConfig, ParameterInfo
 from workbench.config.errors import inner_type, rule_of
@@ -23,11 +23,17 @@ from workbench.panels.shared_config import SharedConfig
 from workbench.panels.study_space import SearchSpace
 from workbench.panels.style import faint
 
+if TYPE_CHECKING:
+    from workbench.tasks import Task
+
 _MINUTES: Final = "study.timeout_seconds"
 """Path of what is asked for in minutes, and kept in seconds."""
 
-_FIRST: Final = (_MINUTES, "allowed_drop.o1")
-_COMMON: Final = ("study.task", "study.objective", "study.n_trials", "study.budget_steps", "allowed_drop.o2")
+_STEPS: Final = "study.budget_steps"
+_DROP: Final = "allowed_drop.o1"
+_OBJECTIVE: Final = "study.objective"
+_FIRST: Final = (_MINUTES, _DROP, _STEPS, _OBJECTIVE)
+_COMMON: Final = ("study.task", "study.n_trials", "allowed_drop.o2")
 _MORE: Final = (
     *("sampler.name", "pruner.name", "study.device_hours", "study.patience", "study.evaluate_every", "study.seed"),
     *("study.device", "study.threads", "confirm.seeds_min", "confirm.seeds_max", "confirm.candidates"),
@@ -40,7 +46,9 @@ _EXTENDED: Final = {
     "confirm.seeds_max": "confirm_seeds",
 }
 """Values that may grow without making it another question: they are options of the command, too."""
-_ALWAYS_WRITTEN: Final = ("study.task", "study.n_trials", "study.budget_steps", "study.objective", "sampler.name")
+_ALWAYS_WRITTEN: Final = ("study.task", "study.n_trials", _STEPS, _OBJECTIVE, "sampler.name")
+_SET_UPS: Final = "time_to_quality"
+_LEFT_TO_THE_LOOK: Final = "the look at the task decides this when the search begins"
 _BASELINE_SECTIONS: Final = ("common.", "loss_scale.", "amp.", "optimizer.")
 _FIRST_SPACE: Final[Mapping[str, Any]] = {
     "level": ["O1", "O2"],
@@ -92,6 +100,7 @@ class StudyForm:
         }
         for path in _FIRST:  # what everybody is asked says what it means, and what it is when left alone
             self.entries[path].note(self.entries[path].info.description)
+        self.entries[_OBJECTIVE].observe(lambda _: self.show_baseline())
         jobs_help = "Processes that search at the same time; on one device they slow each other down."
         self.jobs = count_control("jobs", "Workers", jobs_help, 1)
         self.space = SearchSpace(panel)
@@ -134,8 +143,33 @@ class StudyForm:
         for path, control in self.entries.items():
             control.set(values.get(path, control.info.default))
 
+    @property
+    def asks_for_set_ups(self) -> bool:
+        """Whether a new study is to find the fastest whole set-up, which a look at the task writes."""
+        return self.file is None and self.entries[_OBJECTIVE].value == _SET_UPS
+
+    def set_up_question(self, task: Task) -> dict[str, Any]:
+        """Return what `begin_study` is asked: the first fields, where they were left alone what it takes by itself."""
+        minutes, drop, steps = (self.entries[path] for path in (_MINUTES, _DROP, _STEPS))
+        own_length = steps.value == steps.info.default and (task.steps or task.epochs) is not None
+        return {
+            "minutes": minutes.value,
+            "steps": None if own_length else steps.value,
+            "allowed_drop": None if drop.value == drop.info.default else drop.value,
+        }
+
     def show_baseline(self) -> None:
-        """Say what O0 means in this study."""
+        """Say what O0 means in this study, and what the look at a task decides about a new one."""
+        left = _LEFT_TO_THE_LOOK if self.asks_for_set_ups else ""
+        for path in (*_COMMON, *_MORE):
+            if path != "study.task":
+                self.entries[path].disable(left)
+        if left:
+            self._baseline.value = faint(
+                "Start looks at the task and searches what applies to it: precision, compiler, schedule, batch size, "
+                "optimizer, input sizes and boost methods. The ranges above are for the other objectives."
+            )
+            return
         if self.file is not None:
             self._baseline.value = faint("O0 is what [baseline] in study.toml says.")
             return

@@ -11,7 +11,7 @@ import functools
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from workbench.config import BoostConfig
 from workbench.core.files import write_text_atomically
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from workbench.study import TuneProgress
     from workbench.tasks import Task
 
+Objective = Literal["time_to_quality", "time_to_target", "speed", "pareto"]
+
 _OVERLAID: Final = 4
 _ASKS_ELSE: Final = "the study asks something else now; start over, or set it back"
 
@@ -47,8 +49,11 @@ class StudyPanel(WorkPanel):
         shared: Takes the configuration of a picked trial, and gives precision, loss scale and optimizer of O0 to a new
             study; None makes one of its own.
         studies: Folder in which a new study gets its own.
-        trials: Trials of a new study.
-        steps: Micro-batches of one trial of a new study.
+        trials: Trials of a new study of boost methods.
+        steps: How long the task is trained today, in micro-batches; what a Task says of itself counts, where this is
+            left alone.
+        objective: What a new study minimises. ``"time_to_quality"`` searches whole set-ups, as ``workbench tune TASK``
+            does; the others search boost methods.
         theme: See ``Panel``.
 
     Attributes:
@@ -65,6 +70,7 @@ class StudyPanel(WorkPanel):
         studies: str | Path = "studies",
         trials: int = 12,
         steps: int = 200,
+        objective: Objective = "time_to_quality",
         theme: Theme = "auto",
     ) -> None:
         super().__init__(
@@ -77,7 +83,12 @@ class StudyPanel(WorkPanel):
         self._reader = self.new_reader(self._cannot_read)
         self._task: Task | None = None if isinstance(task_or_study_dir, (str, Path)) else task_or_study_dir
         task, folder = _understood(task_or_study_dir, Path(studies))
-        given = {"study.task": task, "study.n_trials": trials, "study.budget_steps": steps}
+        given = {
+            "study.task": task,
+            "study.n_trials": trials,
+            "study.budget_steps": steps,
+            "study.objective": objective,
+        }
         self.form = StudyForm(self, self.shared, folder, given)
         self.folder, self.entries, self.jobs = self.form.folder, self.form.entries, self.form.jobs
         self.space = self.form.space
@@ -173,6 +184,7 @@ class StudyPanel(WorkPanel):
         if not self.machine.try_to(PanelState.RUNNING):
             return
         folder, text, options = self.form.place, self.form.text(), dict[str, Any]()
+        set_ups = self.form.asks_for_set_ups
         if self.form.file is not None and (folder / "study.db").exists() and not fresh:
             options = self.form.extensions(text)
             text = self.form.file if options else text
@@ -184,7 +196,7 @@ class StudyPanel(WorkPanel):
         if fresh:
             self._forget()
             self._show_study()
-        self.begin(lambda control: self._search(control, folder, text, options))
+        self.begin(lambda control: self._search(control, folder, None if set_ups else text, options))
 
     def pick(self, number: int) -> None:
         """Lay the curves of a trial over O0's, and take its configuration; edits are not replaced unasked."""
@@ -227,16 +239,24 @@ class StudyPanel(WorkPanel):
         if progress is not None and self.state is not PanelState.STOPPING:
             self._show_progress(progress)
 
-    def _search(self, control: RunControl, folder: Path, text: str, options: dict[str, Any]) -> StudyResult | None:
+    def _search(
+        self, control: RunControl, folder: Path, text: str | None, options: dict[str, Any]
+    ) -> StudyResult | None:
         """Write the study's file and run it, in a thread; None when it was stopped on the way.
 
-        After each trial it sends what is known of the study. One that is asked something else than before keeps its
-        file, and says so with a StudyError.
+        Without a text a look at the task writes the file. After each trial it sends what is known of the study. One
+        that is asked something else than before keeps its file, and says so with a StudyError.
         """
         from workbench import api
         from workbench import study as studies
 
         self._reader.wait()  # Optuna's verbosity and the warnings filter belong to one thread at a time
+        if text is None:
+            task = options.get("task") or look_for_task(str(self.entries["study.task"].value), folder)
+            note = functools.partial(control.send, self.log)
+            studies.begin_study(task, **self.form.set_up_question(task), folder=folder, on_note=note)
+            text = (folder / "study.toml").read_text(encoding="utf-8")
+            control.send(self._begun, text)
         studies.parse_study(text, source="study.toml", default_name=folder.resolve().name)
         path = folder / "study.toml"
         before = path.read_text(encoding="utf-8") if path.exists() else None
@@ -260,6 +280,12 @@ class StudyPanel(WorkPanel):
             if before is not None and before != text:  # until the user says so the stored question stands
                 write_text_atomically(path, before)
             raise
+
+    def _begun(self, text: str) -> None:
+        """Show what the look at the task has asked."""
+        self.form.file = text
+        self.form.show(text)
+        self.form.show_baseline()
 
     def finished(self, outcome: Outcome) -> PanelState:
         """Say that the study has its answer, or was stopped."""

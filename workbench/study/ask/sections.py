@@ -30,7 +30,9 @@ class StudySection(Part):
         ..., "Task", "Built-in name, package.module:attribute, or path/to/file.py:attribute.", min_length=1
     )
     seed: int = described(0, "Seed", "Seed of the search; the confirmation uses others.", ge=0)
-    budget_steps: int = described(..., "Steps per trial", "Length of one run.", unit="micro-batches", ge=1)
+    budget_steps: int = described(
+        ..., "Steps per trial", "How long one run is, and the task is trained today.", unit="micro-batches", ge=1
+    )
     evaluate_every: int | None = described(
         None, "Evaluate every", "Unset evaluates after each tenth of the run.", unit="micro-batches", ge=1
     )
@@ -47,6 +49,12 @@ class StudySection(Part):
         "Objective",
         "What is minimised: the time until O0's final metric less the allowed drop is reached; the time of a step; "
         "both metric and step time at once, without pruning; or the total time of a whole run that ends there.",
+        names={
+            "time_to_quality": "the fastest whole set-up",
+            "time_to_target": "boost methods: time to O0's metric",
+            "speed": "boost methods: time of a step",
+            "pareto": "boost methods: metric against step time",
+        },
     )
     device: str = described("auto", "Device", "Where to train: auto, cpu, cuda or npu.")
     threads: int | None = described(

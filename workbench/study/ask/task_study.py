@@ -56,13 +56,15 @@ def begin_study(
     allowed_drop: float | str | None = None,
     device: str = "auto",
     fresh: bool = False,
+    folder: Path | None = None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Return the folder of a task's study; one that is there is gone on with, otherwise it is written.
 
     ``minutes`` are for the search (None is 15), ``steps`` or ``epochs`` say how long the task is trained today (None
     for the task's own), ``allowed_drop`` is in the metric's unit or a share ("2 %"), ``fresh`` replaces a study that is
-    there, and ``on_note`` gets what is left out and why, and what the time allows.
+    there, ``folder`` is another one than `folder_of` names, and ``on_note`` gets what is left out and why, and what the
+    time allows.
 
     Raises:
         StudyError: When it is not said how long the task is trained, or said twice, the drop is none, the time is too
@@ -71,7 +73,7 @@ def begin_study(
     from workbench.core import devices
     from workbench.training.task_look import epoch_batches, look_at
 
-    folder = folder_of(task)
+    folder = folder_of(task) if folder is None else folder
     _check_drop(allowed_drop)
     if steps is not None and epochs is not None:
         raise StudyError("`steps` and `epochs` say the same; give one of them")
