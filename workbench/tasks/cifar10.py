@@ -2,7 +2,7 @@
 
 60 000 colour images of 32 x 32 pixels in ten classes: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny
 Images", 2009. ``data_batch_1`` to ``data_batch_5`` and ``test_batch`` are pickled dictionaries of ``data`` (uint8
-``[n, 3072]``: red, green, blue planes row by row) and ``labels``; the unpickler makes arrays and plain values only.
+``[n, 3072]``: red, green, blue planes row by row) and ``labels``, read without unpickling (`array_pickle`).
 
 Images are centred and scaled per channel, float32 ``[n, 3, 32, 32]``, targets int64 ``[n]``. Training images are
 shifted by up to four pixels and mirrored, as in He et al., "Deep Residual Learning for Image Recognition", CVPR 2016,
@@ -11,12 +11,10 @@ section 4.2, whose ResNet-20 is trained here; evaluation is on the published tes
 
 from __future__ import annotations
 
-import pickle
 import stat
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
+from workbench.tasks.array_pickle import read_array_pickle
 from workbench.tasks.batches import ShuffledBatches, digest_of_batches, mixed_seed
 from workbench.tasks.digits import ResNet
 from workbench.tasks.errors import TaskError
@@ -37,13 +36,7 @@ _TRAINING_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
 _EVALUATION_FILE = "test_batch"
 _MEAN, _SPREAD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, per channel
 _SHIFT = 4
-_LARGEST_FILE = 1 << 30  # bytes
-# What pickles of arrays call, under the names of numpy 1 and 2, and those of bytes that were written for Python 2.
-_MAKE_ARRAYS = {
-    *(f"{module}.multiarray._reconstruct" for module in ("numpy.core", "numpy._core")),
-    *(f"{module}.numeric._frombuffer" for module in ("numpy.core", "numpy._core")),
-    *("numpy.ndarray", "numpy.dtype", "_codecs.encode", "builtins.bytes", "__builtin__.bytes"),
-}
+_LARGEST_FILE = 1 << 30  # bytes; it is read as a whole
 
 
 def cifar10_task(place: str) -> Task:
@@ -81,16 +74,11 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
             raise TaskError(f"it is {size >> 20} MiB large, a batch is about 30")
         if stat.S_ISFIFO(path.stat().st_mode) or stat.S_ISCHR(path.stat().st_mode):
             raise TaskError("it is no file")  # and would be read without an end
-        with path.open("rb") as file:
-            found = _ArraysOnly(file, encoding="bytes").load()
-        if not isinstance(found, dict):
-            raise TaskError("it holds no dictionary")
+        found = read_array_pickle(path.read_bytes())
     except OSError as error:
         raise TaskError(f"{path} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # whatever a damaged file makes the unpickler raise
-        damaged = f"it is damaged ({type(error).__name__}: {error})"
-        reason = error if isinstance(error, TaskError) else damaged
-        raise TaskError(f"{path} is no python batch of CIFAR-10: {reason}") from error
+    except TaskError as error:
+        raise TaskError(f"{path} is no python batch of CIFAR-10: {error}") from error
     data, labels = found.get(b"data"), found.get(b"labels")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
         raise TaskError(f"{path} is no python batch of CIFAR-10: `data` must be uint8 [n, 3072]")
@@ -98,15 +86,6 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
     if not isinstance(labels, list) or not whole or len(labels) != len(data):
         raise TaskError(f"{path} is no python batch of CIFAR-10: `labels` must be {len(data)} numbers from 0 to 9")
     return torch.from_numpy(data.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64, device="cpu")
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Refuses every name but those that arrays are made with, so that no code of the file's runs."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" not in _MAKE_ARRAYS:
-            raise TaskError(f"it asks for '{module}.{name}'")
-        return super().find_class(module, name)
 
 
 def _evaluation_batches(images: Tensor, targets: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
