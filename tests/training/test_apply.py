@@ -24,7 +24,7 @@ from workbench.training import (
     apply,
     training_loop,
 )
-from workbench.training.trace_buffer import float16_gradient_parameters
+from workbench.training.float16_gradients import float16_gradient_parameters
 
 FREEZING = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
