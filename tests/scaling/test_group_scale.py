@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from tests.golden_files import golden_paths, load_json
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.loss_scale import DynamicLossScaleUpdateCell
+from workbench.methods.loss_scale_group.groups import group_name, resolve_groups
 from workbench.methods.loss_scale_group.method import (
     GroupLossScaleManager,
     GroupMember,
     arising_overflow,
-    resolve_groups,
     scale_gradient,
 )
 
@@ -264,12 +264,12 @@ def test_groups_are_found_by_parameter_module_name_and_pair_in_any_order() -> No
     net = nn.Sequential(first, second, third)
     groups: list[list[GroupMember]] = [[("2.bias", third.bias), "0.weight"], [second], [third.weight, first.bias]]
     found = resolve_groups(groups, net)
-    assert [list(group.parameters) for group in found] == [
+    assert [list(group) for group in found] == [
         ["2.bias", "0.weight"],
         ["1.weight", "1.bias"],
         ["2.weight", "0.bias"],
     ]
-    assert found[1].name == "group 2 (1)"
+    assert group_name(2, found[1]) == "group 2 (1)"
 
 
 def test_names_are_found_under_the_prefix_of_a_wrapper_unless_they_are_ambiguous() -> None:
@@ -278,8 +278,8 @@ def test_names_are_found_under_the_prefix_of_a_wrapper_unless_they_are_ambiguous
     net.add_module("body", nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     wrapper = nn.ModuleDict({"net": net})
     found = resolve_groups([["head", "body.0"], ["body.1.weight"]], wrapper)
-    assert list(found[0].parameters) == ["net.head.weight", "net.head.bias", "net.body.0.weight", "net.body.0.bias"]
-    assert list(found[1].parameters) == ["net.body.1.weight"]
+    assert list(found[0]) == ["net.head.weight", "net.head.bias", "net.body.0.weight", "net.body.0.bias"]
+    assert list(found[1]) == ["net.body.1.weight"]
     with pytest.raises(ValueError, match=r"names 'weight', which may be 0\.weight or 1\.weight; write the whole name"):
         resolve_groups([["weight"]], nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)))
 
