@@ -1,7 +1,7 @@
 // Keeps the figures of a panel as wide as their places; runs once, as `onload` of an invisible image in the panel.
 //
 // Plotly's widget draws itself before it stands on the page, knows no width then, and is not told that its tab was
-// opened. Its figures do listen to the window, so the window is told when a drawing and its place differ: a few times
+// opened. Its figures do listen to the window, so the window gets a resize event when a drawing and its place differ: a few times
 // for every width, or a figure of a fixed width would ask for ever. The image stays where it is: what a widget has put
 // on the page is the widget's to remove.
 //

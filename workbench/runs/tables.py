@@ -180,7 +180,7 @@ def _frame(
             series[field.name] = pd.Series(tuples, dtype=object)
         else:
             found: pd.Series[Any] = values.to_pandas()
-            # Of one piece it may be Arrow's own memory, which nobody can write to.
+            # Of one piece it may be Arrow's own memory, which is read-only.
             series[field.name] = found.copy() if values.num_chunks == 1 else found
     return pd.DataFrame(series, copy=False)
 
