@@ -160,7 +160,11 @@ class StudyForm:
 
     def show_baseline(self) -> None:
         """Say what O0 means in this study, and what the look at a task decides about a new one."""
+        from workbench.study.ask.task_study import DEFAULT_MINUTES
+
         left = _LEFT_TO_THE_LOOK if self.asks_for_set_ups else ""
+        limit = f"unset is {DEFAULT_MINUTES:g} minutes" if left else "unset sets no limit"
+        self.entries[_MINUTES].note(f"Search and confirmation of one command together; {limit}.")
         for path in (*_COMMON, *_MORE):
             if path != "study.task":
                 self.entries[path].disable(left)
