@@ -76,8 +76,8 @@ def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
 class Factors(NamedTuple):
     """Orthogonal matrices as ``left right + share right``; ``[batch, rows, rows]`` and ``[batch, rows, columns]``.
 
-    Whoever adds it to something need not have it in memory, as a matrix product adds as it goes. The share is 0 but in
-    short formats, where ``left`` would lose digits if a multiple of the unit matrix were part of it.
+    Kept as factors, it can be added to something without being formed, since a matrix product can accumulate. The share
+    is 0 except in short formats, where ``left`` would lose digits if a multiple of the unit matrix were part of it.
     """
 
     left: Tensor
