@@ -18,7 +18,8 @@ def without_waiting_for_the_disk() -> Iterator[None]:
     """Spare this process the wait at every commit and file; processes that it starts wait like the user's."""
 
     def hurry(connection: Any, _: Any) -> None:
-        connection.execute("PRAGMA synchronous=OFF")
+        if isinstance(connection, sqlite3.Connection):  # PostgreSQL has no such word
+            connection.execute("PRAGMA synchronous=OFF")
 
     event.listen(Engine, "connect", hurry)
     with pytest.MonkeyPatch.context() as patch:
