@@ -41,7 +41,7 @@ from workbench.training.speed import measure_speed_ratio
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
 LEVEL = "O0"
-OPTIMIZERS = ("sgd", "adamw", "adam_offload", "thor")
+OPTIMIZERS = ("sgd", "adamw", "adam_offload", "muon", "thor")
 STARTUP_TRIALS = 5
 HOPELESS = 1.5
 """A trial ends when it has cost this many times what the best one of its arm needed in all."""
@@ -500,7 +500,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("tune", "confirm", "stability", "speed", "report"))
     parser.add_argument("task", nargs="?", choices=tuple(_tables()["tasks"]))
-    parser.add_argument("--arms", nargs="+", help="arms of spaces.toml; the four optimizers unless said")
+    parser.add_argument("--arms", nargs="+", help="arms of spaces.toml; the five optimizers unless given")
     parser.add_argument("--trials", type=int, default=16, help="trials per arm in all")
     parser.add_argument("--seeds", type=int, help="seeds at most: fresh ones, or those of tuning")
     parser.add_argument("--steps", type=int, help="budget of tuning and confirmation; length of stability runs (2000)")

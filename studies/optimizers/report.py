@@ -22,6 +22,7 @@ TITLES = {
     "sgd": "SGD, momentum",
     "adamw": "AdamW",
     "adam_offload": "AdamOffload",
+    "muon": "Muon",
     "thor": "THOR",
     "thor_no_floor": "no floor",
     "thor_tight_clip": "no floor, `kl_clip` 1e-4",

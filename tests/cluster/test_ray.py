@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,3 +108,28 @@ def test_what_no_node_has_is_said_at_once(address: str, tmp_path: Path, monkeypa
     with pytest.raises(StudyError, match=r"a trial needs CPU=1, GPU=1, and no node .*1 node with CPU=2, slot=1 in all"):
         tune(directory, make_experimenter=make_fake, ray=RayEngine("GPU=1", address))
     assert sorted(path.name for path in directory.iterdir()) == ["study.db.lock", "study.toml"]
+
+
+LISTENERS = """
+import psutil
+from workbench.study.run.ray_engine import joined_cluster
+
+with joined_cluster("local") as ray:
+    ray.get(ray.remote(lambda: None).remote())
+    here = psutil.Process()
+    for process in [here, *here.children(recursive=True)]:
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                print(connection.laddr.ip, process.name())
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
+def test_a_cluster_that_a_study_starts_listens_on_this_machine_alone() -> None:
+    """No other user of the network can reach what runs any code that it is sent."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", LISTENERS]
+    printed = subprocess.run(command, env=variables, check=True, capture_output=True, text=True, timeout=300).stdout
+    listening = [line.split(maxsplit=1) for line in printed.splitlines()]
+    assert {"gcs_server", "raylet"} <= {name for _, name in listening}
+    assert {address for address, _ in listening} <= {"127.0.0.1", "::1"}, printed

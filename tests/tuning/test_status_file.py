@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +44,17 @@ def study(ended: Path) -> Any:
     (ended / "study.toml").write_bytes(file)
 
 
+def state_of(content: bytes) -> dict[str, Any]:
+    """Return what a status file says of the moment it was written, without the checksum of that."""
+    state: dict[str, Any] = json.loads(content)["state"]
+    return {name: value for name, value in state.items() if name != SEAL}
+
+
+def with_state(content: bytes, state: dict[str, Any]) -> bytes:
+    """Return a status file with another such state."""
+    return b'{"state": ' + json.dumps(state).encode() + content[content.index(b',\n"kept": ') :]
+
+
 def test_a_finished_study_is_read_back_whole(study: Path) -> None:
     known = read_status(study)
     assert known is not None
@@ -59,10 +71,15 @@ def test_damage_and_other_forms_are_not_believed(study: Path) -> None:
     for damaged in (b"", content[:-20], content[:middle] + b"C" + content[middle + 1 :], b"[]", b"{}", b"\xff"):
         path.write_bytes(damaged)
         assert read_status(study) is None, damaged[:40]
-    stored = {name: value for name, value in json.loads(content).items() if name != SEAL}
-    for other in (stored, sealed({**stored, "version": "0.1"}), sealed({**stored, "result": {"name": "x"}})):
-        path.write_text(json.dumps(other))
+    stored = state_of(content)
+    for other in (stored, sealed({**stored, "version": "0.1"}), sealed({**stored, "crc32 of kept": 1})):
+        path.write_bytes(with_state(content, other))
         assert read_status(study) is None
+    kept = content.index(b'"kept": ') + len(b'"kept": ')
+    nobody = b'{"name": "x"}'
+    state = sealed({**stored, "crc32 of kept": zlib.crc32(nobody)})
+    path.write_bytes(with_state(content[:kept] + nobody + b"}\n", state))
+    assert read_status(study) is None
     path.unlink()
     assert read_status(study) is None
     path.write_bytes(content)
@@ -140,16 +157,17 @@ def test_the_state_of_a_killed_process_holds_as_long_as_its_database(study: Path
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     path = study / STATUS_NAME
-    stored = {name: value for name, value in json.loads(path.read_text()).items() if name != SEAL}
-    stored["process"] = {"pid": ended.pid, "ticks": 1, "machine": machine()}
-    path.write_text(json.dumps(sealed(stored)))
+    content = path.read_bytes()
+    stored = {**state_of(content), "process": {"pid": ended.pid, "ticks": 1, "machine": machine()}}
+    path.write_bytes(with_state(content, sealed(stored)))
     known = read_status(study)
     assert known is not None
     assert known.process is None
-    path.write_text(json.dumps(sealed({**stored, "database": {"study.db": [1, 2]}})))
+    newer = {**stored, "database": {"study.db": [1, 2]}}
+    path.write_bytes(with_state(content, sealed(newer)))
     assert read_status(study) is None
     here = {"pid": os.getpid(), "ticks": None, "machine": machine()}  # on another system: it cannot be told
-    path.write_text(json.dumps(sealed({**stored, "database": {"study.db": [1, 2]}, "process": here})))
+    path.write_bytes(with_state(content, sealed({**newer, "process": here})))
     assert read_status(study) is None
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import optuna
 import sqlalchemy
 from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial
 
 from workbench.core.credentials import hide_passwords
 from workbench.core.records import TrialRecord
@@ -70,6 +71,10 @@ class Notes:
     def are_due(self) -> bool:
         """Whether it is time to write: at the beginning, and every twenty seconds from then on."""
         return time.monotonic() - self._written >= _EVERY_SECONDS
+
+    def without_note(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        """Return the trials, of all of the study, that `write` is to be given: the first, and those it has not seen."""
+        return [trial for trial in trials if trial.number == 0 or trial.number not in self._noted]
 
     def write(self, trials: Sequence[TrialRecord], answer: Sequence[str] = ()) -> None:
         """Write the notes that are missing; a database that is away is no error, they are written next time.

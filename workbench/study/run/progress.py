@@ -20,7 +20,7 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import RunStep
 from workbench.study.set_up.standing import standing_now
 from workbench.study.store.ended_trials import FINISHED, EndedTrials
-from workbench.study.store.stored_records import is_its_own, records_of, trials_of
+from workbench.study.store.stored_records import is_its_own, records_of
 from workbench.study.store.study_storage import seconds_of
 
 _DECIDING = frozenset({"confirm", "export"})
@@ -122,10 +122,12 @@ class StudyWatch:
 
     def trial_finished(self, trials: Sequence[FrozenTrial] | None = None) -> None:
         """Look at the trials that have ended since, among all of the study, which are read where they are not given."""
+        if trials is None:
+            trials = self._study.get_trials(deepcopy=False)
         if self._notes.are_due:
-            self._notes.write(trials_of(self._study))
+            self._notes.write(records_of(self._notes.without_note(trials), self._study.user_attrs))
         if self._on_progress is not None:
-            self._refresh(self._study.get_trials(deepcopy=False) if trials is None else trials)
+            self._refresh(trials)
         self._report()
 
     def run_finished(self, done: int, total: int) -> None:

@@ -19,13 +19,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from workbench.core.checksums import SEAL, is_intact, sealed
-from workbench.core.files import write_text_atomically
+from workbench.core.files import replacing
 from workbench.core.records import StudyResult
 
 STATUS_NAME = "status.json"
+_BEGIN, _BETWEEN, _END = b'{"state": ', b',\n"kept": ', b"}\n"  # around what are two JSON texts, and together one
+_CRC = "crc32 of kept"
 _DATABASE = ("study.db", "study.db-wal", "study.db-journal")
 
 Stamp = Mapping[str, Any]
@@ -33,10 +35,7 @@ Stamp = Mapping[str, Any]
 
 
 class _Kept(BaseModel):
-    """A study's state as it is stored; JSON has no NaN, so such numbers are words.
-
-    It is written as text at once: thousands of trials as dicts and lists would take hundreds of MB for a moment.
-    """
+    """A study's result as it is stored; JSON has no NaN, so such numbers are words."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
@@ -76,13 +75,11 @@ def write_status(study: str | os.PathLike[str], result: StudyResult, stamp: Stam
     from workbench.core.process_identity import machine, start_ticks
 
     process = {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "machine": machine()} if at_work else None
-    kept = {
-        **stamp,
-        "process": process,
-        "written": time.time(),
-        "result": _Kept(result=result).model_dump_json(exclude={"result": {"report"}}),
-    }
-    write_text_atomically(result.directory / STATUS_NAME, json.dumps(sealed(kept)))
+    # Thousands of trials are MBs of JSON: made once, and its bytes are what has a checksum.
+    kept = TypeAdapter(_Kept).dump_json(_Kept(result=result), exclude={"result": {"report"}})
+    state = sealed({**stamp, "process": process, "written": time.time(), _CRC: zlib.crc32(kept)})
+    with replacing(result.directory / STATUS_NAME) as temporary, temporary.open("wb") as file:
+        file.writelines([_BEGIN, json.dumps(state).encode(), _BETWEEN, kept, _END])
 
 
 def read_status(study: str | os.PathLike[str]) -> KeptStatus | None:
@@ -90,15 +87,17 @@ def read_status(study: str | os.PathLike[str]) -> KeptStatus | None:
     path = Path(study)
     folder = path.parent if path.suffix == ".toml" else path
     try:
-        stored = json.loads((folder / STATUS_NAME).read_bytes())
-        if not (isinstance(stored, dict) and SEAL in stored and is_intact(stored)):
+        content = (folder / STATUS_NAME).read_bytes()
+        state, _, kept = content.removeprefix(_BEGIN).removesuffix(_END).partition(_BETWEEN)
+        stored = json.loads(state)
+        if not (SEAL in stored and is_intact(stored) and stored[_CRC] == zlib.crc32(kept)):
             return None
         now, process = stamp_of(study), stored["process"]
         changed = {name for name, value in now.items() if stored[name] != value}
         alive = process is not None and _is_alive(process)
         if not changed <= ({"database", "exported"} if alive else set()):
             return None
-        result = _Kept.model_validate_json(stored["result"]).result
+        result = _Kept.model_validate_json(kept).result
         age = max(time.time() - float(stored["written"]), 0.0)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # missing, damaged, or of another form
         return None

@@ -15,7 +15,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import distribution_to_json, json_to_distribution
+from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
@@ -113,10 +113,14 @@ def _share_parts(trial: FrozenTrial) -> None:
     A study keeps thousands in memory, and by itself each would take some 20 kB.
     """
     trial.params = {sys.intern(name): value for name, value in trial.params.items()}
-    texts = {sys.intern(name): distribution_to_json(one) for name, one in trial.distributions.items()}
-    trial.distributions = {name: _distribution(text) for name, text in texts.items()}
+    trial.distributions = _drawn_from(tuple((n, distribution_to_json(one)) for n, one in trial.distributions.items()))
     trial.user_attrs = {sys.intern(name): _shared(value) for name, value in trial.user_attrs.items()}
     trial.system_attrs = {sys.intern(name): value for name, value in trial.system_attrs.items()}
+
+
+@functools.lru_cache(_SHARED_PARTS)
+def _drawn_from(texts: tuple[tuple[str, str], ...]) -> dict[str, BaseDistribution]:
+    return {sys.intern(name): _distribution(text) for name, text in texts}
 
 
 _distribution = functools.lru_cache(_SHARED_PARTS)(json_to_distribution)  # by its text, as values in `_of_text`
