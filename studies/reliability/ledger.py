@@ -131,7 +131,9 @@ class Ledger:
 
     def look(self) -> None:
         """Compare what has finished with what had, and see that every exported file is whole."""
-        now = {number: _as_stored(one) for number, one in finished(self.trials.read()).items()}
+        # A server may be killed before it has the first table; what has finished has to be there.
+        trials = self.trials.read() if self._seen else self.trials.look()
+        now = {number: _as_stored(one) for number, one in finished(trials).items()}
         for number, was in self._seen.items():
             if now.get(number) != was:
                 self.found.lost += 1

@@ -7,7 +7,8 @@ import sqlite3
 
 import optuna
 import pytest
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy import create_engine
+from sqlalchemy.exc import IntegrityError, InvalidRequestError, OperationalError
 
 from workbench.study.errors import StudyError
 from workbench.study.run.patience import Patience, may_pass
@@ -40,6 +41,17 @@ def locked(text: str) -> OperationalError:
 )
 def test_only_what_may_pass_is_waited_for(error: Exception, passes: bool) -> None:
     assert may_pass(error) is passes
+
+
+def test_a_request_that_optuna_repeats_on_a_lost_connection_is_made_again() -> None:
+    engine = create_engine("sqlite://")
+    error = optuna.exceptions.StorageInternalError("during the commit")
+    with engine.begin() as connection, pytest.raises(InvalidRequestError) as raised:
+        connection.rollback()  # as when the connection is lost
+        connection.exec_driver_sql("SELECT 1")
+    error.__cause__ = raised.value
+    assert may_pass(error)
+    assert not may_pass(InvalidRequestError("no such table"))
 
 
 def test_waits_grow_are_told_once_and_end_with_the_answer(caplog: pytest.LogCaptureFixture) -> None:

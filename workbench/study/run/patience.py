@@ -40,8 +40,9 @@ _log = logging.getLogger("workbench")
 def may_pass(error: BaseException) -> bool:
     """Return whether a storage error may be gone when the same is tried again."""
     cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-    if isinstance(cause, PendingRollbackError):
-        return True  # what broke its connection was raised before; a new session has a new one
+    # What broke the connection was raised before, and Optuna asked the same once more; a new session has a new one.
+    if isinstance(cause, PendingRollbackError) or "closed transaction" in str(cause):
+        return True
     if not isinstance(cause, DBAPIError):
         return False
     reason = str(cause.orig).lower()
