@@ -88,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.pages.answer(unquote(path), parse_qs(asked.query))
 
     def log_message(self, format: str, *args: object) -> None:  # http.server's name
-        """Say nothing: a page asks for news every other second."""
+        """Log nothing: a page polls every other second."""
 
 
 _HEADERS = {
