@@ -2,7 +2,7 @@
 
 Report, view page and Tune tab show one table, ``trial_table.js``. A row carries what its trial changes of the
 configuration of O0, with which all stand together in the data; the whole configuration is put together again where
-somebody asks for it.
+it is asked for.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class ViewServer(ThreadingHTTPServer):
         port: Port to listen on; 0 takes a free one.
 
     Raises:
-        OSError: When somebody else listens on the port.
+        OSError: When another program listens on the port.
     """
 
     daemon_threads = True

@@ -3,7 +3,7 @@
 The dashboard keeps a note in the study's system attributes, under ``dashboard:note_ver`` and ``dashboard:note_str:0``,
 with the trial's id in between for a trial's note (optuna-dashboard 0.21, ``save_note``). Written here, they are there
 whether or not it is installed, and all new ones go to the database in one transaction: a commit takes as long for a
-hundred notes as for one. A note that somebody has edited in the dashboard stays as it is.
+hundred notes as for one. A note that a person has edited in the dashboard stays as it is.
 
 What a person writes about a trial in the table of trials stands in the same note, below a line; what was written in the
 dashboard is read as well.
@@ -42,7 +42,7 @@ _FIRST_WORDS = "**In effect** ("  # of a trial's note as it is written here
 _LINE = "\n\n---\n\n"  # above what a person has added
 
 # Optuna returns a study's system attributes only all together, and each trial has a note: of 5,000 trials they would
-# take tens of MB each time somebody looks. Hence these statements on its table.
+# take tens of MB at each look. Hence these statements on its table.
 _KEYS = sqlalchemy.text("SELECT key FROM study_system_attributes WHERE study_id = :study AND key LIKE :like")
 _ROWS = sqlalchemy.text(
     "SELECT key, value_json FROM study_system_attributes WHERE study_id = :study AND (key LIKE :like OR key = :own)"

@@ -46,7 +46,7 @@ class TuneProgress:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 class ProgressLine:

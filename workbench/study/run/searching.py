@@ -232,7 +232,7 @@ class Search:
             _log.warning("trial %d: this process was silent for so long that another runs it now", trial.number)
             return True
         except (Exception, KeyboardInterrupt, SystemExit):
-            # Somebody asked to end, O0 does not train, the disk is full or the database gone: no later trial would do
+            # The user asked to end, O0 does not train, the disk is full or the database gone: no later trial would do
             # better, and this one is worth repeating.
             database.hand_back(trial_id)
             raise

@@ -66,7 +66,7 @@ def find_warm_up(file: StudyFile, directory: Path, seed: int) -> WarmUp | None:
         raise WarmUpError(note["failed"])
     snapshots = directory / note["snapshots"]
     if _count(snapshots) != file.warm_up.count:
-        return None  # somebody tidied up
+        return None  # files were removed
     return WarmUp(snapshots, file.warm_up_steps, note["seconds"])
 
 

@@ -91,7 +91,7 @@ class OptunaOverAll(WholeSpaceSampler):
                 system_attrs=sampler_state(trial),
                 constraints=trial.constraints or None,
             )
-        except ValueError:  # from a storage that somebody else has written to
+        except ValueError:  # from a storage that another process has written to
             return None
 
 

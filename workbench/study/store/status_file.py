@@ -44,7 +44,7 @@ class _Kept(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class KeptStatus:
-    """A study's state, read back, and who is at work on the study: a process number, or None when nobody is."""
+    """A study's state, read back, and who is at work on the study: a process number, or None when none is."""
 
     result: StudyResult
     process: int | None
@@ -71,7 +71,7 @@ def write_status(study: str | os.PathLike[str], result: StudyResult, stamp: Stam
     Raises:
         OSError: When it cannot be written; what was there is as it was.
     """
-    # Loaded here: a reader needs them only where somebody may be at work.
+    # Loaded here: a reader needs them only where a process may be at work.
     from workbench.core.process_identity import identity, machine
 
     process = {"machine": machine(), **identity(os.getpid())} if at_work else None
