@@ -26,7 +26,7 @@ def test_a_confirmed_export_reaches_the_same_quality() -> None:
     assert headline(CHOICE, "accuracy", TUNED) == (
         "Trial 7 trains in 0.50 of O0's time (2.00 x as fast, 95 % interval 1.80 to 2.25; 10 hours become 5 h), with "
         "accuracy 0.1 points worse than O0's (0.5 points allowed); confirmed on 6 seeds. Tuned plain needs 0.80 of "
-        "O0's time; against tuned plain the export is 1.60 x (1.50 to 1.70) as fast."
+        "O0's time; the export is 1.60 x (1.50 to 1.70) as fast as tuned plain."
     )
 
 
@@ -75,7 +75,7 @@ def test_tuned_plain_is_measured_beside_the_export_or_else_predicted() -> None:
     assert tuned_plain_sentence(CHOICE, predicted) == "Tuned plain is predicted to need 0.70 of O0's time."
     unknown = TunedPlain("", {}, math.nan)
     assert math.isnan(tuned_plain_speed(CHOICE, unknown))
-    assert tuned_plain_sentence(CHOICE, unknown) == "What tuned plain needs is not known."
+    assert tuned_plain_sentence(CHOICE, unknown) == "How long tuned plain takes is not known."
 
 
 def test_an_export_that_is_tuned_plain_says_so() -> None:

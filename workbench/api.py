@@ -253,8 +253,8 @@ def tune(
         storage: Optuna storage URL; None is SQLite beside the study.
         warm_start: Earlier studies or boost_config.json files whose best plans are tried first.
         on_progress: Called as the study goes on; None prints a line that moves where a model is given.
-        on_note: Told what is left out of a task's study and why, and what the time allows; None prints it where a
-            model is given.
+        on_note: Called with what is left out of a task's study and why, and what the time allows; None prints it where
+            a model is given.
         stop: Asked at every step, also from another thread than the main one; True ends the study as Ctrl-C would.
         task: Train this instead of the task that the file names; for one that only this program knows.
         ray: Train on a Ray cluster instead of in this process: where, with which resources, how many at a time.
@@ -345,13 +345,13 @@ def export(
         study: Folder with ``study.toml``.
         out: Folder for the files; None takes the study's ``result``.
         formats: Other frameworks (``"torch"``, ``"transformers"``, ``"lightning"``, ``"mindspore"``) for which each
-            configuration is written as a file in their own words, too; the report shows them all.
+            configuration is also written as a script; the report shows them all.
         require_confirmed: Export confirmed candidates only.
         storage: Optuna storage URL; None is SQLite beside the study.
 
     Raises:
         StudyError: When the study is wrong or has no finished trial.
-        ValueError: When a format is of no framework.
+        ValueError: When a format names no framework.
     """
     from workbench import study as tuning
     from workbench.report import write_report

@@ -108,7 +108,7 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "ray": {"study"},
     "tensorboard": {"runs"},
     "mlflow": {"runs"},
-    "psutil": {"bench", "core", "runs", "study"},
+    "psutil": {"bench", "core", "runs"},
 }
 
 ALL_IMPORTS = imports_below()

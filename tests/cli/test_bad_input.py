@@ -335,7 +335,10 @@ def test_nothing_from_a_file_steers_the_terminal(study: Path, workbench: Command
         (MemoryError(), "there is not enough memory (MemoryError)"),
         (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "there is not enough memory ("),
         (RuntimeError("can't start new thread"), "there is not enough memory ("),
-        (UserWarning("nothing is frozen"), "a warning ended the command, as this Python was asked to let it"),
+        (
+            UserWarning("nothing is frozen"),
+            "a warning ended the command, because Python was asked to treat warnings as errors",
+        ),
     ],
     ids=["memory", "a library that cannot be loaded", "a thread", "a warning"],
 )

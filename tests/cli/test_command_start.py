@@ -60,5 +60,5 @@ def test_a_limit_that_is_over_while_the_task_is_loaded_ends_the_command(tmp_path
     before = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "the time limit of 1 s is over before the task was loaded" in done.stderr
+    assert "the time limit of 1 s was over before the task was loaded" in done.stderr
     assert time.monotonic() - before < 15.0

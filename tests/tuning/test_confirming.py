@@ -229,4 +229,4 @@ def test_without_time_nothing_is_run_and_the_verdict_is_open(tmp_path: Path) -> 
     assert calls(tmp_path) == []
     assert record.speedup == pytest.approx(1.25)  # the search's own measurement
     assert (record.speedup_low, record.speedup_high) == (0.0, math.inf)  # one run has no interval
-    assert "it was not tested over seeds, since the time was over" in record.sentence
+    assert "it was not tested over seeds, since time ran out" in record.sentence

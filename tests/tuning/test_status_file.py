@@ -15,7 +15,7 @@ import pytest
 
 from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, write_study
 from workbench.core.checksums import SEAL, sealed
-from workbench.core.process_identity import machine
+from workbench.core.process_identity import identity, machine
 from workbench.study import StudyFile, StudyStoppedError, join_study, read_result, tune
 from workbench.study.answer import status_keeper
 from workbench.study.answer.status_keeper import StatusKeeper
@@ -158,7 +158,7 @@ def test_the_state_of_a_killed_process_holds_as_long_as_its_database(study: Path
     ended.wait()
     path = study / STATUS_NAME
     content = path.read_bytes()
-    stored = {**state_of(content), "process": {"pid": ended.pid, "ticks": 1, "machine": machine()}}
+    stored = {**state_of(content), "process": {"pid": ended.pid, "started": 1, "machine": machine()}}
     path.write_bytes(with_state(content, sealed(stored)))
     known = read_status(study)
     assert known is not None
@@ -166,8 +166,8 @@ def test_the_state_of_a_killed_process_holds_as_long_as_its_database(study: Path
     newer = {**stored, "database": {"study.db": [1, 2]}}
     path.write_bytes(with_state(content, sealed(newer)))
     assert read_status(study) is None
-    here = {"pid": os.getpid(), "ticks": None, "machine": machine()}  # on another system: it cannot be told
-    path.write_bytes(with_state(content, sealed({**newer, "process": here})))
+    elsewhere = {"machine": "another", **identity(os.getpid())}  # which cannot be seen from here
+    path.write_bytes(with_state(content, sealed({**newer, "process": elsewhere})))
     assert read_status(study) is None
 
 

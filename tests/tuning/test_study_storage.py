@@ -230,7 +230,7 @@ def test_a_process_that_is_gone_here_is_noticed_at_once(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("os.getpid", lambda: 2**22 + 1)  # larger than any process number
-        patch.setattr("workbench.study.store.liveness.start_ticks", lambda pid: 1)
+        patch.setattr("workbench.core.process_identity.start_ticks", lambda pid: 1)
         loaded(study, there).ask()
     assert StaleTrials(here, study).put_back() == [0]
 

@@ -146,7 +146,7 @@ def test_no_more_are_enqueued_than_the_study_has_room_for(earlier: Path, tmp_pat
     directory = write_study(tmp_path / "later", SHORT)
     result = tune(directory, trials=1, warm_start=[earlier], make_experimenter=make_fake)
     assert [one.state for one in result.trials] == ["complete"]
-    assert any("is not tried, since the study has 1 trials only" in message for message in result.messages)
+    assert any("is not tried, since the study has only 1 trials" in message for message in result.messages)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class Request:
         return devices.select_device("auto") if self.device is None else self.device
 
     def each_thread_count(self) -> Iterator[str]:
-        """Set torch's number of threads, one after the other, and yield it in words; at the end it is as before."""
+        """Set torch's number of threads to each count in turn and yield it in words; restore it at the end."""
         before = torch.get_num_threads()
         accelerated = self.chosen_device().type != "cpu"
         counts = (before,) if accelerated else self.threads or tuple(dict.fromkeys((1, devices.usable_cores())))
@@ -92,10 +92,10 @@ class Finding:
 class Benchmark:
     """A question, in one sentence, and the function that answers it.
 
-    ``rounds`` are those taken where no other number is asked for. A ``quick`` one takes about a minute or less on two
-    cores and is run when none is named. ``group`` is a name that means this and others together; ``place`` is that in
-    lists and tables. ``shown`` are the lines that a user would understand, by how they begin: those of the page, and of
-    the terminal where no benchmark is named; all others are in its JSON file.
+    ``rounds`` is the number taken when no other is asked for. A ``quick`` benchmark takes about a minute or less on two
+    cores and runs when none is named. ``group`` names this one and others together; ``place`` is its position in lists
+    and tables. ``shown`` holds the beginnings of the lines that a user would understand: these are on the page, and in
+    the terminal when no benchmark is named; all others are in the JSON file only.
     """
 
     name: str
@@ -113,8 +113,8 @@ class Answer:
     """What a benchmark found, with the command that asks it again, the seconds it took, the machine and its versions.
 
     ``load_average`` has the last minute's before and after, whatever caused it, and the cores we may use;
-    ``cores_of_others`` tells how many cores other processes kept busy meanwhile, on average, those of other machines on
-    the same host included where it tells (steal time).
+    ``cores_of_others`` is the number of cores that other processes kept busy meanwhile, on average, other machines on
+    the same host included where the system reports them (steal time).
     """
 
     name: str
@@ -128,7 +128,7 @@ class Answer:
 
     @property
     def warning(self) -> str:
-        """A sentence when other processes had their share of the machine meanwhile; else empty."""
+        """A sentence when other processes used the machine during the measurement; otherwise empty."""
         cores = self.load_average["cores"]
         if self.cores_of_others <= _BUSY * cores:
             return ""
@@ -183,7 +183,7 @@ def run_benchmark(
 
 
 def _others_seconds() -> float:
-    """Return the seconds of processor time since the machine's start that were not this process's or its children's."""
+    """Return the seconds of processor time since boot that neither this process nor its children used."""
     machine = psutil.cpu_times()
     kinds = ("user", "nice", "system", "irq", "softirq", "steal")
     busy: float = sum(getattr(machine, kind, 0.0) for kind in kinds)

@@ -1,8 +1,8 @@
-"""Ours against a base that does the same, with whatever else does it, and the limit of the machine.
+"""Time ours against a base that does the same, against whatever else does it, and against the machine's limit.
 
 Results first: sides whose results differ are not timed. Then each side repeats its work until a turn takes 50 ms, and
 the sides take turns round by round; every number is a median of ratios taken within rounds. Every four rounds all
-sides are made again: where the arrays of one come to lie moves it by some percent against the others.
+sides are made again: where the arrays of one happen to lie in memory shifts it by a few percent against the others.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def contest(
 ) -> list[Finding]:
     """Measure how long ours takes as a multiple of the base, and the limit and the peers likewise.
 
-    Where results differ, that alone is found.
+    Where results differ, only that is reported.
 
     Args:
         what: The line of the table, in a few words.
@@ -111,7 +111,7 @@ def contest(
 
 
 def _turn(side: Side, repeats: int, device: torch.device, clock: Callable[[], float]) -> Callable[[], float]:
-    """Return a function that does a side's work so many times and returns the seconds of one."""
+    """Return a function that does a side's work a number of times and returns the seconds each time took."""
 
     def turn() -> float:
         devices.synchronize(device)

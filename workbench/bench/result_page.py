@@ -28,7 +28,7 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
 
 
 def page(answers: Sequence[Mapping[str, Any]]) -> str:
-    """Return as Markdown what a user would understand of it: a table of the lines that benchmarks name as such.
+    """Return as Markdown what is meant for users: a table of the lines that the benchmarks choose for it.
 
     Below it each of these benchmarks has a line with its command and machine; everything is in the JSON files.
     """

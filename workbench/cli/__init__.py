@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with ending_like_ctrl_c():
             code = app(args=given, prog_name="workbench", standalone_mode=False, obj=tuple(given))
         if code == INTERRUPTED:  # typer's word for a Ctrl-C that no command had anything to say about
-            raise Interrupted("interrupted; what was finished before is saved")
+            raise Interrupted("interrupted; everything finished so far is saved")
     except (Exception, KeyboardInterrupt) as error:
         command_start.end_undisturbed()
         try:

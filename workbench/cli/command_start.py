@@ -1,4 +1,4 @@
-"""When this command was started, and how it ends: a time limit counts from there to there, loading included."""
+"""When this command was started, and how it ends: a time limit covers all in between, loading included."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def end_quickly() -> None:
 
 
 def end_undisturbed() -> None:
-    """Hear no further Ctrl-C: the command has said how it ends, and Python would show where it was on its way out.
+    """Ignore any further Ctrl-C: the command has said how it ends, and Python would show where it was on its way out.
 
     Workers that have not ended by then are killed, since Python would wait for them; their trials are put back by the
     next command.

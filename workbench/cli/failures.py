@@ -87,7 +87,7 @@ def report(error: BaseException, *, traceback: bool = False) -> int:
     if getattr(error, "tells", is_first_rank()):
         sentence = sentence_of(error)
         if code == FAILED and not traceback and not _is_system(error) and not _is_ours(error):
-            sentence += "; --traceback shows the whole way there"
+            sentence += "; --traceback shows the full traceback"
         if sentence:
             typer.echo(sentence if isinstance(error, Interrupted) else f"workbench: {sentence}", err=True)
     return code
@@ -110,18 +110,21 @@ def sentence_of(error: BaseException) -> str:
 
 def _sentence(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted; what was finished before is saved"
+        return "interrupted; everything finished so far is saved"
     if _is_usage(error):
         return _usage_sentence(error)
     if _is_ours(error):
         return str(error) or type(error).__name__
     if isinstance(error, Warning):
-        return f"a warning ended the command, as this Python was asked to let it (-W error, PYTHONWARNINGS): {error}"
+        return (
+            "a warning ended the command, because Python was asked to treat warnings as errors "
+            f"(-W error, PYTHONWARNINGS): {error}"
+        )
     task, part, line = _place_in_task(error)
     what = _system_sentence(error) if _is_system(error) else f"{type(error).__name__}: {error}".rstrip(": ")
     if not part and _lacks_memory(error):
         return (
-            f"there is not enough memory ({what}); end other programs, or raise the limit (ulimit -v, a job's memory)"
+            f"there is not enough memory ({what}); close other programs, or raise the limit (ulimit -v, a job's memory)"
         )
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         what += " (make the task's batches smaller; accumulation over several of them keeps the update the same)"
@@ -188,9 +191,9 @@ def _system_sentence(error: BaseException) -> str:
     assert isinstance(error, OSError)  # _is_system looked
     if error.errno in DISK_FULL_CODES:
         where = f" ({error.filename})" if error.filename else ""
-        return f"no space left on the disk{where}; free some and run the same command again, what is finished is kept"
+        return f"no space left on the disk{where}; free some and run the same command again; what is finished is kept"
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return f"{error.filename or 'a file'}: may not be written or read here ({str(error.strerror).lower()})"
+        return f"{error.filename or 'a file'}: cannot be written or read here ({str(error.strerror).lower()})"
     return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
 
 
@@ -204,7 +207,7 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _place_in_task(error: BaseException) -> tuple[str, str, str]:
-    """Return task name, part of the task and ``" (line 7 of file.py)"``; empty where the traceback does not tell."""
+    """Return task name, part of the task and ``" (line 7 of file.py)"``; empty where the traceback does not show it."""
     part = name = line = ""
     for frame, number in _frames(error):
         module, code = frame.f_globals.get("__name__", ""), frame.f_code

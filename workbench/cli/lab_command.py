@@ -106,7 +106,7 @@ def _server_options(root: Path, opened: str, port: int, *, browser: bool) -> lis
         "--ServerApp.log_level=ERROR",
         "--LabApp.log_level=ERROR",
     ]
-    if not os.environ.get("JUPYTER_TOKEN"):  # our own, because JupyterLab tells the whole world's log a generated one
+    if not os.environ.get("JUPYTER_TOKEN"):  # our own, because JupyterLab logs one that it generates
         options.append(f"--IdentityProvider.token={secrets.token_hex(24)}")
     if _is_root():
         # Jupyter refuses root unless asked not to. A user who types this command as root (a container, a fresh virtual

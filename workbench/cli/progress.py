@@ -25,7 +25,7 @@ _LINE_SECONDS = 10.0
 
 
 class Bar:
-    """Progress that is set to absolute positions: so many units in all, of what is being done."""
+    """Progress set to absolute positions, out of a total number of units."""
 
     def __init__(self, total: float, text: str) -> None:
         self._done, self._total, self._text, self._note, self._eta = 0.0, total, text, "", math.nan
@@ -94,7 +94,7 @@ def progress_bar(total: float, text: str) -> Iterator[Bar]:
 
 
 def show_study(bar: Bar, progress: TuneProgress) -> None:
-    """Show how far a study is."""
+    """Show how far a study has got."""
     leads = f"leading {progress.best}" if progress.best else ""
     bar.update(progress.done, progress.total, progress.phase, leads, progress.eta_seconds)
 

@@ -1,7 +1,7 @@
-"""Run a command as several ranks of this machine, as torchrun would, and end as rank 0 ends.
+"""Run a command as several ranks of this machine, as torchrun would, and exit as rank 0 does.
 
-Instead of torchrun because of the end: an exit code that says what happened (2 for wrong input, 130 for Ctrl-C), and
-one sentence instead of a table of processes. Ctrl-C reaches rank 0 alone, which decides for all.
+Instead of torchrun because of how it ends: with an exit code that says what happened (2 for wrong input, 130 for
+Ctrl-C), and one sentence instead of a table of processes. Ctrl-C reaches rank 0 alone, which decides for all.
 """
 
 from __future__ import annotations

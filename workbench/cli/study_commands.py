@@ -69,14 +69,14 @@ EngineOption = typer.Option(
     Engine.PROCESSES, "--engine", help="Who runs the trials: processes of this machine, or a Ray cluster."
 )
 OutOption = typer.Option(None, metavar="DIR", help="Folder for the files; without it the study's result folder.")
-FormatsOption = typer.Option(None, "--as", help="Write a file in this framework's own words, too; may be given again.")
+FormatsOption = typer.Option(None, "--as", help="Also write a script for this framework; may be repeated.")
 TrialsOption = typer.Option(
     None, "--trials", metavar="FILE", help="Write a table of all trials, FILE.parquet or FILE.csv, and nothing else."
 )
 WarmStartOption = typer.Option(
     None,
     metavar="PATH",
-    help="Earlier study or boost_config.json whose best plans are tried first; may be given again.",
+    help="Earlier study or boost_config.json whose best plans are tried first; may be repeated.",
 )
 RequireOption = typer.Option(False, "--require-confirmed", help="Export confirmed candidates only.")
 
@@ -85,10 +85,10 @@ def tune(
     context: typer.Context,
     study: Path = StudyOrTaskArgument,
     minutes: float = typer.Option(None, metavar="M", min=0.1, help="Time for the whole command; 15 for a task."),
-    steps: int = typer.Option(None, metavar="N", min=1, help="Of a task: batches that it is trained for today."),
-    epochs: float = typer.Option(None, metavar="N", min=0.01, help="Of a task: the same in passes over its data."),
+    steps: int = typer.Option(None, metavar="N", min=1, help="For a task: how many batches it is trained for today."),
+    epochs: float = typer.Option(None, metavar="N", min=0.01, help="For a task: the same, in passes over its data."),
     allowed_drop: str = typer.Option(
-        None, metavar="DROP", help='Of a task: what its metric may lose, in its unit or as a share ("2 %").'
+        None, metavar="DROP", help='For a task: how much its metric may lose, in its unit or as a share ("2 %").'
     ),
     trials: int = typer.Option(None, metavar="N", min=1, help="Trials of the whole study, finished ones included."),
     timeout: float = typer.Option(None, metavar="SECONDS", min=1, help="Time for the whole command."),
@@ -124,7 +124,7 @@ def tune(
 
     ray = _ray_engine(engine, address, resources_per_trial, jobs)
     if minutes is not None and timeout is not None:
-        raise typer.BadParameter("--minutes and --timeout say the same; give one of them")
+        raise typer.BadParameter("--minutes and --timeout mean the same thing; give only one of them")
     timeout = timeout if minutes is None else 60.0 * minutes
     is_task = not (study.is_dir() or study.suffix == ".toml")
     section = None if is_task else read_study(study).study
@@ -182,7 +182,7 @@ def worker(
         None,
         metavar="SECONDS",
         min=0.1,
-        help="Silence (180; or WORKBENCH_GRACE_SECONDS) after which others take its trial.",
+        help="Silence (180, or WORKBENCH_GRACE_SECONDS) after which others take over its trial.",
     ),
     json: bool = JsonOption,
 ) -> None:
@@ -222,7 +222,7 @@ def _drop(text: str | None) -> float | str | None:
 
 
 def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool = JsonOption) -> None:
-    """Say how far a study is, its best trials and its verdicts."""
+    """Show how far a study has got, its best trials and its verdicts."""
     from workbench.study.store.status_file import read_status
 
     known = read_status(study) if storage is None else None
@@ -241,7 +241,7 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
         say(f"  {counts.text()}")
     if known is not None and known.process is not None:
         ago = format_duration(known.age_seconds)
-        say(f"  process {known.process} is at work on it; this is what it wrote {ago} ago")
+        say(f"  process {known.process} is working on it; this is what it wrote {ago} ago")
     best = sorted(result.ended, key=_by_value)[:_SHOWN_TRIALS]
     if len(best) < counts.n_finished:
         say(f"  the lowest {len(best)} scores of {counts.n_finished}, one run each:")
@@ -327,7 +327,7 @@ def _print_result(result: StudyResult, *, json: bool) -> None:
 
 
 def _as_json(result: StudyResult) -> dict[str, Any]:
-    """Return a study's answer as plain values; of scripts those that were written, without their text."""
+    """Return a study's answer as plain values; of the scripts only those that were written, without their text."""
     written = [one for one in result.scripts if one.path is not None]
     scripts = [{name: value for name, value in plain(one).items() if name != "text"} for one in written]
     return {**plain(replace(result, scripts=())), "exports": result.exports, "scripts": scripts}
@@ -401,7 +401,7 @@ def _end_while_loading(limit: float | None, began: float, loaded: threading.Even
 
     def watch() -> None:
         if not loaded.wait(max(began + limit - time.monotonic(), 0.0)):
-            reason = f"the time limit of {limit:g} s is over before the task was loaded; give the command more time"
+            reason = f"the time limit of {limit:g} s was over before the task was loaded; give the command more time"
             typer.echo(f"workbench: {reason}", err=True)
             os._exit(WRONG_INPUT)  # an exception would have to find its way through whatever is being imported
 

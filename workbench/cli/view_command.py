@@ -44,7 +44,7 @@ def view(
         raise typer.BadParameter(f"port {port} {why}; name another one, or leave --port out for a free one") from None
     try:
         say(f"{path} is at {server.address}")
-        say("Ctrl-C ends this; the studies and runs themselves go on")
+        say("Ctrl-C stops this page; the studies and runs themselves go on")
         sys.stdout.flush()  # the address is what a script waits for
         if not no_browser and has_browser():
             threading.Thread(target=_open, args=(server.address,), daemon=True).start()

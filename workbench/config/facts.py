@@ -1,8 +1,8 @@
-"""What decides, with a configuration, which of its parameters are in effect: level, ranks, what the network offers.
+"""What decides, together with a configuration, which parameters are in effect: level, ranks, and the network's facts.
 
 The network's counts are taken from a fresh copy of it (``workbench.training.task_look``) or, when a network is
-boosted, from what was done to it (``AutoBoost``). They stand here, without torch, so that plans can be resolved with
-them where no network is at hand: in a study's storage, in a panel.
+boosted, from what was done to it (``AutoBoost``). They are kept here, without torch, so that plans can be resolved
+where there is no network: in a study's storage, in a panel.
 """
 
 from __future__ import annotations

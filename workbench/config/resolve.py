@@ -227,7 +227,7 @@ def why_no_method(name: str, config: BoostConfig, facts: Facts) -> str:
 
 
 def section_acts(part: Any, config: BoostConfig, facts: Facts) -> bool:
-    """Return whether a section is in effect; one that no method brought along is."""
+    """Return whether a section is in effect; one that belongs to no method always is."""
     is_asked_for = bool(getattr(part, "enabled", True))
     return is_asked_for and not (isinstance(part, MethodSection) and part.why_not(config, facts))
 

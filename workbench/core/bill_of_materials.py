@@ -1,7 +1,7 @@
 """What an installation is made of: a software bill of materials of this package and all it depends on.
 
 Read from the metadata that the installed distributions carry (`importlib.metadata`), in CycloneDX's JSON, version 1.5
-(ECMA-424). Extras that are not installed are no part of it.
+(ECMA-424). Extras that are not installed are not part of it.
 """
 
 from __future__ import annotations

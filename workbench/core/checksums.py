@@ -1,7 +1,7 @@
 """Checksums of what is kept: a bit that the disk or a copy has turned is noticed when the file is read.
 
 CRC-32 finds every single flipped bit and every burst of up to 32 (Koopman, "32-bit cyclic redundancy codes for Internet
-applications", DSN 2002). It is no protection against somebody who wants to deceive.
+applications", DSN 2002). It does not protect against deliberate changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def crc_of_file(path: Path) -> int:
 
 
 def crc_of_arrays(arrays: Mapping[str, Any]) -> int:
-    """Return the CRC-32 of contiguous arrays, or whatever else has bytes, with their names; their order is no part."""
+    """Return the CRC-32 of contiguous arrays, or anything else with bytes, and their names, in whatever order."""
     crc = 0
     for name in sorted(arrays):
         crc = zlib.crc32(arrays[name], zlib.crc32(name.encode(), crc))

@@ -2,7 +2,7 @@
 
 What differs between devices, and only that, is decided here. An Ascend NPU has two overflow modes: in *INF/NAN* mode an
 overflow shows in the gradients, as elsewhere; in *saturation* mode results stick to the largest finite number, and only
-a hardware flag tells, which is cleared before the backward pass and read after it (``torch_npu.npu.utils``).
+a hardware flag shows it, which is cleared before the backward pass and read after it (``torch_npu.npu.utils``).
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def is_capturing(device: torch.device) -> bool:
 def memory_bytes(device: str | torch.device) -> int:
     """Return the memory in use, bytes: allocated tensors on an accelerator, this process's resident set on a CPU.
 
-    Without waiting for the device; 2 us on a CPU, up to 200 on an accelerator; 0 where a backend does not tell.
+    Without waiting for the device; 2 us on a CPU, up to 200 on an accelerator; 0 where a backend does not report it.
     """
     if device_type(device) == "cpu":
         file = _memory_file(os.getpid())
@@ -232,7 +232,7 @@ def hardware_summary() -> dict[str, Any]:
     """Describe this machine and the software below us, as values that JSON can hold."""
     accelerator, accelerator_memory = _accelerator(), 0
     if accelerator is not None:
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # some backends do not tell; 0 stands for unknown
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # some backends do not say; 0 stands for unknown
             accelerator_memory = int(torch.accelerator.get_memory_info(accelerator)[1])
     return {
         "cpu": cpu_model(),
@@ -298,7 +298,7 @@ def _has_fast_bfloat16(kind: str) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _memory_file(pid: int) -> int | None:
-    """Return an open descriptor of what Linux tells about a process's memory (proc(5)); None elsewhere."""
+    """Return an open descriptor of what Linux reports about a process's memory (proc(5)); None elsewhere."""
     try:  # by the number, so that a forked child does not read its parent's memory
         return os.open(f"/proc/{pid}/statm", os.O_RDONLY)  # psutil opens it again for every answer
     except OSError:

@@ -6,7 +6,7 @@
 Gradients travel in the default process group with the device's own backend; what the host has to agree on (stop now,
 the metric is 0.97) travels in a *control group* on the CPU (gloo), so that it never waits for the device.
 
-A rank that dies must not leave the others waiting, and a collective alone tells little: gloo reports a closed
+A rank that dies must not leave the others waiting, and a collective alone says little: gloo reports a closed
 connection to the ranks that talked to the dead one and nothing to the rest. So every rank has a *heartbeat*: a thread
 that counts upwards in the store twice a second and reads what the others have counted. The first rank that fails, or
 sees another one's heartbeat stopped, writes there what happened; what follows from it comes later and is ignored.
@@ -141,7 +141,7 @@ class StepVotes:
         self._pending: tuple[Tensor, distributed.Work | None] | None = None
 
     def exchange(self, *wishes: bool) -> tuple[bool, ...]:
-        """Send this step's wishes, as many on every rank, and return whether any rank had each at the step before."""
+        """Send this step's votes, equally many on every rank; return which of them any rank cast at the step before."""
         before = self.settle()
         sent = torch.tensor(wishes, dtype=torch.int32, device="cpu")
         work = distributed.all_reduce(sent, distributed.ReduceOp.MAX, group=_control(), async_op=True)

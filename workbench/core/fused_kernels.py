@@ -7,6 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
+from workbench.core.torch_internals import has_kernel
+
 
 def has_fused_kernel(parameter: Tensor, operator: str) -> bool:
     """Return whether a fused kernel (``"_fused_sgd_"``, ``"_fused_adamw_"``) updates this parameter, and rightly."""
@@ -20,6 +22,4 @@ def has_fused_kernel(parameter: Tensor, operator: str) -> bool:
 
 @functools.cache
 def _device_has_kernel(kind: str, operator: str) -> bool:
-    """Return whether an accelerator has a kernel of its own; some backends fall back on the CPU for what they lack."""
-    key = "PrivateUse1" if kind == torch._C._get_privateuse1_backend_name() else kind.upper()
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", key))
+    return has_kernel(kind, operator)

@@ -28,9 +28,9 @@ def headline(choice: Choice, metric_name: str, tuned: TunedPlain | None = None) 
     speed = f"{taken.speedup:.2f} x as fast{interval}; 10 hours become {became}"
     sure = f"{choice.verdict} {f'on {taken.n_seeds} seeds' if taken.n_seeds else 'without a test over seeds'}"
     share = f"{_share(1.0 / taken.speedup)} of O0's time ({speed})"
-    told = f"{taken.label} {trains} in {share}, {_quality(taken, MetricScale(metric_name))}; {sure}."
-    beside = "" if tuned is None else f" {tuned_plain_sentence(choice, tuned)}"
-    return f"{told[:1].upper()}{told[1:]}{beside}"
+    sentence = f"{taken.label} {trains} in {share}, {_quality(taken, MetricScale(metric_name))}; {sure}."
+    plain = "" if tuned is None else f" {tuned_plain_sentence(choice, tuned)}"
+    return f"{sentence[:1].upper()}{sentence[1:]}{plain}"
 
 
 def _quality(taken: CandidateRecord, metric: MetricScale) -> str:
@@ -51,18 +51,18 @@ def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
         return "It is tuned plain itself: a tuned length and learning rate, and nothing else."
     speed = tuned_plain_speed(choice, tuned)
     if not math.isfinite(speed):
-        return "What tuned plain needs is not known."
+        return "How long tuned plain takes is not known."
     share = f"{_share(1.0 / speed)} of O0's time"
     if taken is None or not math.isfinite(tuned.speedup):
         return f"Tuned plain is predicted to need {share}."
     ratio = format_interval(tuned.speedup, tuned.speedup_low, tuned.speedup_high, " x")
-    return f"Tuned plain needs {share}; against tuned plain the export is {ratio} as fast."
+    return f"Tuned plain needs {share}; the export is {ratio} as fast as tuned plain."
 
 
 def tuned_plain_speed(choice: Choice, tuned: TunedPlain) -> float:
     """Return how many times faster than the task as given the fair baseline is, NaN while unknown.
 
-    As measured beside the export where that was done, else as the search predicts.
+    As measured plain the export where that was done, else as the search predicts.
     """
     if choice.candidate is not None and tuned.speedup > 0.0:
         return choice.candidate.speedup / tuned.speedup

@@ -77,7 +77,7 @@ def metric_rule(metric: Any, direction: Direction | None, loss: Any) -> MetricRu
     """Return the rule behind a task's ``metric`` and ``direction``, None where the metric itself knows it.
 
     A metric is one of ``METRIC_NAMES``, the name of a torchmetrics class that needs no argument, or an object with
-    ``update(outputs, targets)``, ``compute()`` and ``reset()``. The task's loss tells whether outputs are logits.
+    ``update(outputs, targets)``, ``compute()`` and ``reset()``. The task's loss shows whether outputs are logits.
     """
     if direction not in (None, "maximize", "minimize"):
         raise MetricError(f"`direction` must be 'maximize' or 'minimize', got {direction!r}")
@@ -120,7 +120,7 @@ def _resolved(metric: Any, loss: Any) -> tuple[str, bool | None, Callable[[], Me
 
 
 def output_kind(loss: Any) -> OutputKind:
-    """Return what the model's outputs are, judged by the criterion; logits when it does not tell."""
+    """Return what the model's outputs are, judged by the criterion; logits when that is unclear."""
     if isinstance(loss, nn.BCELoss) or loss is F.binary_cross_entropy:
         return "probabilities"
     if isinstance(loss, nn.NLLLoss) or loss is F.nll_loss:

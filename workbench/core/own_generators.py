@@ -77,7 +77,7 @@ class _Own(threading.local):
 
 _own = _Own()
 _lock = threading.Lock()
-_libraries: list[torch.library.Library] = []  # none or one: torch forgets the kernels of a library that nobody holds
+_libraries: list[torch.library.Library] = []  # none or one: torch forgets the kernels of a library without references
 
 
 def cpu_generator() -> torch.Generator:

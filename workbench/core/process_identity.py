@@ -1,4 +1,4 @@
-"""Which process something belongs to, and whether it is still there, told by its number and when it began.
+"""Which process something belongs to, and whether it still runs: known by its number and its start.
 
 The start is counted in clock ticks since the machine started, where the system says it (Linux): numbers of processes
 are used again, and setting the clock moves the time of day of every start.
@@ -6,9 +6,12 @@ are used again, and setting the clock moves the time of day of every start.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -33,6 +36,29 @@ def start_ticks(pid: int) -> int | None:
         return int(stat.rpartition(")")[2].split()[19])  # proc(5): field 22; the name, in brackets, may hold blanks
     except (OSError, ValueError, IndexError):  # not Linux, or no such process
         return None
+
+
+def identity(pid: int) -> dict[str, Any]:
+    """Return what sets a process of this machine apart from others, later ones of the same number, too: plain JSON.
+
+    Stored together with ``machine``, it is what `has_ended` takes.
+    """
+    started: float | None = start_ticks(pid)
+    if started is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started = psutil.Process(pid).create_time()
+    return {"pid": pid, "started": float(started or 0.0)}
+
+
+def is_here(process: Mapping[str, Any]) -> bool:
+    """Return whether a process belongs to this machine."""
+    return process.get("machine") == machine()
+
+
+def has_ended(process: Mapping[str, Any]) -> bool:
+    """Return whether a process is known to have ended; False for one elsewhere, which cannot be seen from here."""
+    started = float(process["started"])
+    return is_here(process) and not is_running(int(process["pid"]), ticks=started, began=started)
 
 
 def is_running(pid: int, *, ticks: float | None, began: float) -> bool:

@@ -29,25 +29,25 @@ class RankEnvironment:
 
 def rank_environment(variables: Mapping[str, str] | None = None) -> RankEnvironment | None:
     """Return this process's place among the ranks; None when it trains alone."""
-    told = os.environ if variables is None else variables
-    if not told.get("WORLD_SIZE"):
+    env = os.environ if variables is None else variables
+    if not env.get("WORLD_SIZE"):
         return None
-    world_size = _number(told, "WORLD_SIZE", at_least=1)
+    world_size = _number(env, "WORLD_SIZE", at_least=1)
     if world_size == 1:
         return None
-    rank = _number(told, "RANK", at_least=0)
+    rank = _number(env, "RANK", at_least=0)
     if rank >= world_size:
         raise RankEnvironmentError(f"RANK must be below WORLD_SIZE ({world_size}), got {rank}")
-    if not told.get("MASTER_ADDR"):
+    if not env.get("MASTER_ADDR"):
         raise RankEnvironmentError("MASTER_ADDR must name the machine where the ranks meet; torchrun sets it")
     return RankEnvironment(
         rank=rank,
         world_size=world_size,
-        local_rank=_number(told, "LOCAL_RANK", at_least=0),
-        host=told["MASTER_ADDR"],
-        port=_number(told, "MASTER_PORT", at_least=1),
-        store_is_served=told.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=_number(told, "TORCHELASTIC_RESTART_COUNT", at_least=0) if "TORCHELASTIC_RESTART_COUNT" in told else 0,
+        local_rank=_number(env, "LOCAL_RANK", at_least=0),
+        host=env["MASTER_ADDR"],
+        port=_number(env, "MASTER_PORT", at_least=1),
+        store_is_served=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=_number(env, "TORCHELASTIC_RESTART_COUNT", at_least=0) if "TORCHELASTIC_RESTART_COUNT" in env else 0,
     )
 
 
@@ -60,8 +60,8 @@ def is_first_rank() -> bool:
     return here is None or here.rank == 0
 
 
-def _number(told: Mapping[str, str], name: str, *, at_least: int) -> int:
-    text = told.get(name, "")
+def _number(env: Mapping[str, str], name: str, *, at_least: int) -> int:
+    text = env.get(name, "")
     try:
         number = int(text)
     except ValueError:

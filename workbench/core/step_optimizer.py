@@ -8,7 +8,6 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 
 from workbench.core.records import EventSink
 
@@ -98,16 +97,6 @@ def clears_as_torch_does(optimizer: Optimizer) -> bool:
     Then a loop does the same in a sixth of the time, which is a profiler's.
     """
     return type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in optimizer.__dict__
-
-
-def has_step_hooks(optimizer: Optimizer) -> bool:
-    """Return whether anything is hooked to the step of an optimizer, or of all."""
-    return bool(
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or torch_optimizer._global_optimizer_pre_hooks
-        or torch_optimizer._global_optimizer_post_hooks
-    )
 
 
 def exact_flag(found_inf: Tensor) -> Tensor:

@@ -20,7 +20,14 @@ from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
 from workbench.core import devices, kernels
-from workbench.core.step_optimizer import exact_flag, has_step_hooks
+from workbench.core.step_optimizer import exact_flag
+from workbench.core.torch_internals import (
+    fused_adam_,
+    fused_adamw_,
+    has_step_hooks,
+    is_wrapped_by_scheduler,
+    mark_stepped,
+)
 from workbench.loss_scale import host_values
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
@@ -110,15 +117,14 @@ def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
         if for_ours is None or not _step_by_kernel(group, lists, for_ours, found_inf):
             flag = exact_flag(found_inf) if flag is None else flag
             _step(group, lists, gradients, flag)
-    # What a scheduler's wrapper of `step` would have noted.
-    optimizer._opt_called = True  # type: ignore[attr-defined]
+    mark_stepped(optimizer)  # as a scheduler's wrapper of `step` would have done
     return True
 
 
 def _step(group: dict[str, Any], lists: _Lists, gradients: list[Tensor], flag: Tensor) -> None:
     first, second, counts = lists.members
     beta1, beta2 = group["betas"]
-    kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+    kernel = fused_adamw_ if group["decoupled_weight_decay"] else fused_adam_
     with torch.no_grad():
         lists.counts.add_(1)
         kernel(
@@ -173,7 +179,7 @@ def _is_unusual(optimizer: Optimizer) -> bool:
     replaced = optimizer.__dict__.get("step")
     if replaced is not None:
         own = getattr(type(optimizer).step, "__func__", type(optimizer).step)
-        if not (hasattr(replaced, "_wrapped_by_lr_sched") and getattr(replaced, "__wrapped__", None) is own):
+        if not (is_wrapped_by_scheduler(replaced) and getattr(replaced, "__wrapped__", None) is own):
             return True
     return has_step_hooks(optimizer) or hasattr(optimizer, "grad_scale") or torch.compiler.is_compiling()
 

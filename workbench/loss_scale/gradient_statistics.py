@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core import kernels
+from workbench.core.torch_internals import flatten_tensors
 from workbench.loss_scale import host_values
 
 #: Bins of an exponent histogram: biased float32 exponents 0..255, then one bin for exact zeros. Bin b < 255 holds
@@ -67,7 +68,7 @@ def _norm_and_maximum_by_torch(gradients: Sequence[Tensor]) -> tuple[float, floa
     if n_elements == 0:
         return None
     if n_elements <= _COPIED_ELEMENTS:
-        flat = torch._C._nn.flatten_dense_tensors(list(gradients))
+        flat = flatten_tensors(list(gradients))
         low, high = torch.aminmax(flat)
         return torch.linalg.vector_norm(flat).item(), max(-low.item(), high.item())
     ends = [torch.aminmax(gradient) for gradient in gradients if gradient.numel()]
@@ -76,7 +77,7 @@ def _norm_and_maximum_by_torch(gradients: Sequence[Tensor]) -> tuple[float, floa
 
 
 def exponent_counts_of(parts: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
-    """Return `exponent_counts` of several lists of gradients, of one at least, shape ``[n_parts, EXPONENT_BINS]``."""
+    """Return `exponent_counts` for each of one or more lists of gradients, shape ``[n_parts, EXPONENT_BINS]``."""
     gradients = [gradient for part in parts for gradient in part]
     if host_values.reads_without_waiting(*gradients) and (values := kernels.listed(gradients)) is not None:
         counts = torch.zeros(len(parts), EXPONENT_BINS, dtype=torch.int64)

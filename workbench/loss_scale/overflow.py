@@ -21,6 +21,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from workbench.core import devices, kernels
 from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.step_optimizer import exact_flag, skips_on_device
+from workbench.core.torch_internals import check_and_unscale_, mark_stepped, takes_found_inf
 from workbench.loss_scale import host_values
 from workbench.loss_scale.cached_adam import step_on_cached_lists
 
@@ -111,7 +112,7 @@ def unscale_and_check_each_(batches: Sequence[tuple[list[Tensor], Tensor, Tensor
                 beside = inverse_scale.is_cpu and flag.is_cpu and inverse_scale.dtype == flag.dtype
                 inverse = inverse_scale if beside else inverse_scale.to(flag)
                 inverse = inverse.reshape(()) if inverse.ndim else inverse
-                torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse)
+                check_and_unscale_(grads, flag, inverse)
             else:
                 _unscale_by_kind_(grads, inverse_scale, flag)
 
@@ -143,7 +144,7 @@ def _unscale_by_kind_(grads: list[Tensor], inverse_scale: Tensor, flag: Tensor) 
 def _unscale_alike_(values: list[Tensor], flag: Tensor, inverse_scale: Tensor) -> None:
     """Unscale tensors of one device and dtype; where torch's kernel does not take it, by way of float32."""
     if devices.unscales(flag.device, values[0].dtype):
-        torch._amp_foreach_non_finite_check_and_unscale_(values, flag, inverse_scale)
+        check_and_unscale_(values, flag, inverse_scale)
         return
     begin = 0
     while begin < len(values):
@@ -152,7 +153,7 @@ def _unscale_alike_(values: list[Tensor], flag: Tensor, inverse_scale: Tensor) -
             filled += values[end].numel()
             end += 1
         wide = [value.float() for value in values[begin:end]]
-        torch._amp_foreach_non_finite_check_and_unscale_(wide, flag, inverse_scale)
+        check_and_unscale_(wide, flag, inverse_scale)
         torch._foreach_copy_(values[begin:end], wide)
         begin = end
 
@@ -235,7 +236,7 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
         else:
             # Schedulers advance per attempted step; this is how torch notes an attempt. Without it a skip on the very
             # first step makes the scheduler complain that it was stepped before the optimizer.
-            optimizer._opt_called = True  # type: ignore[attr-defined]
+            mark_stepped(optimizer)
 
 
 def _go_into_one_call(grads: list[Tensor]) -> bool:
@@ -260,8 +261,8 @@ def _reads_found_inf(optimizer: Optimizer) -> bool:
         first = next((parameter for group in groups for parameter in group["params"]), None)
         if first is not None and not first.is_cpu and not has_fused_kernel(first, kernel):
             return False
-    # `_step_supports_amp_scaling` is lost by deepcopy and pickle, the groups' `fused` is not: hence the second test.
-    return getattr(optimizer, "_step_supports_amp_scaling", False) or isinstance(optimizer, SGD | Adam | Adagrad)
+    # A copy has lost torch's mark, but not the groups' `fused`: hence the second test.
+    return takes_found_inf(optimizer) or isinstance(optimizer, SGD | Adam | Adagrad)
 
 
 def _first_step_needs_host(optimizer: Optimizer) -> bool:

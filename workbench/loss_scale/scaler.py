@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import BoostConfig
+from workbench.core.torch_internals import version_of
 from workbench.loss_scale import DynamicLossScaleUpdateCell, FixedLossScaleUpdateCell, host_values, unscale_and_check_
 
 
@@ -107,9 +108,9 @@ class LossScaling:
         On a CPU alone, where the rule writes nothing on most steps: a captured graph must compute both in every replay.
         """
         known = self._known
-        if known is None or known[0] is not scale or known[1] != scale._version:  # counted up by writing in place
+        if known is None or known[0] is not scale or known[1] != version_of(scale):  # counted up by writing in place
             kept = scale.detach().clone()
-            known = self._known = scale, scale._version, (kept, kept.reshape(()).reciprocal())
+            known = self._known = scale, version_of(scale), (kept, kept.reshape(()).reciprocal())
         return known[2]
 
     def seed_gradient(self, loss: Tensor) -> Tensor | None:
@@ -125,7 +126,7 @@ class LossScaling:
 
     @property
     def moves(self) -> bool:
-        """Whether the scale tensor may change in place, so that who keeps it has to copy it."""
+        """Whether the scale tensor may change in place, so that anyone who keeps it must copy it."""
         return self.update_cell is not None
 
     @property

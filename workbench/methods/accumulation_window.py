@@ -41,7 +41,7 @@ class AccumulationWindow:
         return {"n_steps": self.n_steps, "position": self.position}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Continue within a window; a ValueError when it was of another length."""
+        """Continue within a window; a ValueError when its length was different."""
         if state_dict["n_steps"] != self.n_steps:
             raise ValueError(
                 f"state_dict belongs to windows of {state_dict['n_steps']} micro-batches, this one has {self.n_steps}"

@@ -15,7 +15,7 @@ from workbench.methods.registry import METHODS
 
 
 def facts_of(network: nn.Module, optimizer: Optimizer) -> NetworkFacts:
-    """Return what a network offers, reduced already where that is in effect; layers count that the optimizer holds."""
+    """Return what a network offers, after any reduction in effect; only layers that the optimizer holds are counted."""
     held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     names = [name for name, parameter in named_trainable_parameters(network) if parameter in held]
     layers = len(split_into_chunks(names))

@@ -10,13 +10,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from workbench.core.torch_internals import step_hooks
+
+__all__ = ["Hooks", "register_step_hooks", "step_hooks"]
+
 Hooks = tuple[list[Callable[..., Any]], list[Callable[..., Any]]]
-
-
-def step_hooks(optimizer: Optimizer) -> Hooks:
-    """Return the hooks that run before and after each step of an optimizer, in their order."""
-    # torch has no public way to list them; both names exist since torch 2.0.
-    return list(optimizer._optimizer_step_pre_hooks.values()), list(optimizer._optimizer_step_post_hooks.values())
 
 
 def register_step_hooks(optimizer: Optimizer, hooks: Hooks) -> None:

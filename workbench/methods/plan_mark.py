@@ -42,10 +42,10 @@ def trained_parameters(network: nn.Module, optimizer: Optimizer) -> dict[str, nn
     """
     names = {id(parameter): name for name, parameter in prepared_module(network).named_parameters()}
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    strangers = sum(id(parameter) not in names for parameter in trained)
-    if strangers:
+    unknown = sum(id(parameter) not in names for parameter in trained)
+    if unknown:
         raise ConfigError(
-            f"weight snapshots go by the names of the network's parameters, and {strangers} of the {len(trained)} that "
+            f"weight snapshots go by the names of the network's parameters, and {unknown} of the {len(trained)} that "
             "the optimizer trains are not in the network; let AutoBoost process the module that holds all of them"
         )
     return {names[id(parameter)]: parameter for parameter in trained}

@@ -1,6 +1,6 @@
 """How the gradients of a complete window become new weights: the optimizer's step, or what a method puts in its place.
 
-Overflow, unscaling and the reduction over ranks are done when an update is asked for; what remains is its own business.
+Overflow, unscaling and the reduction over ranks are done when an update is asked for; only the update itself remains.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FEWEST = 24
 
 
 class WeightUpdate:
-    """Changes the weights at the end of a window; derive, and say here what differs from an optimizer's step."""
+    """Changes the weights at the end of a window; a subclass defines what differs from an optimizer's step."""
 
     #: Why ``distribute`` must give every rank the first one's weights before the first update; "" if it need not.
     needs_distribute: str = ""

@@ -96,7 +96,7 @@ class RunContext:
 
 
 class Callback:
-    """Is called in the course of a training or an evaluation; override what is of interest.
+    """Called in the course of a training or an evaluation; override the methods you need.
 
     The older names are called by the newer ones, except in evaluations inside ``fit``, where a ``begin`` and ``end``
     would be taken for those of the training.
@@ -148,7 +148,7 @@ class Callback:
         self.step_begin(run_context)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """A step has ended; its outcome is there."""
+        """A step has ended and its outcome is available."""
         self.step_end(run_context)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:

@@ -213,7 +213,7 @@ class Model:
         checkpoint_every: int | None = None,
         resume: CheckpointFolder | Path | str | None = None,
     ) -> None:
-        """Train and evaluate in between; ``LossMonitor`` prints what was found.
+        """Train, with evaluations in between; ``LossMonitor`` prints their results.
 
         Args:
             epoch: Number of the last epoch, at least 1.

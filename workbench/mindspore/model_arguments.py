@@ -102,7 +102,7 @@ def settings_from(
     keep_batchnorm_fp32: bool | None,
     manager: Any,
 ) -> BoostConfig:
-    """Return the configuration with what other arguments of a Model say, those that are not ``"O0"`` or None."""
+    """Return the configuration with the other arguments of a Model put in, except those that are ``"O0"`` or None."""
     settings = read_config(config)
     given: dict[str, Any] = {}
     if amp_level != "O0":

@@ -53,7 +53,7 @@ class RecordSieve:
         return select_rows(batch, ~verdict.bad)
 
     def refuse(self, batch: Any, reason: str, *, forget_form: bool) -> None:
-        """Take back that a batch, as `sift` returned it, was accepted: the network could not compute with it.
+        """Revoke the acceptance of a batch that `sift` returned: the network could not compute with it.
 
         With ``forget_form`` the next batch is to say how batches are built, because no other was good yet.
         """

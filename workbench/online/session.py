@@ -129,7 +129,7 @@ class OnlineSession(Callback):
             self.figures_after(outcome)
 
     def figures_after(self, outcome: StepOutcome) -> Mapping[str, float]:
-        """Return the figures after a step, by column; those that are expensive only now and then."""
+        """Return the figures after a step, by column; expensive ones only now and then."""
         columns = {
             "online.rejected": float(self.sieve.rejected),
             "online.queue_depth": float(self.feed.depth),
@@ -191,7 +191,7 @@ class OnlineSession(Callback):
             self.publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index)
 
     def on_train_end(self, run_context: RunContext) -> None:
-        """Write what was reached, unless an interrupt tore the last step apart."""
+        """Write the state that was reached, unless an interrupt broke off the last step."""
         if self._is_in_step:
             return
         self._take_in(self.boosted.step_index - 1)
@@ -285,7 +285,8 @@ class OnlineSession(Callback):
 def _table_figures(network: nn.Module) -> dict[str, float]:
     """Return the figures of all growing tables of a network together, by column; empty when it has none.
 
-    A growing table says how full it is by ``occupancy()``, such as ``workbench.optim.embeddings.EvictingEmbedding``.
+    A growing table, such as ``workbench.optim.embeddings.EvictingEmbedding``, reports with ``occupancy()`` how full it
+    is.
     """
     asked = (getattr(module, "occupancy", None) for module in network.modules())
     tables = [occupancy() for occupancy in asked if callable(occupancy)]

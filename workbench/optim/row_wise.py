@@ -82,7 +82,7 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
     def _update_rows(
         self, weights: Tensor, gradients: Tensor, old: list[Tensor], group: dict[str, Any]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return new weights and new state, in the order of ``_row_state``; may be written over what is given."""
+        """Return new weights and new state, in the order of ``_row_state``; may overwrite what is given."""
 
     def _first_values(self, group: dict[str, Any]) -> dict[str, float]:
         """Return what the state of a row begins with, where that is not 0."""

@@ -94,7 +94,7 @@ def _speed(trial: TrialRecord) -> str:
 
 
 def _steps(trial: TrialRecord) -> str:
-    """Return the steps to the target, those of a warm-up beside them."""
+    """Return the steps to the target, plus those of a warm-up."""
     if trial.state != "complete":
         return trial.state
     if not math.isfinite(trial.steps_to_target):

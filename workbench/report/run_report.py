@@ -25,16 +25,16 @@ from workbench.report.served import Served
 from workbench.runs import Run, read_run
 
 MOST_HISTOGRAMS = 200
-"""Of gradients that a page draws: more take seconds to read, and nobody sees them."""
+"""Of gradients that a page draws: more take seconds to read, and cannot be seen."""
 _MOST_EVENTS = 200  # listed, the last ones
 _AXES = ("step", "seconds")
-MOST_OVERLAID = 12  # more lines than that nobody tells apart
+MOST_OVERLAID = 12  # more lines than that cannot be told apart
 
 
 def run_report_html(run: Run, *, served: Served | None = None) -> str:
     """Return the page of one run, whether it has finished, was killed, or goes on.
 
-    What the run has none of has no section.
+    There is no section for what the run lacks.
     """
     scale = metric_of(run)
     drawn: dict[str, go.Figure] = {}
@@ -58,7 +58,7 @@ def run_report_html(run: Run, *, served: Served | None = None) -> str:
         key_figures=_key_figures(run, scale),
         figures=figures,
         events=run.events.iloc[-_MOST_EVENTS:].iloc[::-1].to_dict("records"),
-        environment=_told(run.environment),
+        environment=_known(run.environment),
         served=served,
     )
 
@@ -120,7 +120,7 @@ def _key_figures(run: Run, scale: MetricScale) -> list[tuple[str, str, str]]:
     return [one for one in found if one is not None]
 
 
-def _told(environment: Mapping[str, Any]) -> dict[str, Any]:
+def _known(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of where a run ran, as words: what there is none of is left out."""
     plain = {key.replace("_", " "): value for key, value in environment.items() if value not in (None, "", {}, [])}
     listed: Sequence[str] = [key for key in plain if not key.endswith("checksum") and key != "schema version"]

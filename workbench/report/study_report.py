@@ -116,7 +116,7 @@ def _trial_table(answer: StudyResult, served: Served | None) -> Markup:
 
 
 def shares_of(config: BoostConfig) -> dict[str, float]:
-    """Return what the rounded parameters of methods that a configuration switches on come to, by name."""
+    """Return the shares that parameters amount to, by name, for the methods that a configuration switches on."""
     sections = {method.section for method in METHODS if getattr(config.boost, method.name, None)}
     infos = (about for path, about in describe_parameters().items() if path.partition(".")[0] in sections)
     return {about.share_name: about.share(config) for about in infos if about.share is not None}

@@ -2,7 +2,7 @@
 
 Report, view page and Tune tab show one table, ``trial_table.js``. A row carries what its trial changes of the
 configuration of O0, with which all stand together in the data; the whole configuration is put together again where
-somebody asks for it.
+it is asked for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def trial_data(study: StudyResult, *, rounded: bool = False) -> Values:
     Returns:
         ``columns`` in their order, each with ``key``, ``title``, ``kind`` (``"number"`` or ``"text"``), ``unit``,
         ``factor`` (of the shown value) and whether it is ``shown`` at first; ``trials``, each with a value per column
-        and what is told when it is opened; ``base``, the configuration that a trial changes, by path;
+        and the details shown when it is opened; ``base``, the configuration that a trial changes, by path;
         ``reference``, the trial that others are compared with; ``exported``, export -> trial; ``rounded``. A number
         that is not known is None.
     """
@@ -101,7 +101,7 @@ def _column(key: str, title: str, *, kind: str = "text", shown: bool = True, **m
 
 def _parameter_column(path: str) -> Values:
     about = describe_parameters().get(path)
-    if about is not None and about.share is not None:  # of freeze_p nobody knows whether it freezes or not
+    if about is not None and about.share is not None:  # freeze_p itself does not say whether it freezes or not
         return _column(path, about.share_name, kind="number", shown=False, unit="%", factor=100)
     return _column(path, path, shown=False)
 
@@ -140,7 +140,7 @@ def _row(trial: TrialRecord, study: StudyResult, base: Values, paths: Sequence[s
 
 
 def _cell(path: str, trial: TrialRecord) -> Any:
-    """Return a searched value, or what it comes to where people read a share of it."""
+    """Return a searched value, or the share that it amounts to where people read it as one."""
     value = trial.parameters[path]
     about = describe_parameters().get(path)
     if about is None or about.share is None or not isinstance(value, int | float):

@@ -5,7 +5,7 @@ A run lives in ``<root>/<run id>/``:
 * ``config.json``, ``environment.json`` -- written first, never changed;
 * ``steps.jsonl``, ``events.jsonl`` -- append-only, one line per record, one write per block, while it runs;
 * ``steps.parquet``, ``events.parquet``, ``summary.json`` -- what ``finish`` turns the lines into;
-* ``writer.lock`` -- who is writing, while somebody is.
+* ``writer.lock`` -- who is writing, as long as anyone is.
 
 At every moment the lines or the Parquet file are complete: a reader takes the lines when they are there and the Parquet
 file otherwise. A killed run has lines and no summary; at most its last block is missing, and it can be reopened.

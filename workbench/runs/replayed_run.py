@@ -1,7 +1,7 @@
 """A recorded run, opened for replay: what each answer needs is read once, so that a slider answers at once.
 
-Here is the middle of `replay`'s range alone, and the scale itself over the steps; underflow is read from an even choice
-of the histograms.
+Of `replay`'s range it gives the middle only, but the scale at every step; underflow is read from an evenly spaced
+selection of the histograms.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class StudyFailedError(RuntimeError):
 
 
 class StudyStoppedError(RuntimeError):
-    """Somebody asked the study to end; everything finished is saved, the running trial will be run again."""
+    """The study was asked to end; everything finished is saved, the running trial will be run again."""
 
 
 class OutOfTimeError(StudyStoppedError):

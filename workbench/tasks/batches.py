@@ -241,7 +241,7 @@ def _open_source(source: Callable[..., Any], seed: int, epoch: int, role: str) -
 
 
 def _replicas(source: Any) -> int:
-    """Return between how many ranks a loader's sampler shares the samples; 1 when it knows of none."""
+    """Return among how many ranks a loader's sampler divides the samples; 1 when it knows of no ranks."""
     batch_sampler = getattr(source, "batch_sampler", None)
     samplers = (getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     return next((int(n) for n in (getattr(one, "num_replicas", None) for one in samplers) if n is not None), 1)

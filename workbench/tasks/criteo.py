@@ -111,7 +111,7 @@ class CriteoReader:
             yield from _cut(kept, len(kept[0]), size)
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield the lines of all files; one that is too long comes cut off, as one line."""
+        """Yield the lines of all files; a line that is too long is cut off."""
         if self._opened is not None:
             yield from _bounded_lines(self._opened)
         for path in self._files:

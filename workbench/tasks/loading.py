@@ -1,4 +1,4 @@
-"""Find a task by what stands on the command line: a built-in name, a module's attribute, a file's attribute."""
+"""Find a task as the command line names it: a built-in name, a module's attribute, a file's attribute."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def _warn_of_folder(place: str, tried: list[Path], found: Path | None) -> None:
 def task_sources(task: Task) -> dict[str, str]:
     """Return file -> digests of the code of a user's task: its file, and what it has imported from the same folder.
 
-    One is that of the bytes, one that of the code without comments and layout, which is a Python version's own. A task
-    that is built in, or no file's, has none.
+    One digest is of the bytes, one of the code without comments and layout, which depends on the Python version. A task
+    that is built in, or not from a file, has none.
     """
     home = _file_of(task)
     if home is None:

@@ -1,4 +1,4 @@
-"""A task that ends whatever trains, evaluates or times it, at its next batch."""
+"""A task that can stop whatever is training, evaluating or timing it, at the next batch."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Task:
             if length is not None and not length > 0:
                 raise TaskError(f"`{role}` must be above 0, got {length!r}")
         if self.steps is not None and self.epochs is not None:
-            raise TaskError("`steps` and `epochs` say the same; give one of them")
+            raise TaskError("`steps` and `epochs` mean the same thing; give only one of them")
         is_criterion(self.loss)
         _batches.check_source(self.train, "train")
         _batches.check_source(self.evaluate, "evaluate")

@@ -33,7 +33,7 @@ side of ReLU), bfloat16 0.3; there a mistake is found only in much of the gradie
 
 
 def _go_on() -> None:
-    """Nobody wants to end it."""
+    """Let the work go on."""
 
 
 def first_losses(

@@ -308,7 +308,7 @@ def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimize
 
 
 def _part(group: dict[str, Any], members: set[Tensor], theirs: dict[str, Any], given: Optimizer) -> dict[str, Any]:
-    """Return the part of a group that belongs to one of the given optimizer's, with what is particular to that."""
+    """Return the part of a group that belongs to one of the given optimizer's, with that optimizer's own options."""
     part = part_of_group(group, members)
     usual = given.defaults.get("lr")
     if usual and "lr" in theirs:

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from workbench.core.torch_internals import BatchNorm
 from workbench.core.wrapped_model import unwrapped
 from workbench.training.precision import Precision
 
@@ -77,7 +77,7 @@ class OptimizersAverage:
                 norm.momentum = momentum
 
 
-def _batch_norms(model: nn.Module) -> list[_BatchNorm]:
+def _batch_norms(model: nn.Module) -> list[BatchNorm]:
     """Return the modules of a model that keep running statistics of their inputs."""
-    norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
+    norms = (module for module in model.modules() if isinstance(module, BatchNorm))
     return [norm for norm in norms if norm.track_running_stats and norm.running_mean is not None]

@@ -37,6 +37,7 @@ from workbench.core.batch import move_batch
 from workbench.core.records import EventSink
 from workbench.core.sampler_epoch import tell_epoch
 from workbench.core.step_optimizer import StepOptimizer, clears_as_torch_does
+from workbench.core.torch_internals import mark_stepped
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale import host_values
 from workbench.loss_scale.scaler import LossScaling
@@ -273,8 +274,7 @@ class Boosted:
             columns = {**columns, **hook.after_update(window)}
         if scaling.checks_overflow:
             scaling.after_window(overflow)
-        # Schedulers look at this mark to warn when they run before the first update; an update was attempted.
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        mark_stepped(self.optimizer)  # an update was attempted
         if self._schedule is not None:
             self._schedule.advance()
         if clears_as_torch_does(self.optimizer):
@@ -382,7 +382,7 @@ class Boosted:
 
         Every rank takes the weights and buffers of the first one. Then gradients are averaged at the end of every
         window, in buckets of our own: of a freezing group only what it trains travels. BatchNorm statistics stay
-        each rank's own until ``finish``, which hands out the first one's. Returned is the model to call.
+        each rank's own until ``finish``, which hands out the first one's. The model to call is returned.
 
         Args:
             ddp: Wrap the model in DistributedDataParallel instead, which hides the exchange behind the backward pass.

@@ -72,7 +72,7 @@ def load_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler |
 def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
     """Return what `checkpoint_state` gave, possibly with more entries, read without pickle onto a device.
 
-    A ValueError says that the file is damaged or no checkpoint of this format. torch writes a checksum of each entry
+    A ValueError says that the file is damaged or not a checkpoint of this format. torch writes a checksum of each entry
     and does not look at it when it reads.
     """
     try:
@@ -131,7 +131,7 @@ def _other_generators() -> dict[str, Any]:
 
 
 def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
-    """Put the random generators back to where `generator_states` saw them; not that of another kind of device."""
+    """Restore the random generators to the states from `generator_states`, except those of another kind of device."""
     if "other_rng" in state:  # older files lack it
         numpy, (version, internal, next_gauss) = state["other_rng"]["numpy"], state["other_rng"]["python"]
         words = numpy["words"].cpu().numpy().astype(np.uint32)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 def float16_gradient_parameters(loss: Tensor) -> list[nn.Parameter]:
     """Return the parameters whose gradients are computed in float16 under autocast; only these can overflow.
 
-    They come back through the cast that a parameter of a linear or convolutional layer went in by. The walk takes
+    They come back through the cast by which the parameter of a linear or convolutional layer went in. The walk takes
     milliseconds for thousands of nodes, and finds nothing where ``torch.compile`` hides it.
     """
     through_cast: dict[Tensor, None] = {}

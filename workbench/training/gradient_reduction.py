@@ -112,7 +112,7 @@ def _dense_gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Cut parameters into buckets of one dtype, device and split group, each of limited size, last ones first."""
+    """Divide parameters into buckets of one dtype, device and split group, each of limited size, last ones first."""
     buckets: list[list[nn.Parameter]] = []
     open_: dict[tuple[torch.dtype, torch.device, int], tuple[list[nn.Parameter], int]] = {}
     for parameter in reversed(parameters):  # roughly the order in which the backward pass finished them

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adam, NAdam, Optimizer, RAdam
 
 from workbench.core.batch import mapped
+from workbench.core.torch_internals import BatchNorm
 
 _OUTSIDE = 4  # frames from the warning to who called `apply`
 _AS_BUILT = nullcontext()
@@ -98,7 +98,7 @@ def warn_of_short_moments(optimizer: Optimizer) -> None:
 
 
 def _cast_batch_norms_(model: nn.Module, dtype: torch.dtype) -> None:
-    for norm in (module for module in model.modules() if isinstance(module, _BatchNorm)):
+    for norm in (module for module in model.modules() if isinstance(module, BatchNorm)):
         norm.to(dtype)
 
 

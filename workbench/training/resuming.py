@@ -58,8 +58,8 @@ def state_to_resume(folder: CheckpointFolder, this: Mapping[str, Any], device: t
     differs = [name for name in this if was.get(name) != this[name]]
     if differs:
         name = differs[0]
-        told = "" if name == "config" else f": it was {was.get(name)}, and is {this[name]}"
-        raise ResumeError(f"the checkpoints in {folder.folder} belong to a run with another `{name}`{told}")
+        change = "" if name == "config" else f": it was {was.get(name)}, and is {this[name]}"
+        raise ResumeError(f"the checkpoints in {folder.folder} belong to a run with another `{name}`{change}")
     return state
 
 

@@ -517,7 +517,7 @@ class _Run:
 
 
 def _height(record: StepRecord, minimum: float) -> float:
-    """Return the scale that tells a collapse: with scale groups the floor where every overflowing group lies on its."""
+    """Return the scale that shows a collapse: with scale groups the floor where every overflowing group lies on its."""
     if not record.group_scales:
         return record.loss_scale_after
     return minimum if AT_FLOOR_COLUMN in record.columns else math.inf

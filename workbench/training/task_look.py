@@ -1,4 +1,4 @@
-"""What a look at a task tells about how it could be trained faster: copies are asked, and a few steps are timed.
+"""What a look at a task shows about how it could be trained faster: copies are asked, and a few steps are timed.
 
 Random generators are put back, and the task's own objects are not changed.
 """
@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.core import devices
 from workbench.core.own_generators import kept_generators
+from workbench.core.torch_internals import BatchNorm
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.batch.method import concatenated
 from workbench.methods.facts import facts_of_copies
@@ -139,6 +139,6 @@ def _without_weights(task: Task) -> nn.Module:
         network = unwrapped(task.new_model())
     network.to_empty(device="cpu")
     for module in network.modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, BatchNorm):
             module.reset_parameters()  # a method may ask whether it has learned anything
     return network

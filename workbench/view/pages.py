@@ -1,7 +1,7 @@
 """What `workbench view` shows of a folder: a study's report, a run, or a list of both.
 
-Pages are those of ``report``. One is made again only when the files it is made from have changed, and not more often
-than its making allows: a study of thousands of trials takes seconds to read.
+Pages are those of ``report``. A page is made again only when its files have changed, and less often the longer that
+takes: a study of thousands of trials takes seconds to read.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Pages:
         return str(overlay_html(chosen, window=max(1, int(window)), x=asked.get("x", "step")))
 
     def up_from(self, folder: Path) -> tuple[str, str] | None:
-        """Return address and name of the folder around one that is no longer the root."""
+        """Return the address and name of a folder's parent; None for the root."""
         return None if folder == self.root else ("../", folder.parent.name)
 
     def choice(self, folder: Path, name: str, more: str, address: str, *, chosen: bool) -> RunChoice:
@@ -140,7 +140,7 @@ class _StudyPage:
         self._storage = pages.storage if folder == pages.root else None
 
     def signature(self) -> str:
-        """Return what changes when the study does; of a database elsewhere only the time does."""
+        """Return what changes when the study does; for a database elsewhere, only the time."""
         names = ("study.toml", "study.db", "study.db-wal", "status.json")
         files = [self._folder / name for name in names]
         result = self._folder / "result"
@@ -299,13 +299,13 @@ def _listed(path: Path, folder: Path) -> dict[str, Any]:
     place = path.relative_to(folder).as_posix()
     has_answer = any((path / "result").glob("boost_config.*.json"))
     state = "has its answer" if has_answer else "begun" if (path / "study.db").exists() else "not begun"
-    told = {"name": place, "address": f"{quote(place)}/", "state": state, "task": "", "trials": "", "objective": ""}
+    row = {"name": place, "address": f"{quote(place)}/", "state": state, "task": "", "trials": "", "objective": ""}
     try:
         section = tomllib.loads((path / "study.toml").read_text(encoding="utf-8")).get("study", {})
     except (OSError, ValueError):  # its own page says what is wrong with it
-        return told
+        return row
     asked = {"task": "task", "trials": "n_trials", "objective": "objective"}
-    return told | {name: section.get(key, "") for name, key in asked.items()}
+    return row | {name: section.get(key, "") for name, key in asked.items()}
 
 
 def _run_facts(row: Mapping[str, Any]) -> str:

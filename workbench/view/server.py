@@ -34,7 +34,7 @@ class ViewServer(ThreadingHTTPServer):
         port: Port to listen on; 0 takes a free one.
 
     Raises:
-        OSError: When somebody else listens on the port.
+        OSError: When another program listens on the port.
     """
 
     daemon_threads = True
@@ -88,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.pages.answer(unquote(path), parse_qs(asked.query))
 
     def log_message(self, format: str, *args: object) -> None:  # http.server's name
-        """Say nothing: a page asks for news every other second."""
+        """Log nothing: a page polls every other second."""
 
 
 _HEADERS = {

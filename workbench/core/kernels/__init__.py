@@ -200,7 +200,7 @@ def _again(tensors: Sequence[Tensor], dtype: torch.dtype, before: Listed | None)
 def adam_(lists: AdamLists, settings: AdamSettings) -> None:
     """Take a step of Adam in place, with the bits of torch's fused kernel on one thread; gradients stay as they are.
 
-    All lists are float32. Moments are in no graph, so autograd hears of the weights only.
+    All lists are float32. Moments are in no graph, so autograd is notified of the weights only.
     """
     assert {one.dtype for one in lists} == {torch.float32}
     library, lengths = _library(), lists.weights.lengths

@@ -43,7 +43,7 @@ _ARGUMENTS: Final = {
     "adam_rounded": (_LONG, *[_AT] * 9, _LONG, _INT),
     "look_at": (_LONG, *[_AT] * 5),
 }
-"""What each function takes, so that plain numbers can be handed over."""
+"""What each function takes, so that plain numbers can be passed."""
 
 _RESULTS: Final = {"look_at": _LONG}
 
@@ -109,7 +109,7 @@ def _run(*command: str) -> bytes:
 
 
 def _processor() -> str:
-    """Return what tells this processor's instructions from another's."""
+    """Return what distinguishes this processor's instructions from another's."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

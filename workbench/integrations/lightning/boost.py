@@ -87,7 +87,7 @@ class Boost(Callback):
         self._loading = pl_module.register_load_state_dict_pre_hook(_load_later)  # type: ignore[no-untyped-call]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Refuse to resume a training that was another one."""
+        """Refuse to resume a different training."""
         if self._plugin is not None and not self._is_over and _STATE not in checkpoint:
             raise ValueError(
                 "the checkpoint was made without Boost, so that the training cannot be resumed from it; load its "

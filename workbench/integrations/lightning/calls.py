@@ -42,7 +42,7 @@ def loss_of(returned: Any) -> Tensor:
     """Return the loss in what a training step returns.
 
     Raises:
-        ValueError: When there is none, as of a step that asks to be left out.
+        ValueError: When there is none, as from a step that asks to be skipped.
     """
     loss = returned.get("loss") if isinstance(returned, Mapping) else returned
     if not isinstance(loss, Tensor):

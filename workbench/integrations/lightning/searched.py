@@ -112,8 +112,8 @@ class _Logged:
         words = name.lower().replace("/", "_").split("_")
         kinds: dict[Direction, tuple[str, ...]] = {"minimize": _SMALLER_IS_BETTER, "maximize": _LARGER_IS_BETTER}
         if direction is None:
-            told = (kind for kind, starts in kinds.items() if any(word.startswith(starts) for word in words))
-            direction = next(told, None)
+            matching = (kind for kind, starts in kinds.items() if any(word.startswith(starts) for word in words))
+            direction = next(matching, None)
         self.name, self.direction = name, direction
         self.higher_is_better = None if direction is None else direction == "maximize"
         self.needs: Literal["outputs", "loss"] = "outputs"
@@ -147,7 +147,7 @@ class _Logged:
 
 
 class _Steps(nn.Module):
-    """A module whose call is its training step, and in evaluation what its validation step logs, by name."""
+    """A module that runs its training step when called; in evaluation it returns what its validation step logs."""
 
     def __init__(self, module: LightningModule, datamodule: LightningDataModule | None, trainer: Any) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Files in the words of other frameworks."""
+"""Scripts for other frameworks."""

@@ -44,9 +44,9 @@ class OwnCode:
 
 
 def own_code(task: Task | None, *, alone: bool = True) -> OwnCode:
-    """Return the code of a task; None is one that only another program knows, whose user fills it in.
+    """Return the code of a task; None stands for one that only another program knows, to be filled in by its user.
 
-    A script that does not stand ``alone``, since it needs this package anyway, just loads the task.
+    A script that is not ``alone`` needs this package anyway, and simply loads the task.
     """
     place, _, attribute = ("" if task is None else task.spec).rpartition(":")
     if task is None or not task.spec:

@@ -187,7 +187,7 @@ class _Sorted:
             carry(*(f"optimizer.{one}" for one in text), optim_args=written)
 
     def _own_optimizer(self) -> None:
-        """Change the arguments of today's optimizer."""
+        """Change the arguments of the current optimizer."""
         section = self.config.optimizer
         if self._is_chosen("optimizer.lr", "batch.lr_rule"):
             self.rate = learning_rate(self.config, self._today("learning_rate"))

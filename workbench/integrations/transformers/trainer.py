@@ -119,7 +119,7 @@ class BoostedTrainer(Trainer):
         return int(super().num_examples(passes.loader if isinstance(passes, Passes) else dataloader))
 
     def set_initial_training_values(self, args: TrainingArguments, dataloader: DataLoader[Any]) -> Any:
-        """Let the set-up make its run of what is trained today, and return that run's numbers."""
+        """Let the set-up turn today's training into its own run, and return that run's numbers."""
         passes = dataloader.dataset
         if not isinstance(passes, Passes):
             raise TypeError("get_train_dataloader() was overridden below BoostedTrainer; override it in a second base")

@@ -350,7 +350,7 @@ class AdaSumState:
     def __init__(self, device_number: int = 1, process_group: distributed.ProcessGroup | None = None) -> None:
         _require_process_group()
         n_ranks = distributed.get_world_size(process_group)
-        is_count = isinstance(device_number, int) and device_number > 0  # connect_servers tells what else is wrong
+        is_count = isinstance(device_number, int) and device_number > 0  # connect_servers reports what else is wrong
         servers = n_ranks // device_number if is_count else n_ranks
         self.links = connect_servers(distributed.get_rank(process_group), device_number, servers, process_group)
 

@@ -354,7 +354,7 @@ class DimReduce:
         return vectors
 
     def _start(self, room: Tensor) -> list[Tensor]:
-        """Return copies of the weights as they are, in ``room`` where that is of their precision."""
+        """Return copies of the weights as they are, in ``room`` where its dtype is theirs."""
         copies = [
             part if part.dtype == parameter.dtype else torch.empty_like(parameter)
             for parameter, part in zip(self.weight, self._shaped(room), strict=True)

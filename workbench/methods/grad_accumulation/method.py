@@ -1,7 +1,7 @@
 """Gradient accumulation: several micro-batches make one update.
 
 Over a window of N micro-batches the gradient is the MEAN of theirs, so the learning rate keeps its meaning. It is
-accumulated in ``.grad`` itself; there is no second copy of the parameters' size. Behaviour taken from MindSpore 2.7.0,
+accumulated in ``.grad`` itself; there is no second buffer of that size. Behaviour taken from MindSpore 2.7.0,
 ``mindspore/python/mindspore/boost/grad_accumulation.py``; Goyal et al., "Accurate, Large Minibatch SGD", 2017,
 arXiv:1706.02677, section 3 explains why the mean over the large batch is the right normalization.
 """

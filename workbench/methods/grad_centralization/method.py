@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from workbench.core.torch_internals import NORMALIZATIONS, ConvNd
 from workbench.methods.parameter_groups import checked_optimizer, plain_name, rebuild_optimizer
 from workbench.methods.protocol import GroupSchedule, Method, Preparation
 
@@ -27,8 +28,6 @@ CentralizationRule = Literal["every_weight", "multiple_of_16"]
 
 LANES = 16  # the second dimension the Ascend primitive requires a multiple of
 NEVER_CENTRALIZED = ("beta", "gamma", "bias")
-# torch calls the scale of a normalization "weight", so the name alone does not decide; its module's type does.
-NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def is_centralizable(shape: Sequence[int], rule: CentralizationRule = "every_weight") -> bool:
@@ -208,6 +207,7 @@ class CentralizationMethod(Method):
 def _is_centralized(parameter: Tensor, name: str, module: nn.Module) -> bool:
     if parameter.dim() < 2 or any(word in name for word in NEVER_CENTRALIZED):
         return False
+    # torch calls the scale of a normalization "weight", so the name alone does not decide; its module's type does.
     if isinstance(module, NORMALIZATIONS) or getattr(module, "is_full_normalization", False):
         return False
-    return not (isinstance(module, nn.modules.conv._ConvNd) and module.groups > 1)
+    return not (isinstance(module, ConvNd) and module.groups > 1)

@@ -1,4 +1,8 @@
-"""Gradient freezing: train only the later layers in a growing share of the steps."""
+"""Gradient freezing: train only the later layers in a share of the steps.
+
+Read ``method.py`` first: `freeze_index_sequence` says which layers rest at which step. ``freeze_optimizer.py`` makes an
+optimizer train one group per step; ``group_arguments.py`` checks what a user may write.
+"""
 
 from workbench.methods.protocol import Description, alone
 

@@ -26,6 +26,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from workbench.core.torch_internals import mark_stepped
 from workbench.methods.grad_freeze.group_arguments import (
     NOT_AN_OPTION,
     Groups,
@@ -49,12 +50,11 @@ def allow_one_graph_per_group(n_groups: int) -> None:
 
     A compiled graph depends on ``requires_grad``; past the limit torch would silently fall back to eager execution.
     """
-    # dynamo's limit is reached through its config module only; there is no torch.compiler function for it.
-    import torch._dynamo.config as dynamo
+    import torch.compiler.config as settings
 
     # Two graphs per group: training mode and evaluation mode of the same module.
-    dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * n_groups + GRAPHS_BESIDE_TRAINING)
-    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 32 * dynamo.recompile_limit)
+    settings.recompile_limit = max(settings.recompile_limit, 2 * n_groups + GRAPHS_BESIDE_TRAINING)
+    settings.accumulated_recompile_limit = max(settings.accumulated_recompile_limit, 32 * settings.recompile_limit)
 
 
 class FreezeOpt(torch.optim.Optimizer):
@@ -246,8 +246,7 @@ class FreezeOpt(torch.optim.Optimizer):
     def advance(self) -> None:
         """Note that the update of this step was attempted (also when it was skipped) and move on in the strategy."""
         self._updates[self.group_index] += 1
-        # Schedulers look here for "was the optimizer stepped before me"; engines step active_optimizer, not us.
-        self._opt_called = True
+        mark_stepped(self)  # engines step active_optimizer, not us
         steps = self.n_groups if self._strategy is None else len(self._strategy)
         self._position = (self._position + 1) % steps
 

@@ -46,8 +46,8 @@ def read_groups(groups: Any, opt: torch.optim.Optimizer) -> Groups:
         where = f"train_parameter_groups[{index}]"
         if not isinstance(group, list | tuple):
             raise TypeError(f"`{where}` must be a list or tuple of parameters, got {type(group).__name__}")
-        if strangers := [type(item).__name__ for item in group if not isinstance(item, Mapping | Tensor)]:
-            raise TypeError(f"`{where}` must hold parameters or parameter groups, got {strangers[0]}")
+        if others := [type(item).__name__ for item in group if not isinstance(item, Mapping | Tensor)]:
+            raise TypeError(f"`{where}` must hold parameters or parameter groups, got {others[0]}")
         # An order matters to MindSpore's gradient tuples; torch keeps gradients on parameters.
         dicts = [item for item in group if isinstance(item, Mapping) and "order_params" not in item]
         entries = [(list(item["params"]), {k: item[k] for k in item if k not in NOT_AN_OPTION}) for item in dicts]

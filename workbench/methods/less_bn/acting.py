@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from workbench.core.torch_internals import BatchNorm
 from workbench.methods.less_bn.full_normalization import NEEDS_CRITERION, HeadRule
 from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, LessBNReport, reduce_batch_norms_
 from workbench.methods.parameter_groups import named_trainable_parameters, rebuild_optimizer, split_into_chunks
@@ -42,7 +42,7 @@ class LessBNMethod(Method):
         call: Callable[[nn.Module], None] | None,
     ) -> Mapping[str, int]:
         """Return how many BatchNorms would go by either rule, and how many layers would be left."""
-        norms = sum(isinstance(module, _BatchNorm) for module in network.modules())
+        norms = sum(isinstance(module, BatchNorm) for module in network.modules())
         if not norms:
             return {}
 

@@ -25,11 +25,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
 from workbench.core.own_generators import cpu_generator
+from workbench.core.torch_internals import (
+    BatchNorm,
+    ConvTransposeNd,
+    children_by_name,
+    has_backward_hooks,
+    has_forward_hooks,
+)
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _PLAIN_LAYERS = (*_CONVOLUTIONS, nn.Linear)
@@ -54,7 +59,7 @@ class ChannelAffine(nn.Module):
         return f"channels={self.scale.numel()}"
 
 
-def has_learned_statistics(norm: _BatchNorm) -> bool:
+def has_learned_statistics(norm: BatchNorm) -> bool:
     """Whether the running statistics have moved from their start (mean 0, variance 1, no batch seen)."""
     if norm.num_batches_tracked is not None and int(norm.num_batches_tracked) > 0:
         return True
@@ -63,7 +68,7 @@ def has_learned_statistics(norm: _BatchNorm) -> bool:
     return bool((norm.running_mean != 0).any() or (norm.running_var != 1).any())
 
 
-def affine_of(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+def affine_of(norm: BatchNorm) -> tuple[Tensor, Tensor]:
     """Return scale and shift of the map that a BatchNorm with statistics is in evaluation, float64, ``[channels]``."""
     if norm.running_mean is None or norm.running_var is None:
         raise ValueError("a BatchNorm without running statistics has no fixed map; keep it or give it statistics")
@@ -76,25 +81,26 @@ def affine_of(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
     return scale, shift - scale * mean
 
 
-def can_fold_into(layer: nn.Module, norm: _BatchNorm) -> bool:
+def can_fold_into(layer: nn.Module, norm: BatchNorm) -> bool:
     """Whether the layer computes as torch's own and its weight, of the BatchNorm's width, is a plain parameter."""
     if not isinstance(layer, _PLAIN_LAYERS) or not _computes_as(layer, _PLAIN_LAYERS):
         return False
-    weight = layer._parameters.get("weight")  # a parametrized or weight-normed layer has no such entry
+    # A parametrized or weight-normed layer has no such entry.
+    weight = dict(layer.named_parameters(recurse=False)).get("weight")
     if weight is None or isinstance(weight, UninitializedParameter):
         return False
     channels = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
     return bool(channels == norm.num_features)
 
 
-def fold_into_(layer: nn.Module, norm: _BatchNorm) -> None:
+def fold_into_(layer: nn.Module, norm: BatchNorm) -> None:
     """Multiply the evaluation map of a BatchNorm into the layer before it, in place; a bias is added if missing."""
     if not can_fold_into(layer, norm):
         raise ValueError(f"cannot fold a BatchNorm of {norm.num_features} channels into {type(layer).__name__}")
     target = cast("nn.Conv2d", layer)  # any of the accepted classes; all have weight and bias
     scale, shift = affine_of(norm)
     weight = target.weight.detach().double()
-    if isinstance(layer, _ConvTransposeNd):
+    if isinstance(layer, ConvTransposeNd):
         # Weight [in, out / groups, ...]: the rows of group g feed the output channels of group g.
         grouped = weight.view(layer.groups, -1, *weight.shape[1:])
         factor = scale.view(layer.groups, 1, -1, *(1,) * (weight.dim() - 2))
@@ -110,7 +116,7 @@ def fold_into_(layer: nn.Module, norm: _BatchNorm) -> None:
             target.bias = nn.Parameter(bias.to(target.weight.dtype), requires_grad=target.weight.requires_grad)
 
 
-def parts_after(norm: _BatchNorm) -> tuple[str, ...] | None:
+def parts_after(norm: BatchNorm) -> tuple[str, ...] | None:
     """Return the names of the children that a BatchNorm runs after the norm; None when it is not that simple.
 
     Empty for torch's own BatchNorm. A copy of a subclass is tried on random input, in evaluation and in training: its
@@ -137,7 +143,7 @@ def parts_after(norm: _BatchNorm) -> tuple[str, ...] | None:
     return names if alike else None
 
 
-def _is_norm_then_children(norm: _BatchNorm, x: Tensor, training: bool) -> bool:
+def _is_norm_then_children(norm: BatchNorm, x: Tensor, training: bool) -> bool:
     for module in norm.modules():
         module.training = training
     plain = copy.deepcopy(norm)
@@ -164,8 +170,8 @@ def _computes_as(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> boo
 
 def _is_altered(module: nn.Module) -> bool:
     """Whether hooks, a parametrization or a forward of the instance's own take part in a call of the module."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or hasattr(module, "parametrizations") or "forward" in module.__dict__
+    is_hooked = has_forward_hooks(module) or has_backward_hooks(module)
+    return is_hooked or hasattr(module, "parametrizations") or "forward" in module.__dict__
 
 
 # In a network
@@ -188,7 +194,7 @@ def take_out_(
     affine: list[str] = []
     for removal in removals:
         norm = model.get_submodule(removal.norm)
-        assert isinstance(norm, _BatchNorm)
+        assert isinstance(norm, BatchNorm)
         layer = None if removal.layer is None else model.get_submodule(removal.layer)
         keeps_map = keep_function or has_learned_statistics(norm)
         substitute: nn.Module = nn.Identity()
@@ -214,7 +220,7 @@ def take_out_(
 def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Put ``new`` wherever ``old`` is registered below ``model``, under whatever names."""
     for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
+        for name, child in children_by_name(parent):
             if child is old:
                 setattr(parent, name, new)
 
@@ -227,7 +233,7 @@ def _accept_either_form_(model: nn.Module, substitute: nn.Module, layer: nn.Modu
     """
     inside = ".norm" if isinstance(substitute, nn.Sequential) else ""
     for parent in model.modules():
-        for name, child in parent._modules.items():
+        for name, child in children_by_name(parent):
             if child is substitute:
                 hook = partial(_load_affine, child=name + inside)
                 # torch leaves this public method untyped

@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
+from workbench.core.torch_internals import ConvNd
 from workbench.methods.less_bn.network_graph import Step
 
 STARTS = {"add", "relu6", "maxpool", "arguments"}
@@ -85,7 +85,7 @@ def _lower(steps: Sequence[Step]) -> _Operation:
             operation = _Operation("item", [_Operation("bn", inputs, step.name)])
         else:
             operation = _Operation(kind, inputs)
-        if step.kind == "conv" and isinstance(step.module, _ConvNd) and step.module.bias is not None:
+        if step.kind == "conv" and isinstance(step.module, ConvNd) and step.module.bias is not None:
             operation = _Operation("bias", [operation])
         result[step] = operation
     return operation

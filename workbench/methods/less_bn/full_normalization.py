@@ -21,11 +21,10 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.loss import _Loss
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
+from workbench.core.torch_internals import BatchNorm, LossModule, has_forward_hooks
 from workbench.methods.less_bn.batch_norm_folding import replace_module_
 from workbench.methods.less_bn.network_graph import NetworkGraph, called_apart
 
@@ -217,7 +216,7 @@ def _output_layer(model: nn.Module, graphs: Sequence[NetworkGraph]) -> _OutputLa
 
 def _output_layer_in(model: nn.Module, graph: NetworkGraph) -> _OutputLayer | str:
     feeding = graph.steps[-1].inputs
-    criterion = feeding[0].module if len(feeding) == 1 and isinstance(feeding[0].module, _Loss) else None
+    criterion = feeding[0].module if len(feeding) == 1 and isinstance(feeding[0].module, LossModule) else None
     if criterion is not None:
         feeding = feeding[0].inputs[:1]
     if len(feeding) != 1:
@@ -229,7 +228,7 @@ def _output_layer_in(model: nn.Module, graph: NetworkGraph) -> _OutputLayer | st
     if not last.name:
         return "the model has no Linear below it"
     layer = model.get_submodule(last.name)  # the graph may be that of a copy
-    is_plain = type(layer).forward is nn.Linear.forward and not (layer._forward_pre_hooks or layer._forward_hooks)
+    is_plain = type(layer).forward is nn.Linear.forward and not has_forward_hooks(layer)
     if not isinstance(layer, nn.Linear) or not is_plain or is_parametrized(layer) or is_lazy(layer.weight):
         return f"`{last.name}` is not a plain Linear"
     if sum(step.name == last.name for step in graph.steps) > 1:
@@ -265,7 +264,7 @@ def _size_of_scores(model: nn.Module, name: str, call: Callable[[nn.Module], Any
         layer.register_forward_pre_hook(measure)
         with called_apart(twin):
             for module in twin.modules():
-                module.training = invented and isinstance(module, _BatchNorm)
+                module.training = invented and isinstance(module, BatchNorm)
             call(twin)
         size = float(torch.cat(lengths).mean() * layer.get_parameter("weight").double().norm(dim=-1).mean())
     except Exception:  # the user's model on the user's input: go on without

@@ -29,10 +29,9 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
+from workbench.core.torch_internals import BatchNorm, ConvNd
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.less_bn.batch_norm_folding import (
     Removal,
@@ -165,7 +164,7 @@ def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
     if match not in {"structure", "reference"}:
         raise ValueError(f'`less_bn_match` must be "structure" or "reference", got {match!r}')
     network = unwrapped(model)
-    norms = {name: module for name, module in network.named_modules() if isinstance(module, _BatchNorm) and name}
+    norms = {name: module for name, module in network.named_modules() if isinstance(module, BatchNorm) and name}
     earlier: LessBNReport | None = getattr(network, REPORT_ATTRIBUTE, None)
     if earlier is not None:
         return LessBNReport((), tuple(norms), (), earlier.method, "LessBN was already applied to this model")
@@ -176,7 +175,7 @@ def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
     return report
 
 
-def _reduce_found(model: nn.Module, norms: Mapping[str, _BatchNorm], match: str, example_inputs: Any) -> LessBNReport:
+def _reduce_found(model: nn.Module, norms: Mapping[str, BatchNorm], match: str, example_inputs: Any) -> LessBNReport:
     rests = {name: parts_after(norm) for name, norm in norms.items() if not _is_lazy(norm)}
     found = _find_graphs(model, {name: rest for name, rest in rests.items() if rest}, example_inputs)
     before: Mapping[str, str] = {}
@@ -238,11 +237,11 @@ def _mark(model: nn.Module, report: LessBNReport) -> None:
         object.__setattr__(module, REPORT_ATTRIBUTE, report)
 
 
-def _is_lazy(norm: _BatchNorm) -> bool:
+def _is_lazy(norm: BatchNorm) -> bool:
     return any(is_lazy(tensor) for tensor in (norm.weight, norm.running_mean) if tensor is not None)
 
 
-def _must_stay(norm: _BatchNorm, rest: tuple[str, ...] | None) -> str:
+def _must_stay(norm: BatchNorm, rest: tuple[str, ...] | None) -> str:
     """Return why a BatchNorm cannot be replaced by a fixed map; empty when it can."""
     if _is_lazy(norm):
         return "it has no parameters before the first batch"
@@ -253,7 +252,7 @@ def _must_stay(norm: _BatchNorm, rest: tuple[str, ...] | None) -> str:
     return ""
 
 
-def _reader_of(norm: _BatchNorm, model: nn.Module, read_elsewhere: frozenset[str]) -> str:
+def _reader_of(norm: BatchNorm, model: nn.Module, read_elsewhere: frozenset[str]) -> str:
     """Return what other than a call of a BatchNorm needs its tensors, as a reason to keep it; empty if nothing does."""
     own = {id(tensor) for tensor in [*norm.parameters(), *norm.buffers()]}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -289,7 +288,7 @@ def _layers_before(model: nn.Module, graphs: Sequence[NetworkGraph]) -> dict[str
             continue
         shared = any(n_holders[id(p)] > 1 or id(p) in read for p in modules[layer].parameters(recurse=False))
         target = modules[norm]
-        if not shared and isinstance(target, _BatchNorm) and can_fold_into(modules[layer], target):
+        if not shared and isinstance(target, BatchNorm) and can_fold_into(modules[layer], target):
             before[norm] = layer
     return before
 
@@ -352,21 +351,21 @@ class _Pair:
     """A convolution directly followed by a BatchNorm of its width."""
 
     norm: str
-    layer: _ConvNd
+    layer: ConvNd
     parent: str
 
 
 def _by_module_order(model: nn.Module) -> tuple[tuple[str, ...], frozenset[str]]:
     """Return removable names, and the parameters that traced parts read outside of their module's call."""
-    kinds = (_BatchNorm, _ConvNd, nn.Linear)
+    kinds = (BatchNorm, ConvNd, nn.Linear)
     leaves = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
     chosen: list[str] = []
     read_elsewhere: set[str] = set()
-    first_norm = next((name for name, module in leaves.items() if isinstance(module, _BatchNorm)), None)
+    first_norm = next((name for name, module in leaves.items() if isinstance(module, BatchNorm)), None)
 
     def visit(prefix: str, part: nn.Module) -> None:
         inside = [name for name in leaves if name.startswith(f"{prefix}.")] if prefix else list(leaves)
-        if not any(isinstance(leaves[name], _BatchNorm) for name in inside) or prefix in leaves:
+        if not any(isinstance(leaves[name], BatchNorm) for name in inside) or prefix in leaves:
             return
         if prefix:
             with contextlib.suppress(TraceError):
@@ -391,7 +390,7 @@ def _pairs(names: Sequence[str], leaves: Mapping[str, nn.Module]) -> list[_Pair]
     pairs = []
     for first, second in pairwise(names):
         conv, norm = leaves[first], leaves[second]
-        if isinstance(conv, _ConvNd) and isinstance(norm, _BatchNorm) and conv.out_channels == norm.num_features:
+        if isinstance(conv, ConvNd) and isinstance(norm, BatchNorm) and conv.out_channels == norm.num_features:
             pairs.append(_Pair(second, conv, second.rpartition(".")[0]))
     return pairs
 

@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from workbench.core.batch import tensors_of
 from workbench.core.own_generators import cpu_generator, kept_generators
+from workbench.core.torch_internals import BatchNorm, ConvNd
 
 # By the names of functions and methods, which torch.fx and the recorder share.
 FUNCTION_KINDS = {
@@ -37,8 +36,8 @@ FUNCTION_KINDS = {
 }
 LAYER_KINDS: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str], ...] = (
     (nn.Identity, "identity"),
-    (_BatchNorm, "bn"),
-    (_ConvNd, "conv"),
+    (BatchNorm, "bn"),
+    (ConvNd, "conv"),
     (nn.Linear, "linear"),
     (nn.ReLU6, "relu6"),
     (nn.ReLU, "relu"),
@@ -66,7 +65,7 @@ class Step:
     def depthwise(self) -> bool:
         """Whether this is a convolution in which no channel sees another."""
         layer = self.module
-        return isinstance(layer, _ConvNd) and layer.groups > 1 and layer.groups == layer.in_channels
+        return isinstance(layer, ConvNd) and layer.groups > 1 and layer.groups == layer.in_channels
 
     @property
     def is_join(self) -> bool:
@@ -215,7 +214,7 @@ class _Builder:
 def _is_layer(module: nn.Module) -> bool:
     """Whether a call of the module is one step: torch's own layers, and a user's subclasses of those that we know."""
     own = module.__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(module, nn.Sequential)
-    return own or isinstance(module, (_BatchNorm, _ConvNd, nn.Linear))
+    return own or isinstance(module, (BatchNorm, ConvNd, nn.Linear))
 
 
 # torch.fx

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from workbench.core.batch import mapped, tensors_of
+from workbench.core.torch_internals import ConvNd
 from workbench.methods.less_bn.batch_norm_folding import Removal, take_out_
 from workbench.methods.less_bn.network_graph import TraceError, called_apart, in_one_line
 
@@ -48,11 +48,11 @@ def caller(example_inputs: Any) -> Call:
 
 def noise_call(model: nn.Module, n_samples: int = 2) -> Call | None:
     """Return a call with a random image (signal, volume, row) that fits the model's first layer; None if none runs."""
-    first = next((layer for layer in model.modules() if isinstance(layer, (_ConvNd, nn.Linear))), None)
+    first = next((layer for layer in model.modules() if isinstance(layer, (ConvNd, nn.Linear))), None)
     if first is None or is_lazy(first.weight):
         return None
     shapes: list[tuple[int, ...]] = [(n_samples, first.in_features)] if isinstance(first, nn.Linear) else []
-    if isinstance(first, _ConvNd):
+    if isinstance(first, ConvNd):
         shapes = [(n_samples, first.in_channels, *(size,) * len(first.kernel_size)) for size in NOISE_SIZES]
     for shape in shapes:
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))

@@ -297,7 +297,7 @@ class GroupLossScaleManager(nn.Module):
         )
 
     def _set(self, scales: Tensor) -> None:
-        device = self.dynamic_loss_scale.device if "dynamic_loss_scale" in self._buffers else None
+        device = self.dynamic_loss_scale.device if hasattr(self, "dynamic_loss_scale") else None
         n = len(scales) - 2
         states = {
             "dynamic_loss_scale": scales.to(torch.float32),
@@ -313,12 +313,11 @@ class GroupLossScaleManager(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GroupLossScaleManager:
         # `network.half()` reaches a manager that the network holds, and float16 has no room for its scales.
-        before = dict(self._buffers)
+        before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in before.items():
-            moved = self._buffers[name]
-            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
-                self._buffers[name] = buffer.to(moved.device)
+        for name, moved in dict(self.named_buffers(recurse=False)).items():
+            if moved.dtype != before[name].dtype:
+                setattr(self, name, before[name].to(moved.device))
         return self
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+from workbench.core.torch_internals import NORMALIZATIONS
 
 # The reference's, torch's, those its schedulers leave behind (a rebuilt optimizer meets them again), and our own.
 _GROUP_KEYS = frozenset(
@@ -45,7 +45,7 @@ def read_parameters(params: Any, *, decays: bool) -> tuple[list[dict[str, Any]],
     """
     if isinstance(params, nn.Module):
         for module in params.modules():
-            if isinstance(module, _NORMALIZATIONS):
+            if isinstance(module, NORMALIZATIONS):
                 for parameter in module.parameters(recurse=False):
                     parameter.is_normalization = True  # type: ignore[attr-defined]
         params = [(name, parameter) for name, parameter in params.named_parameters() if parameter.requires_grad]

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from workbench.core import kernels
+from workbench.core.torch_internals import fused_adam_
 from workbench.optim.adam_offload.host_transfer import DENSE_ONLY, Bucket
 
 OptimizerState = dict[Tensor, dict[str, Any]]  # per parameter `step`, `exp_avg`, `exp_avg_sq`
@@ -111,7 +112,7 @@ def adam_step_(
         first = [moment.clone() for moment in first]
     counts = [_ENDLESS] * len(weights)
     options: Any = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": decay, "eps": eps}
-    torch._fused_adam_(weights, gradients, first, second, [], counts, **options, amsgrad=False, maximize=False)
+    fused_adam_(weights, gradients, first, second, [], counts, **options, amsgrad=False, maximize=False)
     return None
 
 

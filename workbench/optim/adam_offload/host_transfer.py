@@ -32,6 +32,7 @@ from torch.utils.hooks import RemovableHandle
 
 from workbench.core import devices
 from workbench.core import distributed as ranks
+from workbench.core.torch_internals import check_and_unscale_, version_of
 from workbench.optim.host_copy import HostCopy
 
 DENSE_ONLY = "AdamOffload needs dense gradients; build the embedding with sparse=False"
@@ -58,7 +59,7 @@ def needs_transfer(parameter: Tensor) -> bool:
 
 
 def make_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
-    """Cut parameters into buckets of one device and dtype, last ones first, of limited size each unless single."""
+    """Divide parameters into buckets of one device and dtype, last ones first; a single one may exceed the limit."""
     buckets: list[list[Tensor]] = []
     open_: dict[Any, tuple[list[Tensor], int]] = {}
     for parameter in reversed(parameters):
@@ -329,7 +330,7 @@ class HostTransfer:
         factor = scale.read().to(torch.float32).reshape(()).reciprocal()
         flag = torch.zeros((), device="cpu")
         for gradients in batches.values():
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, factor)
+            check_and_unscale_(gradients, flag, factor)
         if flag.item() != 0:
             found_inf.fill_(1.0)
 
@@ -365,4 +366,4 @@ def _dense(parameter: Tensor) -> Tensor:
 
 
 def _place(parameter: Tensor) -> tuple[int, int]:
-    return parameter.data_ptr(), parameter._version
+    return parameter.data_ptr(), version_of(parameter)

@@ -14,7 +14,7 @@ Where the weights live decides how a step goes:
   host memory and a copy of the weights in pinned memory, no optimizer state on the device. 16-bit weights go the same
   way, wherever they live, and have a float32 master copy on the host; so do weights that are views with gaps, which the
   kernel cannot take. **On CUDA and NPU this is untested**: it has run on the CPU and on a stand-in that knows streams,
-  pinned memory and devices and tells races by the order of events, but computes in order.
+  pinned memory and devices and detects races by the order of events, but computes in order.
 
   Such a step takes longer than one on the device, since the next forward pass needs the new weights: for 1e9 float32
   weights 4 GB each way and 28 GB of host memory traffic, some 0.3 s to 0.6 s beside a step of 0.25 s. It is for what
@@ -38,11 +38,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd import profiler
 from torch.optim import Optimizer
 
 from workbench.core.arguments import checked_count, checked_number, checked_switch
-from workbench.core.step_optimizer import StepOptimizer, has_step_hooks, loss_of
+from workbench.core.step_optimizer import StepOptimizer, loss_of
+from workbench.core.torch_internals import has_step_hooks, is_profiled
 from workbench.optim.adam_offload.given_parameters import decays, read_parameters
 from workbench.optim.adam_offload.host_adam import RoundedAdam, StepGroup, form_step_groups, take_gradients
 from workbench.optim.adam_offload.host_transfer import (
@@ -211,7 +211,7 @@ class AdamOffload(StepOptimizer):
         # torch wraps the step of every optimizer in a range for its profiler and in two chains of hooks. Beside a
         # kernel that has just driven everything else out of the caches that takes as long as gathering the gradients
         # of a hundred parameters, so it is left out where nothing is hooked.
-        is_watched = has_step_hooks(self) or profiler._is_profiler_enabled
+        is_watched = has_step_hooks(self) or is_profiled()
         return self._hooked_step(closure) if is_watched else self._plain_step(closure)
 
     step.hooked = True  # type: ignore[attr-defined]  # torch's mark: it does not wrap the method itself

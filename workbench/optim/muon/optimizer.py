@@ -25,19 +25,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
 
 from workbench.core.arguments import checked_count, checked_number
 from workbench.core.devices import has_fast_bfloat16
 from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
+from workbench.core.torch_internals import NORMALIZATIONS, ConvNd
 from workbench.optim.muon.orthogonal import Factors, orthogonal_factors
 from workbench.optim.plain_adamw import adamw_
 
-_NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
-
 _WORTH_BFLOAT16 = 256
-"""Rows from which a CPU's products gain more in bfloat16 than converting costs."""
+"""From this many rows on, a CPU's products gain more from bfloat16 than the conversion costs."""
 
 _LARGE = 1 << 15
 """Elements from which two passes over a matrix take longer than a call."""
@@ -283,13 +280,13 @@ def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
     Returns:
         At most two groups of named parameters with the option ``matrices``, true in the first; empty ones are left out.
     """
-    layers = [module for module in network.modules() if isinstance(module, nn.Linear | _ConvNd)]
+    layers = [module for module in network.modules() if isinstance(module, nn.Linear | ConvNd)]
     outputs = set(layers[-1:])
     hidden: set[nn.Parameter] = set()
     others: set[nn.Parameter] = set()
     for module in network.modules():
         is_embedding = "embedding" in type(module).__name__.lower()
-        fits = not (is_embedding or module in outputs or isinstance(module, _NORMALIZATIONS))
+        fits = not (is_embedding or module in outputs or isinstance(module, NORMALIZATIONS))
         for name, parameter in module.named_parameters(recurse=False):
             is_hidden = fits and "weight" in name and is_matrix(parameter) and getattr(module, "groups", 1) == 1
             (hidden if is_hidden else others).add(parameter)

@@ -1,4 +1,4 @@
-"""Factors between ranks: averaged in fused groups, inverted once per layer by its owner, handed out again.
+"""Factors between ranks: averaged in fused groups, inverted once per layer by its owner, sent back to all.
 
 Every rank takes part in every exchange with the same layers; a layer counts only the ranks on which it had a backward
 pass.

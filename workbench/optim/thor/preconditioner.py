@@ -272,7 +272,7 @@ class Preconditioner:
     def apply(self, gradients: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
         """Return the preconditioned gradients of some layers' weights, given as pairs (number of the layer, gradient).
 
-        They have the weights' shape and number format and are overwritten by the next call.
+        They have the shape and dtype of the weights, and the next call overwrites them.
         """
         for i, _ in gradients:
             if i not in self._plans:

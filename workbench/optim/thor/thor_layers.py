@@ -9,6 +9,13 @@ Embedding, an image of Conv2d; a loss over fewer terms sees its layers damped mo
 outside): A of a dense layer divided by its width instead of the rows, means over the batch before the products of a
 convolution, SAME patches whatever its padding.
 
+Formats. A factor is the sum of ``rows @ rows.T``. Whatever the layer, rows of A are ``[inputs, samples]`` and those of
+G ``[outputs, samples]``; a sample is
+
+* Linear: one of the leading positions of ``[..., inputs]``;
+* Conv2d: what the kernel sees at one position of one image, so ``inputs = channels * kernel height * kernel width``;
+* Embedding: a token; its A is diagonal, so only ``counts``, shape ``[inputs]``, are kept.
+
 Layers are seen through *taps*: hooks that are on a module only for the steps that refresh its factors. The forward hook
 hangs a hook on the output tensor, which the backward pass calls with the gradient. The input is the one that autograd
 keeps for the weight's gradient anyway, and goes with the graph.
@@ -25,6 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from workbench.core.torch_internals import remove_forward_hooks
 from workbench.core.wrapped_model import plain_name
 from workbench.optim.thor.factor_blocks import FactorBlocks
 from workbench.optim.thor.kronecker_factors import patches, same_padding, sampling_offset
@@ -160,16 +168,14 @@ class FactoredLayer:
 class Tap:
     """Hands a module's inputs and output gradients, both detached, to a receiver in the backward pass.
 
-    Its copies are dead: a copied module must not report to the original's optimizer, a copied one makes its own taps.
+    Its copies do nothing: a copied module must not report to the original's optimizer, and a copied optimizer makes its
+    own taps.
     """
 
     def __init__(self, module: nn.Module, receive: Callable[[Tensor, Tensor], None]) -> None:
         self._receive: Callable[[Tensor, Tensor], None] | None = receive
-        # What copying or unpickling a module left behind goes; torch has no public way to list hooks.
-        for key, hook in list(module._forward_hooks.items()):
-            if isinstance(hook, Tap) and hook._receive is None:
-                del module._forward_hooks[key]
-                module._forward_hooks_with_kwargs.pop(key, None)
+        # What copying or unpickling a module left behind goes.
+        remove_forward_hooks(module, lambda hook: isinstance(hook, Tap) and hook._receive is None)
         self._handle: RemovableHandle | None = module.register_forward_hook(self, with_kwargs=True)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
@@ -188,7 +194,7 @@ class Tap:
         output.register_hook(arrive)  # type: ignore[no-untyped-call]  # torch has no types there
 
     def remove(self) -> None:
-        """Take the tap off."""
+        """Remove the tap."""
         if self._handle is not None:
             self._handle.remove()
         self._receive = self._handle = None

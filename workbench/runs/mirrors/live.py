@@ -1,7 +1,7 @@
 """Mirror a run while it goes on, to mirrors named as on the command line, without ever holding it up.
 
-Each mirror has a thread, which takes whatever blocks have come in the meantime. A server that is slow gets larger
-blocks, one that hangs holds nothing but its thread, one that fails is given up with one warning.
+Each mirror has a thread, which takes whatever blocks have come in the meantime. A slow server gets larger blocks, one
+that hangs blocks only its own thread, and one that fails is dropped with one warning.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _SUMMARY_NUMBERS = ("metric", "final_loss", "final_loss_scale", "seconds", "step
 
 
 class MirrorError(ValueError):
-    """The mirror cannot be opened as it was asked for; the message is one sentence."""
+    """The mirror cannot be opened as requested; the message is one sentence."""
 
 
 class MirrorFailedError(RuntimeError):
@@ -97,7 +97,7 @@ class Mirror(ABC):
     def state_of(self, run: MirroredRun) -> State:
         """Say whether the run is there already, as a whole or begun and not finished.
 
-        A MirrorError says that something else is where it would go, or that the place cannot be reached.
+        A MirrorError says that something else is already there, or that the place cannot be reached.
         """
 
     def begin(self, run: MirroredRun) -> None:

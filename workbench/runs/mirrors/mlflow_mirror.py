@@ -50,7 +50,7 @@ class MlflowMirror(Mirror):
         self.uri = uri
         self.experiment = experiment
         self._run_id = ""
-        self._told: list[str] = []
+        self._events: list[str] = []
 
     def __str__(self) -> str:
         return f"MLflow at {hide_passwords(self.uri)}" if self.uri else "MLflow"
@@ -70,7 +70,7 @@ class MlflowMirror(Mirror):
 
     def _begin(self, run: MirroredRun) -> None:
         self.check()
-        self._told = []
+        self._events = []
         with self._plain_errors(), _quiet():
             left = self._find(run)
             if left is not None:
@@ -83,8 +83,8 @@ class MlflowMirror(Mirror):
             self._client.log_dict(self._run_id, dict(run.environment), "environment.json")
 
     def _write(self, points: Sequence[Point], events: Sequence[Event]) -> None:
-        for event in events[: _MOST_EVENTS - len(self._told)]:
-            self._told.append(f"step {event.step}\t{event.kind}\t{event.subject}\t{event.message}")
+        for event in events[: _MOST_EVENTS - len(self._events)]:
+            self._events.append(f"step {event.step}\t{event.kind}\t{event.subject}\t{event.message}")
         with _quiet_logs():
             self._send_metrics([(point.step, self._run.started + point.seconds, point.values) for point in points])
 
@@ -98,8 +98,8 @@ class MlflowMirror(Mirror):
             for name in ("state", "in_effect", "message", "metric_name"):
                 if summary.get(name):
                     client.set_tag(self._run_id, name, hide_passwords(str(summary[name]))[:_LONGEST_VALUE])
-            if self._told:
-                client.log_text(self._run_id, "\n".join(self._told) + "\n", "events.txt")
+            if self._events:
+                client.log_text(self._run_id, "\n".join(self._events) + "\n", "events.txt")
             client.log_dict(self._run_id, dict(summary), "summary.json")
             client.set_tag(self._run_id, _COMPLETE, "yes" if state else "no")
             client.set_terminated(self._run_id, _STATUS.get(state, "FINISHED" if state else "KILLED"), round(end * 1e3))

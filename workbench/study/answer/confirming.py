@@ -157,8 +157,8 @@ class Confirmation:
         has_diverged = self._runs.diverged(contender.key, 0, n_pilots)
         if len(pairs) < n_pilots and not has_diverged:
             # Nothing is spent on a test too short.
-            begun = f" when {len(pairs)} of the {n_pilots} pairs of runs that plan its test had been made"
-            return f"it was not tested over seeds, since the time was over{begun if pairs else ''}"
+            begun = f" after {len(pairs)} of the {n_pilots} pairs of runs that plan its test"
+            return f"it was not tested over seeds, since time ran out{begun if pairs else ''}"
         bounds = decide(pairs, 0.0, **self._scale).bounds
         n_pairs = self.confirm_seeds or section.seeds_max
         is_bounded = bounds.n_pairs >= 2 and not has_diverged
@@ -176,7 +176,7 @@ class Confirmation:
         if is_bounded:
             smallest = paired_bounds.decidable_drop(bounds.spread, n_pairs, error=error)
             if not is_at_full_level and smallest > 2.0 * drop:
-                return "it was not tested over seeds: after the tests of those before it, too few seeds would fit"
+                return "it was not tested over seeds: after the tests before it there was time for too few seeds"
             seconds = self._seconds_per_pair(contender)
             written = MetricScale(self.experimenter.metric_name).difference_text
             takes = f", about {format_duration(max(n_pairs - n_pilots, 0) * seconds)}" if math.isfinite(seconds) else ""

@@ -3,7 +3,7 @@
 The dashboard keeps a note in the study's system attributes, under ``dashboard:note_ver`` and ``dashboard:note_str:0``,
 with the trial's id in between for a trial's note (optuna-dashboard 0.21, ``save_note``). Written here, they are there
 whether or not it is installed, and all new ones go to the database in one transaction: a commit takes as long for a
-hundred notes as for one. A note that somebody has edited in the dashboard stays as it is.
+hundred notes as for one. A note that a person has edited in the dashboard stays as it is.
 
 What a person writes about a trial in the table of trials stands in the same note, below a line; what was written in the
 dashboard is read as well.
@@ -22,7 +22,6 @@ from typing import Any
 
 import optuna
 import sqlalchemy
-from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
 
 from workbench.core.credentials import hide_passwords
@@ -30,7 +29,9 @@ from workbench.core.records import TrialRecord
 from workbench.core.trial_counts import outcome_of
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.patience import STORAGE_ERRORS
+from workbench.study.store.study_storage import StudyStorage
 from workbench.study.store.transactions import one_transaction
+from workbench.study.store.trial_ids import id_of, storage_of
 
 _LONGEST_PART = 2045  # what optuna-dashboard puts into one attribute
 _OWN = "workbench:note"
@@ -40,6 +41,8 @@ _ANSWER = "### Answer"
 _FIRST_WORDS = "**In effect** ("  # of a trial's note as it is written here
 _LINE = "\n\n---\n\n"  # above what a person has added
 
+# Optuna returns a study's system attributes only all together, and each trial has a note: of 5,000 trials they would
+# take tens of MB at each look. Hence these statements on its table.
 _KEYS = sqlalchemy.text("SELECT key FROM study_system_attributes WHERE study_id = :study AND key LIKE :like")
 _ROWS = sqlalchemy.text(
     "SELECT key, value_json FROM study_system_attributes WHERE study_id = :study AND (key LIKE :like OR key = :own)"
@@ -81,18 +84,16 @@ class Notes:
 
         Without sentences of the answer, one that is there stays.
         """
-        storage = _backend(self._study)
-        if not isinstance(storage, RDBStorage):
+        if (database := _database(self._study)) is None:
             return
+        (storage, study_id), attributes = database, self._study.user_attrs
         self._written = time.monotonic()
-        ids = {trial.number: trial._trial_id for trial in self._study.get_trials(deepcopy=False)}
-        attributes, study_id = self._study.user_attrs, self._study._study_id
+        ids = {trial.number: id_of(trial) for trial in self._study.get_trials(deepcopy=False)}
         new = [trial for trial in trials if trial.state in _ENDED and trial.number not in self._noted]
         try:
             if not self._noted:  # Optuna reads all rows for it
                 self._name_objectives()
-            with one_transaction(storage) as connection:
-                # Each trial has a note: all rows of thousands would take tens of MB for a moment.
+            with one_transaction(storage._backend) as connection:
                 own = connection.execute(_ROWS, {"study": study_id, "like": "dashboard:note%", "own": _OWN})
                 stored = {key: json.loads(value) for key, value in own}
                 noted = frozenset[str]()
@@ -106,7 +107,7 @@ class Notes:
                         note = trial_note(trial, _metric_name(attributes), attributes.get("allowed_drops"))
                         rows |= _rows(prefix, 1, note, {})
                 for key, value in rows.items():
-                    storage.set_study_system_attr(study_id, key, value)
+                    storage._backend.set_study_system_attr(study_id, key, value)
         except STORAGE_ERRORS:
             return
         self._noted.update(trial.number for trial in new)
@@ -153,28 +154,29 @@ def _body(prefix: str, stored: Mapping[str, Any]) -> str:
     return "".join(str(stored.get(f"{prefix}note_str:{number}", "")) for number in range(len(stored)))
 
 
-def _backend(study: optuna.Study) -> Any:
-    """Return a study's storage without the cache that Optuna puts in front of it."""
-    return getattr(study._storage, "_backend", study._storage)
+def _database(study: optuna.Study) -> tuple[StudyStorage, int] | None:
+    """Return the storage of a study and the study's id in it; None where the storage is not one of ours."""
+    storage = storage_of(study)
+    return (storage, storage.get_study_id_from_name(study.study_name)) if isinstance(storage, StudyStorage) else None
 
 
 def with_notes(study: optuna.Study, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Return trials with what people have written about them, here or in the dashboard."""
-    storage = _backend(study)
-    if not isinstance(storage, RDBStorage):
+    if (database := _database(study)) is None:
         return list(trials)
+    storage, study_id = database
     with storage.engine.connect() as connection:
         likes = {"versions": "dashboard:%:note_ver", "firsts": "dashboard:%:note_str:0"}
         likes["ours"] = json.dumps(_FIRST_WORDS).rstrip('"') + "%"
-        keys = connection.execute(_EDITED, {"study": study._study_id, **likes}).scalars().all()
+        keys = connection.execute(_EDITED, {"study": study_id, **likes}).scalars().all()
         bodies = {}
         for trial_id in {int(key.split(":")[1]) for key in keys}:
             prefix = f"dashboard:{trial_id}:"
-            rows = connection.execute(_ROWS, {"study": study._study_id, "like": f"{prefix}%", "own": ""})
+            rows = connection.execute(_ROWS, {"study": study_id, "like": f"{prefix}%", "own": ""})
             bodies[trial_id] = _body(prefix, {key: json.loads(value) for key, value in rows})
     if not bodies:
         return list(trials)
-    ids = {trial.number: trial._trial_id for trial in study.get_trials(deepcopy=False)}
+    ids = {trial.number: id_of(trial) for trial in study.get_trials(deepcopy=False)}
 
     def written(number: int) -> str:
         body = bodies.get(ids[number], "")
@@ -186,14 +188,15 @@ def with_notes(study: optuna.Study, trials: Sequence[TrialRecord]) -> list[Trial
 
 def note_trial(study: optuna.Study, trial: TrialRecord, text: str) -> None:
     """Keep what a person has written about a trial, below what its note says already; an empty text removes it."""
-    storage, prefix = _backend(study), f"dashboard:{study.get_trials(deepcopy=False)[trial.number]._trial_id}:"
-    stored = storage.get_study_system_attrs(study._study_id)
+    storage, prefix = storage_of(study), f"dashboard:{id_of(study.get_trials(deepcopy=False)[trial.number])}:"
+    study_id = storage.get_study_id_from_name(study.study_name)
+    stored = storage.get_study_system_attrs(study_id)
     ours = _body(prefix, stored).partition(_LINE)[0]
     if not ours.startswith(_FIRST_WORDS):
         ours = trial_note(trial, _metric_name(study.user_attrs), study.user_attrs.get("allowed_drops"))
     rows = _rows(prefix, int(stored.get(f"{prefix}note_ver", 0)) + 1, f"{ours}{_LINE}{text.strip()}", stored)
     for key, value in rows.items():
-        storage.set_study_system_attr(study._study_id, key, value)
+        storage.set_study_system_attr(study_id, key, value)
 
 
 def _digest(text: str) -> str:

@@ -180,7 +180,7 @@ def _by_time(
 
 
 def _with_forms(numbers: list[int], trials: Sequence[FrozenTrial], times: Mapping[int, float]) -> list[int]:
-    """Return the trials with the forms of the first around it, longest first, where these are faster than O0."""
+    """Return the trials, led by those forms of the first that are faster than O0, the slowest of them first."""
     forms = [one for one in trials if numbers and one.user_attrs.get(FORM_OF) == numbers[0]]
     known = {*numbers[:1], *(int(one.user_attrs.get("repeats", one.number)) for one in forms)}
     first = sorted((one for one in known if times.get(one, 1.0) < 1.0), key=lambda one: -times[one])
@@ -225,9 +225,9 @@ def _is_promising(candidate: CandidateRecord) -> bool:
 def _why_not(candidate: CandidateRecord, taken: CandidateRecord | None) -> str:
     name = f"not {candidate.label} ({candidate.summary})"
     if taken is not None and candidate.verdict is Verdict.CONFIRMED:
-        return f"{name}: confirmed, too, but {candidate.speedup:.2f} x against {taken.speedup:.2f} x."
+        return f"{name}: also confirmed, but {candidate.speedup:.2f} x against {taken.speedup:.2f} x."
     if candidate.verdict is Verdict.UNDECIDED and candidate.drop > candidate.allowed_drop:
-        return f"{name}: its mean drop is more than is allowed, though that is not sure yet. {candidate.sentence}"
+        return f"{name}: its mean drop is more than is allowed, though that is not certain yet. {candidate.sentence}"
     return f"{name}. {candidate.sentence}"
 
 
@@ -276,7 +276,7 @@ def nothing_found(
     if not tried:
         reasons = "; ".join(sentence.rstrip(".") for sentence in why_not)
         acts = f"nothing that is searched acts on this network: {reasons}"
-        return acts if reasons else "no other plan has been tried, for which a search needs more time or more trials"
+        return acts if reasons else "no other plan has been tried; the search needs more time or more trials"
     per = timed_per(objective)
     n_tried = len(tried) if plans is None else len({_plan(one, plans)[0] for one in tried})
     count = f"{n_tried} plans were tried" if n_tried > 1 else "one plan was tried"

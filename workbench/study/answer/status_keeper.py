@@ -53,7 +53,7 @@ class StatusKeeper:
         try:
             before = stamp_of(self._study_dir)
             result = standing_result(self._study_dir, self._study, self._file)
-            # Written to meanwhile by another process: it holds until somebody looks, and no longer.
+            # Written to meanwhile by another process: it holds until it is read, and no longer.
             write_status(self._study_dir, result, before, at_work=at_work)
         except Exception as error:
             if not self._warned:

@@ -64,7 +64,7 @@ class StudyFile(Part):
     allowed_drop: AllowedDrop = AllowedDrop()
     sampler: NamedOptions = described(NamedOptions(name="tpe"), "Sampler", "Who proposes trials.")
     pruner: NamedOptions = described(
-        NamedOptions(name="median"), "Pruner", "Who ends trials that fall behind O0 at equal time."
+        NamedOptions(name="median"), "Pruner", "Which rule ends trials that fall behind O0 at equal time."
     )
     speed: SpeedSection = SpeedSection()
     loss_scale_replay: LossScaleReplaySection | None = None  # None when the study does not ask for it; so below

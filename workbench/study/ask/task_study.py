@@ -76,7 +76,7 @@ def begin_study(
     folder = folder_of(task) if folder is None else folder
     _check_drop(allowed_drop)
     if steps is not None and epochs is not None:
-        raise StudyError("`steps` and `epochs` say the same; give one of them")
+        raise StudyError("`steps` and `epochs` mean the same thing; give only one of them")
     if (folder / "study.toml").exists() and not fresh:
         said = None if steps is None and epochs is None else _steps(task, steps, epochs, epoch_batches(task))
         _check_same_question(folder, said, allowed_drop)
@@ -115,7 +115,7 @@ def _steps(task: Task, steps: int | None, epochs: float | None, epoch_batches: i
             "Task steps= or epochs="
         )
     if epoch_batches is None:
-        raise StudyError(f"the loader of {task.name} does not know its length; say --steps N instead of epochs")
+        raise StudyError(f"the loader of {task.name} has no length; give --steps N instead of epochs")
     return max(math.ceil(epochs * epoch_batches), 1)
 
 
@@ -158,7 +158,7 @@ class SetUpQuestion:
         """Return what a time allows, in a sentence."""
         runs = minutes * 60.0 / max(self.run_seconds, 1e-9)
         one = "less than a second" if self.run_seconds < 1.0 else f"about {format_duration(self.run_seconds)}"
-        return f"A run as given takes {one}; {minutes:g} minutes are the time of {runs:.0f} of them."
+        return f"A run as given takes {one}; {minutes:g} minutes are enough for {runs:.0f} of them."
 
 
 def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: float | str | None) -> SetUpQuestion:
@@ -224,8 +224,8 @@ def _horizon(look: TaskLook, steps: int, minutes: float) -> int:
     if most < least:
         needed = _RUNS_WANTED * least * look.step_seconds / 60.0
         raise StudyError(
-            f"{minutes:g} minutes are too short to search a training of {steps} batches of "
-            f"{1e3 * look.step_seconds:.3g} ms each; give it --minutes {math.ceil(needed)} at least"
+            f"{minutes:g} minutes are too few to search a training of {steps} batches of "
+            f"{1e3 * look.step_seconds:.3g} ms each; give it at least --minutes {math.ceil(needed)}"
         )
     return min(steps, most)
 

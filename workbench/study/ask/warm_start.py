@@ -64,11 +64,11 @@ def enqueue_warm_start(
                 continue
             values, remarks = mapped_values(plan, file.searched)
             if not values:
-                remarks = [f"{plan.label}: nothing of it can be searched here, so it is not tried."]
+                remarks = [f"{plan.label}: none of it can be searched here, so it is not tried."]
             elif values in tried:
                 remarks = []
             elif room < 1:
-                remarks = [f"{plan.label}: is not tried, since the study has {n_trials} trials only."]
+                remarks = [f"{plan.label}: is not tried, since the study has only {n_trials} trials."]
             else:
                 study.enqueue_trial(values, user_attrs={_LABEL: plan.label})
                 tried.append(values)

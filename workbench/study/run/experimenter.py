@@ -170,7 +170,7 @@ class TaskExperimenter:
 
         try:
             result = run()
-        except ResumeError:  # what an earlier process left is of no use
+        except ResumeError:  # what an earlier process left cannot be used
             assert checkpoints is not None
             shutil.rmtree(checkpoints.folder)
             result = run()

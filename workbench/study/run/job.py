@@ -254,4 +254,4 @@ class Monitor:
 
 
 UNMONITORED = Monitor()
-"""Nobody watches."""
+"""A monitor that does nothing."""

@@ -49,7 +49,7 @@ def join_study(
     stop: Callable[[], bool] | None = None,
     make_experimenter: MakeExperimenter | None = None,
 ) -> WorkerResult:
-    """Run trials of a study until it has enough of them, beside any number of other workers; return how far it is.
+    """Run trials of a study until it has enough of them, beside any number of other workers; return how far it has got.
 
     Args:
         study_dir: Folder with ``study.toml``; the same content on every machine.
@@ -57,7 +57,7 @@ def join_study(
         trials: Finished trials of the whole study; None takes what ``tune`` was asked for, else the file's.
         timeout: Seconds after which this worker ends and puts its running trial back; None for no limit.
         grace_seconds: How long it may be silent before others take its trial for abandoned; see `open_storage`.
-        on_progress: Told how far the study is.
+        on_progress: Called with how far the study has got.
         stop: Asked at every step; True puts the running trial back and ends with a StudyStoppedError.
         make_experimenter: Who trains; None trains the task the file names.
 

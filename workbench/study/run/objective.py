@@ -30,6 +30,7 @@ from workbench.study.run.runner import Experimenter, end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError, WarmUps
 from workbench.study.store.ended_trials import FINISHED, EndedTrials
 from workbench.study.store.study_storage import FRESH_SECONDS, StudyStorage
+from workbench.study.store.trial_ids import id_of
 
 _PENALTY = 10.0
 """Diverged runs count as this many times O0's cost: finite, and beyond anything a run that works can show."""
@@ -206,7 +207,7 @@ class Objective:
     def __call__(self, trial: optuna.Trial) -> tuple[float, ...]:
         """Run the trial, and return its objective values; a StudyFailedError when O0 itself does not train."""
         is_baseline = bool(trial.user_attrs.get("baseline"))
-        self._reported = frozenset(self._hand.get_trial(trial._trial_id).intermediate_values)
+        self._reported = frozenset(self._hand.get_trial(id_of(trial)).intermediate_values)
         try:
             suggestion = self._baseline(trial) if is_baseline else self._drawn(trial)
             plan = self._plans.resolve(suggestion.config, suggestion.level)
@@ -396,7 +397,7 @@ class Objective:
     def _constrain(self, trial: optuna.Trial, value: float) -> None:
         if "metric_deficit" not in trial.constraints:
             # As optuna-dashboard 0.21 reads it, beside Optuna's own; on every trial, so that samplers see all alike.
-            trial.storage.set_trial_system_attr(trial._trial_id, "constraints", [value])
+            trial.storage.set_trial_system_attr(id_of(trial), "constraints", [value])
             trial.set_constraint("metric_deficit", value)
 
     def _stored_baseline(self) -> Baseline:

@@ -1,4 +1,4 @@
-"""How far a study is: the phase, the time that is left and the best so far."""
+"""How far a study has got: the phase, the time left and the best so far."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DECIDING = frozenset({"confirm", "export"})
 
 @dataclass(frozen=True, slots=True)
 class TuneProgress:
-    """How far a study is."""
+    """How far a study has got."""
 
     phase: str  # "search", "attribution", "loss scale", "freezing limit", "confirm" or "export"
     done: float  # units of the phase (trials, runs); a running one counts by its share
@@ -46,11 +46,11 @@ class TuneProgress:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 class ProgressLine:
-    """Prints how far a study is, in one line that is written over, at most once a second."""
+    """Prints how far a study has got, in one line that is overwritten, at most once a second."""
 
     def __init__(self) -> None:
         self._shown, self._width, self._phase = -math.inf, 0, ""

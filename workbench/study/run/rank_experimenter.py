@@ -66,7 +66,7 @@ class LeadingExperimenter(ExperimenterWrapper):
 
 
 def run_together(experimenter: Experimenter, job: Job[OutcomeT], monitor: Monitor) -> OutcomeT:
-    """Run a job that every rank runs; raises what it raised, or RankFailure when only some ranks failed."""
+    """Run a job on every rank; raise what it raised, or RankFailure when only some ranks failed."""
     from workbench.core import distributed as ranks
 
     try:

@@ -126,7 +126,7 @@ def joined_cluster(address: str | None) -> Iterator[Any]:
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address that Ray would wait for in vain, two minutes, and then end the whole process."""
+    """Refuse an address that Ray would wait for without success, two minutes, and then end the whole process."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "://" in address:
         raise StudyError(

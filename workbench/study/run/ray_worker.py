@@ -3,7 +3,7 @@
 The driver talks to the actor alone, which is rank 0. It starts the other ranks, which follow it as they do without Ray
 (``rank_experimenter.py``), and Ray ends them with it: ranks come back together or not at all.
 
-Usually all machines share the study's folder, which a secret word in a marker tells, and a worker writes runs where the
+Usually all machines share the study's folder, which a secret word in a marker shows, and a worker writes runs where the
 driver reads them. Else it gets a folder of its own with the study's Python files, and sends each recorded run back.
 """
 

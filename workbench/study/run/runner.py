@@ -71,7 +71,7 @@ class Experimenter(KnownTask, Protocol):
     """Runs the jobs of one task, and knows the task."""
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job to its end or until its monitor ends it, with a StudyStoppedError where a part is of no use."""
+        """Run a job to its end or until its monitor ends it, with a StudyStoppedError where a part is no result."""
 
 
 class ExperimenterWrapper:
@@ -96,7 +96,7 @@ class ExperimenterWrapper:
 
 
 def end_if_asked(stop: Callable[[], bool] | None) -> None:
-    """Raise `StudyStoppedError` if there is somebody to ask, and the answer is to end."""
+    """Raise `StudyStoppedError` if there is anyone to ask, and the answer is to end."""
     if stop is not None and stop():
         raise StudyStoppedError(_ON_REQUEST)
 

@@ -168,7 +168,7 @@ def tune(
                         raise
                 search.run()
             if not any(contenders(study, file, None).values()):
-                # Nobody to confirm: the search has that time, too.
+                # Nothing to confirm: the search has that time, too.
                 if finds_set_up:
                     guard.deadline = confirmation_begins(study, file, deadline)
                 else:
@@ -210,7 +210,7 @@ def tune(
                 study, file, directory, candidates, policy, folder=folder, require_confirmed=require_confirmed
             )
             if not (cut_short or study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))):
-                shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)  # of runs that nobody will ask for again
+                shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)  # of runs that will not be asked for again
             watch.done()
         if archived is not None:
             result = replace(result, messages=[*result.messages, f"The earlier study is archived in {archived}."])

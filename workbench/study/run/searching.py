@@ -36,6 +36,7 @@ from workbench.study.store.liveness import StaleTrials, heartbeat
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import counted_among
 from workbench.study.store.study_storage import TAKEN_ERRORS, StudyStorage, TrialTakenError, was_given_up
+from workbench.study.store.trial_ids import id_of
 
 if TYPE_CHECKING:
     import torch
@@ -213,14 +214,14 @@ class Search:
 
     def _run_waiting(self, waiting: FrozenTrial) -> bool:
         """Run a trial that waits; return whether it was taken here and not by another process."""
-        taken = self._database.set_trial_state_values(waiting._trial_id, TrialState.RUNNING)
+        taken = self._database.set_trial_state_values(id_of(waiting), TrialState.RUNNING)
         if taken:
-            self._run_one(optuna.Trial(self.study, waiting._trial_id))
+            self._run_one(optuna.Trial(self.study, id_of(waiting)))
         return taken
 
     def _run_one(self, trial: optuna.Trial) -> bool:
         """Run a trial that has been begun; return False only for a failure that counts."""
-        database, trial_id = self._database, trial._trial_id
+        database, trial_id = self._database, id_of(trial)
         try:
             with heartbeat(database, trial_id) as self._lost, database.buffering(trial_id):
                 self._watch.trial_begun()
@@ -231,7 +232,7 @@ class Search:
             _log.warning("trial %d: this process was silent for so long that another runs it now", trial.number)
             return True
         except (Exception, KeyboardInterrupt, SystemExit):
-            # Somebody asked to end, O0 does not train, the disk is full or the database gone: no later trial would do
+            # The user asked to end, O0 does not train, the disk is full or the database gone: no later trial would do
             # better, and this one is worth repeating.
             database.hand_back(trial_id)
             raise

@@ -66,7 +66,7 @@ def find_warm_up(file: StudyFile, directory: Path, seed: int) -> WarmUp | None:
         raise WarmUpError(note["failed"])
     snapshots = directory / note["snapshots"]
     if _count(snapshots) != file.warm_up.count:
-        return None  # somebody tidied up
+        return None  # files were removed
     return WarmUp(snapshots, file.warm_up_steps, note["seconds"])
 
 
@@ -136,7 +136,7 @@ def _count(snapshots: Path) -> int:
 
 @contextlib.contextmanager
 def _one_at_a_time(note: Path) -> Iterator[None]:
-    """Keep other processes from recording the same; the system lets go when the process ends, whatever ends it."""
+    """Keep other processes from recording the same warm-up; the system releases the lock however the process ends."""
     note.parent.mkdir(parents=True, exist_ok=True)
     with note.with_suffix(".lock").open("a", encoding="utf-8") as handle:
         # No such lock outside Unix; two would record the same twice, and the last note holds.

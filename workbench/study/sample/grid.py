@@ -92,7 +92,7 @@ def grid_points(space: SearchedSpace, points: int | None) -> list[dict[str, Any]
 def _leaf(space: SearchedSpace, points: int | None, forks: list[list[int]]) -> tuple[tuple[str, str], dict[str, Any]]:
     """Draw along a path of forks, [place of the value, number of values] each, and go on with first values to its end.
 
-    Return what tells the plan that was drawn from others, and the values.
+    Return what identifies the plan that was drawn from others, and the values.
     """
     drawn: dict[str, Any] = {}
 

@@ -24,6 +24,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.study.ask.search_space import SearchedSpace
+from workbench.study.store.trial_ids import id_of, storage_of
 
 _STATE_KEY = "sampler"  # user attribute of a trial
 
@@ -90,7 +91,7 @@ class OptunaOverAll(WholeSpaceSampler):
                 system_attrs=sampler_state(trial),
                 constraints=trial.constraints or None,
             )
-        except ValueError:  # from a storage that somebody else has written to
+        except ValueError:  # from a storage that another process has written to
             return None
 
 
@@ -145,7 +146,7 @@ def sampler_state(trial: FrozenTrial) -> dict[str, Any]:
 def keep_sampler_state(study: optuna.Study, trial: FrozenTrial, state: Mapping[str, Any]) -> None:
     """Keep with a trial that is being drawn what its sampler must know of it later, in any process: plain JSON."""
     if state:  # as Optuna's own samplers do: a FrozenTrial has no other way
-        study._storage.set_trial_user_attr(trial._trial_id, _STATE_KEY, dict(state))
+        storage_of(study).set_trial_user_attr(id_of(trial), _STATE_KEY, dict(state))
 
 
 def value_at(distribution: BaseDistribution, share: float) -> Any:

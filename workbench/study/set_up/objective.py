@@ -30,6 +30,7 @@ from workbench.study.set_up.standing import Run, Standing, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 from workbench.study.set_up.tuned_plain import PLAIN, plain_standing
 from workbench.study.store.stored_records import allowed_drop_of
+from workbench.study.store.trial_ids import id_of
 
 GIVEN = "given"  # user attribute of a trial that was not drawn: its parameters by path, on top of the baseline's
 SKIPPED = "skipped"  # user attribute of one that was not trained, since it cannot beat the leader; it does not count
@@ -167,7 +168,7 @@ class SetUpObjective(Objective):
         return standing(self._study, self._file, None, also)
 
     def settle(self, n_seeds: int) -> None:
-        """Train the leader on further seeds, until a plan leads that was trained on so many.
+        """Train the leader on further seeds, until the plan in the lead has been trained on that many.
 
         The best of many plans is too good by selection, and all of them were trained on the same few seeds.
         """
@@ -178,7 +179,7 @@ class SetUpObjective(Objective):
             leader = standing.leader
             if leader is None or len(standing.tried[leader].deficits) >= n_seeds:
                 return
-            trial = optuna.Trial(self._study, trials[leader]._trial_id)
+            trial = optuna.Trial(self._study, id_of(trials[leader]))
             plan = self._plans.resolve(BoostConfig.from_dict(trial.user_attrs["config"]), trial.user_attrs["level"])
             warm_up = self._warm_ups.before(plan, self._file.study.seed)
             row = further.setdefault(leader, [])

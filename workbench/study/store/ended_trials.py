@@ -1,4 +1,4 @@
-"""The trials of a study that have ended, each handed out once: what has ended never changes.
+"""The trials of a study that have ended, each returned once: what has ended never changes.
 
 Who learns from all earlier trials whenever another one begins or ends keeps what it has learned and asks for the new
 ones, so that the thousandth trial costs what the tenth did.
@@ -18,12 +18,12 @@ ENDED = (*FINISHED, TrialState.FAIL)
 
 
 class EndedTrials:
-    """Hands out the trials of a study that have ended in one of some states."""
+    """Returns the trials of a study that have ended in one of some states."""
 
     def __init__(self, states: Collection[TrialState] = ENDED) -> None:
         self._states = states
         self._n_over = 0  # so many first trials have ended and been looked at
-        self._seen = set[int]()  # later ones that have been handed out
+        self._seen = set[int]()  # later ones that have been returned
 
     def new(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """Return those that have ended since the last call, of all trials of the study in the order of their numbers.

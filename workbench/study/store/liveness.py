@@ -1,7 +1,7 @@
 """Which process runs a trial, and whether it is still there: marks, heartbeats, and trials whose process is gone.
 
 A mark is a small JSON object stored with the trial. On one machine, the same boot and process-number namespace, a look
-at the process table tells at once whether its process lives; the start time tells that from a later one of the same
+at the process table shows at once whether its process lives; the start time rules out a later one of the same
 number. A process elsewhere is gone when its heartbeat has not changed for as long as its mark allows, watched by our
 own clock: no two clocks are compared, and the price is that a new process must watch for a while before it takes over.
 After trouble with the database, when no heartbeat can be sent, everyone gets two intervals to send one again.
@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import optuna
-import psutil
 
-from workbench.core.process_identity import is_running, machine, start_ticks
+from workbench.core.process_identity import has_ended, identity, is_here, machine
 from workbench.study.run.patience import STORAGE_ERRORS
 
 if TYPE_CHECKING:
@@ -49,39 +48,20 @@ class RunningTrial:
 
 def new_mark(role: str, grace_seconds: float) -> dict[str, Any]:
     """Return the mark of a trial that this process begins now, as a ``"worker"`` or the ``"driver"``."""
-    here = {"host": socket.gethostname(), "machine": machine(), **_identity(os.getpid())}
+    here = {"host": socket.gethostname(), "machine": machine(), **identity(os.getpid())}
     parent = multiprocessing.parent_process()  # the driver of a worker that `tune --jobs` has started
     if parent is not None:
-        here["parent"] = _identity(parent.pid or 0)
+        here["parent"] = identity(parent.pid or 0)
     return {**here, "role": role, "grace_seconds": grace_seconds, "claim": secrets.token_hex(8)}
 
 
-def _identity(pid: int) -> dict[str, Any]:
-    """Return what tells a process of this machine from others, later ones of the same number, too."""
-    started = start_ticks(pid)
-    if started is None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            started = psutil.Process(pid).create_time()
-    return {"pid": pid, "started": float(started or 0.0)}
-
-
-def _is_here(mark: Mapping[str, Any]) -> bool:
-    return mark.get("machine") == machine()
-
-
-def _is_gone(mark: Mapping[str, Any]) -> bool:
-    """Return whether the process is known to have ended; False where it cannot be known."""
-    started = float(mark["started"])
-    return _is_here(mark) and not is_running(int(mark["pid"]), ticks=started, began=started)
-
-
 def _is_this_process(mark: Mapping[str, Any] | None) -> bool:
-    return mark is not None and _is_here(mark) and mark.get("pid") == os.getpid() and not _is_gone(mark)
+    return mark is not None and is_here(mark) and mark.get("pid") == os.getpid() and not has_ended(mark)
 
 
 def _died_by_itself(mark: Mapping[str, Any] | None) -> bool:
     """Return whether a process may have died of its trial: not this one, nor one that ended because its driver did."""
-    orphaned = mark is not None and "parent" in mark and _is_gone({**mark, **mark["parent"]})
+    orphaned = mark is not None and "parent" in mark and has_ended({**mark, **mark["parent"]})
     return not (orphaned or _is_this_process(mark))
 
 
@@ -120,7 +100,7 @@ class StaleTrials:
         self._looked_at = -float("inf")
 
     def put_back(self, *, alone: bool = False) -> list[int]:
-        """Look for such trials, once a second at most; return their numbers, also of those failed for ending workers.
+        """Look for such trials, at most once a second; return their numbers, also of those failed for killing workers.
 
         ``alone``: no other machine works on this database, so a trial that was begun before this machine was started
         again, or carries no mark, has no process.
@@ -143,9 +123,9 @@ class StaleTrials:
         if mark is None:
             return alone
         # Our own without our claim: an earlier study of this process, which could not put it back on a full disk.
-        if _is_gone(mark) or _is_this_process(mark):
+        if has_ended(mark) or _is_this_process(mark):
             return True
-        return alone and mark.get("host") == socket.gethostname() and not _is_here(mark)
+        return alone and mark.get("host") == socket.gethostname() and not is_here(mark)
 
     def _is_silent(self, trial: RunningTrial, now: float) -> bool:
         grace = float((trial.mark or {}).get("grace_seconds", self._database.grace_seconds))

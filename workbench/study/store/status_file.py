@@ -44,7 +44,7 @@ class _Kept(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class KeptStatus:
-    """A study's state, read back, and who is at work on the study: a process number, or None when nobody is."""
+    """A study's state, read back, and who is at work on the study: a process number, or None when none is."""
 
     result: StudyResult
     process: int | None
@@ -71,10 +71,10 @@ def write_status(study: str | os.PathLike[str], result: StudyResult, stamp: Stam
     Raises:
         OSError: When it cannot be written; what was there is as it was.
     """
-    # Loaded here: a reader needs them only where somebody may be at work.
-    from workbench.core.process_identity import machine, start_ticks
+    # Loaded here: a reader needs them only where a process may be at work.
+    from workbench.core.process_identity import identity, machine
 
-    process = {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "machine": machine()} if at_work else None
+    process = {"machine": machine(), **identity(os.getpid())} if at_work else None
     # Thousands of trials are MBs of JSON: made once, and its bytes are what has a checksum.
     kept = TypeAdapter(_Kept).dump_json(_Kept(result=result), exclude={"result": {"report"}})
     state = sealed({**stamp, "process": process, "written": time.time(), _CRC: zlib.crc32(kept)})
@@ -124,8 +124,6 @@ def _look(path: Path) -> list[int] | None:
 
 
 def _is_alive(process: Mapping[str, Any]) -> bool:
-    from workbench.core.process_identity import is_running, machine
+    from workbench.core.process_identity import has_ended, is_here
 
-    if process["machine"] != machine() or process["ticks"] is None:  # that cannot be seen from here
-        return False
-    return is_running(int(process["pid"]), ticks=float(process["ticks"]), began=0.0)
+    return is_here(process) and not has_ended(process)

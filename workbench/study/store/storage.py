@@ -249,7 +249,7 @@ def holding_study(directory: Path) -> Iterator[None]:
             handle.seek(0)
             owner = handle.read().strip() or "another process"
             raise StudyBusyError(
-                f"{directory}: this study is being tuned by {owner}; `workbench status {directory}` shows how far it is"
+                f"{directory}: this study is being tuned by {owner}; `workbench status {directory}` shows its progress"
             ) from None
         handle.truncate(0)
         handle.write(f"process {os.getpid()}")

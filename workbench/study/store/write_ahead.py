@@ -23,7 +23,7 @@ def writing_ahead(engine: Engine) -> Iterator[None]:
     try:
         yield
     finally:
-        # Refused while somebody else has it open, say a dashboard: then it stays, and the next study ends it.
+        # Refused while another program has it open, say a dashboard: then it stays, and the next study ends it.
         _ask_for(engine, "DELETE")
 
 

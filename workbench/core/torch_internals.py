@@ -1,0 +1,113 @@
+"""What this package uses of torch that has no public name, in one file: a new version of torch is checked here first.
+
+Not here: ``torch._foreach_*`` and ``Tensor._indices``, which torch documents ("Foreach Operations", "Sparse tensors").
+The few names that stand elsewhere are listed, with their reasons, in ``tests/architecture/test_private_names.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.optim.optimizer as torch_optimizer
+from torch import Tensor, nn
+from torch.autograd import profiler
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd as ConvNd
+from torch.nn.modules.conv import _ConvTransposeNd as ConvTransposeNd
+from torch.nn.modules.loss import _Loss as LossModule
+from torch.optim import Optimizer
+
+__all__ = ["NORMALIZATIONS", "BatchNorm", "ConvNd", "ConvTransposeNd", "LossModule"]  # a user may derive from these
+
+NORMALIZATIONS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+# Kernels that torch's own fused optimizers, GradScaler and DistributedDataParallel call by these names.
+fused_adam_ = torch._fused_adam_
+fused_adamw_ = torch._fused_adamw_
+check_and_unscale_ = torch._amp_foreach_non_finite_check_and_unscale_
+flatten_tensors: Callable[[list[Tensor]], Tensor] = torch._C._nn.flatten_dense_tensors
+
+
+#: Where ``torch.compile`` keeps the module that it wraps; it is part of the names in its state dict.
+COMPILED = "_orig_mod"
+
+#: The address of a tensor's C++ object, for our own kernels.
+implementation_of = attrgetter("_cdata")
+
+
+def has_kernel(device_type: str, operator: str) -> bool:
+    """Return whether a device has a kernel of its own for an operator; some fall back on the CPU for what they lack."""
+    key = "PrivateUse1" if device_type == torch._C._get_privateuse1_backend_name() else device_type.upper()
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", key))
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written in place."""
+    return tensor._version
+
+
+# Hooks can be registered and removed, but not listed. The names of an optimizer's exist since torch 2.0.
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Return whether anything is hooked to the step of an optimizer, or of all."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+    )
+
+
+def step_hooks(optimizer: Optimizer) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
+    """Return the hooks that run before and after each step of an optimizer, in their order."""
+    return list(optimizer._optimizer_step_pre_hooks.values()), list(optimizer._optimizer_step_post_hooks.values())
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Return whether anything is hooked to a module's forward pass."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Return whether anything is hooked to a module's backward pass."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def remove_forward_hooks(module: nn.Module, which: Callable[[Any], bool]) -> None:
+    """Remove hooks of which no handle is left, as of a copied module."""
+    for key in [key for key, hook in module._forward_hooks.items() if which(hook)]:
+        del module._forward_hooks[key]
+        module._forward_hooks_with_kwargs.pop(key, None)
+
+
+def is_profiled() -> bool:
+    """Return whether torch's profiler is running."""
+    return bool(profiler._is_profiler_enabled)
+
+
+# Marks by which torch's schedulers and its GradScaler recognise things.
+
+
+def mark_stepped(optimizer: Optimizer) -> None:
+    """Let schedulers see that the optimizer took a step; they would warn that it came after theirs."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def is_wrapped_by_scheduler(step: Any) -> bool:
+    """Return whether an optimizer's ``step`` is the wrapper that a scheduler puts around it."""
+    return hasattr(step, "_wrapped_by_lr_sched")
+
+
+def takes_found_inf(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer's step reads ``found_inf`` itself; a copy of a fused one has lost the mark."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def children_by_name(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return a module's children; unlike ``named_children``, one that is registered under two names is there twice."""
+    return [(name, child) for name, child in module._modules.items() if child is not None]
