@@ -132,7 +132,7 @@ def speed_accuracy_figure(
     _add_trials(drawing, numbers, low, high)
     if math.isfinite(numbers.baseline):
         hover, mark = "O0, the baseline everything is compared with.", Mark("star", 16, ORANGE)
-        place = {"text": ["O0"], "textposition": "bottom center"}
+        place = {"text": ["O0"], "textposition": "top center"}  # tuned plain may stand here, too, named below its point
         drawing.marks(([1.0], [numbers.baseline]), mark, hover, **place, name="O0", customdata=[[0]])
         drawing.rule(Stroke(GREY, 1, "dot"), x=1.0)
     _add_tuned_plain(drawing, numbers, metric, tuned_plain or {})

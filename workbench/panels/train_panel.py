@@ -153,7 +153,7 @@ class TrainPanel(WorkPanel):
         )
         self._speed_text = text_of("")
         self.lasting = (self.progress_text, self._speed_text)
-        self.on_change(self.choice, lambda _: self._redraw(anew=True))
+        self.on_change(self.choice, lambda _: self._redraw(reset_axes=True))
         self.plots.children = (self.choice, self.live.widget, self.overlay.widget, self._speed_text)
 
     def start(self) -> None:
@@ -316,12 +316,12 @@ class TrainPanel(WorkPanel):
             self.choice.options = offered
             self.choice.value = chosen if chosen in offered else offered[0]
         if self.choice.value != chosen:
-            self._redraw(anew=True)
+            self._redraw(reset_axes=True)
 
-    def _redraw(self, limit: int = MAXIMUM_POINTS, *, anew: bool = False) -> None:
+    def _redraw(self, limit: int = MAXIMUM_POINTS, *, reset_axes: bool = False) -> None:
         with self._drawing_lock:
             if not self.trace.is_empty:
-                self.live.update(self._drawing(limit), anew=anew)
+                self.live.update(self._drawing(limit), reset_axes=reset_axes)
 
     def _drawing(self, limit: int) -> Drawing:
         steps, events, theme = self.trace.steps, self.trace.events, self.theme
