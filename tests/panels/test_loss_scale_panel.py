@@ -116,7 +116,7 @@ def test_a_clicked_point_and_a_line_of_the_list_set_the_sliders_and_the_trace(pa
 def test_use_this_policy_writes_it_into_the_configuration_or_says_why_not(panel: LossScalePanel) -> None:
     panel.use_button.click()
     assert panel.shared.config.loss_scale.init == 2.0**20
-    assert "It has no say yet: there is no loss scale" in text_in(panel)
+    assert "It is not in effect yet: there is no loss scale" in text_in(panel)
 
     panel.shared.set(BoostConfig.from_dict({"amp": {"level": "O2"}, "loss_scale": {"maximum": 2.0**24}}))
     panel.control(INIT)._take(2.0**9)

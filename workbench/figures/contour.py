@@ -82,7 +82,7 @@ def contour_figure(
     numbers = contour_numbers(trials, x, y)
     if numbers is None:
         return empty_figure(title, f"Fewer than {_FEWEST} finished trials differ in both.", theme=theme)
-    detail = f"smoothed over {counted(len(numbers.numbers), 'trial')}; the fainter the better, blank is unknown"
+    detail = f"smoothed over {counted(len(numbers.numbers), 'trial')}; fainter is better, blank means unknown"
     drawing = Drawing(title, detail, theme=theme, height=height)
     drawing.add(
         "contour",

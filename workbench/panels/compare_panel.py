@@ -127,7 +127,7 @@ class ComparePanel(WorkPanel):
         out: str | Path | None = None,
         theme: Theme = "auto",
     ) -> None:
-        super().__init__("Compare", shared, theme=theme, stop_help="End the comparison after the present step")
+        super().__init__("Compare", shared, theme=theme, stop_help="End the comparison after the current step")
         self.comparison: Comparison | None = None
         self._metric = MetricScale("metric")
         self._comparing: _Comparing | None = None

@@ -29,7 +29,7 @@ _QUESTIONS: Final = {
     "Overview": "How much faster can this task be trained, and what does that cost?",
     "Curves": "How did the metric of each trial grow?",
     "Parameters": "Which values do the good trials have in common?",
-    "Slices": "Which values of a parameter pay?",
+    "Slices": "Which values of a parameter pay off?",
     "Importance": "Which parameters decided how a trial went?",
 }
 _NO_TRIAL: Final = (

@@ -96,7 +96,7 @@ class TrainPanel(WorkPanel):
         measure: bool = True,
         theme: Theme = "auto",
     ) -> None:
-        super().__init__("Train", shared, theme=theme, stop_help="End the run after the present step", hz=_UPDATES)
+        super().__init__("Train", shared, theme=theme, stop_help="End the run after the current step", hz=_UPDATES)
         self.result: RunResult | None = None
         self.speed: SpeedRatio | None = None
         self.trace = LiveTrace()
@@ -125,7 +125,7 @@ class TrainPanel(WorkPanel):
         self.preset = PresetChoice(self, self.shared)
         self._in_effect = text_of("")
         self.start_button = self.button("Start", "Train with this configuration", self.start, style="success")
-        self.pause_button = self.button("Pause", "Hold the run after the present step", self.pause_or_resume)
+        self.pause_button = self.button("Pause", "Hold the run after the current step", self.pause_or_resume)
         self.measure = kit.check_box("Compare step time with O0 afterwards", value=measure)
         self.measure_button = self.button(
             "Compare now", "Measure the time of a step against O0, without a run", self.measure_speed
