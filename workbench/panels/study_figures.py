@@ -33,7 +33,7 @@ _QUESTIONS: Final = {
     "Importance": "Which parameters decided how a trial went?",
 }
 _NO_TRIAL: Final = (
-    "No trial has ended yet. Start begins the search; a study that exists is opened by its folder (Study)."
+    "No trial has ended yet. Press Start to search; to open a study that exists, name its folder under Study."
 )
 _PICKABLE: Final = frozenset({"history", "speed", "parameters", "slice", "contour", "trial"})
 

@@ -149,7 +149,7 @@ class TrainPanel(WorkPanel):
         # One place that shows one figure at a time: what is not looked at costs training nothing, and a widget that was
         # hidden, or not yet on the page, when it was drawn would not know its width.
         self.live = FigurePlace(
-            self, "How does the run learn?", "Start trains; loss and metric grow here.", height=None
+            self, "How does the run learn?", "Press Start to train; loss and metric are drawn here.", height=None
         )
         self._speed_text = text_of("")
         self.lasting = (self.progress_text, self._speed_text)
