@@ -157,8 +157,8 @@ def _add_lines(drawing: Drawing, kind: str, lines: Sequence[ParallelLine], axes:
         trial, score = f"Trial {line.number} ({plain(line.summary)})", f"scored {line.values[-1]}"
         y += [*(_UNUSED if height is None else height for height in line.heights), None]
         for axis, height, value in zip(axes[:-1], line.heights, line.values, strict=False):
-            name = plain(axis.name)
-            has = f"does not use {name}" if height is None else f"has {name} = {plain(value)}"
+            path = plain(axis.name)
+            has = f"does not use {path}" if height is None else f"has {path} = {plain(value)}"
             custom.append([line.number, f"{trial} {has} and {score}."])
         custom += [[line.number, f"{trial} {score}."], [line.number, ""]]
     look = {"mode": "lines+markers", "marker": {"symbol": mark.symbol, "size": mark.size, "color": mark.colour}}
