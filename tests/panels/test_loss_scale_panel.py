@@ -57,7 +57,7 @@ def test_a_run_is_opened_with_its_trace_its_map_fifty_policies_and_what_the_repl
     assert {trace.name for trace in drawn(panel.scatter).data} >= {"replayed policy"}
     assert "Assumes the recorded trajectory" in text
     assert "Calibrated on 9 overflows; 0 % of the updates are misjudged" in text
-    assert "may lie off by a factor of" in text
+    assert "may be off by a factor of" in text
     assert panel.policy == POLICY, "the sliders begin at the recorded one, and predict what happened"
     assert "9 overflows in 60 updates (likely" in text
     assert "The recorded run had 9 overflows." in text
@@ -219,7 +219,7 @@ def test_no_folder_of_runs_yet_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         ({"watched": False}, "without a loss scale or a watch for overflow", True),
         ({"exponents": False}, "recorded no gradient exponents", True),
         ({"n_steps": 0}, "has recorded no step yet", False),
-        ({"finish": False}, "Not finished: it still runs, or was killed", True),
+        ({"finish": False}, "Not finished: still running, or killed", True),
         ({"sizes": False}, "recorded no gradient sizes, so there is nothing to replay", False),
         ({"groups": True}, "a replay asks what one scale for all would do", True),
     ],
