@@ -72,7 +72,7 @@ def test_a_figure_keeps_its_zoom_outlives_its_place_and_is_seen_when_it_is_made_
     autorange, (low, high) = page.evaluate(f"() => [{Y_AXIS}.autorange, {Y_AXIS}.range]")
     assert not autorange
     assert 0 < low < high < 1  # what the reader chose stays while the line grows
-    add_and_run_cell(page, LONGER.format(n=5).replace(")))", ")), anew=True)"))
+    add_and_run_cell(page, LONGER.format(n=5).replace(")))", ")), reset_axes=True)"))
     page.wait_for_function(DRAWN, arg=5)
     autorange, (low, high) = page.evaluate(f"() => [{Y_AXIS}.autorange, {Y_AXIS}.range]")
     assert autorange  # another question: the zoom is over

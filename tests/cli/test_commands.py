@@ -47,6 +47,22 @@ def test_train_records_a_run_and_says_metric_and_place(workbench: Command, here:
     assert "wine.py: 20 of 20" in outcome.err
 
 
+def test_train_counts_epochs_in_batches_of_the_loader(workbench: Command, here: Path) -> None:
+    outcome = workbench("train", "--task", "wine.py", "--epochs", 1.5, "--device", "cpu")
+    assert outcome.code == 0
+    (path,) = (here / "runs").iterdir()
+    assert len(read_run(path).steps) == 12, "the loader has 8 batches"
+    both = workbench("train", "--task", "wine.py", "--epochs", 1, "--steps", 8)
+    assert both.code == 2
+    assert "--steps and --epochs say the same; give one of them" in both.sentence
+    endless = (here / "wine.py").read_text().replace("train=batches", "train=lambda seed: itertools.cycle(batches)")
+    (here / "endless.py").write_text(f"import itertools\n{endless}")
+    unknown = workbench("train", "--task", "endless.py", "--epochs", 1)
+    assert unknown.code == 2
+    assert "the loader of wine does not know its length; say --steps N instead of epochs" in unknown.sentence
+    assert len(list((here / "runs").iterdir())) == 1
+
+
 @pytest.mark.slow
 def test_train_with_json_prints_one_object_whatever_the_task_prints(here: Path) -> None:
     noise = 'import os\nprint("said by the task")\nos.write(1, b"said below Python\\n")\n'

@@ -171,7 +171,7 @@ def test_a_zoom_ends_with_the_question_it_was_for() -> None:
                 live.widget.layout[axis].range = [9.5, 10.5]  # as plotly takes over what a reader drags
             live.update(before)
             assert live.widget.layout.yaxis.range == (9.5, 10.5)
-        live.update(now, anew=True)
+        live.update(now, reset_axes=True)
         figure = now.figure()
         figure.layout.template = live.widget.layout.template
         for axis in ("xaxis", "yaxis"):

@@ -46,7 +46,7 @@ def test_on_the_cpu_nothing_travels_and_nothing_is_hidden() -> None:
 
 def test_the_figure_has_a_row_for_what_is_hidden_where_gradients_travel() -> None:
     figure = offload_figure(_run(22, travels=True))
-    assert [trace.name for trace in figure.data] == ["Adam on the host", "gradients on their way", "hidden share"]
+    assert [trace.name for trace in figure.data] == ["Adam on the host", "gradients in transit", "hidden share"]
     assert figure.data[2].y.tolist()[:3] == [50.0, 50.0, 100.0]
     assert unmarked(figure.layout.title.text) == ("78.6 % of transfers and host updates is hidden behind other work")
     assert "steps wait for it 15 % of their time" in figure_text(figure)
@@ -56,7 +56,9 @@ def test_the_figure_has_a_row_for_what_is_hidden_where_gradients_travel() -> Non
     assert len({(trace.line.color, trace.line.dash) for trace in figure.data}) == 3
     still = offload_figure(_run(22, travels=False))
     assert len(still.data) == 1
-    assert unmarked(still.layout.title.text) == "Adam takes 4 ms per step on the host, and nothing has to travel"
+    assert (
+        unmarked(still.layout.title.text) == "Adam takes 4 ms per step on the host, and nothing has to be transferred"
+    )
     assert still.layout.xaxis.title.text == "Step (micro-batches)"
 
 

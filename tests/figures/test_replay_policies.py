@@ -62,7 +62,7 @@ def test_a_point_can_be_picked_and_gives_its_range() -> None:
 
 @pytest.mark.parametrize(
     ("lost", "places"),
-    [((0.001, 0.02), ["bottom right", "top right"]), ((0.02, 0.001), ["top right", "bottom right"])],
+    [((0.001, 0.02), ["middle right", "top right"]), ((0.02, 0.001), ["top right", "middle right"])],
 )
 def test_the_words_of_two_policies_side_by_side_are_both_legible(lost: tuple[float, float], places: list[str]) -> None:
     table = POLICIES.iloc[:2].assign(underflow_share=lost)

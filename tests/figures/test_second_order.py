@@ -68,8 +68,8 @@ def test_the_figure_says_what_the_curvature_cost() -> None:
     figure = second_order_figure(_run(), events)
     assert [trace.name for trace in figure.data] == [
         "recomputed",
-        "left alone",
-        "refresh without a word",
+        "skipped",
+        "refresh of an unknown number of layers",
         "damping in force",
         "damping raised",
         "step without a refresh",
@@ -79,7 +79,7 @@ def test_the_figure_says_what_the_curvature_cost() -> None:
     text = figure_text(figure)
     assert "Refreshing the curvature took 37.5 % of the time" in text
     assert "6 refreshes: a step with one takes 40 ms, one without 10 ms (medians)" in text
-    assert "the trace rule left 12.5 % of the layers' refreshes out" in text
+    assert "the trace rule skipped 12.5 % of the layers' refreshes" in text
     assert "damping raised once" in text
     titles = [figure.layout[f"yaxis{row}"].title.text for row in ("", "2", "3")]
     assert titles == ["Layers", "Damping (log)", "Time of a step (ms)"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.reports.synthetic_study import candidate
-from workbench.core.records import Choice, TrialRecord, Verdict
+from workbench.core.records import Choice, TrialRecord, TunedPlain, Verdict
 from workbench.figures import MetricScale, speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.drawing import figure_text
 from workbench.figures.labels import unmarked
@@ -121,6 +121,15 @@ def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict() -> None:
     assert confirmed.error_y.array == pytest.approx([0.0])
     marked = [t for t in figure.data if t.mode != "lines"]
     assert len({t.marker.symbol for t in marked}) == len(marked)
+
+
+def test_o0_and_tuned_plain_are_named_on_opposite_sides_of_their_points() -> None:
+    same = {"o1": (TunedPlain("length 1", {}, 1.0, 1.0, 1.0, 1.0, 0.0, 14), 1.0)}
+    figure = speed_accuracy_figure(TRIALS, metric=ACCURACY, tuned_plain=same)
+    o0, tuned = (next(t for t in figure.data if t.name == name) for name in ("O0", "tuned plain"))
+    assert (o0.x[0], o0.y[0]) == pytest.approx((tuned.x[0], tuned.y[0])), "else their names could not meet"
+    assert [list(trace.text) for trace in (o0, tuned)] == [["O0"], ["tuned plain"]]
+    assert [trace.textposition.split()[1] for trace in (o0, tuned)] == ["left", "right"]
 
 
 def test_a_trial_given_up_early_does_not_squeeze_the_picture() -> None:

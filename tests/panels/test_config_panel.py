@@ -70,7 +70,7 @@ def test_presets_stand_first_then_switches_then_everything_else_folded(panel: Co
 def test_the_optimizer_that_is_chosen_decides_which_of_its_parameters_can_be_set(panel: ConfigPanel) -> None:
     name, damping, eps = (panel.control(f"optimizer.{name}") for name in ("name", "damping", "eps"))
     assert not damping.disabled
-    assert "only thor has it: choose it as optimizer" in text_in(damping.widget)
+    assert "only thor has it: choose it as the optimizer" in text_in(damping.widget)
     box(panel, "optimizer.name").value = "AdamW"
     assert name.value == "AdamW"
     assert damping.disabled
@@ -344,7 +344,7 @@ def test_without_a_name_parameters_of_one_optimizer_say_whose_they_are(
     plan = BoostConfig.from_dict({"optimizer": values} if values else {}).resolve("O0")
     said = {path: owner_note(plan, path) for path in describe_parameters()}
     assert {path for path, note in said.items() if note} == {f"optimizer.{name}" for name in names}
-    told = "only thor has it: choose it as optimizer, unless the task has it by itself"
+    told = "only thor has it: choose it as the optimizer, unless the task already uses it"
     assert said["optimizer.damping"] == (told if names else "")
 
 

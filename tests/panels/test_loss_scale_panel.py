@@ -57,7 +57,7 @@ def test_a_run_is_opened_with_its_trace_its_map_fifty_policies_and_what_the_repl
     assert {trace.name for trace in drawn(panel.scatter).data} >= {"replayed policy"}
     assert "Assumes the recorded trajectory" in text
     assert "Calibrated on 9 overflows; 0 % of the updates are misjudged" in text
-    assert "may lie off by a factor of" in text
+    assert "may be off by a factor of" in text
     assert panel.policy == POLICY, "the sliders begin at the recorded one, and predict what happened"
     assert "9 overflows in 60 updates (likely" in text
     assert "The recorded run had 9 overflows." in text
@@ -116,7 +116,7 @@ def test_a_clicked_point_and_a_line_of_the_list_set_the_sliders_and_the_trace(pa
 def test_use_this_policy_writes_it_into_the_configuration_or_says_why_not(panel: LossScalePanel) -> None:
     panel.use_button.click()
     assert panel.shared.config.loss_scale.init == 2.0**20
-    assert "It has no say yet: there is no loss scale" in text_in(panel)
+    assert "It is not in effect yet: there is no loss scale" in text_in(panel)
 
     panel.shared.set(BoostConfig.from_dict({"amp": {"level": "O2"}, "loss_scale": {"maximum": 2.0**24}}))
     panel.control(INIT)._take(2.0**9)
@@ -219,7 +219,7 @@ def test_no_folder_of_runs_yet_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         ({"watched": False}, "without a loss scale or a watch for overflow", True),
         ({"exponents": False}, "recorded no gradient exponents", True),
         ({"n_steps": 0}, "has recorded no step yet", False),
-        ({"finish": False}, "Not finished: it still runs, or was killed", True),
+        ({"finish": False}, "Not finished: still running, or killed", True),
         ({"sizes": False}, "recorded no gradient sizes, so there is nothing to replay", False),
         ({"groups": True}, "a replay asks what one scale for all would do", True),
     ],

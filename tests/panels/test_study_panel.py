@@ -219,9 +219,9 @@ def test_time_and_drop_are_asked_first_and_controls_of_a_folded_section_are_made
 ) -> None:
     panel = made(tiny_task())
     first, second, *_ = panel.controls.children
-    assert "How long may I search?" in text_in(first)
+    assert "How long may the search take?" in text_in(first)
     assert "minutes" in text_in(first)
-    assert "How much may it drop?" in text_in(second)
+    assert "How much may the metric drop?" in text_in(second)
     sections = one_of(panel.controls, widgets.Accordion)
     assert sections.selected_index is None
     assert list(sections.titles) == ["Study", "What is searched", "More"]

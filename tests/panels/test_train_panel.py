@@ -65,7 +65,7 @@ class Steps:
 def test_a_run_ends_in_done_and_its_figures_show_what_was_trained(made: Make) -> None:
     panel = made(small_task(), steps=20, evaluate_every=10)
     assert panel.state is PanelState.IDLE
-    assert "Start trains; loss and metric grow here." in text_in(panel)
+    assert "Press Start to train; loss and metric are drawn here." in text_in(panel)
     text = run(panel)
     assert panel.result is not None
     assert [step for step, _ in panel.result.curve] == [10, 20]

@@ -17,6 +17,7 @@ from workbench.cli.progress import progress_bar
 from workbench.core.rank_environment import is_first_rank
 
 if TYPE_CHECKING:
+    from workbench.tasks import Task
     from workbench.training.run import RunProgress, RunResult
 
 TaskOption = typer.Option(
@@ -51,12 +52,13 @@ def train(
         None, metavar="LEVEL", help="Boost level O0, O1 or O2. Default: O0, or O1 with --config.", show_default=False
     ),
     config: Path = ConfigOption,
-    steps: int = typer.Option(300, metavar="N", min=1, help="Micro-batches."),
+    steps: int = typer.Option(None, metavar="N", min=1, help="Micro-batches. Default: 300."),
+    epochs: float = typer.Option(None, metavar="N", min=0.01, help="The same in passes over the data."),
     seed: int = typer.Option(0, metavar="N", min=0, help="Seed of weights, data order and split."),
     device: str = DeviceOption,
     out: Path = RunFolderOption,
     evaluate_every: int = typer.Option(
-        None, metavar="N", min=1, help="Micro-batches between evaluations. Default: a tenth of --steps."
+        None, metavar="N", min=1, help="Micro-batches between evaluations. Default: a tenth of the run."
     ),
     checkpoint_every: int = typer.Option(
         None, metavar="N", min=1, help="Micro-batches between checkpoints, from which --resume continues."
@@ -69,14 +71,18 @@ def train(
 
     With `torchrun --nproc-per-node N -m workbench train ...` N processes train it together and write one run.
     """
-    with only_result_on_stdout(json), progress_bar(steps, f"loading {task}") as bar, stop_on_ctrl_c() as stop:
+    if steps is not None and epochs is not None:
+        raise typer.BadParameter("--steps and --epochs say the same; give one of them")
+    with only_result_on_stdout(json), progress_bar(steps or 1, f"loading {task}") as bar, stop_on_ctrl_c() as stop:
         from workbench import api
+
+        trained, steps = (task, steps or 300) if epochs is None else _task_and_steps(task, epochs)
 
         def show(progress: RunProgress) -> None:
             bar.update(progress.step, progress.steps, text=task, note=_note(progress))
 
         result = api.train(
-            task,
+            trained,
             config,
             level=level,
             steps=steps,
@@ -105,6 +111,15 @@ def train(
             ended = f"the run ended after {result.steps} steps: {result.message}"
             typer.echo(f"workbench: {ended}; a lower learning rate may help", err=True)
         raise typer.Exit(1)
+
+
+def _task_and_steps(name: str, epochs: float) -> tuple[Task, int]:
+    """Load a task, and count the batches of so many passes over its data."""
+    from workbench.tasks import load_task
+    from workbench.training.task_look import batches_of_epochs, epoch_batches
+
+    task = load_task(name)
+    return task, batches_of_epochs(task, epochs, epoch_batches(task))
 
 
 def compare(

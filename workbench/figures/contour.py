@@ -82,9 +82,8 @@ def contour_figure(
     numbers = contour_numbers(trials, x, y)
     if numbers is None:
         return empty_figure(title, f"Fewer than {_FEWEST} finished trials differ in both.", theme=theme)
-    detail = f"smoothed over {counted(len(numbers.numbers), 'trial')}; the fainter the better, blank is unknown"
+    detail = f"smoothed over {counted(len(numbers.numbers), 'trial')}; fainter is better, blank means unknown"
     drawing = Drawing(title, detail, theme=theme, height=height)
-    beside = {"text": objective, "side": "right", "font": {"size": 12}}
     drawing.add(
         "contour",
         x=numbers.grid_x,
@@ -93,7 +92,7 @@ def contour_figure(
         colorscale=[list(stop) for stop in DENSITY_SCALE],
         ncontours=12,
         line={"width": 0.5},
-        colorbar={"title": beside, "thickness": 12, "outlinewidth": 0},
+        colorbar={"title": {"text": objective}},
     )
     shown = thin_marks(np.arange(len(numbers.numbers)), _MOST)
     drawing.marks(

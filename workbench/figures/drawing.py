@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 
 from workbench.figures.frames import EventPoints
 from workbench.figures.labels import compact, power_ticks, sentence, unmarked, wrapped
-from workbench.figures.theme import TITLE_PAD, TOP_MARGIN, VERMILLION, Theme, inks, template_json
+from workbench.figures.theme import VERMILLION, Theme, inks, template_json
 
 Properties = dict[str, Any]
 Points = tuple[Any, Any]  # positions and heights
@@ -71,17 +71,19 @@ class Drawing:
         spacing: float = 0.06,
     ) -> None:
         head, below = wrapped(title, _TITLE_WIDTH), wrapped(subtitle, _SUBTITLE_WIDTH)
+        template = template_json(theme)
+        pad, margin = template["layout"]["title"]["pad"]["t"], template["layout"]["margin"]["t"]  # for one line each
         self.traces: list[Properties] = []
         self.layout: Properties = {
-            "template": template_json(theme),
+            "template": template,
             "height": height,
             "autosize": True,
             "title": {
                 "text": "<br>".join(head),
                 "subtitle": {"text": "<br>".join(below)},
-                "pad": {"t": TITLE_PAD + 10 * (len(head) - 1) + 8 * (len(below) - 1)},  # else lines grow out of the top
+                "pad": {"t": pad + 10 * (len(head) - 1) + 8 * (len(below) - 1)},  # else lines grow out of the top
             },
-            "margin": {"t": TOP_MARGIN + 19 * (len(head) - 1) + 17 * (len(below) - 1)},
+            "margin": {"t": margin + 19 * (len(head) - 1) + 17 * (len(below) - 1)},
         }
         self._n_rows = len(rows)
         if self._n_rows > 1:

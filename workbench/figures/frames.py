@@ -123,11 +123,9 @@ def log2_known(values: Floats) -> Floats:
 def mean_known(values: Floats, weights: Floats | None = None) -> float:
     """Return the mean of the finite values, each with its weight; NaN without any."""
     known = np.isfinite(values)
-    return (
-        float(np.average(values[known], weights=None if weights is None else weights[known]))
-        if known.any()
-        else float("nan")
-    )
+    if not known.any():
+        return float("nan")
+    return float(np.average(values[known], weights=None if weights is None else weights[known]))
 
 
 def last_known(values: Floats) -> float:

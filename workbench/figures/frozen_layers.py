@@ -25,7 +25,7 @@ _FEWEST_TIMES = 10  # steps of a kind whose median says something
 _MOST_TIMES = 1000
 _TIME_HEIGHT = 150  # pixels
 
-_QUESTION = "Which layer groups rest at which step?"
+_QUESTION = "Which layer groups are frozen at which step?"
 
 
 @dataclass(frozen=True, slots=True)

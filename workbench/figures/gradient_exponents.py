@@ -136,15 +136,8 @@ def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height
             customdata=_percentages(share),
             hoverongaps=False,
         )
-    bar = {
-        "title": {"text": "Share of elements", "side": "right", "font": {"size": 12}},
-        "tickfont": {"size": 11},
-        "tickvals": [-6, -4, -2, 0],
-        "ticktext": ["1 in 10<sup>6</sup>", "1 in 10<sup>4</sup>", "1 in 100", "all"],
-        "thickness": 12,
-        "outlinewidth": 0,
-        "len": 0.9,
-    }
+    ticks = ["1 in 10<sup>6</sup>", "1 in 10<sup>4</sup>", "1 in 100", "all"]
+    bar = {"title": {"text": "Share of elements"}, "tickvals": [-6, -4, -2, 0], "ticktext": ticks}
     scale = [list(stop) for stop in DENSITY_SCALE]
     drawing.set(coloraxis={"cmin": -6, "cmax": 0, "colorscale": scale, "colorbar": bar})
     _add_limits(drawing, numbers)
@@ -224,17 +217,6 @@ def _add_limits(drawing: Drawing, numbers: GradientExponentNumbers) -> None:
 def _add_menu(drawing: Drawing, groups: Sequence[str]) -> None:
     lines = [True] * (len(drawing.traces) - len(groups))
     shown = {group: {"visible": [other == group for other in groups] + lines} for group in groups}
-    menu = {
-        "buttons": [{"label": plain(name), "method": "restyle", "args": [args]} for name, args in shown.items()],
-        "x": 1.0,
-        "xanchor": "right",
-        "y": 1.0,
-        "yanchor": "bottom",
-        "pad": {"b": 6},
-        "bgcolor": "rgba(128,136,148,0.15)",
-        "bordercolor": "rgba(128,136,148,0.4)",
-        "font": {"size": 12},
-        "showactive": True,
-    }
+    buttons = [{"label": plain(name), "method": "restyle", "args": [args]} for name, args in shown.items()]
     room = drawing.layout["margin"]["t"] + 28  # a row of its own: titles are long
-    drawing.set(margin={"t": room}, updatemenus=[menu])
+    drawing.set(margin={"t": room}, updatemenus=[{"buttons": buttons}])

@@ -69,7 +69,7 @@ def group_scales_figure(
     numbers = group_scales_numbers(steps, events)
     groups = [group for group in numbers.groups if group.line.x.size]
     if not groups:
-        reason = "No scale of a group was recorded; boost.loss_scale_group gives groups scales of their own."
+        reason = "No group scale was recorded; boost.loss_scale_group gives each group a loss scale of its own."
         return empty_figure(_QUESTION, reason, theme=theme)
     drawing = Drawing(_answer(groups), _costs(numbers), theme=theme, height=height)
     for index, group in enumerate(groups):

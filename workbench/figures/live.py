@@ -64,7 +64,7 @@ class LiveFigure:
         self._interval, self._on_pick = interval, on_pick
         self._lock = threading.RLock()
         self._pending: go.Figure | Drawing | None = None
-        self._anew = False
+        self._resets_axes = False
         self._last_sent = -np.inf
         self.closed = False
         first = figure if figure is not None else Drawing.empty("", "Nothing to show yet.", theme=theme)
@@ -87,16 +87,16 @@ class LiveFigure:
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         return self.widget._repr_mimebundle_(**options)
 
-    def update(self, figure: go.Figure | Drawing, *, anew: bool = False) -> None:
+    def update(self, figure: go.Figure | Drawing, *, reset_axes: bool = False) -> None:
         """Show a newly computed figure, or the drawing of one, which is made in a twentieth of the time.
 
         Args:
             figure: It is only read, and shown in the ink of this widget; labels with one of their own keep it.
-            anew: It answers another question than the one before: its axes are its own, whatever the reader zoomed.
+            reset_axes: Whether it answers another question, so that its axes are its own, whatever the reader zoomed.
         """
         with self._lock:
             self._pending = figure
-            self._anew = self._anew or anew
+            self._resets_axes = self._resets_axes or reset_axes
             if time.monotonic() - self._last_sent >= self._interval:
                 self.flush()
 
@@ -106,8 +106,8 @@ class LiveFigure:
             figure, self._pending = self._pending, None
             if figure is None or self.closed:
                 return
-            anew, self._anew = self._anew, False
-            self._show(figure, anew)
+            reset_axes, self._resets_axes = self._resets_axes, False
+            self._show(figure, reset_axes)
             self._last_sent = time.monotonic()
 
     def close(self) -> None:
@@ -124,14 +124,14 @@ class LiveFigure:
 
     # -- one figure becomes the next ----------------------------------------------------------------------------------
 
-    def _show(self, figure: go.Figure | Drawing, anew: bool) -> None:
+    def _show(self, figure: go.Figure | Drawing, reset_axes: bool) -> None:
         traces, properties = _properties(figure)
         new = [_leaves(trace) for trace in traces]
         keys = _keys(new)
         if keys != self._keys:
             self._rearrange(traces, keys, new)
         layout, shown = self._layout_leaves(properties), self.widget.layout
-        if anew:
+        if reset_axes:
             self._forget_zoom(layout)
         if layout.get("height") != self._layout.get("height"):
             # With a height that changes plotly's page gives up following the width, unless the same message asks for

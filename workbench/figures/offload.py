@@ -73,9 +73,9 @@ def offload_drawing(
     hover = "In step %{x:,} Adam took %{y:.3g} ms on the host."
     drawing.line(numbers.host, Stroke(BLUE), hover, name="Adam on the host")
     if travels:
-        hover, stroke = "In step %{x:,} gradients travelled for %{y:.3g} ms.", Stroke(ORANGE, dash="dash")
-        drawing.line(numbers.transfer, stroke, hover, name="gradients on their way")
-        hover, stroke = "In step %{x:,} the step did not wait for %{y:.3g} % of both.", Stroke(GREEN, dash="dot")
+        hover, stroke = "In step %{x:,} the gradients were in transit for %{y:.3g} ms.", Stroke(ORANGE, dash="dash")
+        drawing.line(numbers.transfer, stroke, hover, name="gradients in transit")
+        hover, stroke = "Step %{x:,} did not wait for %{y:.3g} % of both.", Stroke(GREEN, dash="dot")
         drawing.line((numbers.hidden.x, 100.0 * numbers.hidden.y), stroke, hover, name="hidden share", row=2)
         drawing.set_y("Hidden (%)", row=2, range=[-4, 104])
     drawing.set(showlegend=travels, margin={"b": 92})
@@ -90,7 +90,7 @@ offload_figure = figure_of(offload_drawing)
 def _answer(numbers: OffloadNumbers) -> str:
     if np.isfinite(numbers.hidden_share):
         return f"{percent(numbers.hidden_share)} of transfers and host updates is hidden behind other work"
-    return f"Adam takes {compact(numbers.mean_host_ms)} ms per step on the host, and nothing has to travel"
+    return f"Adam takes {compact(numbers.mean_host_ms)} ms per step on the host, and nothing has to be transferred"
 
 
 def _details(numbers: OffloadNumbers) -> str:

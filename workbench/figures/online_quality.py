@@ -83,7 +83,7 @@ def online_quality_figure(
     for x in numbers.drifts.x.tolist():
         drawing.rule(Stroke(PURPLE, 1.4, "dash"), x=x, row=None)
     bottom = np.full(len(changes), float(np.min(numbers.auc.y)) if numbers.auc.x.size else 0.5)
-    hover, mark = "From step %{x:,} on the data followed another law.", Mark("triangle-up-open", 10, GREY, edge=2)
+    hover, mark = "From step %{x:,} on, the data are different.", Mark("triangle-up-open", 10, GREY, edge=2)
     drawing.marks((list(changes), bottom), mark, hover, name="the data changed")
     drawing.events(numbers.drifts, Mark("diamond", 10, PURPLE), name="drift seen")
     drawing.set(showlegend=bool(numbers.drifts.x.size or len(changes)), margin={"b": 96})

@@ -18,11 +18,11 @@ from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, 
 _QUESTION = "Does the trainer keep up with its stream?"
 # Field of the numbers -> title of its row, name, colour, sentence.
 _ROWS = {
-    "rate": ("Records<br>per second", "rate", BLUE, "Up to step %{x:,} came %{y:,.0f} records per second."),
+    "rate": ("Records<br>per second", "rate", BLUE, "Up to step %{x:,}, %{y:,.0f} records arrived per second."),
     "wait": ("Waiting<br>(ms per step)", "wait", ORANGE, "Step %{x:,} waited %{y:.3g} ms for its batch."),
     "rows": ("Table rows<br>in use", "rows in use", GREEN, "At step %{x:,} the tables used %{y:,} rows."),
-    "evictions": ("Evicted<br>(rows)", "evictions", PURPLE, "Up to step %{x:,} rows changed their id %{y:,} times."),
-    "rejected": ("Rejected<br>(records)", "rejected", VERMILLION, "Up to step %{x:,} %{y:,} records were rejected."),
+    "evictions": ("Evicted<br>(rows)", "evictions", PURPLE, "Up to step %{x:,}, %{y:,} rows got another id."),
+    "rejected": ("Rejected<br>(records)", "rejected", VERMILLION, "Up to step %{x:,}, %{y:,} records were rejected."),
 }
 
 
@@ -94,7 +94,7 @@ def online_stream_figure(
         drawing.set_y(title, row=row, rangemode="tozero", nticks=5)
     if "rejected" in fields:
         mark = Mark("circle-open", 8, VERMILLION, edge=2)
-        drawing.events(numbers.rejections, mark, name="the reason reported", row=len(fields))
+        drawing.events(numbers.rejections, mark, name="reason for a rejection", row=len(fields))
     drawing.set(showlegend=bool(numbers.rejections.x.size), margin={"b": 96})
     drawing.set_steps("batches")
     return drawing.figure()

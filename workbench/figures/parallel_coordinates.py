@@ -150,22 +150,17 @@ def parallel_coordinates_figure(
 
 def _add_lines(drawing: Drawing, kind: str, lines: Sequence[ParallelLine], axes: Sequence[ParallelAxis]) -> None:
     name, stroke, mark = _STYLES[kind]
-    x: list[float | None] = []
+    x = [*range(len(axes)), None] * len(lines)  # None lifts the pen
     y: list[float | None] = []
     custom: list[list[Any]] = []
     for line in lines:
-        for position, (axis, height, value) in enumerate(zip(axes, line.heights, line.values, strict=True)):
-            x.append(position)
-            y.append(_UNUSED if height is None else height)
-            last = position == len(axes) - 1
-            said = f"scored {value}" if last else f"has {plain(axis.name)} = {plain(value)}"
-            if height is None:
-                said = f"does not use {plain(axis.name)}"
-            rest = "" if last else f" and scored {compact(line.value)}"
-            custom.append([line.number, f"Trial {line.number} ({plain(line.summary)}) {said}{rest}."])
-        x.append(None)  # lift the pen
-        y.append(None)
-        custom.append([line.number, ""])
+        trial, score = f"Trial {line.number} ({plain(line.summary)})", f"scored {line.values[-1]}"
+        y += [*(_UNUSED if height is None else height for height in line.heights), None]
+        for axis, height, value in zip(axes[:-1], line.heights, line.values, strict=False):
+            path = plain(axis.name)
+            has = f"does not use {path}" if height is None else f"has {path} = {plain(value)}"
+            custom.append([line.number, f"{trial} {has} and {score}."])
+        custom += [[line.number, f"{trial} {score}."], [line.number, ""]]
     look = {"mode": "lines+markers", "marker": {"symbol": mark.symbol, "size": mark.size, "color": mark.colour}}
     drawing.line((x, y), stroke, "%{customdata[1]}", **look, name=name, customdata=custom, cliponaxis=False)
 

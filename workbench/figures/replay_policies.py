@@ -114,7 +114,7 @@ def _beside(numbers: ReplayPoliciesNumbers, name: str) -> str:
     if recorded is None or chosen is None or recorded == chosen:
         return "top right"
     upper = "chosen" if numbers.underflow_share[chosen] >= numbers.underflow_share[recorded] else "recorded"
-    return "top right" if name.startswith(upper) else "bottom right"
+    return "top right" if name.startswith(upper) else "middle right"  # below, the axis would cut it
 
 
 def _overflows(overflows: Floats) -> str:

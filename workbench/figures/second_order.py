@@ -156,7 +156,7 @@ def _details(numbers: SecondOrderNumbers) -> str:
         )
     if numbers.n_left:
         skipped = numbers.n_left / (numbers.n_done + numbers.n_left)
-        parts.append(f"the trace rule left {percent(skipped)} of the layers' refreshes out")
+        parts.append(f"the trace rule skipped {percent(skipped)} of the layers' refreshes")
     parts.append(f"damping raised {times(numbers.n_raised)}" if numbers.n_raised else "damping never had to be raised")
     return "; ".join(parts)
 
@@ -167,13 +167,13 @@ def _add_refreshes(drawing: Drawing, numbers: SecondOrderNumbers) -> None:
     width = 0.6 * float(np.median(gaps)) if gaps.size else max(1.0, 0.02 * numbers.n_steps)
     for name, layers, colour, pattern, hover in (
         ("recomputed", numbers.layers_done, BLUE, "", "In step %{x:,}, %{y} layers were recomputed."),
-        ("left alone", numbers.layers_left, ORANGE, "/", "In step %{x:,} the trace rule left %{y} layers alone."),
+        ("skipped", numbers.layers_left, ORANGE, "/", "In step %{x:,}, the trace rule skipped %{y} layers."),
     ):
         if not np.nansum(layers):
             continue
         look = {"color": colour, "line": {"width": 0}, "pattern": {"shape": pattern, "size": 5}}
         x, y = numbers.refresh_steps[known], layers[known]
         drawing.add("bar", hover, x=x, y=y, width=width, marker=look, name=name)
-    hover = "Step %{x:,} looked at the curvature; how many layers used it is not known."
+    hover = "Step %{x:,} refreshed the curvature; for how many layers is not known."
     x, mark = numbers.refresh_steps[~known], Mark("line-ns-open", 10, GREY, edge=2)
-    drawing.marks((x, np.zeros_like(x)), mark, hover, name="refresh without a word")
+    drawing.marks((x, np.zeros_like(x)), mark, hover, name="refresh of an unknown number of layers")

@@ -132,7 +132,8 @@ def speed_accuracy_figure(
     _add_trials(drawing, numbers, low, high)
     if math.isfinite(numbers.baseline):
         hover, mark = "O0, the baseline everything is compared with.", Mark("star", 16, ORANGE)
-        place = {"text": ["O0"], "textposition": "bottom center"}
+        # Off the upright line; tuned plain, named on the other side, may stand at the same point.
+        place = {"text": ["O0"], "textposition": "middle left"}
         drawing.marks(([1.0], [numbers.baseline]), mark, hover, **place, name="O0", customdata=[[0]])
         drawing.rule(Stroke(GREY, 1, "dot"), x=1.0)
     _add_tuned_plain(drawing, numbers, metric, tuned_plain or {})
@@ -243,7 +244,7 @@ def _add_tuned_plain(
         Mark("star-diamond", 14, ORANGE),
         "Tuned plain (%{customdata[1]}) is %{x:.2f} × as fast as O0 and drops %{customdata[2]}.",
         text=["tuned plain"] * len(shown),
-        textposition="bottom center",
+        textposition="bottom right",
         cliponaxis=False,
         name="tuned plain",
         customdata=[[-1, plain(tuned.summary), metric.difference_text(tuned.drop)] for tuned in shown.values()],

@@ -11,6 +11,8 @@ Reference:
 from __future__ import annotations
 
 import functools
+import json
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import plotly.graph_objects as go
@@ -45,9 +47,7 @@ FIGURE_CONFIG: Final[dict[str, Any]] = {
     "toImageButtonOptions": {"format": "svg"},
 }
 
-TOP_MARGIN, TITLE_PAD = 84, 12  # pixels, around a title of one line
-_FONT_FAMILY = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif'
-_CLEAR = "rgba(0,0,0,0)"
+_TEMPLATE: Final = Path(__file__).with_name("template.json").read_text(encoding="utf-8")
 
 
 class _Inks(NamedTuple):
@@ -87,57 +87,15 @@ def template_json(theme: Theme = "auto") -> dict[str, Any]:
     """Return the template of every figure (transparent background, neutral grid) as plain properties.
 
     It is the same object each time, to be read and not to be changed: plotly takes milliseconds to make one of its own.
+    ``template.json`` names the colours of a page as ``inks`` does.
     """
-    page = inks(theme)
-    axis = {
-        "gridcolor": page.grid,
-        "zeroline": False,
-        "linecolor": page.grid,
-        "showline": True,
-        "ticks": "outside",
-        "tickcolor": page.grid,
-        "ticklen": 4,
-        "automargin": True,
-        "title": {"standoff": 10, "font": {"size": 13, "color": page.muted}},
-        "tickfont": {"size": 12, "color": page.muted},
-    }
-    layout = {
-        "colorway": COLORWAY,
-        "font": {"family": _FONT_FAMILY, "size": 13, "color": page.ink},
-        "paper_bgcolor": _CLEAR,
-        "plot_bgcolor": _CLEAR,
-        "title": {
-            "x": 0.0,
-            "xanchor": "left",
-            "xref": "container",
-            "y": 1.0,
-            "yanchor": "top",
-            "yref": "container",
-            "pad": {"t": TITLE_PAD, "l": 0},
-            "font": {"size": 15, "color": page.ink, "weight": 600},
-            "subtitle": {"font": {"size": 13, "color": page.muted}},
-        },
-        "margin": {"l": 64, "r": 24, "t": TOP_MARGIN, "b": 52},
-        "legend": {
-            "orientation": "h",
-            "x": 0.0,
-            "xanchor": "left",
-            "y": 0.0,
-            "yanchor": "bottom",
-            "yref": "container",
-            "font": {"size": 12, "color": page.ink},
-            "bgcolor": _CLEAR,
-        },
-        "hoverlabel": {
-            "bgcolor": page.hover_background,
-            "bordercolor": page.grid,
-            "align": "left",
-            "font": {"color": page.hover_ink, "size": 12, "family": _FONT_FAMILY},
-        },
-        "hovermode": "closest",
-        "modebar": {"bgcolor": _CLEAR, "color": page.muted, "activecolor": page.ink, "orientation": "h"},
-        "xaxis": axis,
-        "yaxis": axis,
-    }
-    properties: dict[str, Any] = go.layout.Template(layout=layout).to_plotly_json()
+    page = inks(theme)._asdict()
+
+    def coloured(found: dict[str, Any]) -> dict[str, Any]:
+        return {name: page.get(value, value) if isinstance(value, str) else value for name, value in found.items()}
+
+    layout = json.loads(_TEMPLATE, object_hook=coloured)
+    layout |= {"colorway": COLORWAY, "yaxis": layout["xaxis"]}
+    contour = {"colorbar": layout["coloraxis"]["colorbar"]}
+    properties: dict[str, Any] = go.layout.Template(layout=layout, data={"contour": [contour]}).to_plotly_json()
     return properties

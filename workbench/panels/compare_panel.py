@@ -127,7 +127,7 @@ class ComparePanel(WorkPanel):
         out: str | Path | None = None,
         theme: Theme = "auto",
     ) -> None:
-        super().__init__("Compare", shared, theme=theme, stop_help="End the comparison after the present step")
+        super().__init__("Compare", shared, theme=theme, stop_help="End the comparison after the current step")
         self.comparison: Comparison | None = None
         self._metric = MetricScale("metric")
         self._comparing: _Comparing | None = None
@@ -151,9 +151,9 @@ class ComparePanel(WorkPanel):
             self.progress_text,
         )
         question = "Which configuration is faster, and what does it cost?"
-        self.figure = FigurePlace(self, question, "Start trains every configuration with the same seeds.")
+        self.figure = FigurePlace(self, question, "Press Start to train every configuration with the same seeds.")
         self.lasting = self._verdict, self._table = text_of(""), text_of("")
-        self.curves = FigurePlace(self, "Do the runs learn equally well?", "Start trains them; curves grow meanwhile.")
+        self.curves = FigurePlace(self, "Do the runs learn equally well?", "Press Start to see their curves.")
         self.smoothing = Smoothing(self, self.refresh)
         self.view = kit.choice_buttons((_VERDICT, _CURVES))
         self._curves_box = column(self.smoothing.widget, self.curves.widget)

@@ -149,7 +149,7 @@ class ConfigPanel(Panel):
 
     def _make_file_row(self, path: str | Path) -> None:
         self.json = JsonBox(
-            help="The whole configuration; edit it, or drop text into it. It is taken when you leave the field."
+            help="The whole configuration; edit it, or drop text into it. It is applied when you leave the field."
         )
         self._json_problem, self._file_note = text_of(""), text_of("")
         self.path = kit.text_box(str(path), "File that Save writes and Load reads", css="wb-file")
@@ -159,7 +159,7 @@ class ConfigPanel(Panel):
             accept=".json",
             multiple=False,
             description="Upload",
-            tooltip="Take a file of your computer",
+            tooltip="Take a file from your computer",
             css="wb-auto wb-upload",
         )
         self.on_change(self.json, self._take_json)
@@ -307,7 +307,7 @@ def owner_note(plan: Plan, path: str) -> str:
     optimizer, owners = plan.config.optimizer, [one for one, own in HYPER_PARAMETERS.items() if name in own]
     if section != "optimizer" or len(owners) != 1 or plan.why_not("optimizer.name") or (optimizer and optimizer.name):
         return ""
-    return f"only {owners[0]} has it: choose it as optimizer, unless the task has it by itself"
+    return f"only {owners[0]} has it: choose it as the optimizer, unless the task already uses it"
 
 
 @functools.cache

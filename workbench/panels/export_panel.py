@@ -181,7 +181,7 @@ class ExportPanel(WorkPanel):
         self.choice = kit.choice_buttons([_SHARED])
         self.folder = kit.text_box(folder, "Folder of the file")
         self.name = kit.text_box("boost_config.json", "Name of the file")
-        self.replace = kit.check_box("Replace a file that is there")
+        self.replace = kit.check_box("Replace an existing file")
         self.save_button = self.button("Save", "Write this configuration", self.save, style="success")
         export_help = "Write both files, those for other frameworks, tables and report from the study's storage"
         self.export_button = self.button("Export the whole study here", export_help, self.export_study)

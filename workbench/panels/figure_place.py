@@ -43,10 +43,10 @@ class FigurePlace:
         self.clear()
         panel.cleaned_up_by(self.close)
 
-    def update(self, figure: go.Figure | Drawing, *, anew: bool = False) -> None:
+    def update(self, figure: go.Figure | Drawing, *, reset_axes: bool = False) -> None:
         """Show a newly computed figure at once, in the height of the place if it has one; a closed place ignores it.
 
-        ``anew`` says that it answers another question than the one before, see ``LiveFigure.update``.
+        ``reset_axes`` says that it answers another question than the one before, see ``LiveFigure.update``.
         """
         if self._height is not None:
             (figure.set if isinstance(figure, Drawing) else figure.update_layout)(height=self._height)
@@ -56,7 +56,7 @@ class FigurePlace:
             if self.figure is None:
                 self.figure = LiveFigure(figure, theme=self._theme, interval=0.0, on_pick=self.on_pick)
             else:
-                self.figure.update(figure, anew=anew)
+                self.figure.update(figure, reset_axes=reset_axes)
             self._show(self.figure.widget)
 
     def clear(self) -> None:

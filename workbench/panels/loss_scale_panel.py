@@ -242,7 +242,7 @@ class LossScalePanel(WorkPanel):
         used = f"The configuration has it now: {replay_text.policy_name(policy)}."
         plan, problem = self.shared.plan_or_problem()
         reason = problem if plan is None else plan.idle_reason("loss_scale.init")
-        self._use_note.say(f"{used} It has no say yet: {reason}." if reason else used)
+        self._use_note.say(f"{used} It is not in effect yet: {reason}." if reason else used)
         self.log(used)
 
     def _ask(self) -> None:

@@ -339,13 +339,13 @@ class WorkPanel(Panel):
         self.worker.start(work)
 
     def stop(self) -> None:
-        """End the work after the present step."""
+        """End the work after the current step."""
         if self.machine.try_to(PanelState.STOPPING):
             self.tell("stopping ...")
             self.worker.stop()
 
     def pause_or_resume(self) -> None:
-        """Hold the work after the present step, or let it go on."""
+        """Hold the work after the current step, or let it go on."""
         if self.state is PanelState.RUNNING and self.machine.try_to(PanelState.PAUSED):
             self.worker.pause()
         elif self.state is PanelState.PAUSED and self.machine.try_to(PanelState.RUNNING):

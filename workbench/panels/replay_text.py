@@ -30,7 +30,7 @@ def facts_html(run: Run) -> str:
     if not len(run.steps):
         lines.append(EMPTY)
     elif not run.finished:
-        lines.append("Not finished: it still runs, or was killed; what had reached the disk is shown.")
+        lines.append("Not finished: still running, or killed; what had reached the disk is shown.")
     if len(run.steps) and not is_watched(run):
         lines.append("It ran without a loss scale or a watch for overflow: a replay rests on gradient sizes alone.")
     if has_group_scales(run):
@@ -56,7 +56,7 @@ def why_not(run: Run, error: ValueError) -> str:
 def error_sentence(run: Run, replayed: ReplayedRun) -> str:
     """Say how far the thresholds may lie off, and what they were calibrated on."""
     thresholds = replayed.thresholds
-    off = f"all thresholds may lie off by a factor of {2.0**thresholds.error_log2:.3g} either way"
+    off = f"all thresholds may be off by a factor of {2.0**thresholds.error_log2:.3g} either way"
     if not thresholds.calibrated:
         return f"Nothing overflowed in this run, so nothing could be calibrated; {off}."
     overflows = counted(len(run.overflow_steps), "overflow")

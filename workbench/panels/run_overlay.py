@@ -49,7 +49,7 @@ class RunOverlay:
         self._lock = threading.RLock()  # runs end on one thread, folders are read on another
         self.boxes: dict[str, Any] = {}
         self.smoothing = Smoothing(panel, redraw)
-        self._list = column(faint("No other run of this task yet: what is trained or recorded is offered here."))
+        self._list = column(faint("No other run of this task yet; recorded runs and later ones appear here."))
         self.widget = kit.folded("Smoothing and other runs", self.smoothing.widget, self._list)
 
     def curves(self) -> list[RunCurve]:

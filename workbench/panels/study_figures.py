@@ -29,11 +29,11 @@ _QUESTIONS: Final = {
     "Overview": "How much faster can this task be trained, and what does that cost?",
     "Curves": "How did the metric of each trial grow?",
     "Parameters": "Which values do the good trials have in common?",
-    "Slices": "Which values of a parameter pay?",
+    "Slices": "Which values of a parameter pay off?",
     "Importance": "Which parameters decided how a trial went?",
 }
 _NO_TRIAL: Final = (
-    "No trial has ended yet. Start begins the search; a study that exists is opened by its folder (Study)."
+    "No trial has ended yet. Press Start to search; to open a study that exists, name its folder under Study."
 )
 _PICKABLE: Final = frozenset({"history", "speed", "parameters", "slice", "contour", "trial"})
 

@@ -48,7 +48,7 @@ _EXTENDED: Final = {
 """Values that may grow without making it another question: they are options of the command, too."""
 _ALWAYS_WRITTEN: Final = ("study.task", "study.n_trials", _STEPS, _OBJECTIVE, "sampler.name")
 _SET_UPS: Final = "time_to_quality"
-_LEFT_TO_THE_LOOK: Final = "the look at the task decides this when the search begins"
+_LEFT_TO_THE_LOOK: Final = "decided by a look at the task when the search begins"
 _BASELINE_SECTIONS: Final = ("common.", "loss_scale.", "amp.", "optimizer.")
 _FIRST_SPACE: Final[Mapping[str, Any]] = {
     "level": ["O1", "O2"],

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Objective = Literal["time_to_quality", "time_to_target", "speed", "pareto"]
 
 _OVERLAID: Final = 4
-_ASKS_ELSE: Final = "the study asks something else now; start over, or set it back"
+_ASKS_ELSE: Final = "the study now asks another question; start over, or change it back"
 
 
 class StudyPanel(WorkPanel):
@@ -74,7 +74,7 @@ class StudyPanel(WorkPanel):
         theme: Theme = "auto",
     ) -> None:
         super().__init__(
-            "Tune", shared, theme=theme, stop_help="End after the present step; everything finished is kept"
+            "Tune", shared, theme=theme, stop_help="End after the current step; everything finished is kept"
         )
         self.study: StudyResult | None = None
         self.picked: list[int] = []

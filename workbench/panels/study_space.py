@@ -19,7 +19,7 @@ from workbench.panels.style import label_html
 _LEVEL: Final = ParameterInfo(
     path="level",
     title="Boost level",
-    description="Level of a trial; O1 and O2 may each cost another drop of the metric.",
+    description="Boost level of a trial; O1 and O2 each have an allowed drop of their own.",
     kind="choice",
     default="O1",
     choices=tuple(LEVELS),
@@ -40,7 +40,7 @@ class SpaceRow:
         self._inputs: tuple[widgets.Widget, ...] = ()
         self.boxes: dict[Any, widgets.Checkbox] = {}
         label = text_of(label_html(info.path, f"{info.title}: {info.description}", info.unit), grow=True)
-        self._remove = kit.Button(description="Remove", tooltip=f"Search no {info.path}", css="wb-auto")
+        self._remove = kit.Button(description="Remove", tooltip=f"Do not search {info.path}", css="wb-auto")
         self._remove.on_click(lambda _: remove(self))
         self.widget = column(kit.Row((label, self._remove), css="wb-line"), self._entries())
         self._show(value)
@@ -75,7 +75,7 @@ class SpaceRow:
         if self._is_number:
             self.low = text_box("", "Smallest; or values: 2, 4, 8", css="wb-short")
             self.high = text_box("", "Largest value; empty for a list", css="wb-short")
-            self.log = kit.check_box("log", "Walk in factors")
+            self.log = kit.check_box("log", "Search on a logarithmic scale")
             self._inputs = self.low, self.high, self.log
             return row(self.low, "to", self.high, self.log)
         self.values = text_box("", "Values to try, as a JSON list")
@@ -142,7 +142,7 @@ class SearchSpace:
             placeholder="or type one: optimizer.lr[Muon]",
             continuous_update=False,
             css="wb-path",
-            tooltip="What else to search: begin to type a name",
+            tooltip="Another parameter to search: start typing its name",
         )
         self.add_button = panel.button("Add", "Search this, too", lambda: self.add(self.path.value.strip()))
         self._answer = text_of("")

@@ -96,7 +96,7 @@ class TrainPanel(WorkPanel):
         measure: bool = True,
         theme: Theme = "auto",
     ) -> None:
-        super().__init__("Train", shared, theme=theme, stop_help="End the run after the present step", hz=_UPDATES)
+        super().__init__("Train", shared, theme=theme, stop_help="End the run after the current step", hz=_UPDATES)
         self.result: RunResult | None = None
         self.speed: SpeedRatio | None = None
         self.trace = LiveTrace()
@@ -125,7 +125,7 @@ class TrainPanel(WorkPanel):
         self.preset = PresetChoice(self, self.shared)
         self._in_effect = text_of("")
         self.start_button = self.button("Start", "Train with this configuration", self.start, style="success")
-        self.pause_button = self.button("Pause", "Hold the run after the present step", self.pause_or_resume)
+        self.pause_button = self.button("Pause", "Hold the run after the current step", self.pause_or_resume)
         self.measure = kit.check_box("Compare step time with O0 afterwards", value=measure)
         self.measure_button = self.button(
             "Compare now", "Measure the time of a step against O0, without a run", self.measure_speed
@@ -149,11 +149,11 @@ class TrainPanel(WorkPanel):
         # One place that shows one figure at a time: what is not looked at costs training nothing, and a widget that was
         # hidden, or not yet on the page, when it was drawn would not know its width.
         self.live = FigurePlace(
-            self, "How does the run learn?", "Start trains; loss and metric grow here.", height=None
+            self, "How does the run learn?", "Press Start to train; loss and metric are drawn here.", height=None
         )
         self._speed_text = text_of("")
         self.lasting = (self.progress_text, self._speed_text)
-        self.on_change(self.choice, lambda _: self._redraw(anew=True))
+        self.on_change(self.choice, lambda _: self._redraw(reset_axes=True))
         self.plots.children = (self.choice, self.live.widget, self.overlay.widget, self._speed_text)
 
     def start(self) -> None:
@@ -316,12 +316,12 @@ class TrainPanel(WorkPanel):
             self.choice.options = offered
             self.choice.value = chosen if chosen in offered else offered[0]
         if self.choice.value != chosen:
-            self._redraw(anew=True)
+            self._redraw(reset_axes=True)
 
-    def _redraw(self, limit: int = MAXIMUM_POINTS, *, anew: bool = False) -> None:
+    def _redraw(self, limit: int = MAXIMUM_POINTS, *, reset_axes: bool = False) -> None:
         with self._drawing_lock:
             if not self.trace.is_empty:
-                self.live.update(self._drawing(limit), anew=anew)
+                self.live.update(self._drawing(limit), reset_axes=reset_axes)
 
     def _drawing(self, limit: int) -> Drawing:
         steps, events, theme = self.trace.steps, self.trace.events, self.theme

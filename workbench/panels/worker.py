@@ -135,13 +135,14 @@ class Worker:
         self._period = 1.0 / hz
         self._name, self._on_warning = name, on_warning
         self._lock = threading.Lock()
-        self._run: RunControl | None = None
+        self._run = RunControl()  # the last one; the first has nothing to do
+        self._run.reported = True
         self.closed = False
 
     @property
     def alive(self) -> bool:
         """Whether work is under way; false from the moment its outcome is handed on."""
-        return self._run is not None and not self._run.reported
+        return not self._run.reported
 
     def start(self, function: Callable[[RunControl], Any]) -> None:
         """Begin work; a RuntimeError where some is under way already, or the worker was closed."""
@@ -167,23 +168,20 @@ class Worker:
 
     def stop(self) -> None:
         """Ask the work to end at its next step; nothing happens when there is none."""
-        if self._run is not None:
-            self._run.request_stop()
+        self._run.request_stop()
 
     def pause(self) -> None:
         """Ask the work to wait at its next step."""
-        if self._run is not None and not self._run.stop_requested():
+        if not self._run.stop_requested():
             self._run.pause.shut()
 
     def resume(self) -> None:
         """Let paused work go on."""
-        if self._run is not None:
-            self._run.pause.open()
+        self._run.pause.open()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the work and its outcome, for so many seconds at most; return whether both threads have ended."""
-        threads = self._run.threads if self._run is not None else ()
-        others = [thread for thread in threads if thread is not threading.current_thread()]
+        others = [thread for thread in self._run.threads if thread is not threading.current_thread()]
         until = None if timeout is None else time.monotonic() + timeout
         for thread in others:
             thread.join(None if until is None else max(0.0, until - time.monotonic()))

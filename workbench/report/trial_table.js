@@ -29,13 +29,24 @@ function compact(value) {
 function text(value, column = {}) {
   if (value === null || value === undefined || value === "") return "–";
   if (typeof value === "boolean") return value ? "on" : "off";
-  if (typeof value !== "number") return typeof value === "string" ? value : JSON.stringify(value);
+  if (typeof value === "string") return value.replace(/(\d) %/g, "$1\u00a0%");
+  if (typeof value !== "number") return JSON.stringify(value);
   const shown = value * (column.factor ?? 1);
   const digits = column.unit === "×" || column.unit === "%" || column.unit === "points";
   const word = digits ? shown.toFixed(2) : compact(shown);
   const gain = column.key === "drop" && shown < 0; // a drop below zero is none
   const measured = column.unit ? `${gain ? word.slice(1) : word}\u00a0${column.unit}` : word;
   return gain ? `${measured.replace(/^-/, "")} gained` : measured;
+}
+
+/** Return round numbers between two, about `most` of them. */
+function ticks(low, high, most = 6) {
+  if (!(high > low)) return [low];
+  const least = (high - low) / most;
+  const power = 10 ** Math.floor(Math.log10(least));
+  const step = [1, 2, 5, 10].map((digit) => digit * power).find((one) => one >= least);
+  const [first, last] = [Math.ceil(low / step - 1e-9), Math.floor(high / step + 1e-9)];
+  return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
 /** Order two cells; what is not known comes last, whichever way the column is sorted. */
@@ -413,10 +424,10 @@ export class TrialTable {
     const said = (line) => line.number === 0 ? "O0" : `trial ${line.number}`;
     const words = `${this.data.metric} against micro-batches: ${lines.map(said).join(", ")}`;
     const picture = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words },
-      ...[low, (low + high) / 2, high].flatMap((value) => [
+      ...ticks(low, high).flatMap((value) => [
         draw("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), class: "wbt-grid" }),
         draw("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, compact(value))]),
-      ...[0, last / 2, last].map((step, i) => draw("text", { x: x(step), y: height - 10, "text-anchor": ["start", "middle", "end"][i] }, compact(step))),
+      ...ticks(0, last).map((step) => draw("text", { x: x(step), y: height - 10, "text-anchor": step === last ? "end" : "middle" }, compact(step))),
       ...lines.flatMap((line) => [
         draw("polyline", { points: line.points.map(([step, metric]) => `${x(step)},${y(metric)}`).join(" "), class: line.style }),
         ...line.points.map(([step, metric]) => draw("circle", { cx: x(step), cy: y(metric), r: line.number === row.number ? 3.5 : 2.5, class: line.style },

@@ -6,6 +6,7 @@ Random generators are put back, and the task's own objects are not changed.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from workbench.core.wrapped_model import unwrapped
 from workbench.methods.batch.method import concatenated
 from workbench.methods.facts import facts_of_copies
 from workbench.optim.muon.optimizer import parameter_groups
-from workbench.tasks import Task
+from workbench.tasks import Task, TaskError
 from workbench.tasks.reading import gains_from_memory
 from workbench.training.loop import training_loop
 from workbench.training.setup import FirstBatchOfTask, prepare
@@ -118,6 +119,13 @@ def epoch_batches(task: Task, seed: int = 0) -> int | None:
         source = source(seed) if callable(source) and not hasattr(source, "__len__") else source
         return len(source)
     return None
+
+
+def batches_of_epochs(task: Task, epochs: float, epoch_batches: int | None) -> int:
+    """Return how many batches so many passes over the data are; a TaskError where an epoch's are not known."""
+    if epoch_batches is None:
+        raise TaskError(f"the loader of {task.name} does not know its length; say --steps N instead of epochs")
+    return max(math.ceil(epochs * epoch_batches), 1)
 
 
 def network_facts(task: Task, *, with_weights: bool = True) -> NetworkFacts:

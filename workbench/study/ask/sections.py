@@ -31,7 +31,7 @@ class StudySection(Part):
     )
     seed: int = described(0, "Seed", "Seed of the search; the confirmation uses others.", ge=0)
     budget_steps: int = described(
-        ..., "Steps per trial", "How long one run is, and the task is trained today.", unit="micro-batches", ge=1
+        ..., "Steps per trial", "Length of one run: as long as the task is trained today.", unit="micro-batches", ge=1
     )
     evaluate_every: int | None = described(
         None, "Evaluate every", "Unset evaluates after each tenth of the run.", unit="micro-batches", ge=1
@@ -39,7 +39,7 @@ class StudySection(Part):
     n_trials: int = described(..., "Trials", "Different plans in all, O0 included; only finished ones count.", ge=1)
     timeout_seconds: float | None = described(
         None,
-        "How long may I search?",
+        "How long may the search take?",
         "Search and confirmation of one command together; unset sets no limit.",
         unit="seconds",
         gt=0,
@@ -53,7 +53,7 @@ class StudySection(Part):
             "time_to_quality": "the fastest whole set-up",
             "time_to_target": "boost methods: time to O0's metric",
             "speed": "boost methods: time of a step",
-            "pareto": "boost methods: metric against step time",
+            "pareto": "boost methods: metric and step time",
         },
     )
     device: str = described("auto", "Device", "Where to train: auto, cpu, cuda or npu.")
@@ -88,7 +88,7 @@ class AllowedDrop(Part):
     The search aims at one of them, its *target*; the other is a further question asked of the same trials.
     """
 
-    o1: _Drop | None = described(None, "How much may it drop?", _DROP.format("safe", ACCURACY_DROPS["o1"]))
+    o1: _Drop | None = described(None, "How much may the metric drop?", _DROP.format("safe", ACCURACY_DROPS["o1"]))
     o2: _Drop | None = described(None, "Allowed drop, o2", _DROP.format("bold", ACCURACY_DROPS["o2"]))
 
     @property

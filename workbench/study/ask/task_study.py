@@ -105,6 +105,9 @@ def _named_from(folder: Path, task: Task) -> str:
 
 def _steps(task: Task, steps: int | None, epochs: float | None, epoch_batches: int | None) -> int:
     """Return how many batches the task is trained for today."""
+    from workbench.tasks import TaskError
+    from workbench.training.task_look import batches_of_epochs
+
     if steps is None and epochs is None:
         steps, epochs = task.steps, task.epochs
     if steps is not None:
@@ -114,9 +117,10 @@ def _steps(task: Task, steps: int | None, epochs: float | None, epoch_batches: i
             f"how long is {task.name} trained today? Say --steps N (batches of its loader) or --epochs N, or give the "
             "Task steps= or epochs="
         )
-    if epoch_batches is None:
-        raise StudyError(f"the loader of {task.name} has no length; give --steps N instead of epochs")
-    return max(math.ceil(epochs * epoch_batches), 1)
+    try:
+        return batches_of_epochs(task, epochs, epoch_batches)
+    except TaskError as error:
+        raise StudyError(str(error)) from None
 
 
 def _check_drop(drop: float | str | None) -> None:
