@@ -175,8 +175,9 @@ assert not distributed.is_initialized()
     assert errs == ["", ""]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("served", [False, True])
+@pytest.mark.parametrize(
+    "served", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_ranks_meet_again_after_they_have_left(served: bool) -> None:
     script = """
 for _ in range(3):

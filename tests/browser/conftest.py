@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests.browser.notebook_page import run_cells, write_notebook
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
@@ -134,3 +136,21 @@ def view(reader: BrowserContext) -> Iterator[View]:
     """Return a page at 1300 pixels; the test fails when its console had an error."""
     with watched_page(reader) as seen:
         yield seen
+
+
+@pytest.fixture(scope="session")
+def open_page(lab: Lab, reader: BrowserContext) -> Iterator[View]:
+    """Return a page with a notebook whose kernel has imported what ``notebook`` promises."""
+    with watched_page(reader) as seen:
+        write_notebook(lab, "shared", "from workbench import Workbench\nfrom workbench.panels import ExportPanel")
+        run_cells(seen.page, lab, "shared")
+        yield seen
+
+
+@pytest.fixture
+def notebook(open_page: View) -> Iterator[View]:
+    """Return an open notebook that knows Workbench and ExportPanel, for tests that each add a cell of their own."""
+    open_page.page.bring_to_front()
+    yield open_page
+    complaints, open_page.complaints = open_page.complaints, []
+    assert complaints == []

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Lab, View
-from tests.browser.notebook_page import run_all, write_notebook
+from tests.browser.notebook_page import add_and_run_cell
 from tests.reports.synthetic_study import HOSTILE, full_sources, full_study
 from workbench.config import BoostConfig
 from workbench.core.records import ExportedScript
@@ -67,22 +67,20 @@ def test_the_report_copies_each_file(view: View, tmp_path: Path, clipboard: bool
     )
 
 
-def test_the_export_tab_copies_the_format_that_is_chosen(lab: Lab, view: View) -> None:
+def test_the_export_tab_copies_the_format_that_is_chosen(lab: Lab, notebook: View) -> None:
     result = lab.folder / "notebooks/studies/copied/result"
     result.mkdir(parents=True)
     config = BoostConfig().with_values({"optimizer.name": "AdamW"})
     config.save(result / "boost_config.o1.json")
     (result / "train_torch_o1.py").write_text(SCRIPT, encoding="utf-8")
-    cell = 'from workbench.panels import ExportPanel\n\npanel = ExportPanel("studies/copied")\npanel'
-    write_notebook(lab, "copied", cell)
-    view.page.context.grant_permissions(["clipboard-write", "clipboard-read"])
-    panel = run_all(view.page, lab, "copied")
+    notebook.page.context.grant_permissions(["clipboard-write", "clipboard-read"])
+    panel = add_and_run_cell(notebook.page, 'ExportPanel("studies/copied")').locator(".wb-panel").first
     copy = panel.get_by_role("button", name="Copy", exact=True)
     shown = panel.locator(".wb-json textarea")
     expect(shown).to_have_value((result / "boost_config.o1.json").read_text(encoding="utf-8").rstrip("\n"))
     copy.click()
-    assert BoostConfig.from_dict(json.loads(pasted(view.page))) == config
+    assert BoostConfig.from_dict(json.loads(pasted(notebook.page))) == config
     panel.get_by_role("button", name="torch").click()
     expect(shown).to_have_value(SCRIPT)
     panel.get_by_title("Copy the JSON").click()
-    assert pasted(view.page) == SCRIPT
+    assert pasted(notebook.page) == SCRIPT

@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import Lab, View
 from tests.browser.notebook_page import (
+    add_and_run_cell,
     control,
     document_of,
     enter,
@@ -31,9 +32,10 @@ app = Workbench(task, out="overflowing")
 app"""
 
 
-def test_what_is_chosen_is_in_the_json_and_what_cannot_be_says_why(lab: Lab, view: View) -> None:
-    write_notebook(lab, "configure", "from workbench import Workbench\n\nWorkbench('digits-lenet')")
-    configure = opened(run_all(view.page, lab, "configure"), "Configure")
+def test_what_is_chosen_is_in_the_json_and_what_cannot_be_says_why(lab: Lab, notebook: View) -> None:
+    configure = opened(
+        add_and_run_cell(notebook.page, "Workbench('digits-lenet')").locator(".wb-panel").first, "Configure"
+    )
     open_section(configure, "Gradient freezing")
     share = control(configure, "Share of full steps")
     assert document_of(configure)["grad_freeze"]["freeze_p"] == 0.7

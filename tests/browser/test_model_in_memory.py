@@ -24,7 +24,7 @@ TUNE = """\
 import workbench
 
 answer = workbench.tune(model, train_loader, eval_loader, loss=nn.CrossEntropyLoss(), optimizer=optimizer,
-                        epochs=6, minutes=0.5, allowed_drop=0.02, name="in_memory")"""
+                        epochs=6, minutes=0.2, allowed_drop=0.02, name="in_memory")"""
 
 
 def test_three_cells_from_a_model_in_memory_to_the_answer(lab: Lab, view: View) -> None:

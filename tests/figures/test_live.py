@@ -354,6 +354,7 @@ def test_a_saved_notebook_has_a_static_figure_and_words() -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.optional
 def test_a_saved_notebook_carries_a_picture_when_plotly_is_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("kaleido", reason="kaleido is not installed; pip install boost-workbench[pictures]")
     if shutil.which("chromium") is None:

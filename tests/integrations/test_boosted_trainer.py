@@ -201,7 +201,7 @@ RESUMED: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", [pytest.param("nothing", marks=pytest.mark.long), "everything"])
 def test_an_interrupted_training_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
     given = {"save_strategy": "steps", "save_steps": 12, "dropout": 0.1, "max_steps": 30}
     whole = boosted(tmp_path, RESUMED[name], **given)

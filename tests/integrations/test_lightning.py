@@ -137,7 +137,7 @@ class _Interrupt(Callback):
 
 
 @pytest.mark.parametrize(
-    "after", [pytest.param(4, marks=pytest.mark.slow), 7, pytest.param(13, marks=pytest.mark.long)]
+    "after", [pytest.param(4, marks=pytest.mark.long), 7, pytest.param(13, marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize("name", SET_UPS)
 def test_an_interrupted_training_goes_on_with_the_same_bits(name: str, after: int, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.mirrors.fake_mirror import STEPS, SUMMARY, record_run
 from workbench.runs.mirrors import MirrorError, MlflowMirror, mirror_runs
 
 pytestmark = [
+    pytest.mark.optional,
     pytest.mark.slow,  # MLflow takes seconds to load and to make its tables
     pytest.mark.filterwarnings("ignore"),  # what its own modules warn of meanwhile
 ]

@@ -18,6 +18,7 @@ from workbench.runs.mirrors import (
 )
 from workbench.runs.mirrors.selection import SCALARS
 
+pytestmark = pytest.mark.optional
 pytest.importorskip("tensorboard", reason='tensorboard is not installed; pip install "boost-workbench[mirrors]"')
 
 

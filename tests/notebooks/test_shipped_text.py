@@ -84,6 +84,7 @@ def test_it_imports_public_names_only(path: Path) -> None:
         assert not any(part.startswith("_") for part in (*module.split("."), name))
 
 
+@pytest.mark.optional
 @each_notebook
 def test_its_text_survives_a_review_as_py_percent(path: Path) -> None:
     jupytext = pytest.importorskip("jupytext", reason="jupytext is for development: pip install -e '.[dev]'")

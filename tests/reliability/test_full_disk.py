@@ -35,6 +35,11 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FullDisk]:
     yield from disk_of(request.param, tmp_path / "disk")
 
 
+@pytest.fixture(params=["any", pytest.param("limit", marks=pytest.mark.long)])
+def one_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FullDisk]:
+    yield from disk_of(request.param, tmp_path / "disk")
+
+
 def failure_of(act: Callable[[], Any]) -> BaseException | None:
     try:
         act()
@@ -92,13 +97,13 @@ def test_a_run_keeps_what_fitted_and_can_be_continued(free: int, disk: FullDisk)
 
 
 @pytest.mark.slow
-def test_a_study_that_met_a_full_disk_goes_on(disk: FullDisk) -> None:
-    directory = write_study(disk.path / "s", SMALL)
+def test_a_study_that_met_a_full_disk_goes_on(one_disk: FullDisk) -> None:
+    directory = write_study(one_disk.path / "s", SMALL)
     n_failed = 0
     for moment in MOMENTS:
-        disk.leave(moment)
+        one_disk.leave(moment)
         error = failure_of(lambda: tune(directory, make_experimenter=make_fake))
-        disk.empty()
+        one_disk.empty()
         assert_nothing_half(directory / "result")
         if error is not None:
             n_failed += 1
@@ -112,45 +117,45 @@ def test_a_study_that_met_a_full_disk_goes_on(disk: FullDisk) -> None:
 
 
 @pytest.mark.slow
-def test_an_export_leaves_the_former_files_or_new_ones(disk: FullDisk, tmp_path: Path) -> None:
+def test_an_export_leaves_the_former_files_or_new_ones(one_disk: FullDisk, tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SMALL)
     tune(directory, make_experimenter=make_fake)
     for free in (0, 5000):
-        disk.leave(free)
-        out = disk.path / f"out-{free}"
+        one_disk.leave(free)
+        out = one_disk.path / f"out-{free}"
         error = failure_of(lambda out=out: export_study(directory, out))
-        disk.empty()
+        one_disk.empty()
         if error is not None:
             assert_told(error)
         for path in out.glob("*.json") if out.exists() else ():
             json.loads(path.read_bytes())
         assert not list(out.glob(".*")) if out.exists() else True
-    assert export_study(directory, disk.path / "out-0").exported
+    assert export_study(directory, one_disk.path / "out-0").exported
     assert read_result(directory).trials
 
 
 @pytest.mark.slow
 def test_commands_on_a_full_disk_end_with_one_sentence(
-    disk: FullDisk, workbench: Command, study: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+    one_disk: FullDisk, workbench: Command, study: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = ("train", "--task", "wine.py", "--steps", 3000, "--device", "cpu", "--out", disk.path / "runs")
-    disk.leave(60_000)
+    train = ("train", "--task", "wine.py", "--steps", 3000, "--device", "cpu", "--out", one_disk.path / "runs")
+    one_disk.leave(60_000)
     outcome = workbench(*train)
-    disk.empty()
+    one_disk.empty()
     assert outcome.code == 1
     assert "space" in outcome.sentence or "too large" in outcome.sentence
-    assert_nothing_half(disk.path)
-    assert len(list_runs(disk.path / "runs")) == 1
+    assert_nothing_half(one_disk.path)
+    assert len(list_runs(one_disk.path / "runs")) == 1
     assert workbench(*train[:4], 20, *train[5:]).code == 0
-    home = disk.path / "study"
+    home = one_disk.path / "study"
     home.mkdir()
     (home / "study.toml").write_text(
         (study / "study.toml").read_text().replace('"../wine.py"', f'"{here / "wine.py"}"')
     )
     for free in (0, 180_000, 260_000):
-        disk.leave(free)
+        one_disk.leave(free)
         outcome = workbench("tune", home)
-        disk.empty()
+        one_disk.empty()
         assert outcome.code in (0, 1)
         assert outcome.code == 0 or outcome.sentence
         assert_nothing_half(home / "result")

@@ -147,6 +147,7 @@ def test_notes_that_are_there_are_not_read_again(folder: Path, tmp_path: Path, m
     assert read, "the study's own note is looked at"
 
 
+@pytest.mark.optional
 def test_the_dashboard_s_own_interface_returns_notes_and_constraints(folder: Path) -> None:
     dashboard = pytest.importorskip(
         "optuna_dashboard", reason='optuna-dashboard is not installed; pip install "boost-workbench[dashboard]"'
@@ -164,6 +165,7 @@ def test_the_dashboard_s_own_interface_returns_notes_and_constraints(folder: Pat
     assert {one["name"] for one in found["trials"][1]["params"]} >= {"level", "grad_freeze.freeze_p"}
 
 
+@pytest.mark.optional
 def test_what_a_person_writes_stands_below_our_note_is_read_by_the_dashboard_and_found_again(tmp_path: Path) -> None:
     folder = write_study(tmp_path, TEXT)
     tune(folder, make_experimenter=lambda file, directory: FakeRunner(directory))
