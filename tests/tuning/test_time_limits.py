@@ -190,7 +190,7 @@ def test_a_run_that_could_not_end_in_time_is_not_begun(tmp_path: Path, clock: Cl
     assert states(directory) == [TrialState.COMPLETE, TrialState.WAITING]
     assert states(directory).count(TrialState.WAITING) == 1
     run(directory, clock, None)
-    for _ in range(3):  # runs of the confirmation, whose seconds are known
+    for _ in range(2):  # runs of the confirmation, whose seconds are known
         before = calls(directory)
         options = {"confirm_seeds": 20, "timeout": 250.0}
         tune(directory, make_experimenter=lambda file, folder: Clocked(folder, clock), **options)

@@ -527,7 +527,7 @@ def test_the_choice_is_the_same_wherever_it_is_read(finished: Path) -> None:
 
 
 def test_pareto_has_two_values_and_prunes_nothing(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", UNCONFIRMED.replace("time_to_target", "pareto"))
+    directory = write_study(tmp_path / "s", SEARCH.replace("time_to_target", "pareto"))
     result = tune(directory, make_experimenter=make_fake)
     assert {trial.state for trial in result.trials} == {"complete"}
     assert all(len(trial.values) == 2 for trial in stored_trials(directory))
