@@ -1,4 +1,4 @@
-"""Databases and files of tests, which wait for no disk; and databases as earlier versions wrote them."""
+"""Databases and files of tests, which wait for no disk and are opened fast; and databases of earlier versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, event
+
+_read_scripts = ScriptDirectory.from_config
+_scripts: dict[str | None, ScriptDirectory] = {}
+
+
+def _scripts_of(config: Config) -> ScriptDirectory:
+    """Return the scripts that change old databases, which Optuna reads whenever one is opened; read once here."""
+    place = config.get_main_option("script_location")
+    if place not in _scripts:
+        _scripts[place] = _read_scripts(config)
+    return _scripts[place]
 
 
 @contextmanager
@@ -24,6 +37,7 @@ def without_waiting_for_the_disk() -> Iterator[None]:
     event.listen(Engine, "connect", hurry)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(ScriptDirectory, "from_config", _scripts_of)
         yield
     event.remove(Engine, "connect", hurry)
 

@@ -179,7 +179,7 @@ def test_taking_apart_may_come_to_the_baseline_itself(tmp_path: Path) -> None:
 
 
 def test_without_time_to_train_the_parts_that_change_a_step_s_time_are_still_measured(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", space=f'{LINEAR}\n"regularization.label_smoothing" = [0.0, 0.1]')
+    folder = write(tmp_path / "study", space=f'{LINEAR}\n"regularization.label_smoothing" = [0.0, 0.1]', plain_runs=0)
     runner = SurfaceRunner(folder, noise=0.002)
     run(folder, runner, trials=1)
     with searching(folder, runner) as (file, study, search):

@@ -126,7 +126,8 @@ def test_schedules_that_round_to_the_same_one_are_one_plan_with_keys_of_their_ow
 def test_a_search_trains_one_of_the_plans_that_train_alike(tmp_path: Path) -> None:
     text = STUDY.replace('["O0", "O1", "O2"]', '["O1"]').replace("[0, 1]", "[0]").replace("[false, true]", "[true]")
     text = text.replace("low = 0.3, high = 0.9", "low = 0.36, high = 0.6").replace("n_trials = 10", "n_trials = 6")
-    directory = write_study(tmp_path / "s", text.replace("[confirm]", '"grad_freeze.param_groups" = [2]\n[confirm]'))
+    more = '"grad_freeze.param_groups" = [2]\n[confirm]\nenabled = false'
+    directory = write_study(tmp_path / "s", text.replace("[confirm]", more))
     result = tune(directory, make_experimenter=make_fake)
     plans = {BoostConfig.from_dict(one.config).resolve(one.level).training_key() for one in result.trials}
     assert len(plans) == len(result.trials) == 3  # O0, no full step (below 0.5), one full step in two

@@ -184,7 +184,7 @@ def test_nothing_but_the_baseline_is_exported_where_no_shorter_run_keeps_the_qua
     def truth(config: BoostConfig) -> float:
         return 0.98 if config.part(ScheduleSection).length == 1.0 else 0.5
 
-    folder = write(tmp_path / "study", space=LINEAR)
+    folder = write(tmp_path / "study", space=LINEAR, plain_runs=0)
     result = run(folder, SurfaceRunner(folder, truth=truth), trials=6)
     assert result.chosen == {"o1": "O0"}
     assert "O0 is exported" in result.choices["o1"].sentence

@@ -24,6 +24,7 @@ from workbench.study.store.status_file import STATUS_NAME, read_status
 from workbench.study.store.storage import default_storage, find_study, open_storage
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 3").replace("candidates = 2", "candidates = 1")
+SEARCH = SHORT.replace("[confirm]", "[confirm]\nenabled = false")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_what_changes_afterwards_counts(study: Path) -> None:
 
 
 def test_a_database_that_is_newer_is_read(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "study", SHORT)
+    directory = write_study(tmp_path / "study", SEARCH)
     tune(directory, make_experimenter=make_fake)
     assert read_status(directory) is not None
     storage = open_storage(default_storage(directory))
@@ -113,7 +114,7 @@ def test_a_database_that_is_newer_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["tune", "worker"])
 def test_who_works_is_known_while_trials_run(tmp_path: Path, way: str) -> None:
-    directory = write_study(tmp_path / "study", SHORT)
+    directory = write_study(tmp_path / "study", SEARCH)
     seen: list[tuple[int | None, dict[str, int]]] = []
 
     class Watched(FakeRunner):
@@ -137,7 +138,7 @@ def test_who_works_is_known_while_trials_run(tmp_path: Path, way: str) -> None:
 
 
 def test_a_study_that_was_stopped_leaves_its_last_state(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "study", SHORT)
+    directory = write_study(tmp_path / "study", SEARCH)
     finished: list[int] = []
     with pytest.raises(StudyStoppedError):
         tune(
@@ -199,7 +200,7 @@ def test_it_is_written_once_a_second_and_in_a_hundredth_of_the_time(monkeypatch:
 def test_a_state_that_cannot_be_written_ends_no_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = write_study(tmp_path / "study", SHORT)
+    directory = write_study(tmp_path / "study", SEARCH)
     (directory / STATUS_NAME).mkdir()
     result = tune(directory, make_experimenter=make_fake)
     assert result.counts.n_finished == 3
@@ -207,6 +208,6 @@ def test_a_state_that_cannot_be_written_ends_no_study(
 
 
 def test_a_database_elsewhere_has_no_kept_state(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "study", SHORT)
+    directory = write_study(tmp_path / "study", SEARCH)
     tune(directory, make_experimenter=make_fake, storage=f"sqlite:///{tmp_path / 'other.db'}")
     assert not (directory / STATUS_NAME).exists()

@@ -43,7 +43,8 @@ from workbench.study.run.job import (
 )
 from workbench.tasks import Task
 
-SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 6", "seeds_max = 3")
+SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 8", "seeds_max = 6")
+SEARCH = SHORT.replace("[confirm]", "[confirm]\nenabled = false")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
 
 
@@ -77,10 +78,10 @@ def states(directory: Path) -> list[TrialState]:
 @pytest.mark.parametrize(
     ("prefix", "text"),
     [
-        ("trial_0000", SHORT),
-        ("trial_0002", SHORT),
-        ("loss_scale_recording", SHORT + REPLAY),
-        ("loss_scale_rerun", SHORT + REPLAY),
+        ("trial_0000", SEARCH),
+        ("trial_0002", SEARCH),
+        ("loss_scale_recording", SEARCH + REPLAY),
+        ("loss_scale_rerun", SEARCH + REPLAY),
         ("warm_up", DIM_REDUCE),
         ("", SHORT),
     ],

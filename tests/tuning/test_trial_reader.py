@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -56,24 +59,32 @@ CHANGES = {
 }
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stored")
+    finished(folder)[0].engine.dispose()
+    trials, attributes = read_anew(folder)
+    assert [one.number for one in trials] == [0, 1, 2]
+    assert attributes == {"target": {"o1": 0.005}}
+    return folder
+
+
+def damage(stored: Path, folder: Path, what: str) -> None:
+    shutil.copy(stored / "study.db", folder)
+    with closing(sqlite3.connect(folder / "study.db")) as database, database:
+        assert database.execute(CHANGES[what]).rowcount
+
+
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_is_not_what_was_stored_is_damaged(what: str, tmp_path: Path) -> None:
-    storage, _ = finished(tmp_path)
-    before = read_anew(tmp_path)
-    assert [one.number for one in before[0]] == [0, 1, 2]
-    assert before[1] == {"target": {"o1": 0.005}}
-    with storage.engine.begin() as connection:
-        connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
-        assert connection.exec_driver_sql(CHANGES[what]).rowcount
+def test_what_is_not_what_was_stored_is_damaged(what: str, stored: Path, tmp_path: Path) -> None:
+    damage(stored, tmp_path, what)
     for _ in range(2):  # it stays damaged
         with pytest.raises(StudyFailedError, match=r"database is damaged .*put a copy of it back, or .*--fresh"):
             read_anew(tmp_path)
 
 
-def test_a_damaged_trial_is_told_each_time_it_is_read(tmp_path: Path) -> None:
-    storage, _ = finished(tmp_path)
-    with storage.engine.begin() as connection:
-        connection.exec_driver_sql(CHANGES["value"])
+def test_a_damaged_trial_is_told_each_time_it_is_read(stored: Path, tmp_path: Path) -> None:
+    damage(stored, tmp_path, "value")
     study = optuna.load_study(study_name="s", storage=open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
     for states in (None, (TrialState.COMPLETE,), None):
         with pytest.raises(StudyFailedError, match="trial 1 is not what its checksum says"):
@@ -88,8 +99,8 @@ def test_trials_of_an_earlier_version_are_read_without_checksums(tmp_path: Path)
     assert ([one.value for one in trials], attributes) == ([0.5], {"target": 1})
 
 
-def test_equal_parts_of_trials_are_in_memory_once_and_types_stay(tmp_path: Path) -> None:
-    storage, _ = finished(tmp_path)
+def test_equal_parts_of_trials_are_in_memory_once_and_types_stay(stored: Path) -> None:
+    storage = open_storage(f"sqlite:///{stored / 'study.db'}")
     trials = TrialReader(storage._backend, "s").read()
     first, second = (one.user_attrs["config"] for one in trials[:2])
     assert first["grad_freeze"] is second["grad_freeze"]

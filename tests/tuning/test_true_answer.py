@@ -73,9 +73,15 @@ def page(directory: Path) -> str:
     return html.unescape(re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", text, flags=re.DOTALL))
 
 
-def test_point_7_an_equal_plan_has_one_score_whatever_level_it_was_drawn_at(tmp_path: Path) -> None:
-    tune(write_study(tmp_path / "s"), make_experimenter=make_fake)
-    trials = read_result(tmp_path / "s").trials
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = write_study(tmp_path_factory.mktemp("ended") / "s")
+    tune(directory, make_experimenter=make_fake)
+    return directory
+
+
+def test_point_7_an_equal_plan_has_one_score_whatever_level_it_was_drawn_at(ended: Path) -> None:
+    trials = read_result(ended).trials
     assert len({trial.allowed_drop for trial in trials}) == 1
     assert {trial.level for trial in trials} > {"O0"}
 
@@ -148,16 +154,16 @@ def test_points_10_and_11_what_found_nothing_is_not_in_effect_and_the_report_say
 
 
 def test_point_12_a_key_that_changes_no_trial_may_be_edited(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s")
+    text = STUDY.replace("[confirm]", "[confirm]\nenabled = false")
+    directory = write_study(tmp_path / "s", text)
     tune(directory, trials=3, make_experimenter=make_fake)
-    write_study(directory, STUDY.replace("[study]", "[study]\ntimeout_seconds = 900.0"))
+    write_study(directory, text.replace("[study]", "[study]\ntimeout_seconds = 900.0"))
     assert len(tune(directory, trials=3, make_experimenter=make_fake).trials) == 3
 
 
-def test_point_13_a_trial_is_a_plan_that_was_run(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s")
-    result = tune(directory, make_experimenter=make_fake)
+def test_point_13_a_trial_is_a_plan_that_was_run(ended: Path) -> None:
+    result = read_result(ended)
     plans = [BoostConfig.from_dict(one.config).resolve(one.level).key() for one in result.trials]
     assert len(plans) == len(set(plans)) == 10
-    export(directory)
-    assert len(pd.read_csv(directory / "result" / "trials.csv")) == 10
+    export(ended)
+    assert len(pd.read_csv(ended / "result" / "trials.csv")) == 10
