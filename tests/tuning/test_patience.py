@@ -46,9 +46,10 @@ def test_only_what_may_pass_is_waited_for(error: Exception, passes: bool) -> Non
 def test_a_request_that_optuna_repeats_on_a_lost_connection_is_made_again() -> None:
     engine = create_engine("sqlite://")
     error = optuna.exceptions.StorageInternalError("during the commit")
-    with engine.begin() as connection, pytest.raises(InvalidRequestError) as raised:
+    with engine.begin() as connection:
         connection.rollback()  # as when the connection is lost
-        connection.exec_driver_sql("SELECT 1")
+        with pytest.raises(InvalidRequestError) as raised:
+            connection.exec_driver_sql("SELECT 1")
     error.__cause__ = raised.value
     assert may_pass(error)
     assert not may_pass(InvalidRequestError("no such table"))
