@@ -15,7 +15,7 @@ import bisect
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import optuna
@@ -331,7 +331,6 @@ class Objective:
         self, trial: optuna.Trial, trained: Trained, speed: SpeedMeasured, baseline: Baseline, warm_up_steps: int = 0
     ) -> tuple[float, ...]:
         scored = score(trained, speed, baseline, self._allowed, self._file.study.objective, warm_up_steps)
-        trial.set_user_attr("score", plain({**asdict(scored), "feasible": scored.feasible}))
         if trained.message and "repeats" not in trial.user_attrs:
             trial.set_user_attr("message", trained.message)
         self._constrain(trial, scored.constraint)

@@ -116,6 +116,8 @@ def _share_parts(trial: FrozenTrial) -> None:
     trial.distributions = _drawn_from(tuple((n, distribution_to_json(one)) for n, one in trial.distributions.items()))
     trial.user_attrs = {sys.intern(name): _shared(value) for name, value in trial.user_attrs.items()}
     trial.system_attrs = {sys.intern(name): value for name, value in trial.system_attrs.items()}
+    if json.dumps(trial.user_attrs.get("parameters")) == json.dumps(trial.params):
+        trial.user_attrs["parameters"] = trial.params
 
 
 @functools.lru_cache(_SHARED_PARTS)
