@@ -53,7 +53,7 @@ def importance_figure(importance: Mapping[str, float], *, theme: Theme = "auto")
         cliponaxis=False,
         name="importance",
     )
-    drawing.set_x("Importance (%)", range=[0, max(110 * max(numbers.shares), 1.0)])
+    drawing.set_x("Importance (%)", range=[0, max(130 * max(numbers.shares), 1.0)])
     drawing.set_y("", autorange="reversed", showgrid=False)
     drawing.set(showlegend=False, bargap=0.35)
     return drawing.figure()
