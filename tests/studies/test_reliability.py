@@ -44,6 +44,8 @@ class Database:
     def read(self) -> list[FrozenTrial]:
         return self.trials
 
+    look = read
+
 
 @pytest.mark.parametrize(
     ("change", "harm"),

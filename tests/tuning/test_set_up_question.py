@@ -201,7 +201,7 @@ def test_compiling_is_tried_where_a_run_is_long_enough_to_pay_for_it() -> None:
 
 
 def test_too_little_time_is_refused_with_what_it_takes() -> None:
-    with pytest.raises(StudyError, match=r"0\.1 minutes are too short .* give it --minutes (\d+) at least") as refused:
+    with pytest.raises(StudyError, match=r"0\.1 minutes are too few .* give it at least --minutes (\d+)") as refused:
         asked(steps=100_000, minutes=0.1)
     needed = float(str(refused.value).split("--minutes ")[1].split()[0])
     assert asked(steps=100_000, minutes=needed).steps >= 100_000 / 16
@@ -326,5 +326,5 @@ def test_nobody_says_how_long_a_task_is_trained(tmp_path: Path, monkeypatch: pyt
     def endless(seed: int) -> Iterator[Any]:
         yield from regression().train
 
-    with pytest.raises(StudyError, match="has no length"):
+    with pytest.raises(StudyError, match="does not know its length"):
         begin_study(regression(train=endless, epochs=3), device="cpu")
