@@ -7,15 +7,15 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import View
-from tests.browser.notebook_page import add_and_run_cell, control, enter, open_section, opened
+from tests.browser.conftest import Lab, View
+from tests.browser.notebook_page import control, enter, open_section, opened, run_all, write_notebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
-def test_edits_are_taken_back_and_kept_by_name(notebook: View) -> None:
-    cell = "Workbench('digits-lenet', out=None)"
-    workbench = add_and_run_cell(notebook.page, cell).locator(".wb-panel").first
+def test_edits_are_taken_back_and_kept_by_name(lab: Lab, view: View) -> None:
+    write_notebook(lab, "undo", "from workbench import Workbench\n\nWorkbench('digits-lenet', out=None)")
+    workbench = run_all(view.page, lab, "undo")
     configure = opened(workbench, "Configure")
     undo, redo = (workbench.get_by_role("button", name=name, exact=True) for name in ("Undo", "Redo"))
     expect(undo).to_be_disabled()
