@@ -284,7 +284,7 @@ def _moment(study: KilledStudy, commands: list[Command], draw: random.Random) ->
             commands[0].wait()
     elif not anywhere:
         wait_until(at_work, every=0.2)
-    wait_until(over, seconds * (6.0 if anywhere else 1.5))
+    wait_until(over, seconds * (6.0 if anywhere else 4.0))
     if not anywhere and not study.is_searched():  # between two trials: in the next one
         wait_until(at_work, seconds=10.0)
     return not over()
