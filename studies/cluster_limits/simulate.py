@@ -111,7 +111,9 @@ def searching(url: str, folder: Path, n_trials: int) -> Iterator[tuple[Search, o
         watch = StudyWatch(study, file, n_trials, None, None)
         allowed = file.allowed_drops(experimenter.metric_name)
         study.set_user_attr("allowed_drops", allowed)
-        yield Search(file, folder, database, study, experimenter, allowed, n_trials, None, watch), study, database
+        where = (file, folder, database, study, experimenter)
+        search = Search(*where, allowed=allowed, n_trials=n_trials, deadline=None, watch=watch)
+        yield search, study, database
 
 
 def run_trials(url: str, folder: Path, total: int) -> None:

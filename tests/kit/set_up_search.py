@@ -92,4 +92,5 @@ def searching(folder: Path, runner: SurfaceRunner) -> Iterator[tuple[StudyFile, 
     with quiet_optuna():
         database = kept.open_storage(kept.default_storage(folder))
         study, file = kept.find_study(database, folder.name), read_study(folder)
-        yield file, study, Search(file, folder, database, study, runner, {"o1": ALLOWED}, 14, None)
+        where = (file, folder, database, study, runner)
+        yield file, study, Search(*where, allowed={"o1": ALLOWED}, n_trials=14, deadline=None)

@@ -38,7 +38,7 @@ def test_few_small_gradients_are_unscaled_as_many_are(bad: int | None, monkeypat
         return gradients, found_inf
 
     few, found = unscaled()
-    monkeypatch.setattr(overflow, "_FEW", 0)
+    monkeypatch.setattr(overflow, "_MAX_TENSORS_LEFT_TO_TORCH", 0)
     many, found_too = unscaled()
     assert found == found_too == (bad is not None)
     assert all(torch.equal(one, other) for one, other in zip(few, many, strict=True))

@@ -117,7 +117,7 @@ def tune(
     """Find the fastest way to train a task, or run a study: search, confirm, export boost_config.json, write a report.
 
     A study that has begun is continued.
-    With `ranks` above 1 in study.toml it starts so many processes, which train each trial together.
+    With `ranks` above 1 in study.toml it starts that many processes, which train each trial together.
     """
     began = command_start.began()
     from workbench.study.ask.study_file import read_study
@@ -138,7 +138,7 @@ def tune(
     ):
         loaded = threading.Event()
         if ray is None and section is not None and ranks == 1:
-            _end_while_loading(section.timeout_seconds if timeout is None else timeout, began, loaded)
+            _exit_when_time_is_up(section.timeout_seconds if timeout is None else timeout, began, loaded)
         from workbench import api
 
         try:
@@ -146,7 +146,7 @@ def tune(
                 str(study) if is_task else study,
                 steps=steps,
                 epochs=epochs,
-                allowed_drop=_drop(allowed_drop),
+                allowed_drop=_parse_allowed_drop(allowed_drop),
                 on_note=bar.say,
                 trials=trials,
                 timeout=timeout,
@@ -211,7 +211,7 @@ def worker(
         say(f"next: workbench worker {quoted(study)}{with_storage} continues")
 
 
-def _drop(text: str | None) -> float | str | None:
+def _parse_allowed_drop(text: str | None) -> float | str | None:
     """Return an allowed drop as it stands in a study's file: a number, or a share."""
     if text is None or text.strip().endswith("%"):
         return text
@@ -242,7 +242,7 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
     if known is not None and known.process is not None:
         ago = format_duration(known.age_seconds)
         say(f"  process {known.process} is working on it; this is what it wrote {ago} ago")
-    best = sorted(result.ended, key=_by_value)[:_SHOWN_TRIALS]
+    best = sorted(result.ended, key=_feasible_then_value)[:_SHOWN_TRIALS]
     if len(best) < counts.n_finished:
         say(f"  the lowest {len(best)} scores of {counts.n_finished}, one run each:")
     rows = []
@@ -390,11 +390,11 @@ def _print_candidates(result: StudyResult) -> None:
     print_table(columns, rows)
 
 
-def _by_value(trial: TrialRecord) -> tuple[bool, bool, float]:
+def _feasible_then_value(trial: TrialRecord) -> tuple[bool, bool, float]:
     return not trial.feasible, math.isnan(trial.value), trial.value if math.isfinite(trial.value) else math.inf
 
 
-def _end_while_loading(limit: float | None, began: float, loaded: threading.Event) -> None:
+def _exit_when_time_is_up(limit: float | None, began: float, loaded: threading.Event) -> None:
     """End the command when its time is over before there is a study that could end itself; nothing is lost then."""
     if limit is None:
         return

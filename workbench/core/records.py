@@ -73,7 +73,7 @@ class ExponentCounts:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What is known of one micro-batch after its trace was drained to the host.
+    """Measurements of one micro-batch, after its trace was drained to the host.
 
     A *window* is the micro-batches of one update; NaN stands where no update was due.
     """
@@ -119,7 +119,7 @@ class TrialRecord:
     relative_low: float = math.nan  # ends of its 95 % interval
     relative_high: float = math.nan
     steps_to_target: float = math.nan  # micro-batches until the target metric; inf when it was not reached
-    seconds: float = math.nan  # of the clock
+    seconds: float = math.nan  # wall-clock
     feasible: bool = False  # whether the deficit stays within the allowed drop, and surely where a chance is known
     chance: float = math.nan  # that it keeps the quality, by all runs of a search for set-ups; NaN where none is known
     curve: tuple[tuple[int, float], ...] = ()  # (step, metric) of every evaluation

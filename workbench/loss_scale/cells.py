@@ -57,13 +57,13 @@ class _UpdateCell(nn.Module):
             raise TypeError(f"`overflow` must be a tensor on the device of the scale, got {type(overflow).__name__}")
         if overflow.numel() != 1:
             raise ValueError(f"`overflow` must have one element, got shape {tuple(overflow.shape)}")
-        if not self._only_counts(loss_scale, overflow):
+        if not self._count_if_unchanged(loss_scale, overflow):
             with torch.no_grad():
                 self._move(loss_scale, overflow)
         return overflow
 
-    def _only_counts(self, loss_scale: Tensor, overflow: Tensor) -> bool:
-        """Return whether the host knows that the scale stays as it is, and has counted the step."""
+    def _count_if_unchanged(self, loss_scale: Tensor, overflow: Tensor) -> bool:
+        """Count the step and return True if the host knows that the scale stays as it is, else return False."""
         return False
 
     def _move(self, loss_scale: Tensor, overflow: Tensor) -> None:
@@ -79,7 +79,7 @@ class _UpdateCell(nn.Module):
 
 
 class FixedLossScaleUpdateCell(_UpdateCell):
-    """Leave the loss scale alone; stands where `DynamicLossScaleUpdateCell` would.
+    """Keep the scale constant; a drop-in for `DynamicLossScaleUpdateCell`.
 
     Args:
         loss_scale_value: The scale, >= 1.
@@ -155,8 +155,8 @@ class DynamicLossScaleUpdateCell(_UpdateCell):
         self.last_overflow_iter.copy_(torch.where(restarted, self.cur_iter, self.last_overflow_iter))
         self.cur_iter.add_(1)
 
-    def _only_counts(self, loss_scale: Tensor, overflow: Tensor) -> bool:
-        """Count the step where the host knows that the scale stays, as on most: a fifth of the time of the rule."""
+    def _count_if_unchanged(self, loss_scale: Tensor, overflow: Tensor) -> bool:
+        """As in the base class; true on most steps, and it takes a fifth of the time of the rule."""
         if not host_values.reads_without_waiting(loss_scale, overflow, self.cur_iter) or overflow.item() != 0:
             return False
         counts = self.cur_iter.item() - self.last_overflow_iter.item() < self.scale_window
@@ -174,7 +174,7 @@ class DynamicLossScaleManager:
         scale_window: Finite steps in a row before the scale grows, >= 1.
         minimum: Lower bound, in (0, init_loss_scale].
         maximum: Upper bound, >= init_loss_scale; None for float32's own.
-        growth_ceiling: ``"finite"`` stops growth before float32's largest value, ``"none"`` does not.
+        growth_ceiling: As for `DynamicLossScaleUpdateCell`.
 
     Raises:
         TypeError: When an argument is of the wrong kind.

@@ -26,7 +26,7 @@ from workbench.loss_scale import host_values
 from workbench.loss_scale.cached_adam import step_on_cached_lists
 
 _WIDENED_ELEMENTS = 1 << 26  # at once, unless a tensor has more: 256 MiB
-_FEW, _SMALL = 24, 1 << 16  # tensors, and their elements
+_MAX_TENSORS_LEFT_TO_TORCH, _MAX_ELEMENTS_LEFT_TO_TORCH = 24, 1 << 16
 _FUSED_KERNELS = {SGD: "_fused_sgd_", AdamW: "_fused_adamw_", Adam: "_fused_adam_", Adagrad: "_fused_adagrad_"}
 _DEVICE, _DTYPE, _IS_CPU, _LAYOUT = map(attrgetter, ("device", "dtype", "is_cpu", "layout"))
 
@@ -103,7 +103,7 @@ def unscale_and_check_(grads: Iterable[Tensor | None], inverse_scale: Tensor, fo
 def unscale_and_check_each_(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -> None:
     """Do what `unscale_and_check_` does for several lists of gradients, each with a scale and a flag of its own."""
     with torch.no_grad():
-        if _checked_by_kernel(batches):
+        if _try_own_kernel(batches):
             return
         alike = _go_into_one_call([grad for grads, _, _ in batches for grad in grads])
         for grads, inverse_scale, found_inf in batches:
@@ -158,9 +158,13 @@ def _unscale_alike_(values: list[Tensor], flag: Tensor, inverse_scale: Tensor) -
         begin = end
 
 
-def _checked_by_kernel(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -> bool:
+def _try_own_kernel(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -> bool:
     """Do what `unscale_and_check_each_` does by our own kernel, in one call; return whether that could be done."""
-    if len(batches) == 1 and len(batches[0][0]) <= _FEW and sum(map(Tensor.numel, batches[0][0])) <= _SMALL:
+    if (
+        len(batches) == 1
+        and len(batches[0][0]) <= _MAX_TENSORS_LEFT_TO_TORCH
+        and sum(map(Tensor.numel, batches[0][0])) <= _MAX_ELEMENTS_LEFT_TO_TORCH
+    ):
         return False  # torch's own call is over before ours has asked where the tensors lie
     numbers = [number for _, inverse_scale, found_inf in batches for number in (inverse_scale, found_inf)]
     if not host_values.reads_without_waiting(*numbers):

@@ -249,7 +249,7 @@ class Method:
 
     @staticmethod
     def groups_at_rest(config: BoostConfig) -> tuple[Sequence[int], int]:
-        """Return how many leading groups rest in each update of a `GroupSchedule`, and how many groups there are."""
+        """Return how many leading groups a `GroupSchedule` freezes in each update, and how many groups there are."""
         return (), 1
 
     @staticmethod

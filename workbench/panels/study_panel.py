@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Objective = Literal["time_to_quality", "time_to_target", "speed", "pareto"]
 
 _OVERLAID: Final = 4
-_ASKS_ELSE: Final = "the study now asks another question; start over, or change it back"
+_QUESTION_CHANGED: Final = "the settings differ from the stored study; start over, or restore them"
 
 
 class StudyPanel(WorkPanel):
@@ -82,7 +82,7 @@ class StudyPanel(WorkPanel):
         self._progress: TuneProgress | None = None  # not shown yet
         self._reader = self.new_reader(self._cannot_read)
         self._task: Task | None = None if isinstance(task_or_study_dir, (str, Path)) else task_or_study_dir
-        task, folder = _understood(task_or_study_dir, Path(studies))
+        task, folder = _task_and_folder(task_or_study_dir, Path(studies))
         given = {
             "study.task": task,
             "study.n_trials": trials,
@@ -196,7 +196,7 @@ class StudyPanel(WorkPanel):
         if fresh:
             self._forget()
             self._show_study()
-        self.begin(lambda control: self._search(control, folder, None if set_ups else text, options))
+        self.begin(lambda control: self._run_study(control, folder, None if set_ups else text, options))
 
     def pick(self, number: int) -> None:
         """Lay the curves of a trial over O0's, and take its configuration; edits are not replaced unasked."""
@@ -222,7 +222,7 @@ class StudyPanel(WorkPanel):
         )
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is under way nor being read, for so many seconds at most; return whether it is."""
+        """Wait up to `timeout` seconds for work and reading to end; return whether both did."""
         return super().wait(timeout) and self._reader.wait(timeout)
 
     def state_changed(self, state: PanelState) -> None:
@@ -232,14 +232,14 @@ class StudyPanel(WorkPanel):
         self.entries["study.task"].disable("the panel was made for this task" if fixed else "")
 
     def refresh(self) -> None:
-        """Show what has been heard of the study since the last time."""
+        """Draw the progress received since the last refresh."""
         if self.study is not self.figures.study:
             self._show_study()
         progress, self._progress = self._progress, None
         if progress is not None and self.state is not PanelState.STOPPING:
             self._show_progress(progress)
 
-    def _search(
+    def _run_study(
         self, control: RunControl, folder: Path, text: str | None, options: dict[str, Any]
     ) -> StudyResult | None:
         """Write the study's file and run it, in a thread; None when it was stopped on the way.
@@ -256,7 +256,7 @@ class StudyPanel(WorkPanel):
             note = functools.partial(control.send, self.log)
             studies.begin_study(task, **self.form.set_up_question(task), folder=folder, on_note=note)
             text = (folder / "study.toml").read_text(encoding="utf-8")
-            control.send(self._begun, text)
+            control.send(self._show_question, text)
         studies.parse_study(text, source="study.toml", default_name=folder.resolve().name)
         path = folder / "study.toml"
         before = path.read_text(encoding="utf-8") if path.exists() else None
@@ -281,7 +281,7 @@ class StudyPanel(WorkPanel):
                 write_text_atomically(path, before)
             raise
 
-    def _begun(self, text: str) -> None:
+    def _show_question(self, text: str) -> None:
         """Show what the look at the task has asked."""
         self.form.file = text
         self.form.show(text)
@@ -308,7 +308,7 @@ class StudyPanel(WorkPanel):
             self.form.file = path.read_text(encoding="utf-8")
         is_another = isinstance(outcome.error, StudyChangedError)
         self.fresh_button.present(is_another)
-        self.failure_note = _ASKS_ELSE if is_another else WorkPanel.failure_note
+        self.failure_note = _QUESTION_CHANGED if is_another else WorkPanel.failure_note
         self.study = outcome.result or self.study
         self._show_study()
         super()._end(outcome)
@@ -387,7 +387,7 @@ class StudyPanel(WorkPanel):
         return 0 if self.study is None else len(self.study.ended)
 
 
-def _understood(given: Task | str | Path, studies: Path) -> tuple[str, Path]:
+def _task_and_folder(given: Task | str | Path, studies: Path) -> tuple[str, Path]:
     """Return the name of the task, empty for a study, and the folder of the study."""
     if not isinstance(given, (str, Path)):
         return given.name, studies / given.name

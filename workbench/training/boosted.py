@@ -87,8 +87,8 @@ class Boosted:
         precision: Precision | None = None,  # None means as built
         plan: Plan | None = None,  # what is in effect; its methods take part in the step
         notes: Sequence[str] = (),  # what became of the network, one line each
-        criterion: Any = None,  # what judges the model's output today; `boosted.criterion` is the one to train with
-        make_scheduler: Callable[[Optimizer, int], Any] | None = None,  # today's learning-rate schedule, see `Course`
+        criterion: Any = None,  # of the unmodified training; `boosted.criterion` is the one to train with
+        make_scheduler: Callable[[Optimizer, int], Any] | None = None,  # of the unmodified training, see `Course`
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -116,10 +116,10 @@ class Boosted:
         self._schedule = optimizer if isinstance(optimizer, GroupSchedule) else None
         #: How many leading parameter groups are frozen in the coming step.
         self.frozen_groups = self._schedule.begin_step() if self._schedule is not None else 0
-        self._unseen_groups = set() if self._schedule is None else set(range(self._schedule.n_groups))
+        self._unchecked_groups = set() if self._schedule is None else set(range(self._schedule.n_groups))
         self._found_inf = torch.zeros((), dtype=torch.float32, device=self.device)
         self._one = torch.ones((), dtype=torch.float32, device=self.device)
-        self._share = self._one / self.window.n_steps
+        self._reciprocal_of_window = self._one / self.window.n_steps
         self._loss: Tensor | None = None
         self._reduction: GradientReduction | None = None
         self._distributed = False
@@ -153,24 +153,25 @@ class Boosted:
         self._begin_overflow_watch()
         if self.graph_observer is not None:
             self.graph_observer(loss)
-        if self.frozen_groups in self._unseen_groups:  # once per group: a walk of the graph takes about a millisecond
+        if self.frozen_groups in self._unchecked_groups:  # once each: a walk of the graph takes about a millisecond
             if self._schedule is not None:
                 self._schedule.check_graph(loss)
-            self._unseen_groups.discard(self.frozen_groups)
+            self._unchecked_groups.discard(self.frozen_groups)
         # Reduced precision losses are widened first: 65504 would otherwise be the largest scaled loss.
         scaled = loss.float() if loss.dtype in _SHORT else loss
-        seed: Tensor | None = None
+        initial_gradient: Tensor | None = None
         if self.loss_scaling.is_unit and scaled.dtype == torch.float32 and scaled.ndim == 0:
             # The backward pass may as well begin with 1 / N, which is what a division of the loss would hand on.
-            seed = self._share if scaled.device == self._share.device else None
+            reciprocal = self._reciprocal_of_window
+            initial_gradient = reciprocal if scaled.device == reciprocal.device else None
         elif self.window.n_steps == 1:
-            seed = self.loss_scaling.seed_gradient(scaled)
-        if seed is None:
+            initial_gradient = self.loss_scaling.seed_gradient(scaled)
+        if initial_gradient is None:
             if self.window.n_steps > 1:
                 scaled = scaled / self.window.n_steps
             scaled = self.loss_scaling.seed(scaled)
         if scaled.requires_grad:
-            torch.autograd.backward(scaled, seed)
+            torch.autograd.backward(scaled, initial_gradient)
         elif not self.frozen_groups:  # a loss that only frozen layers feed has none on such a step
             raise RuntimeError("the loss has no gradient; was it detached, or computed under torch.no_grad()?")
         kept = loss.detach()
@@ -321,8 +322,8 @@ class Boosted:
         Settings of the whole process (threads, precision of products) hold until the iterator's end.
 
         Args:
-            loader: Today's batches, iterated again for each epoch; samplers are given the epoch.
-            epochs: Epochs that it is trained for today; None for as many as ``total_steps`` takes.
+            loader: Batches of the original loader, iterated again for each epoch; samplers are given the epoch.
+            epochs: Epochs of the unmodified training; None for as many as ``total_steps`` takes.
             start: Batches to leave out: ``boosted.step_index`` where training is resumed.
             on_epoch: Called with what is about to be iterated and the epoch's number, from 0.
 

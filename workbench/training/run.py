@@ -97,7 +97,7 @@ UNWATCHED = RunMonitor()
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run gave."""
+    """The result of a run."""
 
     metric: float  # of the last evaluation, in the task's unit; NaN when the run diverged or was never evaluated
     metric_name: str
@@ -158,7 +158,7 @@ def run_task(
     check_outputs(task, unwrapped(prepared.boosted.model), device, prepared.boosted.precision, request.seed)
     this = _Run(task, request, prepared, device, monitor)
     if checkpoints is not None:
-        this.keep(checkpoints)
+        this.resume_from(checkpoints)
     this.finished = finished_before(out, request, this.resumed)
     if this.finished is not None:
         this.message = f"{this.finished} was finished before, with nothing left to be trained"
@@ -183,6 +183,8 @@ def run_task(
 
 
 class _Run:
+    """One run on one rank: its counters, its recording and its checkpoints; `run_task` calls it from start to end."""
+
     def __init__(
         self, task: Task, request: RunRequest, prepared: Prepared, device: torch.device, monitor: RunMonitor
     ) -> None:
@@ -239,8 +241,8 @@ class _Run:
         if self.recorder is not None:
             self.snapshots = snapshot_recorder(self.request.config, self.boosted, self.recorder.path, self.done)
 
-    def keep(self, checkpoints: CheckpointFolder) -> None:
-        """Keep the run's state there, and go on from what is there."""
+    def resume_from(self, checkpoints: CheckpointFolder) -> None:
+        """Load the newest checkpoint there, if there is one; `checkpoint` will save to the same folder."""
         folder = checkpoints.folder if self.leads else checkpoints.folder / f"rank-{ranks.rank()}"
         self.checkpoints = checkpoints.at(folder)
         this = identity(self.task, self.request)  # once: it reads a part of the data
@@ -290,13 +292,13 @@ class _Run:
             trace=self.trace,
             batch_size=lambda batch: self.n_ranks * self.task.batch_size_of(batch),
         )
-        self._keep_weights()
+        self._record_snapshot()
         self._start_clock()
         for _ in loop:
             self.done += 1
             self._undrained += 1
-            self._keep_weights()
-            due, stopping = self._wishes()
+            self._record_snapshot()
+            due, stopping = self._should_drain_or_stop()
             if due:
                 self.flush()
             if self.diverged:
@@ -415,11 +417,11 @@ class _Run:
             **{name: getattr(result, name) for name in (*shown, "message")},
         }
 
-    def _keep_weights(self) -> None:
+    def _record_snapshot(self) -> None:
         if self.snapshots is not None:
             self.snapshots.after_step(self.done)
 
-    def _wishes(self) -> tuple[bool, bool]:
+    def _should_drain_or_stop(self) -> tuple[bool, bool]:
         """Return whether to drain now and whether to stop now; alone, whether to stop is asked after draining."""
         if self.votes is None:
             return self.trace.due(), False
@@ -432,7 +434,7 @@ class _Run:
         """Take what the trace holds; with ``agree`` on every rank, without it for a run that ends alone."""
         records, events = self.trace.drain(ranks.mean_over_ranks if agree else None)
         self._undrained = 0
-        events += self._judge(records)
+        events += self._detect_collapse(records)
         self._records += records
         self._events += events
         for record in records:
@@ -448,7 +450,7 @@ class _Run:
             if self.observer is not None:
                 self.observer.write(records, events)
 
-    def _judge(self, records: list[StepRecord]) -> list[Event]:
+    def _detect_collapse(self, records: list[StepRecord]) -> list[Event]:
         scaling = self.boosted.loss_scaling
         windows = [record for record in records if record.accumulated == self.boosted.window.n_steps]
         if scaling.collapse_after is None or not scaling.checks_overflow or not windows:
@@ -517,7 +519,10 @@ class _Run:
 
 
 def _height(record: StepRecord, minimum: float) -> float:
-    """Return the scale that shows a collapse: with scale groups the floor where every overflowing group lies on its."""
+    """Return the scale to test for collapse.
+
+    With scale groups, the floor if every overflowing group is at its own floor, else inf.
+    """
     if not record.group_scales:
         return record.loss_scale_after
     return minimum if AT_FLOOR_COLUMN in record.columns else math.inf

@@ -217,7 +217,7 @@ class FreezeOpt(torch.optim.Optimizer):
         return restored
 
     def check_graph(self, loss: Tensor) -> None:
-        """Look for what would keep layers behind the frozen ones from being trained, without a word.
+        """Raise if a reentrant checkpoint would silently keep later layers from training.
 
         A reentrant checkpoint (``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)``) hands on gradients only
         if an input of its requires them; behind a frozen front none does.

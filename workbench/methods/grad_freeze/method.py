@@ -246,7 +246,7 @@ class FreezingMethod(Method):
 
     @staticmethod
     def groups_at_rest(config: BoostConfig) -> tuple[Sequence[int], int]:
-        """Return the schedule that the configuration's section means, drawn with seed 0 where it is random."""
+        """Return the configured schedule, drawn with seed 0 where it is random, and the number of groups."""
         freeze = config.grad_freeze
         # The sequence reaches a little beyond the steps it is made for; then it starts over.
         return _configured_sequence(freeze, np.random.RandomState(0))[: freeze.total_steps], freeze.param_groups

@@ -60,7 +60,7 @@ class Confirmation:
         study, file = self.study, self.file
         self.cut_short = False  # whether the time was over before all verdicts were in
         self.is_open = False  # whether a test that has begun lacks pairs for that reason
-        self._peers: list[Contender] = []
+        self._trained_alongside: list[Contender] = []
         self._runs_ended = 0  # over all tests: a further one does not seem to begin from zero
         self._counts_steps = file.study.objective == "time_to_target"
         self._counts_runs = file.study.objective == "time_to_quality"
@@ -95,13 +95,13 @@ class Confirmation:
         return chosen
 
     def _tested(self, target: str, pool: Sequence[Contender]) -> list[tuple[Contender, str]]:
-        """Return who was looked at, and why those were not tested that were not."""
+        """Return each contender examined, with the reason it was not tested (empty if it was)."""
         begun: list[tuple[Contender, str]] = []
         why = "" if self.file.confirm.enabled else "it was not tested over seeds, since [confirm] is switched off"
         wanted = self.file.confirm.candidates
         if self._counts_runs and not why:
             first = [one for at, one in enumerate(pool[:wanted]) if not self._is_beaten(one, pool[:at])]
-            self._peers = [one for one in first if self._times_faster(one)]
+            self._trained_alongside = [one for one in first if self._measure_and_is_faster(one)]
         for contender in pool:
             confirmed = [one for one, _ in begun if self._judged(one).verdict is Verdict.CONFIRMED]
             if wanted == 0 or self._is_beaten(contender, confirmed):
@@ -109,14 +109,14 @@ class Confirmation:
             why_untested = why
             if not why:
                 why_untested = "it was not tested over seeds, since its steps are not clearly faster"
-                if self._times_faster(contender):
+                if self._measure_and_is_faster(contender):
                     why_untested = self._run_tests(contender)
             begun.append((contender, why_untested))
             wanted -= self._judged(contender).verdict is not Verdict.REFUTED
         return begun
 
     def _is_beaten(self, contender: Contender, others: Sequence[Contender]) -> bool:
-        """Return whether one of the others would be exported before a contender, if confirmed; known of whole runs."""
+        """Return whether another would be exported first, if confirmed; known only where whole runs are timed."""
         time = contender.trial.relative_step_time
         return self._counts_runs and any(one.trial.relative_step_time <= time for one in others)
 
@@ -252,15 +252,15 @@ class Confirmation:
 
         A ratio of times holds only between runs of the same minutes.
         """
-        contenders = [contender, *(one for one in self._peers if one.target == contender.target)]
+        contenders = [contender, *(one for one in self._trained_alongside if one.target == contender.target)]
         return {self._runs.baseline_key: self._runs.baseline} | {one.key: one.plan for one in contenders}
 
     def _seconds_per_pair(self, contender: Contender) -> float:
         return self._runs.seconds(self._runs.baseline_key) + self._runs.seconds(contender.key)
 
-    def _times_faster(self, contender: Contender) -> bool:
+    def _measure_and_is_faster(self, contender: Contender) -> bool:
         """Return whether training can confirm the contender: where only a step's time counts, that is known before."""
-        self._time(contender)
+        self._measure_step_time(contender)
         return self._counts_steps or self._untested_ratio(contender).low > 1.0
 
     def _record(self, contender: Contender, why_untested: str) -> CandidateRecord:
@@ -368,7 +368,7 @@ class Confirmation:
             trained = Trained(math.nan, (), 0.0, diverged=True, message=str(error))
         self._runs.keep_run(plan.key(), seed, trained)
 
-    def _time(self, contender: Contender) -> None:
+    def _measure_step_time(self, contender: Contender) -> None:
         """Time the contender's steps again: by the search's own timing it was picked, which flatters it."""
         if self._counts_runs or self._runs.speed(contender.key) is not None:  # whole runs are timed by themselves
             return

@@ -87,7 +87,8 @@ def join_study(
         # Out of time: O0 waits for the next worker.
         with StatusKeeper(study_dir, study, file, storage) as status, contextlib.suppress(OutOfTimeError):
             watch = StudyWatch(study, file, n_trials, None, on_progress, deadline, status.refresh)
-            search = Search(file, directory, database, study, experimenter, allowed, n_trials, deadline, watch, stop)
+            where = (file, directory, database, study, experimenter)
+            search = Search(*where, allowed=allowed, n_trials=n_trials, deadline=deadline, watch=watch, stop=stop)
             search.run_baseline()
             search.run()
         return WorkerResult(

@@ -139,7 +139,9 @@ def tune(
             search_deadline, deadline = _deadlines(file, began, limit)
             watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline, status.refresh)
             where = (file, directory, database, study, guard)
-            search = Search(*where, allowed, n_trials, search_deadline, watch, stop)
+            search = Search(
+                *where, allowed=allowed, n_trials=n_trials, deadline=search_deadline, watch=watch, stop=stop
+            )
 
             def on_poll() -> None:
                 end_if_asked(stop)

@@ -30,7 +30,7 @@ from workbench.study.run.warm_up import WarmUps
 from workbench.study.sample.sampling import make_pruner, make_sampler
 from workbench.study.set_up.objective import GIVEN, SetUpObjective
 from workbench.study.set_up.total_time import StepTimes
-from workbench.study.store import storage as kept
+from workbench.study.store import storage
 from workbench.study.store.ended_trials import ENDED, FINISHED
 from workbench.study.store.liveness import StaleTrials, heartbeat
 from workbench.study.store.quiet import quiet_optuna
@@ -66,11 +66,13 @@ def search(
     with quiet_optuna():
         experimenter: Experimenter = experimenter_for(file, study_dir, make_experimenter, device)
         experimenter = StoppableExperimenter(experimenter, deadline=deadline)
-        database = kept.open_storage(url, role="worker", wait=True)
-        study = kept.find_study(database, file.study.name)
+        database = storage.open_storage(url, role="worker", wait=True)
+        study = storage.find_study(database, file.study.name)
         allowed, total = file.allowed_drops(experimenter.metric_name), n_trials or file.study.n_trials
-        with kept.plain_storage_errors():
-            here = Search(file, study_dir, database, study, experimenter, allowed, total, deadline)
+        with storage.plain_storage_errors():
+            here = Search(
+                file, study_dir, database, study, experimenter, allowed=allowed, n_trials=total, deadline=deadline
+            )
             if on_begin is not None:
                 on_begin()
             here.run_baseline()
@@ -80,7 +82,7 @@ def search(
 class Search:
     """Run trials until the whole study has enough of them or the time is over.
 
-    ``deadline`` is ``time.monotonic()`` after which no trial is begun; who trains ends the one that runs then
+    After ``deadline``, by ``time.monotonic()``, no trial is begun; the experimenter ends the one that is running
     (`StoppableExperimenter`). ``stop`` is asked between trials. ``finished_here`` counts trials run to their end here.
     """
 
@@ -91,13 +93,14 @@ class Search:
         database: StudyStorage,
         study: optuna.Study,
         experimenter: Experimenter,
+        *,
         allowed: dict[str, float],
         n_trials: int,
         deadline: float | None,
         watch: StudyWatch | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        file = kept.on_its_network(file, study)
+        file = storage.on_its_network(file, study)
         self.file, self.study, self.experimenter = file, study, experimenter
         self._database, self._n_trials = database, n_trials
         self._watch = StudyWatch(study, file, n_trials) if watch is None else watch
@@ -106,8 +109,8 @@ class Search:
         self._stale = StaleTrials(database, study)
         self._lost: threading.Event | None = None  # set once another process has the trial that runs here
         self.finished_here = 0
-        trial = SetUpObjective if file.study.objective == "time_to_quality" else Objective
-        self._objective = trial(
+        objective_class = SetUpObjective if file.study.objective == "time_to_quality" else Objective
+        self._objective = objective_class(
             file, database, study, experimenter, allowed, self.warm_ups, deadline, on_step=self._step
         )
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
@@ -220,7 +223,7 @@ class Search:
         return taken
 
     def _run_one(self, trial: optuna.Trial) -> bool:
-        """Run a trial that has been begun; return False only for a failure that counts."""
+        """Run a trial that has been begun; return False if the trial failed and the failure counts."""
         database, trial_id = self._database, id_of(trial)
         try:
             with heartbeat(database, trial_id) as self._lost, database.buffering(trial_id):

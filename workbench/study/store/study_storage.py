@@ -10,8 +10,8 @@ Optuna's ``RDBStorage`` keeps everything. Where several of its requests belong t
   retry would fail it and run it under another number, and O0 would no longer be trial 0. Putting it back
   names the mark that was seen, heartbeats counted in it, so that two processes that saw the same put it back once;
 * there is one O0 trial, whichever process comes first;
-* requests are repeated while the database is away (``patience.py``). Each is written so that a repeat changes nothing:
-  a result whose confirmation got lost on the way is found stored, and counts once;
+* requests are repeated while the database is away (``study/run/patience.py``). Each is written so that a repeat
+  changes nothing: a result whose confirmation got lost on the way is found stored, and counts once;
 * what a trial draws, measures and reports is buffered by the thread that runs it, and written as a whole at the moments
   that count: after drawing, timing and training, and about once a second in between. Written one by one, 40 ranges and
   a dozen attributes would take a hundred transactions. What a killed process had not written is made again: draws by
@@ -78,14 +78,14 @@ class _Buffer:
     changes: _Changes = field(default_factory=dict)
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     """What a thread does: the trial it runs, and whether it makes its request once more."""
 
     buffer: _Buffer | None = None
     repeats: bool = False
 
 
-def _of_optuna(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[StudyStorage, _P], _R]:
+def _retrying(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[StudyStorage, _P], _R]:
     """Return a method of RDBStorage that waits for a database that is away."""
 
     @functools.wraps(method)
@@ -99,16 +99,17 @@ def _buffered(method: Callable[..., None], part: Callable[[FrozenTrial], dict[An
     """Return a method of RDBStorage that sets an entry of a part of a trial, buffered while the thread runs it."""
 
     @functools.wraps(method)
-    def put(self: StudyStorage, trial_id: int, name: str | int, value: Any) -> None:
-        if (own := self._put(method, trial_id, name, value)) is not None:
+    def set_or_buffer(self: StudyStorage, trial_id: int, name: str | int, value: Any) -> None:
+        if (own := self._set(method, trial_id, name, value)) is not None:
             part(own)[name] = value
 
-    return put
+    return set_or_buffer
 
 
 class StudyStorage(BaseStorage):
-    """The database of a study; ``role`` is ``"worker"`` or ``"driver"``: one whose worker dies three times is failed.
+    """The database of a study, for a process whose ``role`` is ``"worker"`` or ``"driver"``.
 
+    A trial whose worker dies three times is marked failed; a driver's death does not count.
     ``grace_seconds`` is how long this process may be silent before others take its trial for abandoned.
     """
 
@@ -124,35 +125,35 @@ class StudyStorage(BaseStorage):
         self.patience, self.role, self.grace_seconds = patience, role, grace_seconds
         self._held: dict[int, FrozenTrial] = {}  # the trials that this process runs, as they stand
         self._readers: dict[int, TrialReader] = {}  # by study
-        self._thread = _OfThread()
+        self._thread = _ThreadState()
         self._backend = RDBStorage(url, engine_kwargs=engine_kwargs)
         self.engine = self._backend.engine
         follow_journal_mode(self.engine)
         # Else the connections of its pool stay open until they are collected one by one, with a warning for each.
         weakref.finalize(self, self.engine.dispose).atexit = False
 
-    create_new_study = _of_optuna(RDBStorage.create_new_study)
-    delete_study = _of_optuna(RDBStorage.delete_study)
-    set_study_system_attr = _of_optuna(RDBStorage.set_study_system_attr)
-    get_all_studies = _of_optuna(RDBStorage.get_all_studies)
-    get_study_id_from_name = _of_optuna(RDBStorage.get_study_id_from_name)
-    get_study_name_from_id = _of_optuna(RDBStorage.get_study_name_from_id)
-    get_study_directions = _of_optuna(RDBStorage.get_study_directions)
-    get_study_system_attrs = _of_optuna(RDBStorage.get_study_system_attrs)
-    get_trial_id_from_study_id_trial_number = _of_optuna(RDBStorage.get_trial_id_from_study_id_trial_number)
-    _stored = _of_optuna(RDBStorage.get_trial)
+    create_new_study = _retrying(RDBStorage.create_new_study)
+    delete_study = _retrying(RDBStorage.delete_study)
+    set_study_system_attr = _retrying(RDBStorage.set_study_system_attr)
+    get_all_studies = _retrying(RDBStorage.get_all_studies)
+    get_study_id_from_name = _retrying(RDBStorage.get_study_id_from_name)
+    get_study_name_from_id = _retrying(RDBStorage.get_study_name_from_id)
+    get_study_directions = _retrying(RDBStorage.get_study_directions)
+    get_study_system_attrs = _retrying(RDBStorage.get_study_system_attrs)
+    get_trial_id_from_study_id_trial_number = _retrying(RDBStorage.get_trial_id_from_study_id_trial_number)
+    _stored = _retrying(RDBStorage.get_trial)
 
     # -- a study's attributes ------------------------------------------------------------------------------------------
 
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
         """Keep an attribute of a study together with its checksum, which is an attribute, too."""
 
-        def put() -> None:
+        def set_sealed() -> None:
             with self._transaction():
                 for name, content in with_seal(key, value).items():
                     self._backend.set_study_user_attr(study_id, name, content)
 
-        self._request(put)
+        self._request(set_sealed)
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
         """Return the attributes of a study."""
@@ -277,7 +278,7 @@ class StudyStorage(BaseStorage):
     def beat(self, trial_id: int) -> bool:
         """Send one heartbeat, without waiting for a database that is away; return whether the trial is still ours."""
         with contextlib.suppress(*TAKEN_ERRORS), self._transaction():
-            mark = self._hold(trial_id)
+            mark = self._lock_if_ours(trial_id)
             if mark is not None:
                 self._backend.set_trial_user_attr(trial_id, _MARK, {**mark, "beats": mark.get("beats", 0) + 1})
                 return True
@@ -292,7 +293,7 @@ class StudyStorage(BaseStorage):
         mark = seen.mark
         by_death = died and mark is not None and mark.get("role") == "worker"
 
-        def put_back() -> bool:
+        def release() -> bool:
             with self._transaction() as connection:
                 waited = self._backend.set_trial_state_values(seen.trial_id, TrialState.RUNNING)  # locks it
                 attributes = self._backend.get_trial_user_attrs(seen.trial_id)
@@ -311,7 +312,7 @@ class StudyStorage(BaseStorage):
 
         done = False
         with contextlib.suppress(UpdateFinishedTrialError):
-            done = self._request(put_back)
+            done = self._request(release)
         if done:
             self.forget(seen.trial_id)
         return done
@@ -356,7 +357,7 @@ class StudyStorage(BaseStorage):
         self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
     ) -> None:
         """Keep a drawn parameter."""
-        own = self._put(RDBStorage.set_trial_param, trial_id, param_name, param_value_internal, distribution)
+        own = self._set(RDBStorage.set_trial_param, trial_id, param_name, param_value_internal, distribution)
         if own is not None:
             own.params[param_name] = distribution.to_external_repr(param_value_internal)
             own.distributions[param_name] = distribution
@@ -367,7 +368,7 @@ class StudyStorage(BaseStorage):
         RDBStorage.set_trial_intermediate_value, lambda own: own.intermediate_values
     )
 
-    def _put(self, method: Callable[..., None], trial_id: int, name: str | int, *what: Any) -> FrozenTrial | None:
+    def _set(self, method: Callable[..., None], trial_id: int, name: str | int, *what: Any) -> FrozenTrial | None:
         """Write a change, or buffer it where this thread does so; return the trial if this process runs it."""
         buffer = self._buffer_of(trial_id)
         if buffer is None:
@@ -377,11 +378,11 @@ class StudyStorage(BaseStorage):
         return self._held.get(trial_id)
 
     def _write(self, trial_id: int, changes: _Changes) -> None:
-        def write() -> None:
+        def write_changes() -> None:
             with self._transaction():
                 self._change(trial_id, changes)
 
-        self._request(write)
+        self._request(write_changes)
 
     def _buffer_of(self, trial_id: int) -> _Buffer | None:
         buffer = self._thread.buffer
@@ -409,7 +410,7 @@ class StudyStorage(BaseStorage):
     def _transaction(self, *, savepoints: bool = False) -> contextlib.AbstractContextManager[Connection]:
         return one_transaction(self._backend, savepoints=savepoints)
 
-    def _hold(self, trial_id: int) -> Mapping[str, Any] | None:
+    def _lock_if_ours(self, trial_id: int) -> Mapping[str, Any] | None:
         """Lock a trial and return its mark; one that was put back and has not begun since is taken again."""
         self._backend.set_trial_state_values(trial_id, TrialState.RUNNING)
         mark: Mapping[str, Any] | None = self._backend.get_trial_user_attrs(trial_id).get(_MARK)
@@ -419,7 +420,7 @@ class StudyStorage(BaseStorage):
 
     def _change(self, trial_id: int, changes: _Changes) -> Mapping[str, Any] | None:
         """Write changes of a trial of this process, and return its mark."""
-        mark = self._hold(trial_id)
+        mark = self._lock_if_ours(trial_id)
         # A parameter is drawn once; it is there already where an earlier request got through.
         drawn = self._backend.get_trial(trial_id).params if self._thread.repeats else {}
         for (method, name), what in changes.items():
