@@ -43,7 +43,7 @@ _LINE = "\n\n---\n\n"  # above what a person has added
 
 # Optuna returns a study's system attributes only all together, and each trial has a note: of 5,000 trials they would
 # take tens of MB at each look. Hence these statements on its table.
-_KEYS = sqlalchemy.text("SELECT key FROM study_system_attributes WHERE study_id = :study AND key LIKE :like")
+_THERE = sqlalchemy.text("SELECT 1 FROM study_system_attributes WHERE study_id = :study AND key = :key")
 _ROWS = sqlalchemy.text(
     "SELECT key, value_json FROM study_system_attributes WHERE study_id = :study AND (key LIKE :like OR key = :own)"
 )
@@ -88,7 +88,7 @@ class Notes:
             return
         (storage, study_id), attributes = database, self._study.user_attrs
         self._written = time.monotonic()
-        ids = {trial.number: id_of(trial) for trial in self._study.get_trials(deepcopy=False)}
+        all_trials = self._study.get_trials(deepcopy=False)
         new = [trial for trial in trials if trial.state in _ENDED and trial.number not in self._noted]
         try:
             if not self._noted:  # Optuna reads all rows for it
@@ -96,14 +96,11 @@ class Notes:
             with one_transaction(storage._backend) as connection:
                 own = connection.execute(_ROWS, {"study": study_id, "like": "dashboard:note%", "own": _OWN})
                 stored = {key: json.loads(value) for key, value in own}
-                noted = frozenset[str]()
-                if new:
-                    named = {"study": study_id, "like": "dashboard:%:note_ver"}
-                    noted = frozenset(connection.execute(_KEYS, named).scalars())
                 rows = self._of_study(stored, attributes, trials, answer)
                 for trial in new:
-                    prefix = f"dashboard:{ids[trial.number]}:"
-                    if f"{prefix}note_ver" not in noted:
+                    prefix = f"dashboard:{id_of(all_trials[trial.number])}:"
+                    there = connection.execute(_THERE, {"study": study_id, "key": f"{prefix}note_ver"})
+                    if there.first() is None:
                         note = trial_note(trial, _metric_name(attributes), attributes.get("allowed_drops"))
                         rows |= _rows(prefix, 1, note, {})
                 for key, value in rows.items():

@@ -233,7 +233,8 @@ class Objective:
             warm_up = self._warm_ups.before(plan, self._file.study.seed)
         except WarmUpError as error:
             return self._refused(trial, str(error))
-        trial.set_user_attr("warm_up_steps", warm_up.steps)
+        if warm_up.steps:
+            trial.set_user_attr("warm_up_steps", warm_up.steps)
         return self._run(trial, plan, warm_up)
 
     @property

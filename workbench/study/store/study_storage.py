@@ -235,8 +235,9 @@ class StudyStorage(BaseStorage):
             with self._transaction():
                 mark = self._change(trial_id, {} if buffer is None else buffer.changes)
                 if buffer is not None and mark is not None:
-                    seconds = time.monotonic() - buffer.began
-                    self._backend.set_trial_user_attr(trial_id, _MARK, {**mark, "seconds": seconds})
+                    ended = {name: mark[name] for name in ("host", "pid", "claim")}  # nobody looks for its process
+                    ended["seconds"] = time.monotonic() - buffer.began
+                    self._backend.set_trial_user_attr(trial_id, _MARK, ended)
                 seal = seal_of(self._backend.get_trial(trial_id), state, values)
                 self._backend.set_trial_system_attr(trial_id, SEAL, seal)
                 self._backend.set_trial_state_values(trial_id, state, values)
