@@ -132,4 +132,4 @@ def test_a_cluster_that_a_study_starts_listens_on_this_machine_alone() -> None:
     printed = subprocess.run(command, env=variables, check=True, capture_output=True, text=True, timeout=300).stdout
     listening = [line.split(maxsplit=1) for line in printed.splitlines()]
     assert {"gcs_server", "raylet"} <= {name for _, name in listening}
-    assert {address for address, _ in listening} <= {"127.0.0.1", "::1"}, printed
+    assert {address.removeprefix("::ffff:") for address, _ in listening} <= {"127.0.0.1", "::1"}, printed
