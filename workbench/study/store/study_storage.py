@@ -235,9 +235,9 @@ class StudyStorage(BaseStorage):
             with self._transaction():
                 mark = self._change(trial_id, {} if buffer is None else buffer.changes)
                 if buffer is not None and mark is not None:
-                    ended = {name: mark[name] for name in ("host", "pid", "claim")}  # nobody looks for its process
-                    ended["seconds"] = time.monotonic() - buffer.began
-                    self._backend.set_trial_user_attr(trial_id, _MARK, ended)
+                    kept = {name: mark[name] for name in ("host", "pid", "claim")}
+                    seconds = time.monotonic() - buffer.began
+                    self._backend.set_trial_user_attr(trial_id, _MARK, {**kept, "seconds": seconds})
                 seal = seal_of(self._backend.get_trial(trial_id), state, values)
                 self._backend.set_trial_system_attr(trial_id, SEAL, seal)
                 self._backend.set_trial_state_values(trial_id, state, values)
