@@ -130,5 +130,6 @@ def test_study_overhead_tells_trials_of_a_study_and_of_plain_optuna() -> None:
         "whole trial",
         "processor time",
         "plain Optuna",
+        "ours / plain Optuna",
     ]
     assert all(finding.estimate and 0 < finding.estimate.value < math.inf for finding in findings)

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
 def test_edits_are_taken_back_and_kept_by_name(lab: Lab, view: View) -> None:
-    write_notebook(lab, "undo", "from workbench import Workbench\n\nWorkbench('digits-lenet', out=None)")
+    write_notebook(lab, "undo", "from workbench import Workbench\n\nWorkbench('digits-resnet', out=None)")
     workbench = run_all(view.page, lab, "undo")
     configure = opened(workbench, "Configure")
     undo, redo = (workbench.get_by_role("button", name=name, exact=True) for name in ("Undo", "Redo"))
@@ -40,6 +40,7 @@ def test_edits_are_taken_back_and_kept_by_name(lab: Lab, view: View) -> None:
 
     enter(configure.get_by_title("Name under which"), "careful")
     configure.get_by_role("button", name="Keep", exact=True).click()
+    expect(configure.get_by_text("kept as careful")).to_be_visible()
     enter(share.get_by_role("textbox"), "0.3")
     row = configure.locator("tr").filter(has_text="grad_freeze.freeze_p").last
     expect(row).to_contain_text("0.30.67")

@@ -171,6 +171,16 @@ def test_false_and_zero_are_different_choices() -> None:
     assert one_of(switch.widget, widgets.Dropdown).value == "unset"
 
 
+def test_a_slider_is_not_moved_beneath_a_finger() -> None:
+    control = ParameterControl(describe_parameters()["grad_freeze.freeze_p"], 0.7)
+    slider = one_of(control.widget, widgets.FloatSlider)
+    slider.value = 0.7 - 0.01  # 0.69 but for its last digit, as the page counts
+    assert control.value == 0.69
+    assert slider.value == 0.7 - 0.01, "rounded, it would jump back to 0.69 in the page after the next move"
+    control.set(0.4)
+    assert slider.value == 0.4
+
+
 def test_a_value_outside_the_slider_stays_what_it_is() -> None:
     control = ParameterControl(PARAMETERS["loss_scale.init"])
     control.set(2.0**100)

@@ -21,10 +21,10 @@ import numpy as np
 import plotly
 import plotly.graph_objects as go
 import plotly.io as pio
-from plotly.graph_objects import FigureWidget
 from plotly.serializers import custom_serializers
 
 from workbench.figures.drawing import Drawing, figure_text
+from workbench.figures.figure_widget import FigureWidget
 from workbench.figures.theme import FIGURE_CONFIG, Theme, template_json
 
 Leaves: TypeAlias = dict[str, Any]

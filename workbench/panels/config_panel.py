@@ -284,8 +284,8 @@ class ConfigPanel(Panel):
         leaves = self.shared.config.leaves()
         for path, control in self._controls.items():
             value = leaves[path]
-            # What is being corrected stays as it was typed until the value itself becomes another one.
-            if not control.problem or self._shown.get(path, self) != value:
+            # A value that is as before is not sent again: one being typed or dragged would jump back.
+            if self._shown.get(path, self) != value:
                 control.set(list(value) if isinstance(value, tuple) else value)
             reason = plan.idle_reason(path) if plan is not None else ""
             control.disable(f"not in effect: {reason}" if reason else "")

@@ -201,10 +201,14 @@ def _text_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
     if slider is None:
         return inputs
 
-    def place(value: Any) -> Any:
-        return _on_slider(info, value) if isinstance(value, (int, float)) else slider.value
+    read = round if info.kind == "int" else _rounded
 
-    return [_Input(slider, "value", place, round if info.kind == "int" else _rounded), *inputs]
+    def place(value: Any) -> Any:
+        if not isinstance(value, (int, float)) or value == read(slider.value):
+            return slider.value  # rounded beneath a finger, it would jump back when the answer comes late
+        return _on_slider(info, value)
+
+    return [_Input(slider, "value", place, read), *inputs]
 
 
 def _name_of(info: ParameterInfo) -> str:
