@@ -2,6 +2,7 @@
 
 python studies/everyones_loop/run.py find [transformers lightning accelerate] [--minutes 4]
 python studies/everyones_loop/run.py compare [transformers lightning accelerate] [--seeds 6]
+python studies/everyones_loop/run.py tuner [--seeds 6]          # Lightning's own tuner on its example
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import json
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,31 @@ def compare(framework: str, seeds: range) -> None:
     )
 
 
+def compare_tuner(seeds: range) -> None:
+    """Train Lightning's example as it stands, after Lightning's own tuner, and with our set-up, in turn."""
+    before, after, tuner = (example("lightning", which) for which in ("before", "after", "tuner"))
+    rows = []
+    for seed in seeds:
+        row: dict[str, float] = {"seed": seed}
+        for name, batch_size in (("rate", False), ("rate_and_batch", True)):
+            chosen, row[f"{name}_seconds"], row[f"{name}_accuracy"] = tuner.train(seed, batch_size=batch_size)
+            row |= {f"{name}_{key}": float(value) for key, value in chosen.items()}
+        for name, module in (("before", before), ("after", after)):
+            row[f"{name}_seconds"], row[f"{name}_accuracy"] = module.train(seed)
+        print(row, flush=True)
+        rows.append(row)
+    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    arms = {
+        arm: {
+            "ratio": interval(np.log(columns["before_seconds"] / columns[f"{arm}_seconds"]), np.exp),
+            "less_before": interval(columns[f"{arm}_accuracy"] - columns["before_accuracy"]),
+        }
+        for arm in ("rate", "rate_and_batch", "after")
+    }
+    keep("lightning_tuner.json", {"arms": arms, "rows": rows, "versions": versions()})
+    print(json.dumps(arms, indent=1))
+
+
 def interval(values: np.ndarray, back: Any = float) -> dict[str, float]:
     """Return the mean and its 95 % t-interval."""
     half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
@@ -136,7 +163,7 @@ def _without_nan(value: Any) -> Any:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["find", "compare"])
+    parser.add_argument("what", choices=["find", "compare", "tuner"])
     parser.add_argument("frameworks", nargs="*", default=FRAMEWORKS)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--seeds", type=int, default=6)
@@ -144,5 +171,8 @@ if __name__ == "__main__":
     given = parser.parse_args()
     torch.set_num_threads(1)
     seeds = range(given.first, given.first + given.seeds)
+    if given.what == "tuner":
+        compare_tuner(seeds)
+        sys.exit()
     for framework in given.frameworks:
         find(framework, given.minutes) if given.what == "find" else compare(framework, seeds)

@@ -13,20 +13,21 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, RootModel
 
 from workbench.core.checksums import SEAL, is_intact, sealed
 from workbench.core.files import replacing
-from workbench.core.records import StudyResult
+from workbench.core.records import StudyResult, TrialRecord
 
 STATUS_NAME = "status.json"
-_BEGIN, _BETWEEN, _END = b'{"state": ', b',\n"kept": ', b"}\n"  # around what are two JSON texts, and together one
+_BEGIN, _BETWEEN, _END = b'{"kept": ', b',\n"state": ', b"}\n"  # around what are two JSON texts, and together one
+_TOGETHER = 100  # trials whose JSON is made at once
 _CRC = "crc32 of kept"
 _DATABASE = ("study.db", "study.db-wal", "study.db-journal")
 
@@ -34,12 +35,21 @@ Stamp = Mapping[str, Any]
 """What a kept state depends on besides the study's trials: it holds for as long as this does not change."""
 
 
-class _Kept(BaseModel):
-    """A study's result as it is stored; JSON has no NaN, so such numbers are words."""
+_NUMBERS = ConfigDict(ser_json_inf_nan="strings")  # JSON has no NaN, so such numbers are words
 
-    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+class _Kept(BaseModel):
+    """A study's result as it is stored."""
+
+    model_config = _NUMBERS
 
     result: StudyResult
+
+
+class _Trials(RootModel[list[TrialRecord]]):
+    """Some of its trials."""
+
+    model_config = _NUMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +85,24 @@ def write_status(study: str | os.PathLike[str], result: StudyResult, stamp: Stam
     from workbench.core.process_identity import identity, machine
 
     process = {"machine": machine(), **identity(os.getpid())} if at_work else None
-    # Thousands of trials are MBs of JSON: made once, and its bytes are what has a checksum.
-    kept = TypeAdapter(_Kept).dump_json(_Kept(result=result), exclude={"result": {"report"}})
-    state = sealed({**stamp, "process": process, "written": time.time(), _CRC: zlib.crc32(kept)})
+    checksum = 0
     with replacing(result.directory / STATUS_NAME) as temporary, temporary.open("wb") as file:
-        file.writelines([_BEGIN, json.dumps(state).encode(), _BETWEEN, kept, _END])
+        file.write(_BEGIN)
+        for part in _json_of(result):
+            checksum = zlib.crc32(part, checksum)
+            file.write(part)
+        state = sealed({**stamp, "process": process, "written": time.time(), _CRC: checksum})
+        file.writelines([_BETWEEN, json.dumps(state).encode(), _END])
+
+
+def _json_of(result: StudyResult) -> Iterator[bytes]:
+    """Return the JSON of a result, in parts: that of thousands of trials at once would stay in the process's memory."""
+    others = _Kept(result=dataclasses.replace(result, trials=[]))
+    yield others.model_dump_json(exclude={"result": {"report", "trials"}}).removesuffix("}}").encode() + b',"trials":['
+    for first in range(0, len(result.trials), _TOGETHER):
+        some = _Trials(result.trials[first : first + _TOGETHER]).model_dump_json()
+        yield (b"," if first else b"") + some[1:-1].encode()
+    yield b"]}}"
 
 
 def read_status(study: str | os.PathLike[str]) -> KeptStatus | None:
@@ -88,7 +111,7 @@ def read_status(study: str | os.PathLike[str]) -> KeptStatus | None:
     folder = path.parent if path.suffix == ".toml" else path
     try:
         content = (folder / STATUS_NAME).read_bytes()
-        state, _, kept = content.removeprefix(_BEGIN).removesuffix(_END).partition(_BETWEEN)
+        kept, _, state = content.removeprefix(_BEGIN).removesuffix(_END).rpartition(_BETWEEN)
         stored = json.loads(state)
         if not (SEAL in stored and is_intact(stored) and stored[_CRC] == zlib.crc32(kept)):
             return None
