@@ -61,4 +61,12 @@ def test_a_number_format_that_does_not_work_names_the_way_out(tmp_path: Path, mo
     monkeypatch.setattr(devices, "autocast_supported", lambda device, dtype: "bfloat16" in str(dtype))
     found = _by_subject(tmp_path)
     assert "use amp O0" in found["float16"].text
-    assert found["bfloat16"].text == "autocast works"
+    assert found["bfloat16"].text.startswith("autocast works")
+
+
+@pytest.mark.parametrize(("fast", "slower"), [(True, ""), (False, ", slower than float32: no instructions for it")])
+def test_a_number_format_without_instructions_is_called_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool, slower: str
+) -> None:
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda device: fast)
+    assert _by_subject(tmp_path)["bfloat16"].text == f"autocast works{slower}"

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+
 import pytest
 import torch
 from torch import nn
@@ -43,3 +47,20 @@ def test_o2_without_float32_batch_norm_casts_only_batch_norm() -> None:
     cast_model_(net, Precision("O2", "bfloat16", "cpu", keep_batchnorm_fp32=False))
     assert net[1].weight.dtype == torch.bfloat16
     assert net[0].weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fast", "times"), [("bfloat16", False, 1), ("bfloat16", True, 0), ("float16", False, 0)]
+)
+def test_a_processor_that_lacks_bfloat16_is_told_once(dtype: str, fast: bool, times: int) -> None:
+    program = f"""
+        from torch import nn, optim
+        from workbench import apply
+        from workbench.core import devices
+        devices.has_fast_bfloat16 = lambda device: {fast}
+        for _ in range(2):
+            net = nn.Linear(2, 2)
+            apply({{"amp": {{"level": "O2", "dtype": "{dtype}"}}}}, net, optim.SGD(net.parameters(), lr=0.1), level="O0")
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, capture_output=True, text=True)
+    assert ended.stderr.count("bfloat16 is slower than float32 on this processor") == times

@@ -48,6 +48,8 @@ def examine(folder: Path | None = None) -> list[Finding]:
     for dtype in (torch.float16, torch.bfloat16):
         supported = devices.autocast_supported(device, dtype)
         text = "autocast works" if supported else "autocast does not work; use amp O0"
+        if supported and dtype == torch.bfloat16 and not devices.has_fast_bfloat16(device):
+            text += ", slower than float32: no instructions for it"
         findings.append(Finding(str(dtype).removeprefix("torch."), text))
     has_kernels = kernel_library() is not None
     findings.append(Finding("kernels", "compiled for this processor" if has_kernels else _NO_KERNELS))

@@ -32,7 +32,7 @@ from workbench.methods.protocol import Preparation
 from workbench.optim import build_optimizer, change_optimizer_
 from workbench.training.boosted import Boosted
 from workbench.training.course import changes_length, has_schedule
-from workbench.training.precision import Precision, cast_model_
+from workbench.training.precision import Precision, cast_model_, tell_of_slow_bfloat16
 
 _log = logging.getLogger("workbench")
 _noted: set[str] = set()
@@ -147,6 +147,7 @@ def apply(
     precision = Precision(
         settings.effective_amp_level(device.type), settings.amp.dtype, device.type, settings.amp.keep_batchnorm_fp32
     )
+    tell_of_slow_bfloat16(precision)
     cast_model_(inner, precision)
     methods = MethodsInEffect(boost.plan)
     scaling = methods.loss_scaling(inner, device) or LossScaling.from_config(settings, device)
