@@ -3,6 +3,8 @@
 python studies/everyones_loop/run.py find [transformers lightning accelerate] [--minutes 4]
 python studies/everyones_loop/run.py compare [transformers lightning accelerate] [--seeds 6]
 python studies/everyones_loop/run.py tuner [--seeds 6]          # Lightning's own tuner on its example
+
+A set-up for another processor has a folder of its own: `find lightning --folder without_bfloat16`, `tuner` likewise.
 """
 
 from __future__ import annotations
@@ -72,15 +74,17 @@ def length_of(task: workbench.Task) -> int:
     return round((task.epochs or 1) * len(loader))
 
 
-def find(framework: str, minutes: float) -> None:
-    """Search from the example as it stands, and keep what is exported."""
+def find(framework: str, minutes: float, folder_name: str) -> None:
+    """Search from the example as it stands, and keep what is exported, beside the example or in a folder there."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         result = workbench.tune(task_of(framework), minutes=minutes, allowed_drop=DROP[framework])
         print(result)
         export = next(Path(folder).rglob("boost_config.o1.json"))
-        shutil.copy(export, HERE / f"with_{framework}" / "boost_config.o1.json")
+        into = HERE / f"with_{framework}" / folder_name
+        into.mkdir(exist_ok=True)
+        shutil.copy(export, into / "boost_config.o1.json")
         answer = dict(result.exports["o1"]) | {"minutes": minutes, "versions": versions()}
-    keep(f"{framework}_found.json", answer)
+    keep(f"{framework}_found{folder_name and '_'}{folder_name}.json", answer)
 
 
 def compare(framework: str, seeds: range) -> None:
@@ -110,9 +114,10 @@ def compare(framework: str, seeds: range) -> None:
     )
 
 
-def compare_tuner(seeds: range) -> None:
+def compare_tuner(seeds: range, folder_name: str) -> None:
     """Train Lightning's example as it stands, after Lightning's own tuner, and with our set-up, in turn."""
     before, after, tuner = (example("lightning", which) for which in ("before", "after", "tuner"))
+    after.HERE /= folder_name
     rows = []
     for seed in seeds:
         row: dict[str, float] = {"seed": seed}
@@ -167,12 +172,13 @@ if __name__ == "__main__":
     parser.add_argument("frameworks", nargs="*", default=FRAMEWORKS)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--folder", default="", help="of the set-up, beside the example")
     parser.add_argument("--first", type=int, default=0, help="first seed of a comparison")
     given = parser.parse_args()
     torch.set_num_threads(1)
     seeds = range(given.first, given.first + given.seeds)
     if given.what == "tuner":
-        compare_tuner(seeds)
+        compare_tuner(seeds, given.folder)
         sys.exit()
     for framework in given.frameworks:
-        find(framework, given.minutes) if given.what == "find" else compare(framework, seeds)
+        find(framework, given.minutes, given.folder) if given.what == "find" else compare(framework, seeds)
