@@ -37,6 +37,6 @@ def test_from_run_all_to_an_exported_file(lab: Lab, view: View) -> None:
     export = opened(workbench, "Export")
     enter(export.get_by_title("Name of the file"), "from_the_panel.json")
     export.get_by_role("button", name="Save", exact=True).click()
-    expect(export.get_by_text("read back, it is the same configuration").first).to_be_visible()
+    expect(export.get_by_text("reads back as this configuration").first).to_be_visible()
     expect(export.get_by_text("wrote").first).to_be_visible()
     assert BoostConfig.from_json(notebooks / "from_the_panel.json") == BoostConfig()

@@ -1,7 +1,7 @@
 """The recorded resolution table of MindSpore's AutoBoost.
 
 Documented differences, by rule: an unknown level, section or key, a wrong type and a value out of range are errors
-here (there they pass unseen); dim_reduce without a source of its subspace is an error when the plan is made (there in
+here (there they pass unseen); dim_reduce without a source for its subspace is an error when the plan is made (there in
 the middle of training). There is no singleton and no table that a configuration could change.
 """
 
@@ -159,7 +159,7 @@ def test_golden_switches_are_those_the_reference_resolves(case: dict[str, Any]) 
     assert not any(value is None for members in handed.values() for value in members.values())
     values = config.to_dict().get("dim_reduce", {})
     if expected["dim_reduce"] and not (values.get("pca_mat_path") or values.get("weight_load_dir")):
-        with pytest.raises(ConfigError, match="needs a source of its subspace"):
+        with pytest.raises(ConfigError, match="needs a source for its subspace"):
             config.resolve(level)
         return
     plan = config.resolve(level)

@@ -56,7 +56,7 @@ def test_a_switch_without_a_refusal_is_in_effect_once_it_is_on(
             plan = with_switch(config, level, name, on=True).resolve(level, world_size)
         except ConfigError:
             assert name == "dim_reduce"
-            assert "source of its subspace" in reason
+            assert "source for its subspace" in reason
         else:
             assert getattr(plan, name) is not bool(reason), (name, reason)
 

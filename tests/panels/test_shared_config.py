@@ -55,5 +55,5 @@ def test_the_plan_is_that_of_configuration_and_level() -> None:
     shared = SharedConfig(level="O1")
     assert shared.plan().in_effect() == ("less_bn", "grad_freeze")
     shared.change({"boost.mode": "manual", "boost.dim_reduce": True})
-    with pytest.raises(ConfigError, match="source of its subspace"):
+    with pytest.raises(ConfigError, match="source for its subspace"):
         shared.plan()

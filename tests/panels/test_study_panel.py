@@ -178,7 +178,7 @@ def test_a_new_study_looks_at_the_task_and_searches_whole_set_ups(
     panel = keep(StudyPanel(task, studies=tmp_path))
     assert panel.entries["sampler.name"].disabled
     assert "searches what applies to it" in text_in(panel)
-    assert "unset is 15 minutes" in text_in(panel)
+    assert "15 minutes when unset" in text_in(panel)
     panel.entries["study.objective"].set("speed")
     panel.form.show_baseline()
     assert not panel.entries["sampler.name"].disabled

@@ -246,7 +246,7 @@ def test_a_missing_device_is_a_sentence(made: Make) -> None:
 
 def test_a_configuration_that_cannot_be_resolved_is_told_before_and_when_it_is_started(made: Make) -> None:
     panel = made(small_task(), shared=SharedConfig(BoostConfig.from_dict({"boost": {"mode": "enable_all"}})))
-    assert "dim_reduce needs a source of its subspace" in text_in(panel.controls)
+    assert "dim_reduce needs a source for its subspace" in text_in(panel.controls)
     run(panel, PanelState.FAILED)
     panel.preset.buttons.value = "O0"
     runs_again(panel, small_task())

@@ -60,7 +60,8 @@ def test_a_processor_that_lacks_bfloat16_is_told_once(dtype: str, fast: bool, ti
         devices.has_fast_bfloat16 = lambda device: {fast}
         for _ in range(2):
             net = nn.Linear(2, 2)
-            apply({{"amp": {{"level": "O2", "dtype": "{dtype}"}}}}, net, optim.SGD(net.parameters(), lr=0.1), level="O0")
+            optimizer = optim.SGD(net.parameters(), lr=0.1)
+            apply({{"amp": {{"level": "O2", "dtype": "{dtype}"}}}}, net, optimizer, level="O0")
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, capture_output=True, text=True)
     assert ended.stderr.count("bfloat16 is slower than float32 on this processor") == times

@@ -4,7 +4,7 @@ Names, defaults and levels are those of MindSpore 2.7 (``mindspore/boost/boost.p
 original checks none of them. ``gradient_split_groups`` has no default there either, whatever its documentation says.
 What a switch needs differs in these points:
 
-* dim_reduce needs a source of its subspace; the original finds that out in the middle of training.
+* dim_reduce needs a source for its subspace; the original finds that out in the middle of training.
 * adasum needs at least 2 servers, a power of two. The original divides by 8 whatever device_number says; that rule is
   ``compatibility.adasum_servers = "eight"``.
 * What changes nothing is not in effect: accumulation over 1 micro-batch, freezing with 1 group or over 0 steps and,
@@ -114,7 +114,7 @@ def _subspace_source(config: BoostConfig, _facts: Facts) -> str:
     if config.dim_reduce.pca_mat_path is not None or config.dim_reduce.weight_load_dir is not None:
         return ""
     return (
-        "dim_reduce needs a source of its subspace: set `dim_reduce.pca_mat_path` to a .npy matrix [n_components, "
+        "dim_reduce needs a source for its subspace: set `dim_reduce.pca_mat_path` to a .npy matrix [n_components, "
         "parameters] or `dim_reduce.weight_load_dir` to a folder of weight snapshots (a run with `snapshots.count` "
         "above 0 records them), or switch `boost.dim_reduce` off"
     )

@@ -231,7 +231,7 @@ class BoostConfig(Section):
             network: What the network offers; None where it is not known, and every method is taken to find work.
 
         Raises:
-            ConfigError: When the level is unknown, or dim_reduce is asked for without a source of its subspace.
+            ConfigError: When the level is unknown, or dim_reduce is asked for without a source for its subspace.
         """
         from workbench.config.resolve import resolve
 

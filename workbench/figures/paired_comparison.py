@@ -156,4 +156,4 @@ def _answer(numbers: PairedNumbers, metric: MetricScale) -> str:
 def _detail(numbers: PairedNumbers, metric: MetricScale) -> str:
     better = "right" if metric.higher_is_better else "left"
     n_pairs = max((change.size for change in numbers.changes), default=0)
-    return f"above right is faster, below {better} is better; {counted(n_pairs, 'paired seed')}"
+    return f"top: right is faster; bottom: {better} is better; {counted(n_pairs, 'paired seed')}"

@@ -143,5 +143,5 @@ def _answer(numbers: ReplayPoliciesNumbers) -> str:
 
 def _detail(numbers: ReplayPoliciesNumbers) -> str:
     n_replayed = len(numbers.names) - (numbers.recorded is not None)
-    text = f"{counted(n_replayed, 'policy', 'policies')} replayed on one recording, assuming it had run alike"
+    text = f"{counted(n_replayed, 'policy', 'policies')} replayed on one recording, as if it had gone the same way"
     return text + (f"; {numbers.n_left_out} without numbers left out" if numbers.n_left_out else "")

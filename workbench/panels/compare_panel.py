@@ -187,8 +187,8 @@ class ComparePanel(WorkPanel):
         """Show the verdict, or that there is none because the comparison was stopped."""
         self.comparison = outcome.result
         if outcome.result is None:
-            runs = counted(self._comparing.n_done if self._comparing is not None else 0, "whole run")
-            self.tell(f"stopped after {runs}; nothing is concluded")
+            runs = counted(self._comparing.n_done if self._comparing is not None else 0, "complete run")
+            self.tell(f"stopped after {runs}; no verdict")
             self.log(f"stopped on request after {runs}")
             return PanelState.STOPPED
         self.bar.value = 1.0
@@ -254,7 +254,7 @@ class ComparePanel(WorkPanel):
         parts.append(f"loss {progress.loss:.4g}")
         if share > 0:
             left = (time.monotonic() - asked.began) * (1 - share) / share
-            parts.append(f"{format_duration(left)} left, and the timing")
+            parts.append(f"about {format_duration(left)} left, plus the timing")
         if asked.n_done == len(runs):
             parts = [f"all {counted(len(runs), 'run')} done; now timing steps side by side ..."]
         if self.state is not PanelState.STOPPING:

@@ -308,7 +308,7 @@ def _validity_html(config: BoostConfig, text: str, plan: Plan) -> str:
     if config_of_text(text, "boost_config.json") != config:
         return error_html("read back, the text is another configuration")
     dropped = "".join(f"<li>{words(entry.reason)}</li>" for entry in plan.dropped)
-    valid = f"✓ Valid: read back, it is the same configuration. In effect at {plan.level}: {plan.summary()}."
+    valid = f"✓ Valid: the text reads back as this configuration. In effect at {plan.level}: {plan.summary()}."
     return note_html(valid) + (f'<ul class="wb-faint">{dropped}</ul>' if dropped else "")
 
 
@@ -322,11 +322,15 @@ def _provenance_html(provenance: dict[str, Any]) -> str:
     if not provenance:
         return ""
     known = [(key, title) for key, title in _PROVENANCE if provenance.get(key) not in (None, "")]
+    if provenance.get("verdict") == provenance.get("candidate"):
+        known = [(key, title) for key, title in known if key != "verdict"]
     rows = [(title, _provenance_text(key, provenance[key])) for key, title in known]
     device = (provenance.get("environment") or {}).get("device") or {}
-    hardware = [str(device[key]) for key in ("device", "cpu", "accelerator", "torch") if device.get(key)]
+    hardware = [str(device[key]) for key in ("device", "cpu", "accelerator") if device.get(key)]
     if hardware:
         rows.append(("Hardware", ", ".join(dict.fromkeys(hardware))))
+    if device.get("torch"):
+        rows.append(("PyTorch", str(device["torch"])))
     return f"<h4>Provenance</h4>{table(('', ''), rows, css='wb-whole-words')}"
 
 

@@ -307,7 +307,7 @@ class WorkPanel(Panel):
     something; after each batch of them, ``hz`` times a second at most, ``refresh`` is called.
     """
 
-    failure_note = "failed; correct it and start again"  # the error itself stands beneath the title
+    failure_note = "failed; see the error above"  # the error itself stands beneath the title
 
     def __init__(
         self,

@@ -56,11 +56,11 @@ def why_not(run: Run, error: ValueError) -> str:
 def error_sentence(run: Run, replayed: ReplayedRun) -> str:
     """Say how far the thresholds may lie off, and what they were calibrated on."""
     thresholds = replayed.thresholds
-    off = f"all thresholds may be off by a factor of {2.0**thresholds.error_log2:.3g} either way"
+    off = f"all thresholds may be off by a factor of {2.0**thresholds.error_log2:.2g} either way"
     if not thresholds.calibrated:
         return f"Nothing overflowed in this run, so nothing could be calibrated; {off}."
     overflows = counted(len(run.overflow_steps), "overflow")
-    return f"Calibrated on {overflows}; {percent(thresholds.misclassified)} of the updates are misjudged, {off}."
+    return f"Calibrated on {overflows}; {percent(thresholds.misclassified)} of the updates are misjudged; {off}."
 
 
 def prediction_sentence(run: Run, replayed: ReplayedRun, policy: ScalePolicy, judged: Any) -> str:

@@ -163,7 +163,7 @@ class StudyForm:
         from workbench.study.ask.task_study import DEFAULT_MINUTES
 
         left = _LEFT_TO_THE_LOOK if self.asks_for_set_ups else ""
-        limit = f"unset is {DEFAULT_MINUTES:g} minutes" if left else "unset sets no limit"
+        limit = f"{DEFAULT_MINUTES:g} minutes when unset" if left else "no limit when unset"
         self.entries[_MINUTES].note(f"Search and confirmation of one command together; {limit}.")
         for path in (*_COMMON, *_MORE):
             if path != "study.task":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -34,7 +35,12 @@ def words(text: str) -> str:
     parts = html.escape(text, quote=False).split("`")
     if len(parts) % 2 == 0:
         return "`".join(parts)
-    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))
+    return "".join(f"<code>{_breakable(part)}</code>" if index % 2 else part for index, part in enumerate(parts))
+
+
+def _breakable(path: str) -> str:
+    """Let a config path be broken between its words, which have no spaces."""
+    return re.sub(r"(?<=[._])(?=\w)", "<wbr>", path)
 
 
 def faint(text: str) -> str:

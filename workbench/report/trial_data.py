@@ -82,7 +82,7 @@ def _columns(study: StudyResult, metric: MetricScale) -> list[Values]:
     has_own_value = study.objective in {"time_to_target", "pareto"}  # else it is the speed again
     return [
         _column("number", "Trial", kind="number"),
-        _column("came_to", "Came to"),
+        _column("came_to", "Outcome"),
         _column("level", "Level", shown=several),
         _column("speed", f"Speed {study.per_trial}", **times),
         _column("speed_low", "Speed, at least", shown=False, **times),
@@ -107,7 +107,8 @@ def _parameter_column(path: str) -> Values:
 
 
 def _row(trial: TrialRecord, study: StudyResult, base: Values, paths: Sequence[str], *, rounded: bool) -> Values:
-    came_to = outcome_of(trial, study.allowed_drops)
+    # Interrupted, or never begun: after a search nothing is waited for any more.
+    came_to = "not finished" if trial.state == "waiting" else outcome_of(trial, study.allowed_drops)
     config = _by_path(trial.config)
     changes = {path: config.get(path) for path in [*base, *config] if base.get(path) != config.get(path)}
     parts, effective = _in_effect(json.dumps(trial.config, sort_keys=True, default=str), trial.level)

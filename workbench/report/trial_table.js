@@ -184,7 +184,7 @@ export class TrialTable {
     const count = (values) => values.reduce((found, value) => found.set(value, (found.get(value) ?? 0) + 1), new Map());
     const trials = this.data.trials;
     const search = make("input", {
-      type: "search", placeholder: "words of a trial", "aria-label": "Search trials", "data-name": "words",
+      type: "search", placeholder: "Search trials", "aria-label": "Search trials", "data-name": "words",
       oninput: () => this.filter("words", search.value),
     });
     search.value = this.filters.words;

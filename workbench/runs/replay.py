@@ -54,7 +54,7 @@ _MOST_BINS = 4096  # a float64 has 2098
 _BURST = 11  # windows of a running median, which removes bursts of up to five
 _ASSUMPTION = (
     "Assumes the recorded trajectory: weights and batches as recorded, so a skipped or additional update changes no "
-    "later gradient (the range allows for it); and what had underflowed at the recorded scale is not seen, so record "
+    "later gradient (the range allows for it). Values that underflowed at the recorded scale cannot be seen, so record "
     "at a large one."
 )
 

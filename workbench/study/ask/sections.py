@@ -31,7 +31,7 @@ class StudySection(Part):
     )
     seed: int = described(0, "Seed", "Seed of the search; the confirmation uses others.", ge=0)
     budget_steps: int = described(
-        ..., "Steps per trial", "Length of one run: as long as the task is trained today.", unit="micro-batches", ge=1
+        ..., "Steps per trial", "Length of one run: as long as you train the task today.", unit="micro-batches", ge=1
     )
     evaluate_every: int | None = described(
         None, "Evaluate every", "Unset evaluates after each tenth of the run.", unit="micro-batches", ge=1
@@ -78,7 +78,7 @@ class StudySection(Part):
     )
 
 
-_DROP = "How much of the metric the {} export may cost, in the metric's own unit; accuracies have {} when unset."
+_DROP = "How much of the metric the {} export may cost, in the metric's own unit; {} for accuracies when unset."
 _Drop = Annotated[float, Field(ge=0)] | Annotated[str, Field(pattern=r"^ *\d+(\.\d+)? *% *$")]
 
 
