@@ -216,12 +216,14 @@ def test_a_long_training_is_asked_about_at_a_horizon_that_is_said() -> None:
     file = parse_study(question.text)
     assert file.study.budget_steps == 1800
     assert sentence in file.set_up.left_out
+    assert file.set_up.shortened == sentence
 
 
 def test_a_short_training_keeps_its_length() -> None:
     question = asked(steps=180)
     assert question.steps == 180
     assert not any("annealed" in sentence for sentence in question.left_out)
+    assert parse_study(question.text).set_up.shortened == ""
     assert question.run_seconds == pytest.approx(1.8)
     assert "500" in question.forecast(15.0)
 

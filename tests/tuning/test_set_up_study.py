@@ -38,11 +38,14 @@ from workbench.study.set_up.objective import SKIPPED
 from workbench.study.set_up.stages import settle
 from workbench.study.set_up.standing import standing_now
 
+SHORTER = "The study trains 36 of 430 batches. For 430, give it --minutes 47 --fresh."
+NOT_CAST = "bfloat16 is left out, because this cpu has no instructions for it."
+
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyResult, SurfaceRunner]:
     """Return one study that was run to its end, its result and who trained it."""
-    folder = write(tmp_path_factory.mktemp("searched") / "study")
+    folder = write(tmp_path_factory.mktemp("searched") / "study", set_up=f'left_out = ["{SHORTER}", "{NOT_CAST}"]')
     runner = SurfaceRunner(folder, noise=0.004, seed=3)
     return folder, run(folder, runner), runner
 
@@ -91,6 +94,13 @@ def test_what_is_read_later_is_what_tune_has_told(searched: Searched) -> None:
     assert later.allowed_drops == result.allowed_drops == {"o1": ALLOWED}
     assert later.counts == result.counts
     assert set(later.messages) >= set(result.choice_sentences)
+
+
+def test_that_runs_were_shorter_than_the_tasks_own_is_said_with_the_answer(searched: Searched) -> None:
+    folder, result, _ = searched
+    assert SHORTER in result.messages
+    assert SHORTER in read_result(folder).messages
+    assert NOT_CAST not in result.messages
 
 
 def test_a_trial_keeps_the_quality_where_all_runs_of_the_search_say_so(searched: Searched) -> None:

@@ -237,7 +237,7 @@ def _result(
         tuned_plain=tuned_plain_of(attributes),
         left_out=tuple(file.set_up.left_out),
     )
-    sentences = [attributes.get("search_ended", ""), attributes.get("cut_short", "")]
+    sentences = [file.set_up.shortened, attributes.get("search_ended", ""), attributes.get("cut_short", "")]
     sentences += [*attributes.get("warm_start_notes", []), *file.not_drawn(), why_unknown]
     said = " ".join(choice.sentence for choice in choices.values())
     left = [one for one in sentences if one and one.rstrip(".") not in said]

@@ -5,7 +5,7 @@ A key that a person sets in a panel is declared with `described`, as a parameter
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -193,6 +193,10 @@ class FreezingLimitSection(Part):
     steps_per_block: int = described(4, "Steps per block", "Length of one block.", unit="micro-batches", ge=1)
 
 
+SHORTENED: Final = "The study trains "
+"""How the sentence of ``set_up.left_out`` begins that says that runs are shorter than the task's own."""
+
+
 class SetUpSection(Part):
     """``[set_up]``: how the fastest set-up is searched; for the objective ``time_to_quality``.
 
@@ -232,6 +236,11 @@ class SetUpSection(Part):
         title="Left out",
         description="Why what might have been searched is not, a sentence each; `workbench tune TASK` writes them.",
     )
+
+    @property
+    def shortened(self) -> str:
+        """The sentence that says that runs are shorter than the task's own; empty where they are not."""
+        return next((one for one in self.left_out if one.startswith(SHORTENED)), "")
 
 
 class ConfirmSection(Part):

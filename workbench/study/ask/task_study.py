@@ -22,7 +22,7 @@ from workbench.config import BoostConfig, Facts, describe_parameters
 from workbench.core.files import write_text_atomically
 from workbench.core.text import format_duration
 from workbench.methods.registry import METHODS
-from workbench.study.ask.sections import AllowedDrop
+from workbench.study.ask.sections import SHORTENED, AllowedDrop
 from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyError
 
@@ -211,7 +211,7 @@ def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: 
 
 def _shorter_than(steps: int, horizon: int) -> str:
     """Return how a study says that it asks about shorter runs than today's, in loader batches of a run."""
-    return f"The study trains {horizon} of {steps} batches"
+    return f"{SHORTENED}{horizon} of {steps} batches"
 
 
 def _seeds(run_seconds: float, minutes: float) -> dict[str, int]:
