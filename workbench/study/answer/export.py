@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.config import BoostConfig, Plan
+from workbench.config.mindspore_notes import mindspore_notes
 from workbench.core.files import write_text_atomically
 from workbench.core.records import CandidateRecord, Choice
 from workbench.methods.protocol import Description
@@ -109,10 +110,7 @@ def _provenance(choice: Choice, plan: Plan, origin: Mapping[str, Any]) -> dict[s
         "candidate": choice.label,
         "verdict": choice.verdict,
         "sentence": choice.sentence,
-        "mindspore": (
-            f'Pass boost_level="{TARGETS[target]}" so that mindspore.train.Model reads this file as '
-            "boost_config_dict; sections MindSpore does not know are ignored there."
-        ),
+        "mindspore": mindspore_notes(plan.config, plan)[0],
     }
     if candidate is not None:
         ends = (candidate.speedup, candidate.speedup_low, candidate.speedup_high)
