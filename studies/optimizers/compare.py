@@ -15,9 +15,11 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
+import importlib
 import json
 import math
 import os
+import statistics
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -41,8 +43,9 @@ from workbench.training.speed import measure_speed_ratio
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
 LEVEL = "O0"
-OPTIMIZERS = ("sgd", "adamw", "adam_offload", "muon", "thor")
+OPTIMIZERS = ("sgd", "adamw", "adam_offload", "muon", "soap", "thor")
 STARTUP_TRIALS = 5
+_STEPS_TIMED = 60  # a multiple of every refresh
 HOPELESS = 1.5
 """A trial ends when it has cost this many times what the best one of its arm needed in all."""
 
@@ -94,6 +97,7 @@ class Arm:
         start: The first trial.
         thor_arguments: Arguments of ``Thor`` that the section ``optimizer`` does not have.
         compatibility: Section ``compatibility``.
+        made_by: Module and name of another package's optimizer, which takes the parameters and what is searched.
     """
 
     name: str
@@ -102,6 +106,7 @@ class Arm:
     start: Mapping[str, Any]
     thor_arguments: Mapping[str, Any]
     compatibility: Mapping[str, Any]
+    made_by: str = ""
 
     def config(self, parameters: Mapping[str, Any], weight_decay: float) -> dict[str, Any]:
         """Return the configuration of a trial, as it stands in a ``boost_config.json``."""
@@ -123,6 +128,20 @@ class _ThorTask(Task):
         options = dict(self.arguments)
         damping = DecayingDamping(options.pop("damping"), options.pop("damping_decay", 1.0), options["frequency"])
         return Thor(model, options.pop("lr"), damping, **options)
+
+
+@dataclass(frozen=True)
+class _OthersTask(Task):
+    """A task whose own optimizer is another package's."""
+
+    made_by: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def new_optimizer(self, model: nn.Module) -> Optimizer:
+        """Return the optimizer."""
+        module, _, name = self.made_by.rpartition(".")
+        made: Optimizer = getattr(importlib.import_module(module), name)(model.parameters(), **self.arguments)
+        return made
 
 
 def read_goal(task: str) -> Goal:
@@ -155,6 +174,7 @@ def read_arm(name: str, task: str) -> Arm:
         entry.get("start") or model["start"],
         entry.get("thor_arguments", {}),
         entry.get("compatibility", {}),
+        entry.get("made_by", ""),
     )
 
 
@@ -265,10 +285,12 @@ def _trial_values(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:
 def setting(goal: Goal, arm: Arm, parameters: Mapping[str, Any]) -> tuple[Task, BoostConfig]:
     """Return the task and the configuration that train an arm with these parameters."""
     told = arm.config(parameters, goal.weight_decay)
-    if not arm.thor_arguments:
+    if not arm.thor_arguments and not arm.made_by:
         return goal.task, BoostConfig.from_dict(told)
     arguments = {key: value for key, value in told["optimizer"].items() if key != "name"} | dict(arm.thor_arguments)
     kept = {entry.name: getattr(goal.task, entry.name) for entry in fields(Task)}
+    if arm.made_by:
+        return _OthersTask(**kept, made_by=arm.made_by, arguments=arguments), BoostConfig()
     return _ThorTask(**kept, arguments=arguments), BoostConfig()
 
 
@@ -336,22 +358,42 @@ def measure(
     baseline_parameters: Mapping[str, Any], records: Records, *, rounds: int, call: int = 0,
 ) -> float:  # fmt: skip
     """Measure a step-time ratio in interleaved rounds, and record it."""
-    # What a configuration cannot say is how damping is split: a few operations on scalars at a refresh.
-    config, base = (
-        BoostConfig.from_dict(side.config(chosen, goal.weight_decay)) if side else BoostConfig()
-        for side, chosen in ((arm, parameters), (baseline, baseline_parameters))
-    )
-    found = measure_speed_ratio(
-        goal.task, (base, LEVEL), (config, LEVEL), device=CPU, seed=call, rounds=rounds, precision=math.inf
-    )
+    sides = ((arm, parameters), (baseline, baseline_parameters))
+    if arm.made_by:
+        tasks = [setting(goal, side, chosen) if side else (goal.task, BoostConfig()) for side, chosen in sides]
+        ratio, arm_ms, base_ms = _ratio_of_runs(*tasks, seed=call, rounds=rounds)
+    else:
+        # What a configuration cannot say is how damping is split: a few operations on scalars at a refresh.
+        config, base = (
+            BoostConfig.from_dict(side.config(chosen, goal.weight_decay)) if side else BoostConfig()
+            for side, chosen in sides
+        )
+        found = measure_speed_ratio(
+            goal.task, (base, LEVEL), (config, LEVEL), device=CPU, seed=call, rounds=rounds, precision=math.inf
+        )
+        ratio, arm_ms, base_ms = found.ratio, found.candidate_ms, found.baseline_ms
     records.add_speed(
         {
             "task": goal.task.name, "arm": arm.name, "baseline": baseline.name if baseline else "own",
-            "frequency": parameters.get("frequency", ""), "call": call, "ratio": found.ratio,
-            "arm_ms": found.candidate_ms, "baseline_ms": found.baseline_ms, "load": os.getloadavg()[0],
+            "frequency": parameters.get("frequency", ""), "call": call, "ratio": ratio,
+            "arm_ms": arm_ms, "baseline_ms": base_ms, "load": os.getloadavg()[0],
         }
     )  # fmt: skip
-    return found.ratio
+    return ratio
+
+
+def _ratio_of_runs(
+    one: tuple[Task, BoostConfig], other: tuple[Task, BoostConfig], *, seed: int, rounds: int
+) -> tuple[float, float, float]:
+    """Return the median ratio of step times of short runs in turn, and both times in ms."""
+
+    def milliseconds(task: Task, config: BoostConfig) -> float:
+        run = run_task(task, RunRequest(config, LEVEL, seed, _STEPS_TIMED, _STEPS_TIMED), device=CPU)
+        return run.seconds / run.steps * 1e3
+
+    times = [(milliseconds(*one), milliseconds(*other)) for _ in range(rounds)]
+    ratios, (mine, theirs) = [a / b for a, b in times], zip(*times, strict=True)
+    return statistics.median(ratios), statistics.median(mine), statistics.median(theirs)
 
 
 def tune(goal: Goal, arm: Arm, trials: int, records: Records, rounds: int = 16) -> None:
@@ -397,7 +439,7 @@ def tune(goal: Goal, arm: Arm, trials: int, records: Records, rounds: int = 16) 
             said = f"{goal.task.name} {arm.name} trial {number}: {value:.4g} (best {best:.4g})"
             print(said, _short(trial.params), flush=True)
     settle(goal, arm, records, rounds)
-    if not arm.thor_arguments:  # a configuration cannot say these
+    if not arm.thor_arguments and not arm.made_by:  # a configuration cannot say these
         config = arm.config(best_parameters(goal, arm, records), goal.weight_decay)
         records.tuned(goal, arm.name).write_text(json.dumps(config, indent=2) + "\n")
 

@@ -23,6 +23,7 @@ TITLES = {
     "adamw": "AdamW",
     "adam_offload": "AdamOffload",
     "muon": "Muon",
+    "soap": "SOAP",
     "thor": "THOR",
     "thor_no_floor": "no floor",
     "thor_tight_clip": "no floor, `kl_clip` 1e-4",
