@@ -155,6 +155,19 @@ def test_the_newest_are_kept_and_the_others_go(tmp_path: Path) -> None:
     assert same(model, other)
 
 
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(uninterrupted: Any, tmp_path: Path) -> None:
+    trained_to(12, tmp_path)
+    newest = max(tmp_path.glob("checkpoint-*.pt"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    with pytest.warns(RuntimeWarning, match="damaged.*; it is skipped"):
+        resumed, _, drift = trained_to(30, tmp_path, resume=True)
+    whole, _, whole_drift = uninterrupted
+    assert same(resumed, whole)
+    assert drift == whole_drift
+
+
 def test_what_a_user_adds_is_kept_too(tmp_path: Path) -> None:
     def train(step: int, folder: Path, resume: bool = False) -> tuple[RecModel, float]:
         model = new_recommender()

@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.kit.fake_runner import make_fake, write_study
 from tests.kit.runs import without_checksums
 from tests.kit.set_up_search import run, write
 from tests.kit.surface_runner import SurfaceRunner
 from tests.reliability.flipped_bits import KEPT, flip, flip_and_read, make_run
 from workbench.cli import main
 from workbench.runs import read_run
+from workbench.study import tune
+from workbench.study.errors import StudyFailedError
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -49,6 +52,22 @@ def bugs_told_of(folder: Path, n_flips: int, capsys: pytest.CaptureFixture[str])
 
 def test_a_damaged_study_is_told_as_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bugs_told_of(tmp_path / "study", 20, capsys) == []
+
+
+@pytest.mark.parametrize(("at", "length"), [(0, 1), (4096, 32_768)], ids=["its first byte", "32 kB of it"])
+def test_a_study_whose_file_is_spoilt_begins_again_when_told_so(tmp_path: Path, at: int, length: int) -> None:
+    directory = write_study(tmp_path / "s")
+    tune(directory, trials=3, make_experimenter=make_fake)
+    for left in ("study.db-wal", "study.db-shm", "status.json"):
+        (directory / left).unlink(missing_ok=True)
+    content = bytearray((directory / "study.db").read_bytes())
+    content[at : at + length] = bytes(one ^ 0xFF for one in content[at : at + length])
+    (directory / "study.db").write_bytes(content)
+    with pytest.raises(StudyFailedError, match=r"database is damaged .*--fresh"):
+        tune(directory, trials=3, make_experimenter=make_fake)
+    assert tune(directory, trials=3, make_experimenter=make_fake, fresh=True).counts.n_finished == 3
+    (archived,) = (directory / "archive").iterdir()
+    assert (archived / "study.db").read_bytes() == bytes(content)
 
 
 @pytest.mark.long

@@ -135,6 +135,24 @@ def test_an_export_leaves_the_former_files_or_new_ones(one_disk: FullDisk, tmp_p
 
 
 @pytest.mark.slow
+def test_a_full_disk_of_runs_alone_fails_no_trial(
+    one_disk: FullDisk, workbench: Command, study: Path, tmp_path: Path
+) -> None:
+    (study / "runs").symlink_to(one_disk.path)
+    assert workbench("tune", study, "--trials", 1).code == 0
+    one_disk.leave(0)
+    outcome = workbench("tune", study)
+    one_disk.empty()
+    assert outcome.code == 1
+    assert "space" in outcome.sentence or "too large" in outcome.sentence
+    first, *others = read_result(study).trials
+    assert first.state == "complete"
+    assert {trial.state for trial in others} <= {"waiting"}, "the database had room, the run had none"
+    assert workbench("tune", study).code == 0
+    assert {trial.state for trial in read_result(study).trials} <= {"complete", "pruned"}
+
+
+@pytest.mark.slow
 def test_commands_on_a_full_disk_end_with_one_sentence(
     one_disk: FullDisk, workbench: Command, study: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from tests.kit.processes import kill, start, wait_until
 from workbench.config import BoostConfig
 from workbench.core.files import DiskFullError
 from workbench.core.records import Verdict
+from workbench.runs import TelemetryError
 from workbench.study import (
     StudyBusyError,
     StudyChangedError,
@@ -332,20 +333,28 @@ def test_data_without_a_version_are_told_in_words(tmp_path: Path) -> None:
 class OnAFullDisk(FakeRunner):
     """Finds no room for what the second trial records."""
 
+    error: Exception
+
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         if isinstance(job, TrainJob) and job.run_id == "trial_0001":
-            raise OSError(errno.ENOSPC, "No space left on device", "steps.jsonl")
+            raise self.error
         return super().run(job, monitor)
 
 
-def make_on_a_full_disk(file: StudyFile, directory: Path) -> FakeRunner:
-    return OnAFullDisk(directory)
+NO_SPACE = OSError(errno.ENOSPC, "No space left on device", "steps.jsonl")
+NOT_WRITTEN = TelemetryError("cannot write steps.jsonl: no space left on the disk")  # how a run says it
 
 
-def test_a_full_disk_puts_the_running_trial_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [NO_SPACE, NOT_WRITTEN], ids=["as a disk says it", "as a run says it"])
+def test_a_full_disk_puts_the_running_trial_back(tmp_path: Path, error: Exception) -> None:
+    def make(file: StudyFile, directory: Path) -> FakeRunner:
+        runner = OnAFullDisk(directory)
+        runner.error = error
+        return runner
+
     directory = write_study(tmp_path / "s", SEARCH)
-    with pytest.raises(OSError, match=r"[Nn]o space|disk is full"):
-        tune(directory, make_experimenter=make_on_a_full_disk)
+    with pytest.raises(type(error), match=r"[Nn]o space|disk is full"):
+        tune(directory, make_experimenter=make)
     assert [one.state.name for one in stored_trials(directory)] == ["COMPLETE", "WAITING"]
     result = tune(directory, make_experimenter=make_fake)
     assert {one.state for one in result.trials} <= {"complete", "pruned"}

@@ -17,6 +17,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.core.credentials import hide_passwords
+from workbench.runs import TelemetryError
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import OutOfTimeError, StudyFailedError, StudyStoppedError
 from workbench.study.run.ending import SearchEnd
@@ -255,7 +256,8 @@ class Search:
             return TrialState.COMPLETE, self._objective(trial)
         except optuna.TrialPruned:
             return TrialState.PRUNED, None
-        except (StudyFailedError, StudyStoppedError, OSError, *TAKEN_ERRORS, *STORAGE_ERRORS):
+        # A run that cannot be written says nothing of its configuration either: the disk is full, or not writable.
+        except (StudyFailedError, StudyStoppedError, OSError, TelemetryError, *TAKEN_ERRORS, *STORAGE_ERRORS):
             raise
         except Exception as error:
             if trial.user_attrs.get("baseline"):

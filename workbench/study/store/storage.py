@@ -35,7 +35,7 @@ from workbench.study.ask.study_file import StudyFile, asked
 from workbench.study.ask.study_text import flat
 from workbench.study.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError
 from workbench.study.run.job import plain
-from workbench.study.run.patience import STORAGE_ERRORS, Patience, damaged, reason_of
+from workbench.study.run.patience import STORAGE_ERRORS, Patience, damaged, is_damage, reason_of
 from workbench.study.run.runner import Experimenter
 from workbench.study.store.liveness import StaleTrials
 from workbench.study.store.study_storage import StudyStorage
@@ -101,6 +101,8 @@ def open_storage(
             raise StudyError(
                 "the storage given is no database URL such as postgresql+psycopg://user@host/database"
             ) from None
+        if is_damage(error):
+            raise damaged(reason_of(error)) from None
         raise StudyError(f"the storage {shown_url(url)!r} cannot be opened: {reason_of(error)}") from None
 
 
