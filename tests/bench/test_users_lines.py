@@ -25,5 +25,5 @@ def test_step_cost_times_nothing_where_weights_differ(monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_commands_are_timed_in_processes_of_their_own() -> None:
     found = commands.measure(Request(1), trials=4)
-    assert len(found) == 8
+    assert len(found) == 9
     assert all(one.estimate is not None and one.estimate.value > 0.0 for one in found)
