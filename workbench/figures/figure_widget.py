@@ -1,8 +1,8 @@
 """Plotly's widget, imported without what takes longest and is not asked for.
 
 Plotly imports nbformat where it is installed, that jsonschema, and that rfc3987-syntax, which builds a parser of
-international web addresses as it is imported: two seconds of each notebook, more than torch takes. Until an address is
-to be checked a function of the same name does as well.
+international web addresses as it is imported, which takes longer than torch's import (``python -X importtime``). Until
+an address is to be checked a function of the same name does as well.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from workbench.methods.protocol import Preparation
 from workbench.optim import build_optimizer, change_optimizer_
 from workbench.training.boosted import Boosted
 from workbench.training.course import changes_length, has_schedule
-from workbench.training.precision import Precision, cast_model_, tell_of_slow_bfloat16
+from workbench.training.precision import Precision, cast_model_, slow_bfloat16_sentence
 
 _log = logging.getLogger("workbench")
 _noted: set[str] = set()
@@ -147,7 +147,7 @@ def apply(
     precision = Precision(
         settings.effective_amp_level(device.type), settings.amp.dtype, device.type, settings.amp.keep_batchnorm_fp32
     )
-    tell_of_slow_bfloat16(precision)
+    _say_once(slow_bfloat16_sentence(precision))
     cast_model_(inner, precision)
     methods = MethodsInEffect(boost.plan)
     scaling = methods.loss_scaling(inner, device) or LossScaling.from_config(settings, device)
@@ -353,8 +353,12 @@ def _refuse_attached_scheduler(
 
 
 def _note_level_defaults(plan: Plan) -> None:
-    """Say once per process what the level switches on beside the switches that are set by hand."""
-    sentence = plan.level_default_sentence() if any(plan.level_defaults().values()) else ""
+    """Say once what the level switches on beside the switches that are set by hand."""
+    _say_once(plan.level_default_sentence() if any(plan.level_defaults().values()) else "")
+
+
+def _say_once(sentence: str) -> None:
+    """Say a sentence once per process, on the first of several ranks."""
     if sentence and sentence not in _noted and ranks.rank() == 0:
         _noted.add(sentence)
         _log.warning("%s", sentence)

@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -28,7 +26,6 @@ from workbench.core.torch_internals import BatchNorm
 _OUTSIDE = 4  # frames from the warning to who called `apply`
 _AS_BUILT = nullcontext()
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-_log = logging.getLogger("workbench")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +44,15 @@ class Precision:
         return torch.autocast(self.device_type, _DTYPES[self.dtype])
 
 
-def tell_of_slow_bfloat16(precision: Precision) -> None:
-    """Say once where bfloat16 costs time: on a processor without instructions for it.
+def slow_bfloat16_sentence(precision: Precision) -> str:
+    """Say that bfloat16 costs time on a processor without instructions for it; empty where it does not.
 
     A set-up that was tuned on another machine may ask for it.
     """
-    if precision.level == "O0" or precision.dtype != "bfloat16" or precision.device_type != "cpu":
-        return
-    if not devices.has_fast_bfloat16("cpu"):
-        _tell_of_slow_bfloat16()
-
-
-@functools.cache  # once in a process
-def _tell_of_slow_bfloat16() -> None:
-    _log.warning(
+    is_asked_of_cpu = precision.level != "O0" and precision.dtype == "bfloat16" and precision.device_type == "cpu"
+    if not is_asked_of_cpu or devices.has_fast_bfloat16("cpu"):
+        return ""
+    return (
         "bfloat16 is slower than float32 on this processor, which has no instructions for it (avx512_bf16 or AMX); if "
         "the configuration was tuned on another machine, tune it on this one or set `amp.level` to O0"
     )
