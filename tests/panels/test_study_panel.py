@@ -447,7 +447,7 @@ def test_a_database_that_is_none_is_a_sentence(made: Make, finished: Path) -> No
     (finished / "study.db").write_bytes(b"this is no database" * 100)
     panel = made(finished)
     assert panel.state is PanelState.IDLE
-    assert "cannot be opened" in text_in(panel)
+    assert "database is damaged (file is not a database)" in text_in(panel)
     assert not panel.start_button.disabled
 
 
