@@ -34,7 +34,7 @@ app"""
 
 def test_what_is_chosen_is_in_the_json_and_what_cannot_be_says_why(lab: Lab, notebook: View) -> None:
     configure = opened(
-        add_and_run_cell(notebook.page, "Workbench('digits-lenet')").locator(".wb-panel").first, "Configure"
+        add_and_run_cell(notebook.page, "Workbench('digits-resnet')").locator(".wb-panel").first, "Configure"
     )
     open_section(configure, "Gradient freezing")
     share = control(configure, "Share of full steps")
@@ -92,7 +92,7 @@ def test_replay_answers_the_sliders_and_its_policy_goes_into_the_configuration(l
     initial = control(scale, "Initial scale")
     for _ in range(8):
         initial.get_by_role("slider").press("ArrowLeft")
-    expect(initial.get_by_role("textbox")).to_have_value("65536")
+    expect(initial.get_by_role("textbox")).to_have_value("2^16")
     expect(prediction).to_contain_text("2¹⁶")
     assert prediction.inner_text() != recorded
     expect(scale.locator(".js-plotly-plot").first.locator(".scatterlayer .trace")).not_to_have_count(1)

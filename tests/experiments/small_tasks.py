@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -50,12 +52,13 @@ def small_task(
         model: Model of the task.
         on_loss: Called with the number of each training loss.
     """
-    counter = {"losses": 0}
+    # Of each thread its own: a panel looks at a model of the task while another thread trains one.
+    losses = defaultdict[int, int](int)
 
     def loss(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        step = counter["losses"]
+        step = losses[threading.get_ident()]
         if net.training:
-            counter["losses"] += 1
+            losses[threading.get_ident()] += 1
             if on_loss is not None:
                 on_loss(step)
             if step == fail_at:
@@ -66,7 +69,7 @@ def small_task(
         return value
 
     def new_model() -> nn.Module:
-        counter["losses"] = 0
+        losses[threading.get_ident()] = 0
         return model()
 
     return Task(
