@@ -245,9 +245,9 @@ def test_updates_that_come_too_fast_wait_for_a_flush(monkeypatch: pytest.MonkeyP
     for n in (11, 12, 13):
         live.update(loss_scale_figure(run(n)))
     assert messages.sent == []
-    assert list(displayed(live).data[0].x)[-1] == 9
+    assert list(displayed(live).data[0].x)[-1] == 10  # the scale that the tenth step, step 9, left
     live.flush()
-    assert list(displayed(live).data[0].x)[-1] == 12
+    assert list(displayed(live).data[0].x)[-1] == 13
     assert messages.sent.count("_py2js_update") == 2
     live.flush()
     assert messages.sent.count("_py2js_update") == 2

@@ -51,6 +51,11 @@ def test_numbers_of_a_small_run_are_exact() -> None:
     assert numbers.last_log2 == 3
 
 
+def test_the_line_reaches_what_the_last_step_changed() -> None:
+    line = loss_scale_numbers(STEPS[:4]).line
+    assert [line.x.tolist(), line.y.tolist()] == [[0, 1, 2, 3, 4], [4, 3, 3, 4, 3]]
+
+
 def test_a_skipped_window_wastes_all_its_micro_batches() -> None:
     steps = [_record(0, 8, 8), _record(1, 8, 8, accumulated=2), _record(2, 8, 8),
              _record(3, 8, 4, overflow=True, accumulated=2)]  # fmt: skip

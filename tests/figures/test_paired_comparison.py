@@ -42,15 +42,15 @@ def test_the_answer_is_the_title() -> None:
     assert figure.layout.xaxis.title.text == "Speed relative to O0 (×)"
     assert figure.layout.xaxis2.title.text == "Change of accuracy against O0 (points)"
     assert list(figure.data[0].error_x.array) == pytest.approx([0.05])
-    assert list(figure.data[2].error_x.arrayminus) == pytest.approx([4.5])  # from the mean of -0.5 to -5
-    assert list(figure.data[2].error_x.array) == [0.0]
+    assert list(figure.data[1].error_x.arrayminus) == pytest.approx([4.5])  # from the mean of -0.5 to -5
+    assert list(figure.data[1].error_x.array) == [0.0]
 
 
 def test_of_several_sides_each_has_a_line() -> None:
     other = PairedSide("other", (0.9, 0.8, 0.7), 0.8, 0.7, 0.9)
     figure = paired_comparison_figure([BASE, FAST, other], metric=ACCURACY)
     assert list(figure.layout.yaxis.ticktext) == ["mine", "other"]
-    assert list(figure.data[1].y) == [0, 0, 1, 1]
+    assert list(figure.data[2].y) == [0, 0, 1, 1]
 
 
 def test_without_anything_to_see_a_sentence_says_so() -> None:

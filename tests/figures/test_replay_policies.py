@@ -60,16 +60,10 @@ def test_a_point_can_be_picked_and_gives_its_range() -> None:
     assert replay_policies_figure(POLICIES).data[0].customdata[0][2] == ""
 
 
-@pytest.mark.parametrize(
-    ("lost", "places"),
-    [((0.001, 0.02), ["middle right", "top right"]), ((0.02, 0.001), ["top right", "middle right"])],
-)
-def test_the_words_of_two_policies_side_by_side_are_both_legible(lost: tuple[float, float], places: list[str]) -> None:
-    table = POLICIES.iloc[:2].assign(underflow_share=lost)
-    recorded, chosen = replay_policies_figure(table, "fixed at 2^10").data
-    assert [recorded.textposition, chosen.textposition] == places
-    same = replay_policies_figure(table, "init 2^16, factor 2, window 2000").data[-1]
-    assert same.textposition == "top right"
+def test_no_word_stands_on_a_point_the_legend_names_the_marks() -> None:
+    recorded, chosen = replay_policies_figure(POLICIES, "fixed at 2^10").data
+    assert recorded.text is None and chosen.text is None
+    assert recorded.marker.symbol != chosen.marker.symbol
 
 
 def test_the_recorded_policy_is_not_among_those_replayed() -> None:

@@ -127,8 +127,8 @@ def test_what_is_confirmed_over_seeds_decides_and_not_the_search() -> None:
     better = candidate(16, Verdict.CONFIRMED, 1.2)
     choice = select("o1", [first_in_the_search, better])
     assert choice.candidate is better
-    assert choice.sentence == "trial 16 (LessBN). Sentence 16."
-    assert choice.others == ("not trial 1 (LessBN): also confirmed, but 1.10 x against 1.20 x.",)
+    assert choice.sentence == "trial 16: LessBN. Sentence 16."
+    assert choice.others == ("not trial 1: LessBN. Also confirmed, but 1.10 x against 1.20 x.",)
 
 
 def test_confirmed_comes_before_undecided_and_refuted_never() -> None:

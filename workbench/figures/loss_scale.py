@@ -59,6 +59,7 @@ def loss_scale_numbers(steps: StepTable, events: EventTable = None, *, limit: in
     after = frames.log2_known(frames.column(frame, "loss_scale_after"))
     overflows, weights = np.flatnonzero(overflow), frames.stands_for(frame)
     drawn = thin_marks(overflows, min(limit, MAXIMUM_MARKS))
+    changed = after[-1:] != used[-1:]  # by the last step: its mark stands at a corner of the line like the others
     subjects = frames.subjects_by_step(events, EventKind.OVERFLOW)
 
     def marks(where: npt.NDArray[Any]) -> Line:
@@ -70,7 +71,7 @@ def loss_scale_numbers(steps: StepTable, events: EventTable = None, *, limit: in
         return marks(np.flatnonzero(np.isin(step, at) & np.isfinite(after)))
 
     return LossScaleNumbers(
-        line=thin_stairs(step, used, limit),
+        line=thin_stairs(np.append(step, step[-1:][changed] + 1), np.append(used, after[-1:][changed]), limit),
         overflow=Line(step[drawn], used[drawn]),
         overflow_subjects=tuple(subjects.get(int(s), "") for s in step[drawn]),
         marks={

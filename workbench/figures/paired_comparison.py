@@ -116,9 +116,6 @@ def _add_speeds(drawing: Drawing, numbers: PairedNumbers, rows: Floats) -> None:
 
 def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric: MetricScale) -> None:
     n_pairs = [change.size for change in numbers.changes]
-    changes, hover = np.concatenate(numbers.changes), "A seed changed by %{x:.4g}."
-    seed = Mark("circle-open", 8, BLUE, edge=1.6)
-    drawing.marks((changes, np.repeat(rows, n_pairs)), seed, hover, name="one seed", row=2)
     known = [i for i, size in enumerate(n_pairs) if size]
     means = np.array([numbers.changes[i].mean() for i in known])
     bounds = numbers.bounds[known]
@@ -133,6 +130,9 @@ def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric:
         customdata=[[plain(numbers.labels[i]), worst[i]] for i in known],
         row=2,
     )
+    changes, hover = np.concatenate(numbers.changes), "A seed changed by %{x:.4g}."
+    seed = Mark("circle-open", 8, BLUE, edge=1.6)  # drawn over the mean, which would hide those near it
+    drawing.marks((changes, np.repeat(rows, n_pairs)), seed, hover, name="one seed", row=2)
 
 
 def _answer(numbers: PairedNumbers, metric: MetricScale) -> str:

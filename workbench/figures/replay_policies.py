@@ -97,8 +97,6 @@ def replay_policies_figure(
             mark,
             "%{customdata[1]} would have wasted %{x:.3g} % of the steps%{customdata[2]} and lost "
             "%{y:.3g} % of the gradient to underflow.",
-            text=None if name == "replayed policy" else [name.split()[0]],
-            textposition=_beside(numbers, name),
             name=name,
             customdata=[[numbers.rows[i], plain(numbers.names[i]), _overflows(numbers.overflows[i])] for i in indices],
         )
@@ -106,15 +104,6 @@ def replay_policies_figure(
     drawing.set_y("Gradient lost to underflow (%)", range=_padded(100 * numbers.underflow_share))
     drawing.show_legend()
     return drawing.figure()
-
-
-def _beside(numbers: ReplayPoliciesNumbers, name: str) -> str:
-    """Return where the word of a policy goes: to the right, as most lie at the left edge, and off the other's word."""
-    recorded, chosen = numbers.recorded, numbers.chosen
-    if recorded is None or chosen is None or recorded == chosen:
-        return "top right"
-    upper = "chosen" if numbers.underflow_share[chosen] >= numbers.underflow_share[recorded] else "recorded"
-    return "top right" if name.startswith(upper) else "middle right"  # below, the axis would cut it
 
 
 def _overflows(overflows: Floats) -> str:

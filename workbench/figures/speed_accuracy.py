@@ -27,10 +27,11 @@ _TRIAL_MARKS = {
     BEYOND: Mark("circle-open", 9, GREY, edge=1.8),
     _GIVEN_UP: Mark("x-thin-open", 8, GREY, edge=1.6),
 }
+# In the order they are drawn: a trial refuted for one export and confirmed for another is seen as confirmed.
 _CANDIDATE_MARKS = {
-    Verdict.CONFIRMED: Mark("diamond", 13, GREEN, edge=2),
-    Verdict.UNDECIDED: Mark("diamond-open", 13, PURPLE, edge=2),
     Verdict.REFUTED: Mark("cross", 13, VERMILLION, edge=2),
+    Verdict.UNDECIDED: Mark("diamond-open", 13, PURPLE, edge=2),
+    Verdict.CONFIRMED: Mark("diamond", 13, GREEN, edge=2),
 }
 
 

@@ -205,7 +205,7 @@ def select(
         taken = next(iter(promising), None)
     others = tuple(_why_not(one, taken) for one in mine if one is not taken)
     if taken is not None:
-        return Choice(target, taken, f"{taken.label} ({taken.summary}). {taken.sentence}", others)
+        return Choice(target, taken, f"{taken.label}: {taken.summary}. {taken.sentence}", others)
     if not mine:
         words = nothing or "no candidate was found"
     elif require_confirmed and promising:
@@ -223,12 +223,12 @@ def _is_promising(candidate: CandidateRecord) -> bool:
 
 
 def _why_not(candidate: CandidateRecord, taken: CandidateRecord | None) -> str:
-    name = f"not {candidate.label} ({candidate.summary})"
+    reason = candidate.sentence
     if taken is not None and candidate.verdict is Verdict.CONFIRMED:
-        return f"{name}: also confirmed, but {candidate.speedup:.2f} x against {taken.speedup:.2f} x."
-    if candidate.verdict is Verdict.UNDECIDED and candidate.drop > candidate.allowed_drop:
-        return f"{name}: its mean drop is more than is allowed, though that is not certain yet. {candidate.sentence}"
-    return f"{name}. {candidate.sentence}"
+        reason = f"Also confirmed, but {candidate.speedup:.2f} x against {taken.speedup:.2f} x."
+    elif candidate.verdict is Verdict.UNDECIDED and candidate.drop > candidate.allowed_drop:
+        reason = f"Its mean drop is more than is allowed, though that is not certain yet. {reason}"
+    return f"not {candidate.label}: {candidate.summary}. {reason}"
 
 
 def faster_untested(
