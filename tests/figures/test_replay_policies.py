@@ -62,7 +62,8 @@ def test_a_point_can_be_picked_and_gives_its_range() -> None:
 
 def test_no_word_stands_on_a_point_the_legend_names_the_marks() -> None:
     recorded, chosen = replay_policies_figure(POLICIES, "fixed at 2^10").data
-    assert recorded.text is None and chosen.text is None
+    assert recorded.text is None
+    assert chosen.text is None
     assert recorded.marker.symbol != chosen.marker.symbol
 
 
