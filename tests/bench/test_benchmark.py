@@ -19,7 +19,6 @@ from workbench.bench import (
     Request,
     benchmarks,
     chosen,
-    load_warning,
     run_benchmark,
 )
 from workbench.core import devices
@@ -109,7 +108,9 @@ def test_what_others_do_meanwhile_is_told_and_own_work_is_not(monkeypatch: pytes
         return []
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(user=machine[0], system=5.0, steal=0.5, idle=1e9))
+    cores = lambda percpu: [SimpleNamespace(user=machine[0], system=5.0, steal=0.5, idle=1e9)] * percpu  # noqa: E731
+    monkeypatch.setattr(psutil, "cpu_times", cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
     monkeypatch.setattr(psutil, "Process", lambda: Process(own))
     monkeypatch.setattr(devices, "usable_cores", lambda: 2)
     answer = run_benchmark(Benchmark("toy", "?", measure, 1))
@@ -122,14 +123,6 @@ def test_what_others_do_meanwhile_is_told_and_own_work_is_not(monkeypatch: pytes
 def test_a_tenth_of_the_cores_is_a_busy_machine(others: float, busy: bool) -> None:
     answer = dataclasses.replace(run_benchmark(toy([])), load_average={"cores": 2}, cores_of_others=others)
     assert bool(answer.warning) is busy
-
-
-def test_a_load_that_was_there_before_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    monkeypatch.setattr(psutil, "getloadavg", lambda: (1.2, 9.0, 9.0))
-    assert "load 1.2 on 2 cores" in load_warning()
-    monkeypatch.setattr(psutil, "getloadavg", lambda: (0.9, 9.0, 9.0))
-    assert load_warning() == ""
 
 
 def test_without_names_the_quick_ones_are_meant() -> None:

@@ -25,6 +25,7 @@ from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, make_slow
 from tests.kit.processes import kill, start, wait_until
 from workbench.config import BoostConfig
 from workbench.core.files import DiskFullError
+from workbench.core.other_work import OtherWork
 from workbench.core.records import Verdict
 from workbench.runs import TelemetryError
 from workbench.study import (
@@ -678,3 +679,14 @@ def test_time_left_is_never_more_than_the_time_limit(tmp_path: Path) -> None:
 
     assert longest("free") > 4.0  # three trials and twenty runs or so are left after O0
     assert 0.0 <= longest("limited", timeout=4.0) <= 4.0  # 0 where the limit is over before anything is told
+
+
+def test_other_work_is_told_before_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OtherWork, "sentence", lambda self: "Other work keeps 1.5 of 2 cores busy")
+    notes: dict[str, int] = {}
+    tune(
+        write_study(tmp_path, SEARCH),
+        make_experimenter=make_fake,
+        on_progress=lambda one: notes.setdefault(one.note, one.trials),
+    )
+    assert notes["Other work keeps 1.5 of 2 cores busy."] <= 1

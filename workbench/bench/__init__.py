@@ -7,7 +7,7 @@ the tests, other than at sizes too small to mean anything.
 
 from __future__ import annotations
 
-from workbench.bench.benchmark import Answer, Benchmark, Finding, Request, load_warning, run_benchmark
+from workbench.bench.benchmark import Answer, Benchmark, Finding, Request, run_benchmark
 from workbench.bench.contest import Side, Sides, contest, is_installed, require_equal
 from workbench.bench.questions import BenchError, benchmarks, chosen
 from workbench.bench.rounds import Estimate, fair_clock, interleaved, median_of, median_of_copies, ratio_of, timed
@@ -27,7 +27,6 @@ __all__ = [
     "fair_clock",
     "interleaved",
     "is_installed",
-    "load_warning",
     "median_of",
     "median_of_copies",
     "ratio_of",

@@ -12,9 +12,9 @@ import torch
 
 from workbench.bench.rounds import Estimate
 from workbench.core import devices
+from workbench.core.other_work import OtherWork
 from workbench.runs import collect_environment
 
-_LOADED = 0.5  # load per core, before anything is measured, from which the machine is called busy
 _BUSY = 0.1  # share of all cores that other processes took meanwhile, from which an answer is called noisy
 _OF_A_RUN = ("schema_version", "task", "level", "seed", "data_hash")  # in an environment: not of a machine
 
@@ -144,20 +144,6 @@ class Answer:
         return {**fields, "findings": findings, "warning": self.warning}
 
 
-def load_warning() -> str:
-    """Return a sentence when the machine has much else to do already; else empty.
-
-    Asked once, before the first benchmark: later on the load is that of the benchmarks.
-    """
-    load, cores = psutil.getloadavg()[0], devices.usable_cores()
-    if load <= _LOADED * cores:
-        return ""
-    return (
-        f"The machine is busy: load {load:.1f} on {cores} core{'s' * (cores > 1)} in the last minute. Intervals will "
-        "be wider than they need be."
-    )
-
-
 def run_benchmark(
     benchmark: Benchmark, rounds: int | None = None, *, peers: bool = False, device: torch.device | None = None
 ) -> Answer:
@@ -169,10 +155,10 @@ def run_benchmark(
     rounds = benchmark.rounds if rounds is None else rounds
     if not rounds >= 1:
         raise ValueError(f"`rounds` must be at least 1, got {rounds!r}")
-    load, busy, began = psutil.getloadavg()[0], _others_seconds(), time.perf_counter()
+    load, other, began = psutil.getloadavg()[0], OtherWork(), time.perf_counter()
     findings = tuple(benchmark.measure(Request(rounds, peers, device)))
     seconds = time.perf_counter() - began
-    others = max(_others_seconds() - busy, 0.0) / max(seconds, 1e-9)
+    others = other.cores()
     loads = {"before": load, "after": psutil.getloadavg()[0], "cores": devices.usable_cores()}
     command = f"workbench bench {benchmark.name} --rounds {rounds}{' --peers' * peers}"
     command += "" if device is None else f" --device {device}"
@@ -180,18 +166,3 @@ def run_benchmark(
     environment = {name: value for name, value in environment.items() if name not in _OF_A_RUN}
     about = benchmark.name, benchmark.question
     return Answer(*about, findings, command, round(seconds, 1), loads, round(others, 2), environment)
-
-
-def _others_seconds() -> float:
-    """Return the seconds of processor time since boot that neither this process nor its children used."""
-    machine = psutil.cpu_times()
-    kinds = ("user", "nice", "system", "irq", "softirq", "steal")
-    busy: float = sum(getattr(machine, kind, 0.0) for kind in kinds)
-    here = psutil.Process()
-    for process in (here, *here.children(recursive=True)):
-        try:
-            own = process.cpu_times()
-        except psutil.NoSuchProcess:  # ended and waited for meanwhile: its parent has its time
-            continue
-        busy -= own.user + own.system + getattr(own, "children_user", 0.0) + getattr(own, "children_system", 0.0)
-    return busy

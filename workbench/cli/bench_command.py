@@ -37,19 +37,20 @@ def bench(
     Sides of a ratio take turns in one process, so a busy machine slows both; an idle one gives narrower intervals.
     """
     with only_result_on_stdout(json):
-        from workbench.bench import benchmarks, chosen, load_warning, run_benchmark
+        from workbench.bench import benchmarks, chosen, run_benchmark
         from workbench.bench.result_page import page, read_answers, shown_findings
         from workbench.cli.progress import progress_bar
         from workbench.core.devices import select_device
         from workbench.core.files import write_text_atomically
+        from workbench.core.other_work import other_work_now
 
         wanted = chosen(names or [])
         if not listed:
             place = None if device == "auto" else select_device(device)
             if out is not None:
                 out.mkdir(parents=True, exist_ok=True)  # now: an hour later would be too late to say that it cannot be
-            if warning := load_warning():
-                say(warning)  # now, while one can still wait for a quieter time
+            if warning := other_work_now():
+                say(f"{warning}.")  # now, while one can still wait for a quieter time
             answers = []
             with progress_bar(len(wanted), wanted[0].name) as bar:
                 for number, benchmark in enumerate(wanted):

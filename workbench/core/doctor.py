@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from workbench.core import devices
+from workbench.core.other_work import other_work_now
 
 _NEEDED = ("torch", "optuna", "plotly", "pandas", "pyarrow", "pydantic", "jupyterlab", "ipywidgets", "scikit-learn")
 _NO_KERNELS = "torch's operations instead; a C compiler (Debian: gcc) makes Adam on the CPU faster"
@@ -38,6 +39,8 @@ def examine(folder: Path | None = None) -> list[Finding]:
         Finding("memory", f"{hardware['memory_bytes'] / 1024**3:.1f} GiB"),
         Finding("system", str(hardware["platform"])),
     ]
+    if busy := other_work_now():
+        findings.append(Finding("other work", busy))
     for name in _NEEDED:
         try:
             findings.append(Finding(name, metadata.version(name)))

@@ -32,6 +32,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
+from workbench.core.other_work import OtherWork
 from workbench.core.rank_environment import is_first_rank, rank_environment
 from workbench.study.answer.confirming import Confirmation
 from workbench.study.answer.freezing_limits import measure_freezing_limits
@@ -148,11 +149,15 @@ def tune(
                 watch.trial_finished()
                 watch.trial_begun()
 
-            guard.deadline, loaded = deadline, time.monotonic()
+            guard.deadline, loaded, other = deadline, time.monotonic(), OtherWork()
             try:
                 search.run_baseline(deadline)
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
+            if crew is None and file.study.ranks == 1 and (busy := other.sentence()):
+                watch.note(
+                    f"{busy}."
+                )  # while one can still wait for a quieter time; other ranks are no children of this one
             guard.deadline = search_deadline
             if finds_set_up:
                 prepare_search(search, deadline=search_deadline, on_note=watch.note)

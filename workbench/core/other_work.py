@@ -1,0 +1,60 @@
+"""How much other work keeps this machine busy: beside it a step on the CPU may take many times as long."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import psutil
+
+from workbench.core.processor import usable_cores
+
+_KINDS = ("user", "nice", "system", "irq", "softirq", "steal")
+_BUSY_CORES = 0.5
+_TOO_SHORT = 0.3  # seconds; the system counts in hundredths
+
+
+class OtherWork:
+    """Counts the cores that processes other than this one and its children keep busy from now on.
+
+    Only cores that this process may use count, and other machines on the same host where the system reports them
+    (steal time).
+    """
+
+    def __init__(self) -> None:
+        self._busy, self._began = _others_seconds(), time.perf_counter()
+
+    def cores(self) -> float:
+        """Return how many cores it was on average."""
+        return max(_others_seconds() - self._busy, 0.0) / max(time.perf_counter() - self._began, 1e-9)
+
+    def sentence(self) -> str:
+        """Say that it was much; empty where it was not, and where there was no time to see it."""
+        if time.perf_counter() - self._began < _TOO_SHORT or (cores := self.cores()) < _BUSY_CORES:
+            return ""
+        return (
+            f"Other work keeps {cores:.1f} of {usable_cores()} cores busy: steps on the CPU take longer beside it, "
+            "with several threads many times as long, and what is measured holds for a busy machine"
+        )
+
+
+def other_work_now() -> str:
+    """Look for a third of a second, and say the sentence of `OtherWork`."""
+    other = OtherWork()
+    time.sleep(_TOO_SHORT)
+    return other.sentence()
+
+
+def _others_seconds() -> float:
+    """Return the seconds of processor time since boot that neither this process nor its children used."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = [times for core, times in enumerate(psutil.cpu_times(percpu=True)) if core in allowed]
+    busy: float = sum(getattr(times, kind, 0.0) for times in cores for kind in _KINDS)
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        try:
+            own = process.cpu_times()
+        except psutil.NoSuchProcess:  # ended and waited for meanwhile: its parent has its time
+            continue
+        busy -= own.user + own.system + getattr(own, "children_user", 0.0) + getattr(own, "children_system", 0.0)
+    return busy
