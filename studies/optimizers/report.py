@@ -27,6 +27,7 @@ TITLES = {
     "thor": "THOR",
     "thor_no_floor": "no floor",
     "thor_tight_clip": "no floor, `kl_clip` 1e-4",
+    "thor_searched_clip": "`kl_clip` searched, too",
     "thor_no_clip": "no floor, no `kl_clip`",
     "thor_no_average": "no floor, `factor_decay` 0",
     "thor_even": 'no floor, `damping_split="even"`',
