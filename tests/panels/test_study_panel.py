@@ -153,13 +153,14 @@ def test_a_study_runs_to_its_answer(finished_panel: StudyPanel) -> None:
     assert "Open report.html" in text
     assert "boost_config.o1.json" in panel.static_html()
     assert len(panel.live["history"].widget.data) > 0
-    assert panel.start_button.description == "Continue"
+    assert (panel.start_button.description, panel.start_button.button_style) == ("Continue", "")
 
 
 def test_opening_a_study_shows_its_state_and_trains_nothing(made: Make, finished: Path) -> None:
     before = sorted(path for path in finished.rglob("*") if "runs" in path.parts)
     panel = made(finished)
-    assert panel.state is PanelState.IDLE
+    assert panel.state is PanelState.DONE
+    assert (panel.start_button.description, panel.start_button.button_style) == ("Continue", "")
     assert panel.study is not None
     assert panel.study.trials == read_result(finished).trials
     assert panel.entries["study.n_trials"].value == 2
@@ -168,6 +169,9 @@ def test_opening_a_study_shows_its_state_and_trains_nothing(made: Make, finished
     assert "boost_config.o1.json" in text_in(panel)
     assert "2 of 2 trials; its answer is shown" in text_in(panel)
     assert sorted(path for path in finished.rglob("*") if "runs" in path.parts) == before
+    panel.folder.value = str(finished.parent / "another")
+    assert panel.machine.wait_for(PanelState.IDLE, timeout=0.0)
+    assert (panel.start_button.description, panel.start_button.button_style) == ("Start", "success")
 
 
 @pytest.mark.slow
