@@ -17,6 +17,7 @@ from tests.panels.looking import LONG, ended, everything, one_of, run, text_in
 from tests.reports.synthetic_study import fastest_study, full_study
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord
+from workbench.panels.export_panel import ExportPanel
 from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.study_panel import StudyPanel
@@ -398,9 +399,17 @@ def test_an_export_goes_to_the_other_panels(made: Make, finished: Path) -> None:
     assert shared.level == "O2"
     assert shared.config.provenance is None
     exported = BoostConfig.from_json(finished / "result" / "boost_config.o2.json")
-    assert set(exported.diff(shared.config)) <= {"provenance"} | {
-        path for path in exported.diff(shared.config) if path.startswith("provenance")
-    }
+    assert set(exported.diff(shared.config)) == {"provenance"}
+    assert shared.with_provenance() == (exported, "O2")
+    with ExportPanel(shared) as export:
+        measured = str(exported.provenance and exported.provenance["sentence"]).replace("`", "")
+        assert measured in text_in(export)
+        assert export.config == exported
+        shared.change({"grad_freeze.freeze_p": 0.35})
+        assert measured not in text_in(export)
+        assert "has not been measured" in text_in(export)
+        shared.undo()
+        assert measured in text_in(export)
 
 
 # -- what goes wrong: a sentence, and the panel can be used again at once ----------------------------------------------

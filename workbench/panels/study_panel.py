@@ -369,11 +369,8 @@ class StudyPanel(WorkPanel):
     def _take_export(self, target: str) -> None:
         if self.study is None or target not in self.study.exported:
             return
-        config = BoostConfig.from_json(self.study.exported[target]).to_dict()
-        config.pop("provenance", None)
-        name = f"boost_config.{target}.json"
-        taken = BoostConfig.from_dict(config), target.upper()
-        self._taking.take(*taken, name, lambda: self.log(f"{name} is in the configuration now"))
+        config, name = BoostConfig.from_json(self.study.exported[target]), f"boost_config.{target}.json"
+        self._taking.take(config, target.upper(), name, lambda: self.log(f"{name} is in the configuration now"))
 
     def _keep_note(self, number: int, text: str) -> None:
         from workbench.study import write_note
