@@ -51,7 +51,7 @@ class Held:
         self.go_on.wait()
 
 
-def held(make, at, *, stop=False):
+def held(make, at, *, stop=False, pause=False):
     hold = Held(at)
     panel = make(hold.task)
     panel.start()
@@ -62,6 +62,9 @@ def held(make, at, *, stop=False):
         hold.go_on.set()
         assert panel.wait(LONG)
     else:
+        if pause:
+            panel.pause_or_resume()
+            hold.go_on.set()
         threading.Event().wait(2.0)  # until what was reported is drawn
     return panel
 
@@ -103,7 +106,7 @@ def study(folder, **options):
 
 
 recorded = train(task, FLOAT16, level="O0", steps=160, out="screens", exponents_every=2)
-plain = train(task, {}, level="O0", steps=60, out="plain")
+plain = train(task, {}, level="O0", steps=60, out="screens")
 _ = tune(study_in("screen_studies/done"), task=task)"""
 
 _EDITED = """\
@@ -120,11 +123,19 @@ panel.panel("Loss scale").open(recorded.path)
 panel.tabs.selected_index = 2
 panel"""
 
+_TAKEN = """\
+shared = SHARED()
+tune = StudyPanel("screen_studies/done", shared)
+tune.wait(LONG)
+tune.take_buttons["o1"].click()
+ExportPanel(None, shared)"""
+
 STATES: dict[str, str] = {
     "configure-empty": "ConfigPanel(SHARED())",
     "configure-edited": _EDITED,
     "train-empty": "TrainPanel(task, SHARED('O0'), out=None)",
     "train-running": "held(lambda t: TrainPanel(t, SHARED('O1', **FLOAT16), out=None, steps=200), 120)",
+    "train-paused": "held(lambda t: TrainPanel(t, SHARED('O1', **FLOAT16), out=None, steps=200), 120, pause=True)",
     "train-stopped": "held(lambda t: TrainPanel(t, SHARED('O1'), out=None, steps=200), 90, stop=True)",
     "train-done": "started(TrainPanel(task, SHARED('O1'), out='runs', steps=200))",
     "train-failed": "started(TrainPanel(task_that(20, fail), SHARED('O1'), out=None))",
@@ -137,6 +148,7 @@ STATES: dict[str, str] = {
     "tune-running": "study('held')",
     "tune-stopped": "study('ended', stop=True)",
     "tune-done": "panel = StudyPanel('screen_studies/done', SHARED())\npanel.wait(LONG)\npanel.pick(2)\npanel",
+    "tune-over": "StudyPanel('screen_studies/done', SHARED())",
     "tune-failed": "started(StudyPanel(task_that(20, fail, 'bad'), SHARED(), studies='broken', objective='speed'))",
     "compare-empty": "ComparePanel(task, SHARED())",
     "compare-running": "held(lambda t: ComparePanel(t, SHARED(), steps=40, seeds=3), 200)",
@@ -146,6 +158,7 @@ STATES: dict[str, str] = {
     "workbench-loss_scale": _BENCH,
     "export-empty": "ExportPanel(None, SHARED())",
     "export-done": "panel = ExportPanel('screen_studies/done', SHARED(), folder='saved')\n_ = panel.save()\npanel",
+    "export-taken": _TAKEN,
     "export-failed": "ExportPanel('nowhere', SHARED())",
 }
 """Name of a picture (tab and state) -> the cell that shows it."""

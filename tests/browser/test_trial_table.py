@@ -206,6 +206,24 @@ def test_on_a_telephone_only_the_table_scrolls_sideways(view: View, report: Path
     assert box.evaluate("box => box.scrollWidth > box.clientWidth")
 
 
+def test_in_a_narrow_place_the_usual_columns_fit_and_more_of_them_scroll_beside_the_first(
+    view: View, report: Path
+) -> None:
+    view.page.set_viewport_size({"width": 660, "height": 900})
+    view.page.goto(report.as_uri())
+    expect(rows(view.page).first).to_be_visible()
+    box = view.page.locator(".wbt-box")
+    assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+    view.page.locator(".wbt-columns summary").click()
+    for column in view.page.locator(".wbt-menu input:enabled").all():
+        column.check()
+    assert box.evaluate("box => { box.scrollLeft = 1e6; return box.scrollLeft }") > 100
+    first, edge = rows(view.page).nth(0).get_by_role("rowheader").bounding_box(), box.bounding_box()
+    assert first is not None
+    assert edge is not None
+    assert first["x"] == pytest.approx(edge["x"] + 1)  # the border
+
+
 @pytest.mark.slow
 def test_five_thousand_trials_are_sorted_at_once_in_a_page_of_its_size(view: View, tmp_path: Path) -> None:
     many = [replace(trial(number % 59), number=number) for number in range(5000)]

@@ -57,3 +57,23 @@ def test_the_plan_is_that_of_configuration_and_level() -> None:
     shared.change({"boost.mode": "manual", "boost.dim_reduce": True})
     with pytest.raises(ConfigError, match="source for its subspace"):
         shared.plan()
+
+
+@pytest.mark.parametrize("at_first", [False, True], ids=["taken", "begun with"])
+def test_a_provenance_holds_for_the_set_up_that_brought_it_and_for_no_edit_of_it(at_first: bool) -> None:
+    exported = BoostConfig.from_dict({"grad_freeze": {"freeze_p": 0.5}, "provenance": {"study": "mine"}})
+    shared = SharedConfig(exported if at_first else None)
+    shared.set(exported.with_values({"provenance": None}))  # the same, made by hand
+    seen: list[str] = []
+    shared.observe(lambda config, level: seen.append(level))
+    shared.set(exported)
+    assert seen == ["O1"], "where it comes from is news"
+    assert shared.config.provenance is None
+    assert shared.with_provenance() == (exported, "O1")
+    assert not shared.is_edited
+    shared.change({"loss_scale.window": 500})
+    assert shared.with_provenance() == shared.both()
+    shared.undo()
+    assert shared.with_provenance() == (exported, "O1")
+    shared.change({}, "O2")
+    assert shared.with_provenance() == shared.both()

@@ -17,6 +17,7 @@ from tests.panels.looking import LONG, ended, everything, one_of, run, text_in
 from tests.reports.synthetic_study import fastest_study, full_study
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord
+from workbench.panels.export_panel import ExportPanel
 from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.study_panel import StudyPanel
@@ -153,13 +154,14 @@ def test_a_study_runs_to_its_answer(finished_panel: StudyPanel) -> None:
     assert "Open report.html" in text
     assert "boost_config.o1.json" in panel.static_html()
     assert len(panel.live["history"].widget.data) > 0
-    assert panel.start_button.description == "Continue"
+    assert (panel.start_button.description, panel.start_button.button_style) == ("Continue", "")
 
 
 def test_opening_a_study_shows_its_state_and_trains_nothing(made: Make, finished: Path) -> None:
     before = sorted(path for path in finished.rglob("*") if "runs" in path.parts)
     panel = made(finished)
-    assert panel.state is PanelState.IDLE
+    assert panel.state is PanelState.DONE
+    assert (panel.start_button.description, panel.start_button.button_style) == ("Continue", "")
     assert panel.study is not None
     assert panel.study.trials == read_result(finished).trials
     assert panel.entries["study.n_trials"].value == 2
@@ -168,6 +170,9 @@ def test_opening_a_study_shows_its_state_and_trains_nothing(made: Make, finished
     assert "boost_config.o1.json" in text_in(panel)
     assert "2 of 2 trials; its answer is shown" in text_in(panel)
     assert sorted(path for path in finished.rglob("*") if "runs" in path.parts) == before
+    panel.folder.value = str(finished.parent / "another")
+    assert panel.machine.wait_for(PanelState.IDLE, timeout=0.0)
+    assert (panel.start_button.description, panel.start_button.button_style) == ("Start", "success")
 
 
 @pytest.mark.slow
@@ -394,9 +399,17 @@ def test_an_export_goes_to_the_other_panels(made: Make, finished: Path) -> None:
     assert shared.level == "O2"
     assert shared.config.provenance is None
     exported = BoostConfig.from_json(finished / "result" / "boost_config.o2.json")
-    assert set(exported.diff(shared.config)) <= {"provenance"} | {
-        path for path in exported.diff(shared.config) if path.startswith("provenance")
-    }
+    assert set(exported.diff(shared.config)) == {"provenance"}
+    assert shared.with_provenance() == (exported, "O2")
+    with ExportPanel(shared) as export:
+        measured = str(exported.provenance and exported.provenance["sentence"]).replace("`", "")
+        assert measured in text_in(export)
+        assert export.config == exported
+        shared.change({"grad_freeze.freeze_p": 0.35})
+        assert measured not in text_in(export)
+        assert "has not been measured" in text_in(export)
+        shared.undo()
+        assert measured in text_in(export)
 
 
 # -- what goes wrong: a sentence, and the panel can be used again at once ----------------------------------------------

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -165,11 +166,13 @@ def test_a_paused_run_waits_until_it_is_resumed_or_stopped(made: Make, stopped: 
     panel = made(small_task(on_loss=steps), steps=10, evaluate_every=10)
     panel.start()
     steps.until(3)
+    panel._draw_after = math.inf  # as if drawing were costly
     panel.pause_or_resume()
     steps.release()
     assert not panel.wait(0.3)
     assert not steps.reached.acquire(blocking=False), "no further step was begun"
     assert panel.trace.steps["step"].tolist() == [0, 1, 2, 3], "what was trained is shown while it waits"
+    wait_until(lambda: panel.live.figure is not None and list(panel.live.figure.widget.data[0].x) == [0, 1, 2, 3])
     (panel.stop if stopped else panel.pause_or_resume)()
     ended(panel, PanelState.STOPPED if stopped else PanelState.DONE)
     assert panel.result is not None

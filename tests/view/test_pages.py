@@ -93,7 +93,7 @@ def test_an_overlay_that_cannot_be_drawn_is_a_sentence(tmp_path: Path, visit: Vi
 
 
 def test_an_empty_folder_says_what_would_fill_it(tmp_path: Path, visit: Visit) -> None:
-    assert "`workbench tune` and `workbench train` make them" in visit(tmp_path).get("")[1]
+    assert "<code>workbench tune</code> and <code>workbench train</code> make them" in visit(tmp_path).get("")[1]
 
 
 def test_a_study_shows_its_report_and_its_trials_and_a_run_says_that_it_ended(tmp_path: Path, visit: Visit) -> None:
@@ -115,7 +115,8 @@ def test_a_study_with_its_answer_says_so_though_a_trial_of_it_waits(tmp_path: Pa
     optuna.load_study(study_name="mine", storage=open_storage(default_storage(folder))).enqueue_trial({"level": "O1"})
     (folder / "result" / "report.html").touch()
     page = visit(folder).get("")[1]
-    assert "This study has its answer; 10 of 10 trials finished. `workbench tune" in page
+    assert "This study has its answer; 10 of 10 trials finished. <code>workbench tune " in page
+    assert "`" not in re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
     assert "10 of 10 trials finished. This page follows." not in page
 
 
@@ -124,7 +125,7 @@ def test_a_study_that_cannot_be_read_says_why(tmp_path: Path, visit: Visit) -> N
     (folder / "study.db").touch()
     status, page = visit(folder).get("")
     assert status == 200
-    assert "`study.task` is missing" in page
+    assert "<code>study.task</code> is missing" in page
 
 
 def test_a_study_that_has_only_its_report_shows_that(tmp_path: Path, visit: Visit) -> None:

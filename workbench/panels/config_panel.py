@@ -211,7 +211,7 @@ class ConfigPanel(Panel):
     def _save(self) -> None:
         path = Path(self.path.value).expanduser()
         try:
-            self.shared.config.save(path)
+            self.shared.with_provenance()[0].save(path)
         except OSError as error:
             self._file_note.refuse(f"{path}: cannot be written ({error.strerror or error})")
         else:

@@ -244,7 +244,7 @@ class ExportPanel(WorkPanel):
     def _chosen(self) -> tuple[BoostConfig, str]:
         """Return the configuration on show and its level."""
         target = str(self.choice.value)
-        return (self._found[target], target.upper()) if target in self._found else self.shared.both()
+        return (self._found[target], target.upper()) if target in self._found else self.shared.with_provenance()
 
     def _show_file(self) -> None:
         self.json.value = self._files.get(str(self.format.value), "")

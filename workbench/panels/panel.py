@@ -5,7 +5,8 @@ containers alone would leave their children alive. A `WorkPanel` does one piece 
 
     idle ──> running <──> paused; from both ──> stopping ──> stopped; from all three ──> done or failed
 
-From stopped, done and failed a panel runs again. Whatever moves it (a click, the work's end) may come from any thread.
+From stopped, done and failed a panel runs again; one that opens what is over is done from the beginning. Whatever
+moves it (a click, the work's end) may come from any thread.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class PanelState(StrEnum):
 
 
 MOVES: Final[Mapping[PanelState, set[PanelState]]] = {
-    PanelState.IDLE: {PanelState.RUNNING, PanelState.FAILED},  # failed: it could not even begin
+    # What is opened may be over; failed: it could not even begin.
+    PanelState.IDLE: {PanelState.RUNNING, PanelState.DONE, PanelState.FAILED},
     PanelState.RUNNING: {PanelState.PAUSED, PanelState.STOPPING, PanelState.DONE, PanelState.FAILED},
     # The last step may end, or fail, while the request to pause is on its way.
     PanelState.PAUSED: {PanelState.RUNNING, PanelState.STOPPING, PanelState.DONE, PanelState.FAILED},

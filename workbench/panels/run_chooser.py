@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from workbench.figures.labels import counted
 from workbench.panels import kit
 from workbench.panels.panel import Panel
+from workbench.panels.style import faint
 
 if TYPE_CHECKING:
     from workbench.runs import Run
 
 _LONGEST_LIST: Final = 200
+_BETWEEN: Final = " · \u200b"  # where a line may be broken: ipywidgets lets it be at no blank of a list
 
 
 class RunChooser:
@@ -27,10 +29,12 @@ class RunChooser:
         self.lister = panel.new_reader()
         self.folder = kit.text_box("runs", "A folder of runs, or one run directory", css="wb-growing")
         self.look_button = panel.button("Look", "List the runs of this folder", lambda: self.look(self.folder.value))
-        self.runs = kit.Dropdown(options=[("no run listed yet", "")], css="wb-wide", tooltip="Recorded run")
-        self.widgets = (kit.row(self.folder, self.look_button), self.runs)
+        self._found = kit.text_of(faint("no run listed yet"))
+        self.runs = kit.Select(options=[], rows=4, css="wb-wide wb-wrapped-lines", tooltip="Recorded run")
+        self.runs.present(False)
+        self.widgets = (kit.row(self.folder, self.look_button), self._found, self.runs)
         panel.on_change(self.folder, self.look)
-        panel.on_change(self.runs, lambda path: open_run(path) if path else None)  # the first line is no run
+        panel.on_change(self.runs, lambda path: None if path is None else open_run(path))
 
     def look(self, folder: str | Path) -> None:
         """List a folder; what is a run, or no folder, is opened, and the runs beside it are listed."""
@@ -53,16 +57,17 @@ class RunChooser:
         run = self._shown()
         listed = run is not None and any(path == run.path for _, path in self.runs.options)
         with self._panel.showing():
-            self.runs.value = run.path if run is not None and listed else ""
+            self.runs.value = run.path if run is not None and listed else None
 
     def lock(self, locked: bool) -> None:
         """Disable everything while work is under way, or free it again."""
         self.folder.disabled = self.look_button.disabled = self.runs.disabled = locked
 
     def _show(self, runs: list[tuple[str, Path]]) -> None:
-        first = f"{counted(len(runs), 'run')}: choose one" if runs else "no runs in this folder"
+        self._found.value = faint(f"{counted(len(runs), 'run')}: choose one" if runs else "no runs in this folder")
+        self.runs.present(bool(runs))
         with self._panel.showing():
-            self.runs.options = [(first, ""), *runs]
+            self.runs.options = runs
         self.select()
 
 
@@ -75,5 +80,5 @@ def _listed_runs(folder: Path) -> list[tuple[str, Path]]:
         steps, overflows = counted(entry["steps"], "step"), counted(entry["overflows"], "overflow")
         end = "" if entry["finished"] else "not finished"
         parts = (Path(entry["run"]).name[:15], entry["task"], entry["level"], steps, overflows, end)
-        listed.append((" · ".join(part for part in parts if part), folder / entry["run"]))
+        listed.append((_BETWEEN.join(part for part in parts if part), folder / entry["run"]))
     return listed

@@ -33,7 +33,8 @@ class SharedConfig:
 
     def __init__(self, config: BoostConfig | None = None, level: str = "O1") -> None:
         self._lock = threading.RLock()
-        self._both = config if config is not None else BoostConfig(), _checked_level(level)
+        self._provenances: list[tuple[Setup, dict[str, Any]]] = []
+        self._both = self._bare(config if config is not None else BoostConfig(), _checked_level(level))
         self.network: NetworkFacts | None = None
         self.kept: dict[str, Setup] = {}
         self._past: list[Setup] = []
@@ -56,6 +57,16 @@ class SharedConfig:
         """Return configuration and level as they belong together."""
         return self._both
 
+    def with_provenance(self) -> Setup:
+        """Return the same with the section ``provenance`` that it was taken with: where it comes from, its verdict.
+
+        That holds for the very set-up that brought it along and for no edit of it, so ``config`` itself has none.
+        """
+        with self._lock:
+            config, level = self._both
+            found = [provenance for setup, provenance in self._provenances if setup == self._both]
+        return config.with_values({"provenance": found[-1]}) if found else config, level
+
     def plan(self, world_size: int = 1) -> Plan:
         """Return what is in effect on so many ranks; a ConfigError tells what a method lacks."""
         config, level = self._both
@@ -75,6 +86,8 @@ class SharedConfig:
 
     def set(self, config: BoostConfig, level: str | None = None, *, edited: bool = False) -> None:
         """Take another configuration, and level if given, and call all observers, unless it is the one there is.
+
+        Its provenance is what ``with_provenance`` returns for it.
 
         Args:
             config: The configuration.
@@ -140,12 +153,22 @@ class SharedConfig:
     def _replace(self, make: Callable[[BoostConfig], BoostConfig], level: str | None) -> None:
         with self._lock:
             config, before = self._both
-            new = make(config), before if level is None else _checked_level(level)
-            if new == self._both:
+            made = make(config)
+            new = self._bare(made, before if level is None else _checked_level(level))
+            if new != self._both:
+                self._remember(new)
+                self._both = new
+            elif made.provenance is None:
                 return
-            self._remember(new)
-            self._both = new
         self._tell_observers()
+
+    def _bare(self, config: BoostConfig, level: str) -> Setup:
+        """Return a set-up without its provenance, which is remembered for it."""
+        if config.provenance is None:
+            return config, level
+        bare = config.with_values({"provenance": None}), level
+        self._provenances.append((bare, config.provenance))
+        return bare
 
     def _remember(self, new: Setup) -> None:
         """Note what there was before an edit, once for all changes that a dragged slider makes."""
@@ -178,8 +201,9 @@ class SharedConfig:
 
 
 def differing(one: Setup, other: Setup) -> list[str]:
-    """Return the config paths, and ``level``, in which two set-ups differ."""
-    return [*one[0].diff(other[0]), *(["level"] if one[1] != other[1] else [])]
+    """Return the config paths, and ``level``, in which two set-ups differ; where they come from is none of it."""
+    paths = [path for path in one[0].diff(other[0]) if path != "provenance"]
+    return [*paths, *(["level"] if one[1] != other[1] else [])]
 
 
 def config_of_text(document: str | bytes, name: str) -> BoostConfig:

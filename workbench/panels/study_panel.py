@@ -150,6 +150,7 @@ class StudyPanel(WorkPanel):
         folder = Path(folder)
         with self.showing():
             self.folder.value = str(folder)
+        self.machine.try_to(PanelState.IDLE)  # whatever was shown before
         self.clear_error()
         self.fresh_button.present(False)
         self._forget()
@@ -324,6 +325,8 @@ class StudyPanel(WorkPanel):
         early = ", and the search is over" if result.is_over and ended < result.n_trials else ""
         self.tell(f"{ended} of {counted(result.n_trials, 'trial')}{early}; {rest}")
         self._show_study()
+        if result.is_over:
+            self.machine.try_to(PanelState.DONE)
 
     def _cannot_read(self, error: BaseException) -> None:
         self.report_error(error)
@@ -352,6 +355,7 @@ class StudyPanel(WorkPanel):
         study = self.study
         begun = any(one.state != "waiting" for one in self._trials())
         self.start_button.description = "Continue" if begun else "Start"
+        self.start_button.button_style = "" if study is not None and study.is_over else "success"
         self._answer.value = "" if study is None else answer_html(study)
         self._take_row.present(study is not None and bool(study.exported))
         for target, button in self.take_buttons.items():
@@ -365,11 +369,8 @@ class StudyPanel(WorkPanel):
     def _take_export(self, target: str) -> None:
         if self.study is None or target not in self.study.exported:
             return
-        config = BoostConfig.from_json(self.study.exported[target]).to_dict()
-        config.pop("provenance", None)
-        name = f"boost_config.{target}.json"
-        taken = BoostConfig.from_dict(config), target.upper()
-        self._taking.take(*taken, name, lambda: self.log(f"{name} is in the configuration now"))
+        config, name = BoostConfig.from_json(self.study.exported[target]), f"boost_config.{target}.json"
+        self._taking.take(config, target.upper(), name, lambda: self.log(f"{name} is in the configuration now"))
 
     def _keep_note(self, number: int, text: str) -> None:
         from workbench.study import write_note

@@ -295,8 +295,8 @@ class TrainPanel(WorkPanel):
         self.tell(" · ".join(parts))
 
     def refresh(self) -> None:
-        """Draw the figure that is looked at again, as often as its cost allows."""
-        if self.trace.is_empty or time.monotonic() < self._draw_after:
+        """Draw the figure that is looked at again, as often as its cost allows; a run that is held reports no more."""
+        if self.trace.is_empty or (time.monotonic() < self._draw_after and self.state is not PanelState.PAUSED):
             return
         began = time.thread_time()
         self._redraw(_LIVE_POINTS)

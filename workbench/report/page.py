@@ -20,7 +20,7 @@ from typing import Any
 
 import jinja2
 import plotly.graph_objects as go
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from workbench.core.headline import parts_against_total
 from workbench.core.text import format_interval, format_number, printable
@@ -101,12 +101,16 @@ def _templates() -> jinja2.Environment:
 
 @jinja2.pass_eval_context
 def _typeset(context: jinja2.nodes.EvalContext, value: object) -> object:
-    """Write powers as powers and keep numbers with their signs; HTML and code, which is escaped already, stay."""
+    """Write powers as powers, keep numbers with their signs, and make code of what stands in backticks.
+
+    HTML and code, which is escaped already, stay; so does an attribute that must not change, with the filter ``e``.
+    """
     if isinstance(value, Markup):
         return value
     if not context.autoescape:
         return _in_markdown(value)
-    return re.sub(r"(?<=\d) (?=[%×])", "\u00a0", superscripted(str(value)))
+    text = re.sub(r"(?<=\d) (?=[%×])", "\u00a0", superscripted(str(value)))
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # escaped before
 
 
 def _in_markdown(value: object) -> object:

@@ -39,6 +39,11 @@ function text(value, column = {}) {
   return gain ? `${measured.replace(/^-/, "")} gained` : measured;
 }
 
+/** Return a sentence with what stands in backticks as code. */
+function withCode(sentence) {
+  return sentence.split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));
+}
+
 /** Return round numbers between two, about `most` of them. */
 function ticks(low, high, most = 6) {
   if (!(high > low)) return [low];
@@ -356,7 +361,7 @@ export class TrialTable {
         this.take && make("button", { type: "button", onclick: () => this.take(row.number) }, "Use this configuration"),
         make("button", { type: "button", onclick: () => this.close(), "aria-label": `Close trial ${row.number}` }, "Close")),
       make("p", {}, row.summary || row.level),
-      ...row.notes.map((note) => make("p", { class: "wbt-note" }, note)),
+      ...row.notes.map((note) => make("p", { class: "wbt-note" }, ...withCode(note))),
       this.noteOf(row),
       make("div", { class: "wbt-parts" },
         make("div", {}, make("h4", {}, "Figures"), make("dl", {}, ...facts)),
