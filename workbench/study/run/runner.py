@@ -142,8 +142,11 @@ class StoppableExperimenter(ExperimenterWrapper):
             self._end_if_over()
             raise
         if cut:
-            share = outcome.steps / job.steps if isinstance(job, TrainJob) and isinstance(outcome, Trained) else 0.0
-            self._end_if_over((time.monotonic() - began) / share if share > 0.0 else math.nan)
+            needed = math.nan
+            if isinstance(job, TrainJob) and isinstance(outcome, Trained) and outcome.steps:
+                # Loading, building and the first look at the metric are not repeated with the steps.
+                needed = time.monotonic() - began + outcome.seconds * (job.steps / outcome.steps - 1.0)
+            self._end_if_over(needed)
             raise StudyStoppedError(_ON_REQUEST)  # asked for a moment ago, and no longer
         return outcome
 
