@@ -35,7 +35,7 @@ from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
 from workbench.study.set_up.objective import SKIPPED
-from workbench.study.set_up.stages import settle
+from workbench.study.set_up.stages import ends_of_search, settle
 from workbench.study.set_up.standing import standing_now
 
 SHORTER = "The study trains 36 of 430 batches. For 430, give it --minutes 47 --fresh."
@@ -280,6 +280,21 @@ def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(tmp_pa
         assert standing_now(study, file).leader is not None
         settle(search, deadline=time.monotonic() + 15.0)  # a run takes four, by the surface's clock
         assert len(study.get_trials(deepcopy=False)) > n_trials
+
+
+def test_a_search_that_finds_nothing_gets_the_confirmation_s_time(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", plain_runs=0)
+    text = (folder / "study.toml").read_text().replace("[allowed_drop]", "timeout_seconds = 400.0\n[allowed_drop]")
+    (folder / "study.toml").write_text(text)
+    run(folder, SurfaceRunner(folder), trials=1)
+    with searching(folder, SurfaceRunner(folder)) as (file, study, _):
+        end = time.monotonic() + 400.0
+        first, later, last = (end - one for one in ends_of_search(study, file, end) if one is not None)
+        assert first == pytest.approx(2 * later)  # ten pairs of runs, then five
+        assert last == 0.0
+        assert ends_of_search(study, file, None) == [None]
+        unconfirmed = file.model_copy(update={"confirm": file.confirm.model_copy(update={"enabled": False})})
+        assert ends_of_search(study, unconfirmed, end) == [end]
 
 
 def test_a_drawn_plan_that_waits_is_not_taken_for_a_given_one(tmp_path: Path) -> None:

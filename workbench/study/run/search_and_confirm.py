@@ -53,7 +53,7 @@ from workbench.study.run.ray_engine import RayEngine
 from workbench.study.run.runner import Experimenter, StoppableExperimenter, end_if_asked
 from workbench.study.run.searching import Search
 from workbench.study.run.workers import run_workers
-from workbench.study.set_up.stages import confirmation_begins, prepare_search, settle, take_apart
+from workbench.study.set_up.stages import confirmation_begins, ends_of_search, prepare_search, settle, take_apart
 from workbench.study.set_up.tuned_plain import compare_with_plain
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
@@ -154,10 +154,9 @@ def tune(
                 search.run_baseline(deadline)
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
+            # Of several ranks the others would count as other work.
             if crew is None and file.study.ranks == 1 and (busy := other.sentence()):
-                watch.note(
-                    f"{busy}."
-                )  # while one can still wait for a quieter time; other ranks are no children of this one
+                watch.note(f"{busy}.")
             guard.deadline = search_deadline
             if finds_set_up:
                 prepare_search(search, deadline=search_deadline, on_note=watch.note)
@@ -181,11 +180,13 @@ def tune(
                 else:
                     guard.deadline = _half_way(deadline) if _measures_later(file) else deadline
                 search.run_until(guard.deadline)
-            if finds_set_up and not confirms_first:
-                guard.deadline = confirmation_begins(study, file, deadline)
-                settle(search, deadline=guard.deadline)
+            for moment in ends_of_search(study, file, deadline) if finds_set_up and not confirms_first else ():
+                guard.deadline = moment
+                settle(search, deadline=moment)
                 watch.phase("attribution")
-                take_apart(search, deadline=guard.deadline)
+                take_apart(search, deadline=moment)
+                if any(contenders(study, file, None).values()):
+                    break
             guard.deadline = _half_way(deadline)
             policy, cut_short = _measure_more(study, file, guard, watch)
 

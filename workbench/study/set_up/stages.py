@@ -29,6 +29,7 @@ from workbench.study.set_up.tuned_plain import PLAIN, next_plain
 
 _EXPECTED_TIME = 0.35  # what a candidate's run takes relative to the baseline's, where that is not known better
 _SLACK = 1.25  # what runs may take longer than expected before a confirmation has fewer seeds
+_FEWEST_PAIRS = 5  # of seeds, by which a plan is confirmed that is clearly better
 _SEARCHED_ON = 0.4  # of the time until the confirmation the search goes on for where nothing leads any more
 
 
@@ -53,6 +54,20 @@ def prepare_search(search: Search, *, deadline: float | None, on_note: Callable[
             search.run_given(given, {PLAIN: True})
         except OutOfTimeError:
             return
+
+
+def ends_of_search(study: optuna.Study, file: StudyFile, deadline: float | None) -> list[float | None]:
+    """Return when a search ends: with what it has found, else later, and at last with all the time there is.
+
+    The second end leaves a plan that is clearly better time enough to be confirmed. ``deadline`` is when everything
+    ends; all by ``time.monotonic()``, None for never.
+    """
+    first, baseline = confirmation_begins(study, file, deadline), baseline_trial(study)
+    if first is None or deadline is None or baseline is None or first == deadline:
+        return [first]
+    pairs = _SLACK * _FEWEST_PAIRS * (1.0 + _EXPECTED_TIME)
+    later = deadline - pairs * float(baseline.user_attrs["trained"]["seconds"])
+    return [first, max(first, later), deadline]
 
 
 def confirmation_begins(study: optuna.Study, file: StudyFile, deadline: float | None) -> float | None:
