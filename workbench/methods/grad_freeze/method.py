@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.config import BoostConfig
+from workbench.config.boost import full_steps
 from workbench.core.arguments import checked_count
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, FreezeState, allow_one_graph_per_group
 from workbench.methods.parameter_groups import checked_optimizer, named_trainable_parameters, split_into_nested_groups
@@ -77,9 +78,7 @@ def _check_freeze_p(freeze_p: float, freeze_type: int) -> None:
 
 
 def _continuous_sequence(n_groups: int, freeze_p: float, length: int) -> list[int]:
-    # As upstream: float floor division first, so the added half never rounds up.
-    n_full = int(freeze_p * (n_groups - 1) // (1 - freeze_p) + 0.5)
-    period = [0] * n_full + list(range(1, n_groups))
+    period = [0] * full_steps(freeze_p, n_groups - 1) + list(range(1, n_groups))
     n_periods = max(0, -(-length // len(period)))
     return period * n_periods
 
