@@ -203,7 +203,6 @@ class Thor(StepOptimizer):
         self.preconditioner = Preconditioner(self.network, trained, rules)
         self._normalizations = {id(p) for p in self.preconditioner.normalizations}
         self._backward_scale: Callable[[nn.Parameter], Tensor] | None = None
-        self._unscaled = False
         self._events: EventSink | None = None
         self._step_number: int | None = None
         self._columns: dict[str, float] = {}
@@ -250,7 +249,6 @@ class Thor(StepOptimizer):
             step: Number of the step for events; None for this optimizer's own count.
             events: Where refreshes and raised damping are reported; None for nowhere.
         """
-        self._unscaled = backward_scale is not None
         if backward_scale is None or callable(backward_scale):
             self._backward_scale = backward_scale
         else:
@@ -269,7 +267,7 @@ class Thor(StepOptimizer):
     def _step(self) -> None:
         found_inf = None if self.found_inf is None else exact_flag(self.found_inf)
         carried = self.carried_scale
-        constant = 1.0 if self._unscaled else self.loss_scale
+        constant = self.loss_scale if self._backward_scale is None else 1.0
         engine = self.preconditioner
         if engine.due:
             step, inverse_scale = self._step_number, self._inverse_scale(constant, carried)
@@ -420,7 +418,6 @@ class Thor(StepOptimizer):
         """Restore a copy, whose parameters are other objects."""
         super().__setstate__(state)
         self._backward_scale = self._events = self._step_number = None
-        self._unscaled = False
         self._names = {id(p): name for name, p in self.network.named_parameters()}
         self._decaying = {}
         self._normalizations = {id(p) for p in self.preconditioner.normalizations}
