@@ -76,7 +76,7 @@ def test_only_the_chosen_factors_change_and_a_failed_one_keeps_its_inverse() -> 
     kept = dense(blocks, 1, blocks.inverses)
     assert torch.equal(kept[:4, :4], unit[:4, :4])
     torch.testing.assert_close(kept[4:, 4:], block_inverse(bad[4:, 4:], 1.0))
-    damping = blocks.rescue_(1, 1.0, 1.0, reference_product=False)
+    damping = blocks.rescue_(1, 1.0, 1.0)
     assert damping == 10.0
     rescued = dense(blocks, 1, blocks.inverses)
     torch.testing.assert_close(rescued[:4, :4], block_inverse(bad[:4, :4], 10.0))

@@ -75,8 +75,12 @@ class Preconditioner:
             layer.g = len(sizes)
             sizes.append(layer.outputs)
         self.device = device
-        self.blocks = FactorBlocks(sizes, rules.block_size, device, self._dtype)
         n, f = len(self.layers), len(sizes)
+        reference_product: Tensor | None = None
+        if rules.factors == "mindspore" and any(layer.kind == "embedding" for layer in self.layers):
+            reference_product = torch.zeros(f, dtype=torch.bool, device=device)
+            reference_product[[layer.g for layer in self.layers if layer.kind == "embedding"]] = True
+        self.blocks = FactorBlocks(sizes, rules.block_size, device, self._dtype, reference_product)
         self._a = torch.tensor([layer.a for layer in self.layers], device=device)
         self._g = torch.tensor([layer.g for layer in self.layers], device=device)
         self._has_a = self._a >= 0
@@ -86,10 +90,6 @@ class Preconditioner:
             for factor in layer.numbers:
                 layer_of[factor], place[factor] = i, n + i if factor == layer.g else i
         self._layer_of, self._place = devices.tensor_on(device, layer_of), devices.tensor_on(device, place)
-        self._slips: Tensor | None = None  # As upstream: embeddings are multiplied by L^-1 L^-1
-        if rules.factors == "mindspore" and any(layer.kind == "embedding" for layer in self.layers):
-            self._slips = torch.zeros(f, dtype=torch.bool, device=device)
-            self._slips[[layer.g for layer in self.layers if layer.kind == "embedding"]] = True
         widths = [float(layer.inputs) for layer in self.layers], [float(layer.outputs) for layer in self.layers]
         self._inputs, self._outputs = self._to_device(*widths)
         self._traces = torch.full((n,), -1.0, device=device, dtype=self._dtype)  # of the factors in force
@@ -177,7 +177,7 @@ class Preconditioner:
         self._traces = torch.where(take, product, self._traces)
         a_damping, g_damping, multiplier = self._dampings(damping, a_traces, g_traces)
         by_factor = self._per_factor(a_damping, g_damping)
-        failed = self._exchange.invert_(by_factor, multiplier, self._factors_of(take), self._slips)
+        failed = self._exchange.invert_(by_factor, multiplier, self._factors_of(take))
         for i in due:
             layer = self.layers[i]
             if layer.counts is not None and layer.row_scale is not None:
@@ -258,8 +258,7 @@ class Preconditioner:
             return  # its sums have been cleared for the next refresh, which is near; the old inverse stays until then
         before = float(entry.damping[factor])
         multiplier = 1.0 if entry.multiplier is None else float(entry.multiplier[factor])
-        slips = self._slips is not None and bool(self._slips[factor])
-        value = self.blocks.rescue_(factor, before, multiplier, reference_product=slips)
+        value = self.blocks.rescue_(factor, before, multiplier)
         layer = next(layer for layer in self.layers if factor in layer.numbers)
         side = f"factor {'A' if layer.a == factor else 'G'} of {layer.name}"
         if events is not None:
