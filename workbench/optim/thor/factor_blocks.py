@@ -10,16 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from workbench.optim.thor.kronecker_factors import block_ranges, root_inverse
-
 SMALLEST_BIN = 8
 RAISE_BY = 10.0  # damping of a failed block, per attempt
 ATTEMPTS = 12  # float32 has fewer decades than that between a factor and its rounding error
+
+
+def block_ranges(size: int, block_size: int) -> list[tuple[int, int]]:
+    """Cut ``range(size)`` into pairs (begin, end); the last block may be smaller.
+
+    Example:
+        >>> block_ranges(300, 128)
+        [(0, 128), (128, 256), (256, 300)]
+    """
+    return [(begin, min(begin + block_size, size)) for begin in range(0, size, block_size)]
 
 
 class Block(NamedTuple):
@@ -183,6 +191,12 @@ class FactorBlocks:
         return most
 
 
+def _root_inverse(root: Tensor) -> Tensor:
+    """Return the inverses of lower triangular matrices, shape ``[..., n, n]``."""
+    unit = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device).expand_as(root)
+    return cast("Tensor", torch.linalg.solve_triangular(root, unit, upper=False))
+
+
 def _inverse(
     values: Tensor, damping: Tensor, padding: Tensor, reference_product: Tensor | None, host_decides: bool
 ) -> tuple[Tensor, Tensor]:
@@ -199,10 +213,10 @@ def _inverse(
         # Symmetric to the last bit, and LAPACK's matrices lie column by column: so this is copied ten times faster.
         inverse = torch.cholesky_inverse(root, upper=True).mT
     else:  # cholesky_inverse asks the device whether it went well
-        half = root_inverse(root)
+        half = _root_inverse(root)
         inverse = half.mT @ half
     if reference_product is not None:
-        half = root_inverse(root.mT if host_decides else root)
+        half = _root_inverse(root.mT if host_decides else root)
         inverse = torch.where(reference_product[:, None, None], half @ half, inverse)
     # info is blind to an infinite diagonal, whose root is a root; a sum sees everything.
     return inverse, (info == 0) & torch.isfinite(inverse.sum((-2, -1)))

@@ -11,9 +11,10 @@ Named and shaped after ``mindspore.nn.thor`` (MindSpore 2.7, GPU variant). In ps
     v = momentum * v + g
     w = w - lr * v                          # Nesterov: w - lr * (g + momentum * v)
 
-Beside this file: ``kronecker_factors.py`` has the formulas, ``factor_blocks.py`` the matrices, ``thor_layers.py`` what
-is collected of which layers, ``preconditioner.py`` when factors are refreshed, ``layer_plan.py`` how they are applied,
-``momentum.py`` what comes after them.
+Beside this file: ``preconditioner.py`` says what is approximated, and when factors are refreshed, ``thor_layers.py``
+what is collected of which layers (``convolution_patches.py``: of a convolution), ``factor_rules.py`` how it is damped,
+``factor_blocks.py`` has the matrices and their inverses, ``factor_exchange.py`` what ranks do together,
+``layer_plan.py`` how inverses are applied, ``momentum.py`` what comes after them.
 """
 
 from __future__ import annotations

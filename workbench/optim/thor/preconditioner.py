@@ -1,4 +1,9 @@
-"""The second-order part of THOR: when factors are collected, refreshed and applied.
+"""The second-order part of THOR: what is approximated, and when factors are collected, refreshed and applied.
+
+The curvature of a layer with weight ``W`` (shape ``[out, in]``; a convolution's kernel is flattened to
+``[out, channels * height * width]``) is taken as the Kronecker product of two covariances: ``A`` (``[in, in]``, of what
+goes in) and ``G`` (``[out, out]``, of the gradient of what comes out). The natural gradient is then ``G^-1 dW A^-1``.
+THOR keeps of A and G only the diagonal blocks of 128, so that a wide layer costs no more per weight than a narrow one.
 
 One object per network. In the order of a training step::
 
@@ -11,6 +16,12 @@ What only the device knows (did the gradients overflow, did a block fail, was a 
 decided there by masks and comes to the host ``SETTLE_AFTER`` steps later, at once on a CPU. Then events are emitted,
 failed blocks are inverted with more damping from the factors that still lie there, and a refresh that an overflow
 spoilt is scheduled again for the next step.
+
+Reference:
+    Martens and Grosse, "Optimizing Neural Networks with Kronecker-factored Approximate Curvature", ICML 2015,
+    arXiv:1503.05671, sections 3 and 6.3 (factored damping); Grosse and Martens, "A Kronecker-factored approximate
+    Fisher matrix for convolution layers", ICML 2016, arXiv:1602.01407; Chen et al., "THOR, Trace-based Hardware-driven
+    Layer-Oriented Natural Gradient Descent Computation", AAAI 2021 (blocks, stale inverses, trace rule).
 """
 
 from __future__ import annotations

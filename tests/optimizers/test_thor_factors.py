@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.optimizers.thor_formulas import block_inverse, dense, precondition
-from workbench.optim.thor.factor_blocks import FactorBlocks
-from workbench.optim.thor.kronecker_factors import block_ranges, patches, same_padding
+from workbench.optim.thor.convolution_patches import patches, same_padding
+from workbench.optim.thor.factor_blocks import FactorBlocks, block_ranges
 from workbench.optim.thor.optimizer import Thor
 from workbench.optim.thor.thor_layers import find_layers
 
