@@ -37,8 +37,6 @@ from workbench.optim.thor.momentum import Batch, clip_by_curvature_
 from workbench.optim.thor.preconditioner import Preconditioner
 from workbench.optim.thor.thor_layers import Convention, FirstOrder
 
-KL_CLIP = 0.001  # of 13 settings tried on digits-autoencoder, -lenet and -resnet this trained well on all three
-
 
 @dataclass(frozen=True, slots=True)
 class NamedParameter:
@@ -175,11 +173,9 @@ class Thor(StepOptimizer):
         self.enable_clip_grad = checked_switch("enable_clip_grad", enable_clip_grad)
         rules = FactorRules(
             factors, frequency, block_size, batch_size, split_indices, damping_split, damping_floor, factor_decay,
-            trace_threshold, max_rows,
+            trace_threshold, max_rows, kl_clip,
         )  # fmt: skip
-        own_clip = KL_CLIP if factors == "default" else math.inf
-        bound = own_clip if kl_clip is None else kl_clip
-        self.kl_clip = None if bound == math.inf else checked_number("kl_clip", bound, above=0.0)
+        self.kl_clip = None if rules.kl_clip == math.inf else rules.kl_clip
         self._decay_filter = decay_filter
         named = [(name, p) for name, p in self.network.named_parameters() if p.requires_grad]
         self._names = {id(p): name for name, p in named}
