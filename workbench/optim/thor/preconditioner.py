@@ -163,13 +163,11 @@ class Preconditioner:
     ) -> None:
         """Make new inverses for the layers that are due, by their damping d, unless ``found_inf`` is not 0.
 
+        To be called where any is due.
         ``inverse_scale`` is one over the loss scale of output gradients, per layer, shape ``[layers]``; None for 1.
         """
-        due = self.due
-        self.refreshed = bool(due)
-        if not due:
-            return
-        rules, blocks = self.rules, self.blocks
+        due, rules, blocks = self.due, self.rules, self.blocks
+        self.refreshed = True
         self._take_off_taps(self._taps.keys() & set(due))
         self._armed -= set(due)
         take, skip = self._form_factors(due, inverse_scale, found_inf)
