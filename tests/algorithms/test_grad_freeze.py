@@ -219,3 +219,16 @@ def test_an_optimizer_of_another_network_is_refused() -> None:
         GradientFreeze(1, 1, 0.5, 10).freeze_generate(nn.Linear(2, 2), other)
     with pytest.raises(TypeError, match=r"`optimizer` must be a torch\.optim\.Optimizer"):
         GradientFreeze(1, 1, 0.5, 10).freeze_generate(nn.Linear(2, 2), "sgd")  # type: ignore[arg-type]
+
+
+def test_the_reference_s_names_give_the_groups_and_the_sequence_that_set_up_uses() -> None:
+    net = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(8)])
+    freezing = GradientFreeze(3, 1, 0.5, 50, rng=7)
+    groups = freezing.split_parameters_groups(net, 3)
+    sequence = freezing.generate_freeze_index_sequence(3, 1, 0.5, 50)
+    _, optimizer = freezing.freeze_generate(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    assert [[id(p) for p in group] for group in groups] == [
+        [id(p) for p in optimizer.group_parameters(index)] for index in range(3)
+    ]
+    assert [len(group) for group in groups] == [8, 5, 2]
+    assert sequence == optimizer.strategy == freeze_index_sequence(3, 1, 0.5, 50, rng=7)

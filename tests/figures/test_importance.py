@@ -7,6 +7,7 @@ import math
 import pytest
 
 from workbench.figures import importance_figure, importance_numbers
+from workbench.figures.theme import BLUE, GREY
 
 
 def test_importances_are_sorted_shares() -> None:
@@ -16,13 +17,19 @@ def test_importances_are_sorted_shares() -> None:
 
 
 def test_many_importances_are_merged_in_the_last_bar() -> None:
-    numbers = importance_numbers({f"p{i}": 1.0 for i in range(10)}, limit=4)
-    assert numbers.names == ("p0", "p1", "p2", "7 others")
-    assert numbers.shares[-1] == pytest.approx(0.7)
+    importance = {f"p{i:02}": 20.0 - i for i in range(20)}
+    numbers = importance_numbers(importance)
+    assert numbers.names == (*[f"p{i:02}" for i in range(13)], "7 others")
+    assert numbers.shares[-1] == pytest.approx(28 / 210)
+    assert numbers.n_merged == 7
+    assert importance_figure(importance).data[0].marker.color == (BLUE,) * 13 + (GREY,)
+    assert importance_figure({"all others": 2.0, "a": 1.0}).data[0].marker.color == (BLUE, BLUE)
 
 
 def test_importance_has_an_empty_state_and_a_tie_state() -> None:
     assert len(importance_figure({}).data) == 0
     assert importance_figure({"a": 0.0}).layout.title.text == "No parameter made a difference"
+    assert importance_figure({"a": 0.0, "b": 0.0}).layout.title.text == "No parameter made a difference"
+    assert importance_figure({"a": 0.5, "b": 0.5}).layout.title.text == "a mattered most"
     assert importance_figure({"a": 2.0}).layout.title.text == "a mattered most"
     assert importance_figure({"a": 2.0}).layout.xaxis.title.text == "Importance (%)"

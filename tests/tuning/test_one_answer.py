@@ -7,7 +7,8 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import optuna
 import pandas as pd
@@ -19,8 +20,10 @@ from workbench.cli import main
 from workbench.config import BoostConfig
 from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRecord, Verdict
 from workbench.core.trial_counts import count_trials, outcome_of, suited_exports
+from workbench.figures import importance_figure
 from workbench.panels.study_answer import answer_html
 from workbench.study import TuneProgress, read_result, tune
+from workbench.study.answer import result as answering
 from workbench.study.answer.selection import faster_untested
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured
@@ -132,6 +135,24 @@ def test_a_search_trains_one_of_the_plans_that_train_alike(tmp_path: Path) -> No
     plans = {BoostConfig.from_dict(one.config).resolve(one.level).training_key() for one in result.trials}
     assert len(plans) == len(result.trials) == 3  # O0, no full step (below 0.5), one full step in two
     assert result.importance == {}
+
+
+@pytest.mark.parametrize("n_parameters", [1, 2, 3])
+@pytest.mark.parametrize("n_directions", [1, 2])
+def test_of_a_constant_objective_no_parameter_made_a_difference(n_parameters: int, n_directions: int) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0), directions=["minimize"] * n_directions)
+    names = [f"p{i}" for i in range(n_parameters)]
+
+    def objective(trial: optuna.Trial, slope: float) -> list[float]:
+        return [slope * sum(trial.suggest_float(name, 0, 1) for name in names)] * n_directions
+
+    study.optimize(lambda trial: objective(trial, 0.0), n_trials=8)
+    importance, why_unknown = answering._importance(study, cast("StudyFile", SimpleNamespace(dimensions=[])))
+    assert (importance, why_unknown) == (dict.fromkeys(names, 0.0), "")
+    assert importance_figure(importance).layout.title.text == "No parameter made a difference"
+    study.optimize(lambda trial: objective(trial, 1.0), n_trials=8)
+    importance, _ = answering._importance(study, cast("StudyFile", SimpleNamespace(dimensions=[])))
+    assert sum(importance.values()) == pytest.approx(1.0)
 
 
 class OneCandidate(FakeRunner):

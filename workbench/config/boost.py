@@ -254,6 +254,11 @@ class LessBNConfig(Section, use_attribute_docstrings=True):
     """Subtract the mean from the gradient of each weight."""
 
 
+def full_steps(freeze_p: float, n_frozen: int) -> int:
+    """Return how many full steps come before so many frozen ones, for a share of full steps below 1."""
+    return int(freeze_p * n_frozen // (1 - freeze_p))  # as upstream: whole steps, by floor division of floats
+
+
 class GradFreezeConfig(Section, use_attribute_docstrings=True):
     """Section ``grad_freeze``."""
 
@@ -294,8 +299,7 @@ class GradFreezeConfig(Section, use_attribute_docstrings=True):
         n_frozen = self.param_groups - 1
         if self.freeze_type == 1 or not n_frozen:
             return 1 - self.freeze_p if n_frozen else 0.0
-        n_full = int(self.freeze_p * n_frozen // (1 - self.freeze_p))
-        return n_frozen / (n_full + n_frozen)
+        return n_frozen / (full_steps(self.freeze_p, n_frozen) + n_frozen)
 
     def summary(self) -> str:
         """Return what it does in a few words."""

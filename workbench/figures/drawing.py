@@ -10,14 +10,16 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 import numpy as np
 import plotly.graph_objects as go
 
-from workbench.figures.frames import EventPoints
 from workbench.figures.labels import compact, power_ticks, sentence, unmarked, wrapped
 from workbench.figures.theme import VERMILLION, Theme, inks, template_json
+
+if TYPE_CHECKING:
+    from workbench.figures.frames import EventPoints
 
 Properties = dict[str, Any]
 Points = tuple[Any, Any]  # positions and heights

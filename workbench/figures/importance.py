@@ -22,17 +22,18 @@ class ImportanceNumbers:
 
     names: tuple[str, ...]  # config paths; the last may stand for several
     shares: tuple[float, ...]  # they sum to 1, or are all zero when nothing mattered
+    n_merged: int = 0  # parameters that the last bar stands for; 0 when it is one like the others
 
 
-def importance_numbers(importance: Mapping[str, float], *, limit: int = _MAXIMUM_BARS) -> ImportanceNumbers:
-    """Sort and normalise importances, the finite ones; what exceeds ``limit`` bars is added up in the last one."""
-    known = {path: max(0.0, value) for path, value in importance.items() if math.isfinite(value)}
+def importance_numbers(importance: Mapping[str, float]) -> ImportanceNumbers:
+    """Sort and normalise importances, the finite ones; of many parameters the last ones are added up in one bar."""
+    known = {path: value for path, value in importance.items() if math.isfinite(value)}
     total = sum(known.values()) or 1.0
     ranked = sorted(known.items(), key=lambda item: (-item[1], item[0]))
-    tail = ranked[limit - 1 :] if len(ranked) > limit else []
+    tail = ranked[_MAXIMUM_BARS - 1 :] if len(ranked) > _MAXIMUM_BARS else []
     if tail:
-        ranked = [*ranked[: limit - 1], (f"{len(tail)} others", sum(value for _, value in tail))]
-    return ImportanceNumbers(tuple(path for path, _ in ranked), tuple(v / total for _, v in ranked))
+        ranked = [*ranked[: _MAXIMUM_BARS - 1], (f"{len(tail)} others", sum(value for _, value in tail))]
+    return ImportanceNumbers(tuple(path for path, _ in ranked), tuple(v / total for _, v in ranked), len(tail))
 
 
 def importance_figure(importance: Mapping[str, float], *, theme: Theme = "auto") -> go.Figure:
@@ -46,7 +47,7 @@ def importance_figure(importance: Mapping[str, float], *, theme: Theme = "auto")
     drawing = Drawing(title, subtitle, theme=theme, height=150 + 30 * len(numbers.names))
     drawing.bars(
         ([100 * share for share in numbers.shares], [plain(name) for name in numbers.names]),
-        [GREY if name.endswith(" others") else BLUE for name in numbers.names],
+        [BLUE] * (len(numbers.names) - 1) + [GREY if numbers.n_merged else BLUE],
         "%{y} explains %{x:.1f} % of the objective.",
         text=[percent(share) for share in numbers.shares],
         textposition="outside",

@@ -152,9 +152,6 @@ class GroupSchedule(Protocol):
     def check_graph(self, loss: Tensor) -> None:
         """Raise RuntimeError where the loss's graph hides parameters that should be trained."""
 
-    def make_room_for_graphs(self) -> None:
-        """Raise torch.compile's limit so that each group may have a graph of its own."""
-
 
 class StepHook:
     """Acts in every window of micro-batches that ends in an update; derive and override what is needed."""

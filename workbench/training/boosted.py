@@ -34,6 +34,7 @@ from torch.optim import Optimizer
 from workbench.config import Plan
 from workbench.core import devices
 from workbench.core.batch import move_batch
+from workbench.core.compiled_graphs import allow_one_graph_per_group
 from workbench.core.records import EventSink
 from workbench.core.sampler_epoch import tell_epoch
 from workbench.core.step_optimizer import StepOptimizer, clears_as_torch_does
@@ -204,7 +205,7 @@ class Boosted:
             raise RuntimeError("step() needs the gradients of a micro-batch; call backward(loss) first")
         loss, self._loss = self._loss, None
         if not self._room_for_graphs and "torch._dynamo" in sys.modules and self._schedule is not None:
-            self._schedule.make_room_for_graphs()  # now only: torch.compile is loaded lazily, which takes a second
+            allow_one_graph_per_group(self._schedule.n_groups)  # now only: torch.compile takes a second to load
             self._room_for_graphs = True
         if self.update.needs_distribute and not self._distributed:
             raise RuntimeError(self.update.needs_distribute)

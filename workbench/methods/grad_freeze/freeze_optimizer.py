@@ -26,6 +26,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from workbench.core.compiled_graphs import allow_one_graph_per_group as allow_one_graph_per_group
 from workbench.core.torch_internals import mark_stepped
 from workbench.methods.grad_freeze.group_arguments import (
     NOT_AN_OPTION,
@@ -42,19 +43,6 @@ from workbench.methods.parameter_groups import checked_optimizer, rebuild_optimi
 FreezeState = Literal["shared", "per_group"]
 
 EVERYTHING = -1  # the "group" in force while nothing is frozen
-GRAPHS_BESIDE_TRAINING = 8  # torch's own default limit: room for evaluation, last batches and the like
-
-
-def allow_one_graph_per_group(n_groups: int) -> None:
-    """Raise ``torch.compile``'s recompile limit so that every group can keep its compiled step; never lower it.
-
-    A compiled graph depends on ``requires_grad``; past the limit torch would silently fall back to eager execution.
-    """
-    import torch.compiler.config as settings
-
-    # Two graphs per group: training mode and evaluation mode of the same module.
-    settings.recompile_limit = max(settings.recompile_limit, 2 * n_groups + GRAPHS_BESIDE_TRAINING)
-    settings.accumulated_recompile_limit = max(settings.accumulated_recompile_limit, 32 * settings.recompile_limit)
 
 
 class FreezeOpt(torch.optim.Optimizer):
@@ -238,10 +226,6 @@ class FreezeOpt(torch.optim.Optimizer):
                     "use_reentrant=False, or switch `boost.grad_freeze` off"
                 )
             waiting.extend(before for before, _ in node.next_functions)
-
-    def make_room_for_graphs(self) -> None:
-        """Let torch.compile keep one graph per group, see :func:`allow_one_graph_per_group`."""
-        allow_one_graph_per_group(self.n_groups)
 
     def advance(self) -> None:
         """Note that the update of this step was attempted (also when it was skipped) and move on in the strategy."""

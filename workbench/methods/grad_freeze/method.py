@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workbench.config import BoostConfig, GradFreezeConfig
+from workbench.config import BoostConfig
+from workbench.config.boost import full_steps
 from workbench.core.arguments import checked_count
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, FreezeState, allow_one_graph_per_group
 from workbench.methods.parameter_groups import checked_optimizer, named_trainable_parameters, split_into_nested_groups
@@ -60,10 +61,6 @@ def freeze_index_sequence(
     if n_groups > 1 and freeze_type not in {CONTINUOUS, INTERVAL}:
         raise ValueError(f"`grad_freeze.freeze_type` must be 0 (continuous) or 1 (interval), got {freeze_type!r}")
     _check_freeze_p(freeze_p, freeze_type if n_groups > 1 else INTERVAL)
-    return _sequence(n_groups, freeze_type, freeze_p, total_steps, rng)
-
-
-def _sequence(n_groups: int, freeze_type: int, freeze_p: float, total_steps: int, rng: Randomness) -> list[int]:
     length = int(total_steps * LENGTH_MARGIN)
     if n_groups <= 1:
         return [0] * length
@@ -81,9 +78,7 @@ def _check_freeze_p(freeze_p: float, freeze_type: int) -> None:
 
 
 def _continuous_sequence(n_groups: int, freeze_p: float, length: int) -> list[int]:
-    # As upstream: float floor division first, so the added half never rounds up.
-    n_full = int(freeze_p * (n_groups - 1) // (1 - freeze_p) + 0.5)
-    period = [0] * n_full + list(range(1, n_groups))
+    period = [0] * full_steps(freeze_p, n_groups - 1) + list(range(1, n_groups))
     n_periods = max(0, -(-length // len(period)))
     return period * n_periods
 
@@ -194,7 +189,7 @@ class GradientFreeze:
             ValueError: When the optimizer holds no trainable parameter of the network.
         """
         groups = _groups_held(network, checked_optimizer("optimizer", optimizer), self.param_groups)
-        strategy = _sequence(len(groups), self.freeze_type, self.freeze_p, self.total_steps, self.rng)
+        strategy = freeze_index_sequence(len(groups), self.freeze_type, self.freeze_p, self.total_steps, self.rng)
         return network, FreezeOpt(optimizer, groups, strategy, state=self.state, learning_rates=learning_rates)
 
 
@@ -248,18 +243,20 @@ class FreezingMethod(Method):
     def groups_at_rest(config: BoostConfig) -> tuple[Sequence[int], int]:
         """Return the configured schedule, drawn with seed 0 where it is random, and the number of groups."""
         freeze = config.grad_freeze
-        # The sequence reaches a little beyond the steps it is made for; then it starts over.
-        return _configured_sequence(freeze, np.random.RandomState(0))[: freeze.total_steps], freeze.param_groups
+        rng = np.random.RandomState(0)
+        sequence = freeze_index_sequence(
+            freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps, rng
+        )
+        # It reaches a little beyond the steps it is made for; then it starts over.
+        return sequence[: freeze.total_steps], freeze.param_groups
 
     def prepare(self, preparation: Preparation) -> None:
         """Form the groups, draw the schedule and wrap the optimizer."""
         freeze, seed = self.config.grad_freeze, preparation.draw_seed()
         groups = _groups_held(preparation.model, preparation.optimizer, freeze.param_groups)
-        strategy = _configured_sequence(freeze, None if seed is None else np.random.RandomState(seed))
+        rng = None if seed is None else np.random.RandomState(seed)
+        strategy = freeze_index_sequence(
+            freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps, rng
+        )
         state = self.config.compatibility.freeze_state
         preparation.optimizer = FreezeOpt(preparation.optimizer, groups, strategy, state=state)
-
-
-def _configured_sequence(freeze: GradFreezeConfig, rng: Randomness) -> list[int]:
-    """Return the group of each step; a configuration has checked its values."""
-    return _sequence(freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps, rng)

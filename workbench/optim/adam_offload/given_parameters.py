@@ -25,23 +25,20 @@ _GROUP_KEYS = frozenset(
 )
 
 
-def is_scale_or_shift(parameter: Tensor, name: str = "") -> bool:
-    """Return whether a parameter is scale or shift of a normalization, by its mark or by MindSpore's names."""
-    return getattr(parameter, "is_normalization", False) or "beta" in name or "gamma" in name
-
-
-def decays(group: dict[str, Any], index: int) -> bool:
+def is_decayed(group: dict[str, Any], index: int) -> bool:
     """Return whether a group's weight decay acts on its parameter at an index."""
     if not group["decay_by_name"]:
         return True
     names = group.get("param_names")
-    return not is_scale_or_shift(group["params"][index], "" if names is None else names[index])
+    name = "" if names is None else names[index]
+    is_marked = getattr(group["params"][index], "is_normalization", False)
+    return not (is_marked or "beta" in name or "gamma" in name)
 
 
-def read_parameters(params: Any, *, decays: bool) -> tuple[list[dict[str, Any]], list[Tensor] | None]:
+def read_parameters(params: Any, *, any_decay: bool) -> tuple[list[dict[str, Any]], list[Tensor] | None]:
     """Return parameter groups for torch, and the order of parameters if one was given; see `AdamOffload`.
 
-    Where something decays, parameters without names and without groups are warned about.
+    With ``any_decay``, parameters without names and without groups are warned about.
     """
     if isinstance(params, nn.Module):
         for module in params.modules():
@@ -63,7 +60,7 @@ def read_parameters(params: Any, *, decays: bool) -> tuple[list[dict[str, Any]],
             raise TypeError(
                 f"`params` must hold parameters, or pairs (name, parameter), or groups; got {type(item).__name__}"
             )
-    if decays and not named:
+    if any_decay and not named:
         warnings.warn(
             "`weight_decay` applies to every parameter, normalizations included, because parameters came without "
             "names; pass model.named_parameters(), the model itself, or groups",

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from torch import Tensor
 
 from workbench.core import kernels
 from workbench.core.torch_internals import fused_adam_
+from workbench.optim.adam_offload.given_parameters import is_decayed
 from workbench.optim.adam_offload.host_transfer import DENSE_ONLY, Bucket
 
 OptimizerState = dict[Tensor, dict[str, Any]]  # per parameter `step`, `exp_avg`, `exp_avg_sq`
@@ -62,13 +63,10 @@ class AdamNumbers(NamedTuple):
     loss_scale: float = 1.0
     nesterov: bool = False
 
-    @property
-    def suit_our_kernel(self) -> bool:
-        """Whether our own kernel can take the step."""
-        return self.loss_scale == 1.0 and not self.nesterov
-
-    def for_our_kernel(self) -> kernels.AdamSettings:
-        """Return the formula, at loss scale 1 and without nesterov, as our own kernels take it."""
+    def for_our_kernel(self) -> kernels.AdamSettings | None:
+        """Return the formula as our own kernels take it; None where they cannot: at a loss scale or with nesterov."""
+        if self.loss_scale != 1.0 or self.nesterov:
+            return None
         return kernels.AdamSettings(
             first_weight=1.0 - self.betas[0],
             beta2=self.betas[1],
@@ -95,10 +93,11 @@ def adam_step_(
     All are dense float32 or float64 tensors on the CPU with the layout of their weight, at which no kernel looks. Given
     as ``before``, what the last step returned (None unless our own kernel took it) saves looking at the tensors again.
     """
-    if numbers.suit_our_kernel:
+    settings = numbers.for_our_kernel()
+    if settings is not None:
         lists = kernels.adam_lists(weights, gradients, first, second, before=before)
         if lists is not None:
-            kernels.adam_(lists, numbers.for_our_kernel())
+            kernels.adam_(lists, settings)
             return lists.lasting
     rate, (beta1, beta2), eps, decay, scale, nesterov = numbers
     if decay != 0.0 and (scale != 1.0 or nesterov):
@@ -136,12 +135,12 @@ class RoundedAdam:
         before: kernels.Lasting | None = None,
     ) -> kernels.Lasting | None:
         """Do what `adam_step_` does, for float32 weights and bfloat16 moments."""
-        if numbers.suit_our_kernel:
+        settings = numbers.for_our_kernel()
+        if settings is not None:
             lists = kernels.adam_lists(weights, gradients, first, second, torch.bfloat16, before=before)
             if lists is not None:
                 pieces = sum(-(-length // _VALUES) for length in lists.weights.lengths)
                 places = torch.randint(_VALUES, (2 * pieces,), generator=self.generator, device="cpu")
-                settings = numbers.for_our_kernel()
                 kernels.adam_rounded_(lists, settings, table=self._table, places=places, piece=_VALUES)
                 return lists.lasting
         for tensors in zip(weights, gradients, first, second, strict=True):
@@ -177,7 +176,7 @@ class StepGroup:
 
     group: dict[str, Any]  # options are read from it at every step
     parameters: list[Tensor]
-    decays: bool  # whether the group's weight decay applies to them
+    is_decayed: bool  # whether the group's weight decay applies to them
     bucket: Bucket | None  # in which they travel to the host; None for those that live there
     steps: Tensor  # taken so far, 0-dimensional, float32; owned by this step group
     first: list[Tensor]  # moments; empty before the first step
@@ -196,7 +195,7 @@ class StepGroup:
             [item for item, flag in zip(items, chosen, strict=True) if flag is wanted] if items else []
             for items in (self.parameters, self.first, self.second)
         )
-        return StepGroup(self.group, parameters, self.decays, self.bucket, self.steps.clone(), first, second)
+        return StepGroup(self.group, parameters, self.is_decayed, self.bucket, self.steps.clone(), first, second)
 
     def take_step(self, weights: list[Tensor], gradients: list[Tensor], rounded: RoundedAdam | None) -> float:
         """Update weights, with moments that are ``rounded`` if they are, and return how long that took, seconds."""
@@ -205,7 +204,7 @@ class StepGroup:
         group = self.group
         beta1, beta2 = group["betas"]
         rate = corrected_rate(float(group["lr"]), beta1, beta2, self.steps.item())
-        decay = group["weight_decay"] if self.decays else 0.0
+        decay = group["weight_decay"] if self.is_decayed else 0.0
         numbers = AdamNumbers(rate, (beta1, beta2), group["eps"], decay, group["loss_scale"], group["use_nesterov"])
         take_step_ = adam_step_ if rounded is None else rounded.step_
         self.lists = take_step_(weights, gradients, self.first, self.second, numbers, before=self.lists)
@@ -236,19 +235,18 @@ class StepGroup:
 def form_step_groups(
     groups: Sequence[dict[str, Any]],
     state: OptimizerState,
-    decays: Callable[[dict[str, Any], int], bool],
     bucket_of: Mapping[Tensor, Bucket],
 ) -> list[StepGroup]:
     """Divide parameter groups into step groups, of one group, dtype, bucket, decay and count of steps, by bucket.
 
-    ``decays`` says whether a group's decay applies to the parameter at an index. State then refers to the shared count.
+    State then refers to the shared count.
     """
     formed = []
     for group in groups:
         gathered: dict[Any, list[Tensor]] = {}
         for index, parameter in enumerate(group["params"]):
             steps = float(state[parameter]["step"]) if parameter in state else None
-            key = parameter.dtype, bucket_of.get(parameter), decays(group, index), steps
+            key = parameter.dtype, bucket_of.get(parameter), is_decayed(group, index), steps
             gathered.setdefault(key, []).append(parameter)
         for (_, bucket, decayed, steps), members in gathered.items():
             held = [] if steps is None else [state[parameter] for parameter in members]
@@ -261,7 +259,7 @@ def form_step_groups(
 
 
 def take_gradients(
-    step_groups: list[StepGroup], state: OptimizerState, travelling: Container[Tensor] = ()
+    step_groups: list[StepGroup], state: OptimizerState, travelling: Container[Tensor]
 ) -> list[tuple[StepGroup, list[Tensor]]]:
     """Return the step groups that have gradients, with them; one of which only some have is split in place.
 

@@ -128,11 +128,15 @@ class CopyStream:
 class Bucket:
     """The host's side of some parameters of one device and dtype.
 
-    Gradients leave on one stream and weights return on another, as links carry both directions at once.
+    Gradients leave on one stream and weights return on another, as links carry both directions at once. With ``frees``
+    the device forgets gradients that have left.
     """
 
-    def __init__(self, number: int, parameters: list[Tensor], leaving: CopyStream, returning: CopyStream) -> None:
+    def __init__(
+        self, number: int, parameters: list[Tensor], leaving: CopyStream, returning: CopyStream, frees: bool
+    ) -> None:
         self.number = number
+        self.frees = frees
         self.parameters = parameters
         self._leaving, self._returning = leaving, returning
         dtype = parameters[0].dtype
@@ -148,18 +152,18 @@ class Bucket:
         self.waiting: set[int] | None = None
         self.transfer_ms = 0.0
 
-    def leave(self, frees: bool) -> None:
-        """Send off every gradient there is, and with ``frees`` let the device forget it."""
+    def leave(self) -> None:
+        """Send off every gradient there is."""
         chosen = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
         if not chosen:
             return
         gradients = [_dense(self.parameters[i]) for i in chosen]
-        if frees:
+        if self.frees:
             self._wait()
             self._add_up(self._landed)  # what lies where the next ones land
         self._left = self._leaving.copy_([self._landing[i] for i in chosen], gradients)
         self._landed = chosen
-        if frees:
+        if self.frees:
             for i in chosen:
                 self.parameters[i].grad = None
 
@@ -256,7 +260,7 @@ class HostTransfer:
             device = members[0].device
             if device not in streams:
                 streams[device] = make_stream(device), make_stream(device)
-            self.buckets.append(Bucket(len(self.buckets), members, *streams[device]))
+            self.buckets.append(Bucket(len(self.buckets), members, *streams[device], frees))
         self.place = {p: (bucket, i) for bucket in self.buckets for i, p in enumerate(bucket.parameters)}
         self._handles: dict[Tensor, RemovableHandle] = {}
 
@@ -296,7 +300,7 @@ class HostTransfer:
     def collect(self) -> set[Tensor]:
         """Send what has not left yet, and return the parameters that have gradients."""
         for bucket in self.buckets:
-            bucket.leave(self.frees)
+            bucket.leave()
             bucket.waiting = None
         return self.holding()
 
@@ -354,7 +358,7 @@ class HostTransfer:
         if not bucket.waiting:
             bucket.waiting = None
             with torch.no_grad():
-                bucket.leave(self.frees)
+                bucket.leave()
 
 
 def _dense(parameter: Tensor) -> Tensor:

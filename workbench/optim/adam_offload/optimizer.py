@@ -43,7 +43,7 @@ from torch.optim import Optimizer
 from workbench.core.arguments import checked_count, checked_number, checked_switch
 from workbench.core.step_optimizer import StepOptimizer, loss_of
 from workbench.core.torch_internals import has_step_hooks, is_profiled
-from workbench.optim.adam_offload.given_parameters import decays, read_parameters
+from workbench.optim.adam_offload.given_parameters import read_parameters
 from workbench.optim.adam_offload.host_adam import RoundedAdam, StepGroup, form_step_groups, take_gradients
 from workbench.optim.adam_offload.host_transfer import (
     Bucket,
@@ -131,7 +131,7 @@ class AdamOffload(StepOptimizer):
             raise ValueError(f'`transfer` must be "needed" or "always", got {transfer!r}')
         rate = read_schedule("learning_rate", learning_rate)
         decay = _read_weight_decay(weight_decay)
-        groups, order = read_parameters(params, decays=decay != 0.0)
+        groups, order = read_parameters(params, any_decay=decay != 0.0)
         self._global_step = 0
         self._step_groups: list[StepGroup] | None = None
         self._transfer: HostTransfer | None = None
@@ -377,7 +377,7 @@ class AdamOffload(StepOptimizer):
                 if parameter in self._pending_gradients:
                     bucket.put_sum(index, self._pending_gradients[parameter])
             self._pending_gradients = {}
-        return form_step_groups(self.param_groups, self.state, decays, bucket_of)
+        return form_step_groups(self.param_groups, self.state, bucket_of)
 
     def _keep_master(self, parameter: Tensor) -> None:
         """Let the state of 16-bit weights have the host's copy as ``master``, with the value it had so far."""

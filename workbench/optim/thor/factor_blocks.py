@@ -10,16 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from workbench.optim.thor.kronecker_factors import block_ranges, root_inverse
-
 SMALLEST_BIN = 8
 RAISE_BY = 10.0  # damping of a failed block, per attempt
 ATTEMPTS = 12  # float32 has fewer decades than that between a factor and its rounding error
+
+
+def block_ranges(size: int, block_size: int) -> list[tuple[int, int]]:
+    """Cut ``range(size)`` into pairs (begin, end); the last block may be smaller.
+
+    Example:
+        >>> block_ranges(300, 128)
+        [(0, 128), (128, 256), (256, 300)]
+    """
+    return [(begin, min(begin + block_size, size)) for begin in range(0, size, block_size)]
 
 
 class Block(NamedTuple):
@@ -36,10 +44,20 @@ class FactorBlocks:
 
     ``factors``, per bin ``[blocks, s, s]``, is what is being summed up, and after a refresh the factor itself;
     ``inverses`` are those in force. On a CPU the host looks at results (``host_decides``), elsewhere masks decide.
+    As upstream, the factors of embeddings get L^-1 L^-1 in place of L^-T L^-1: the mask ``reference_product``, shape
+    ``[factors]``; None for no factor.
     """
 
-    def __init__(self, sizes: Sequence[int], block_size: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        reference_product: Tensor | None = None,
+    ) -> None:
         self.block_size = block_size
+        self.reference_product = reference_product
         self.host_decides = device.type == "cpu"
         self.sizes = list(sizes)
         self.blocks: list[list[Block]] = [[] for _ in self.sizes]
@@ -117,13 +135,11 @@ class FactorBlocks:
             result.index_add_(0, self.owners[bin_], values.diagonal(dim1=-2, dim2=-1).sum(-1))
         return result
 
-    def invert_(
-        self, damping: Tensor, multiplier: Tensor | None, which: Tensor, reference_product: Tensor | None = None
-    ) -> Tensor:
+    def invert_(self, damping: Tensor, multiplier: Tensor | None, which: Tensor) -> Tensor:
         """Replace the inverses of some factors, and return those with a block that failed, which keeps the one it has.
 
-        All have the shape ``[factors]``: what is added to the diagonal, what inverses are multiplied by, which factors
-        are meant, and those that get L^-1 L^-1 in place of L^-T L^-1, as the reference does for embeddings.
+        All have the shape ``[factors]``: what is added to the diagonal, what inverses are multiplied by, and which
+        factors are meant.
         """
         failed = torch.zeros_like(damping)
         for bin_, values in self.factors.items():
@@ -135,8 +151,8 @@ class FactorBlocks:
                     continue
                 if len(rows) < len(owner):
                     owner, padding, values = owner[rows], padding[rows], values[rows]
-            squared = None if reference_product is None else reference_product[owner]
-            kept, good = _inverse(values, damping[owner], padding, squared, self.host_decides)
+            reference_product = None if self.reference_product is None else self.reference_product[owner]
+            kept, good = _inverse(values, damping[owner], padding, reference_product, self.host_decides)
             if multiplier is not None:
                 kept.mul_(multiplier[owner][:, None, None])
             if not self.host_decides:
@@ -149,13 +165,13 @@ class FactorBlocks:
             failed.index_add_(0, owner, (~good).to(failed))
         return failed > 0
 
-    def rescue_(self, factor: int, damping: float, multiplier: float, *, reference_product: bool) -> float:
+    def rescue_(self, factor: int, damping: float, multiplier: float) -> float:
         """Invert a factor of which a block failed, each block with as much damping as it needs, and return the most.
 
         That is infinity when no amount helped a block, which keeps the inverse it has. It waits for the device.
         """
         most = damping
-        squared = torch.tensor([True], device=self.size_of.device) if reference_product else None
+        reference_product = None if self.reference_product is None else self.reference_product[factor : factor + 1]
         views = zip(self.views(factor, self.factors), self.views(factor, self.inverses), strict=True)
         for (_, _, values), (_, _, inverse) in views:
             # Without damping there would be nothing to raise; this much is what rounding takes anyway.
@@ -164,7 +180,7 @@ class FactorBlocks:
             for _ in range(ATTEMPTS):
                 added = torch.full((1,), amount, device=values.device, dtype=values.dtype)
                 padding = torch.zeros(1, len(values), device=values.device, dtype=values.dtype)
-                found, good = _inverse(values[None], added, padding, squared, True)
+                found, good = _inverse(values[None], added, padding, reference_product, True)
                 if bool(good):
                     inverse.copy_(found[0] * multiplier)
                     break
@@ -175,8 +191,14 @@ class FactorBlocks:
         return most
 
 
+def _root_inverse(root: Tensor) -> Tensor:
+    """Return the inverses of lower triangular matrices, shape ``[..., n, n]``."""
+    unit = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device).expand_as(root)
+    return cast("Tensor", torch.linalg.solve_triangular(root, unit, upper=False))
+
+
 def _inverse(
-    values: Tensor, damping: Tensor, padding: Tensor, squared: Tensor | None, host_decides: bool
+    values: Tensor, damping: Tensor, padding: Tensor, reference_product: Tensor | None, host_decides: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the inverses of damped blocks and which of them are good."""
     damped = values.clone()
@@ -191,11 +213,11 @@ def _inverse(
         # Symmetric to the last bit, and LAPACK's matrices lie column by column: so this is copied ten times faster.
         inverse = torch.cholesky_inverse(root, upper=True).mT
     else:  # cholesky_inverse asks the device whether it went well
-        half = root_inverse(root)
+        half = _root_inverse(root)
         inverse = half.mT @ half
-    if squared is not None:
-        half = root_inverse(root.mT if host_decides else root)
-        inverse = torch.where(squared[:, None, None], half @ half, inverse)
+    if reference_product is not None:
+        half = _root_inverse(root.mT if host_decides else root)
+        inverse = torch.where(reference_product[:, None, None], half @ half, inverse)
     # info is blind to an infinite diagonal, whose root is a root; a sum sees everything.
     return inverse, (info == 0) & torch.isfinite(inverse.sum((-2, -1)))
 

@@ -64,19 +64,17 @@ class FactorExchange:
             members, factors = [i for i in group if i in set(due)], self.blocks.factors
             _together([part.div_(n_alive[i]) for i in members for part in self._tensors_of(i, factors)])
 
-    def invert_(
-        self, damping: Tensor, multiplier: Tensor | None, which: Tensor, reference_product: Tensor | None
-    ) -> Tensor:
+    def invert_(self, damping: Tensor, multiplier: Tensor | None, which: Tensor) -> Tensor:
         """Invert factors, each on its owner's rank, and hand the inverses out; see ``FactorBlocks.invert_``."""
         n_ranks = ranks.world_size()
         if n_ranks == 1:
-            return self.blocks.invert_(damping, multiplier, which, reference_product)
+            return self.blocks.invert_(damping, multiplier, which)
         owners = owners_of_layers(self.costs, n_ranks)
         owner_of = torch.zeros(len(self.blocks.sizes), dtype=torch.long, device=which.device)
         for layer, owner in zip(self.layers, owners, strict=True):
             for factor in layer.numbers:
                 owner_of[factor] = owner
-        failed = self.blocks.invert_(damping, multiplier, which & (owner_of == ranks.rank()), reference_product)
+        failed = self.blocks.invert_(damping, multiplier, which & (owner_of == ranks.rank()))
         for rank in range(n_ranks):
             mine, inverses = [i for i, owner in enumerate(owners) if owner == rank], self.blocks.inverses
             _together([part for i in mine for part in self._views_of(i, inverses)], sent_by=rank)

@@ -11,9 +11,10 @@ Named and shaped after ``mindspore.nn.thor`` (MindSpore 2.7, GPU variant). In ps
     v = momentum * v + g
     w = w - lr * v                          # Nesterov: w - lr * (g + momentum * v)
 
-Beside this file: ``kronecker_factors.py`` has the formulas, ``factor_blocks.py`` the matrices, ``thor_layers.py`` what
-is collected of which layers, ``preconditioner.py`` when factors are refreshed, ``layer_plan.py`` how they are applied,
-``momentum.py`` what comes after them.
+Beside this file: ``preconditioner.py`` says what is approximated, and when factors are refreshed, ``thor_layers.py``
+what is collected of which layers (``convolution_patches.py``: of a convolution), ``factor_rules.py`` how it is damped,
+``factor_blocks.py`` has the matrices and their inverses, ``factor_exchange.py`` what ranks do together,
+``layer_plan.py`` how inverses are applied, ``momentum.py`` what comes after them.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ from workbench.optim.thor.factor_rules import DampingSplit, FactorRules
 from workbench.optim.thor.momentum import Batch, clip_by_curvature_
 from workbench.optim.thor.preconditioner import Preconditioner
 from workbench.optim.thor.thor_layers import Convention, FirstOrder
-
-KL_CLIP = 0.001  # of 13 settings tried on digits-autoencoder, -lenet and -resnet this trained well on all three
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +173,9 @@ class Thor(StepOptimizer):
         self.enable_clip_grad = checked_switch("enable_clip_grad", enable_clip_grad)
         rules = FactorRules(
             factors, frequency, block_size, batch_size, split_indices, damping_split, damping_floor, factor_decay,
-            trace_threshold, max_rows,
+            trace_threshold, max_rows, kl_clip,
         )  # fmt: skip
-        own_clip = KL_CLIP if factors == "default" else math.inf
-        bound = own_clip if kl_clip is None else kl_clip
-        self.kl_clip = None if bound == math.inf else checked_number("kl_clip", bound, above=0.0)
+        self.kl_clip = None if rules.kl_clip == math.inf else rules.kl_clip
         self._decay_filter = decay_filter
         named = [(name, p) for name, p in self.network.named_parameters() if p.requires_grad]
         self._names = {id(p): name for name, p in named}
@@ -203,7 +200,6 @@ class Thor(StepOptimizer):
         self.preconditioner = Preconditioner(self.network, trained, rules)
         self._normalizations = {id(p) for p in self.preconditioner.normalizations}
         self._backward_scale: Callable[[nn.Parameter], Tensor] | None = None
-        self._unscaled = False
         self._events: EventSink | None = None
         self._step_number: int | None = None
         self._columns: dict[str, float] = {}
@@ -250,7 +246,6 @@ class Thor(StepOptimizer):
             step: Number of the step for events; None for this optimizer's own count.
             events: Where refreshes and raised damping are reported; None for nowhere.
         """
-        self._unscaled = backward_scale is not None
         if backward_scale is None or callable(backward_scale):
             self._backward_scale = backward_scale
         else:
@@ -269,7 +264,7 @@ class Thor(StepOptimizer):
     def _step(self) -> None:
         found_inf = None if self.found_inf is None else exact_flag(self.found_inf)
         carried = self.carried_scale
-        constant = 1.0 if self._unscaled else self.loss_scale
+        constant = self.loss_scale if self._backward_scale is None else 1.0
         engine = self.preconditioner
         if engine.due:
             step, inverse_scale = self._step_number, self._inverse_scale(constant, carried)
@@ -420,7 +415,6 @@ class Thor(StepOptimizer):
         """Restore a copy, whose parameters are other objects."""
         super().__setstate__(state)
         self._backward_scale = self._events = self._step_number = None
-        self._unscaled = False
         self._names = {id(p): name for name, p in self.network.named_parameters()}
         self._decaying = {}
         self._normalizations = {id(p) for p in self.preconditioner.normalizations}

@@ -1,4 +1,9 @@
-"""The second-order part of THOR: when factors are collected, refreshed and applied.
+"""The second-order part of THOR: what is approximated, and when factors are collected, refreshed and applied.
+
+The curvature of a layer with weight ``W`` (shape ``[out, in]``; a convolution's kernel is flattened to
+``[out, channels * height * width]``) is taken as the Kronecker product of two covariances: ``A`` (``[in, in]``, of what
+goes in) and ``G`` (``[out, out]``, of the gradient of what comes out). The natural gradient is then ``G^-1 dW A^-1``.
+THOR keeps of A and G only the diagonal blocks of 128, so that a wide layer costs no more per weight than a narrow one.
 
 One object per network. In the order of a training step::
 
@@ -11,6 +16,12 @@ What only the device knows (did the gradients overflow, did a block fail, was a 
 decided there by masks and comes to the host ``SETTLE_AFTER`` steps later, at once on a CPU. Then events are emitted,
 failed blocks are inverted with more damping from the factors that still lie there, and a refresh that an overflow
 spoilt is scheduled again for the next step.
+
+Reference:
+    Martens and Grosse, "Optimizing Neural Networks with Kronecker-factored Approximate Curvature", ICML 2015,
+    arXiv:1503.05671, sections 3 and 6.3 (factored damping); Grosse and Martens, "A Kronecker-factored approximate
+    Fisher matrix for convolution layers", ICML 2016, arXiv:1602.01407; Chen et al., "THOR, Trace-based Hardware-driven
+    Layer-Oriented Natural Gradient Descent Computation", AAAI 2021 (blocks, stale inverses, trace rule).
 """
 
 from __future__ import annotations
@@ -75,8 +86,12 @@ class Preconditioner:
             layer.g = len(sizes)
             sizes.append(layer.outputs)
         self.device = device
-        self.blocks = FactorBlocks(sizes, rules.block_size, device, self._dtype)
         n, f = len(self.layers), len(sizes)
+        reference_product: Tensor | None = None
+        if rules.factors == "mindspore" and any(layer.kind == "embedding" for layer in self.layers):
+            reference_product = torch.zeros(f, dtype=torch.bool, device=device)
+            reference_product[[layer.g for layer in self.layers if layer.kind == "embedding"]] = True
+        self.blocks = FactorBlocks(sizes, rules.block_size, device, self._dtype, reference_product)
         self._a = torch.tensor([layer.a for layer in self.layers], device=device)
         self._g = torch.tensor([layer.g for layer in self.layers], device=device)
         self._has_a = self._a >= 0
@@ -86,10 +101,6 @@ class Preconditioner:
             for factor in layer.numbers:
                 layer_of[factor], place[factor] = i, n + i if factor == layer.g else i
         self._layer_of, self._place = devices.tensor_on(device, layer_of), devices.tensor_on(device, place)
-        self._slips: Tensor | None = None  # As upstream: embeddings are multiplied by L^-1 L^-1
-        if rules.factors == "mindspore" and any(layer.kind == "embedding" for layer in self.layers):
-            self._slips = torch.zeros(f, dtype=torch.bool, device=device)
-            self._slips[[layer.g for layer in self.layers if layer.kind == "embedding"]] = True
         widths = [float(layer.inputs) for layer in self.layers], [float(layer.outputs) for layer in self.layers]
         self._inputs, self._outputs = self._to_device(*widths)
         self._traces = torch.full((n,), -1.0, device=device, dtype=self._dtype)  # of the factors in force
@@ -152,13 +163,11 @@ class Preconditioner:
     ) -> None:
         """Make new inverses for the layers that are due, by their damping d, unless ``found_inf`` is not 0.
 
+        To be called where any is due.
         ``inverse_scale`` is one over the loss scale of output gradients, per layer, shape ``[layers]``; None for 1.
         """
-        due = self.due
-        self.refreshed = bool(due)
-        if not due:
-            return
-        rules, blocks = self.rules, self.blocks
+        due, rules, blocks = self.due, self.rules, self.blocks
+        self.refreshed = True
         self._take_off_taps(self._taps.keys() & set(due))
         self._armed -= set(due)
         take, skip = self._form_factors(due, inverse_scale, found_inf)
@@ -177,7 +186,7 @@ class Preconditioner:
         self._traces = torch.where(take, product, self._traces)
         a_damping, g_damping, multiplier = self._dampings(damping, a_traces, g_traces)
         by_factor = self._per_factor(a_damping, g_damping)
-        failed = self._exchange.invert_(by_factor, multiplier, self._factors_of(take), self._slips)
+        failed = self._exchange.invert_(by_factor, multiplier, self._factors_of(take))
         for i in due:
             layer = self.layers[i]
             if layer.counts is not None and layer.row_scale is not None:
@@ -258,8 +267,7 @@ class Preconditioner:
             return  # its sums have been cleared for the next refresh, which is near; the old inverse stays until then
         before = float(entry.damping[factor])
         multiplier = 1.0 if entry.multiplier is None else float(entry.multiplier[factor])
-        slips = self._slips is not None and bool(self._slips[factor])
-        value = self.blocks.rescue_(factor, before, multiplier, reference_product=slips)
+        value = self.blocks.rescue_(factor, before, multiplier)
         layer = next(layer for layer in self.layers if factor in layer.numbers)
         side = f"factor {'A' if layer.a == factor else 'G'} of {layer.name}"
         if events is not None:

@@ -34,8 +34,8 @@ from torch.utils.hooks import RemovableHandle
 
 from workbench.core.torch_internals import remove_forward_hooks
 from workbench.core.wrapped_model import plain_name
+from workbench.optim.thor.convolution_patches import patches, same_padding, sampling_offset, spacing
 from workbench.optim.thor.factor_blocks import FactorBlocks
-from workbench.optim.thor.kronecker_factors import patches, same_padding, sampling_offset
 
 Convention = Literal["default", "mindspore"]
 LayerKind = Literal["linear", "conv", "embedding"]
@@ -116,7 +116,7 @@ class FactoredLayer:
     def _collect_patches(self, images: Tensor, gradient: Tensor, blocks: FactorBlocks, max_rows: int | None) -> Tally:
         module: Any = self.module  # a Conv2d, whose pairs torch declares as of any length
         n, _, down, across = gradient.shape
-        every = 1 if max_rows is None else _spacing(n, down, across, max_rows)
+        every = 1 if max_rows is None else spacing(n, down, across, max_rows)
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         # torch keeps the amounts ready for F.pad, also those of padding="same".
         padding = tuple(module._reversed_padding_repeated_twice)
@@ -269,15 +269,3 @@ def _kind_of(module: nn.Module) -> LayerKind:
     if isinstance(module, nn.Conv2d):
         return "conv"
     return "embedding" if isinstance(module, nn.Embedding) else "linear"
-
-
-def _spacing(n: int, down: int, across: int, max_rows: int) -> int:
-    """Return the smallest spacing that leaves no more than ``max_rows`` positions of n images, if there is one."""
-    every = 1
-    while every < max(down, across) and n * _kept(down, every) * _kept(across, every) > max_rows:
-        every += 1
-    return every
-
-
-def _kept(positions: int, every: int) -> int:
-    return -(-(positions - sampling_offset(every, positions)) // every)

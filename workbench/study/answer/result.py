@@ -245,7 +245,10 @@ def _result(
 
 
 def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float], str]:
-    """Return how much each parameter matters for the objective, or nothing and a sentence why."""
+    """Return how much each parameter matters for the objective, as a share, or nothing and a sentence why.
+
+    Where none matters all are 0; Optuna's own shares would be equal ones then.
+    """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     n_plans = sum("repeats" not in trial.user_attrs for trial in complete)
     if n_plans < _FEWEST_PLANS:  # of O0 alone there is nothing to say
@@ -255,9 +258,11 @@ def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float],
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = optuna.importance.get_param_importances(study, target=target)
+            found = optuna.importance.get_param_importances(study, target=target, normalize=False)
     except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         return {}, f"There are too few trials to estimate the importance of the parameters ({reason})."
     settings = {dimension.path for dimension in file.dimensions if len(dimension.extremes) == 1}
-    return {name: float(one) for name, one in found.items() if math.isfinite(one) and name not in settings}, ""
+    total = sum(found.values()) or 1.0
+    shares = {name: one / total for name, one in found.items() if name not in settings}
+    return {name: float(share) for name, share in shares.items() if math.isfinite(share)}, ""

@@ -1,42 +1,11 @@
-"""The arithmetic of THOR: what is approximated, the blocks of a factor, and what a convolution's kernel sees.
-
-The curvature of a layer with weight ``W`` (shape ``[out, in]``; a convolution's kernel is flattened to
-``[out, channels * height * width]``) is taken as the Kronecker product of two covariances: ``A`` (``[in, in]``, of what
-goes in) and ``G`` (``[out, out]``, of the gradient of what comes out). The natural gradient is then ``G^-1 dW A^-1``.
-THOR keeps of A and G only the diagonal blocks of 128, so that a wide layer costs no more per weight than a narrow one.
-
-Reference:
-    Martens and Grosse, "Optimizing Neural Networks with Kronecker-factored Approximate Curvature", ICML 2015,
-    arXiv:1503.05671, sections 3 and 6.3 (factored damping); Grosse and Martens, "A Kronecker-factored approximate
-    Fisher matrix for convolution layers", ICML 2016, arXiv:1602.01407; Chen et al., "THOR, Trace-based Hardware-driven
-    Layer-Oriented Natural Gradient Descent Computation", AAAI 2021 (blocks, stale inverses, trace rule).
-"""
+"""What a convolution's kernel sees, at every position or at an even choice of them."""
 
 from __future__ import annotations
 
-from typing import cast
-
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 SHORT_RUN = 16  # floats; below, a copy row by row is mostly overhead
-
-
-def block_ranges(size: int, block_size: int) -> list[tuple[int, int]]:
-    """Cut ``range(size)`` into pairs (begin, end); the last block may be smaller.
-
-    Example:
-        >>> block_ranges(300, 128)
-        [(0, 128), (128, 256), (256, 300)]
-    """
-    return [(begin, min(begin + block_size, size)) for begin in range(0, size, block_size)]
-
-
-def root_inverse(root: Tensor) -> Tensor:
-    """Return the inverses of lower triangular matrices, shape ``[..., n, n]``."""
-    unit = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device).expand_as(root)
-    return cast("Tensor", torch.linalg.solve_triangular(root, unit, upper=False))
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
@@ -74,7 +43,7 @@ def patches(
     down = (height - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
     across = (width - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
     begin = sampling_offset(every, down), sampling_offset(every, across)
-    down, across = -(-(down - begin[0]) // every), -(-(across - begin[1]) // every)
+    down, across = _kept(down, every), _kept(across, every)
     images = images[:, :, begin[0] * stride[0] :, begin[1] * stride[1] :]
     of_image, of_channel, of_row, of_column = images.stride()
     in_kernel = of_row * dilation[0], of_column * dilation[1]
@@ -85,3 +54,15 @@ def patches(
 def sampling_offset(every: int, positions: int) -> int:
     """Return the first position kept when only every so many are: the middle of the first lot, if there is one."""
     return min((every - 1) // 2, positions - 1)
+
+
+def spacing(n: int, down: int, across: int, max_rows: int) -> int:
+    """Return the smallest spacing that leaves no more than ``max_rows`` positions of n images, if there is one."""
+    every = 1
+    while every < max(down, across) and n * _kept(down, every) * _kept(across, every) > max_rows:
+        every += 1
+    return every
+
+
+def _kept(positions: int, every: int) -> int:
+    return -(-(positions - sampling_offset(every, positions)) // every)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.optimizers.thor_formulas import block_inverse, dense, precondition
-from workbench.optim.thor.factor_blocks import FactorBlocks
-from workbench.optim.thor.kronecker_factors import block_ranges, patches, same_padding
+from workbench.optim.thor.convolution_patches import patches, same_padding
+from workbench.optim.thor.factor_blocks import FactorBlocks, block_ranges
 from workbench.optim.thor.optimizer import Thor
 from workbench.optim.thor.thor_layers import find_layers
 
@@ -76,7 +76,7 @@ def test_only_the_chosen_factors_change_and_a_failed_one_keeps_its_inverse() -> 
     kept = dense(blocks, 1, blocks.inverses)
     assert torch.equal(kept[:4, :4], unit[:4, :4])
     torch.testing.assert_close(kept[4:, 4:], block_inverse(bad[4:, 4:], 1.0))
-    damping = blocks.rescue_(1, 1.0, 1.0, reference_product=False)
+    damping = blocks.rescue_(1, 1.0, 1.0)
     assert damping == 10.0
     rescued = dense(blocks, 1, blocks.inverses)
     torch.testing.assert_close(rescued[:4, :4], block_inverse(bad[:4, :4], 10.0))
