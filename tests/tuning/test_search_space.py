@@ -142,7 +142,7 @@ def test_every_suggestion_over_declared_ranges_is_valid_and_draws_only_what_matt
         ({"grad_freeze.freeze_p": {"low": 0.0, "high": 0.1, "log": True}}, "must begin above 0"),
         ({"grad_freeze.freeze_p": {"low": float("nan"), "high": 0.1}}, "must be a finite number"),
         ({"grad_freeze.param_groups": {"low": 2.5, "high": 4}}, "`low` must be a whole number"),
-        ({"boost.less_bn": {"low": 0, "high": 1}}, "is no number"),
+        ({"boost.less_bn": {"low": 0, "high": 1}}, "is not a number"),
         ({"grad_freeze.total_steps": True}, "no declared search range"),
         ({"level": ["O1", "O1"]}, "twice"),
         ({"optimizer.lr[Muo]": True}, 'there is no optimizer "Muo"'),

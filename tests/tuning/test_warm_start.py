@@ -163,7 +163,7 @@ def test_no_more_are_enqueued_than_the_study_has_room_for(earlier: Path, tmp_pat
          ["earlier trial 7: `grad_freeze.freeze_p` = 0.62 cannot be drawn here; 0.7 is tried instead."]),
         ('"boost.grad_freeze" = [true]\n"grad_freeze.freeze_p" = [0.5, 0.7]', {"freeze_p": 0.4},
          {"boost.grad_freeze": True},
-         ["earlier trial 7: `grad_freeze.freeze_p` = 0.4 is no choice here, so the sampler draws it."]),
+         ["earlier trial 7: `grad_freeze.freeze_p` = 0.4 is not a choice here, so the sampler draws it."]),
         ('"boost.grad_freeze" = [true]\n"grad_freeze.total_steps" = [100]', {"total_steps": 200},
          {"boost.grad_freeze": True}, []),
         ('"boost.grad_freeze" = [true]\n"grad_freeze.param_groups" = { low = 2, high = 4 }', {"param_groups": 9},
@@ -188,7 +188,7 @@ def test_a_switch_that_is_not_searched_is_said_where_it_differs() -> None:
 def test_a_level_that_is_not_searched_is_said() -> None:
     found, told = mapped_values(freezing(), space('level = ["O0", "O2"]\n"boost.grad_freeze" = [false, true]'))
     assert "level" not in found
-    assert told == ["earlier trial 7: `level` = 'O1' is no choice here, so the sampler draws it."]
+    assert told == ["earlier trial 7: `level` = 'O1' is not a choice here, so the sampler draws it."]
 
 
 @pytest.mark.parametrize(

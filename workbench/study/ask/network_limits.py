@@ -1,7 +1,7 @@
 """What a known network makes pointless to search: values, levels and methods that could change nothing there.
 
-What each method needs is declared beside its switch (`workbench.config.conditions`); what it lacks only where the
-network is known is the network's doing.
+What each method needs is declared beside its switch (`workbench.config.conditions`); what it lacks only once the
+network is known is due to the network.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def without_equal_levels(space: SearchedSpace) -> tuple[SearchedSpace, list[str]
 
 
 def why_off(space: SearchedSpace) -> Iterator[str]:
-    """Yield why methods that some candidate asks for act in none; not of those that `within_network` speaks of."""
+    """Yield why methods that some candidate asks for act in none, except those that `within_network` reports."""
     sized = {_sized_by(one, space) for one in space.dimensions}
     for name in SWITCHES:
         if name not in sized and may_ask_for(space, name) and (reason := _why_not(name, {}, space)):
@@ -79,7 +79,7 @@ def why_off(space: SearchedSpace) -> Iterator[str]:
 
 
 def _sized_by(one: Dimension, space: SearchedSpace) -> str | None:
-    """Return the method that needs the more of the network the larger a dimension's numbers are; None for none."""
+    """Return the method that needs more of the network the larger a dimension's numbers are; None if there is none."""
     if not all(type(value) is int for value in one.extremes):
         return None
     for name in SWITCHES:

@@ -20,13 +20,13 @@ FROM_SNAPSHOTS = tuple(method for method in METHODS if method.snapshot_folder)
 
 @dataclass(frozen=True, slots=True)
 class StudyPlans:
-    """Resolves configurations as a study trains them: over so many ranks, on a network of which so much is known."""
+    """Resolves configurations as a study trains them: on its ranks, with what is known of its network."""
 
     ranks: int = 1
     network: NetworkFacts | None = None  # None also in studies begun before 0.7
 
     def resolve(self, config: BoostConfig, level: str) -> Plan:
-        """Return what is in effect."""
+        """Return what is in effect under a configuration."""
         requested = requested_switches(config, level)
         if any(requested[method.name] for method in FROM_SNAPSHOTS):
             config = self.with_subspace(config)
@@ -38,7 +38,7 @@ class StudyPlans:
 
     @staticmethod
     def with_subspace(config: BoostConfig) -> BoostConfig:
-        """Return a configuration that names a source of snapshots: the study, where it names none itself."""
+        """Return the configuration with the study as its source of weight snapshots, unless it names one already."""
         infos, facts = describe_parameters(), Facts()
         lacking = [method for method in FROM_SNAPSHOTS if infos[method.switch].needs.why_not(config, facts)]
         return config.with_values({one.snapshot_folder: RECORDED_BY_STUDY for one in lacking}) if lacking else config
@@ -52,8 +52,8 @@ def needs_warm_up(plan: Plan) -> bool:
 def explicit_config(plan: Plan, snapshots: Path | None = None) -> BoostConfig:
     """Return the same plan without what it drops, so that a study does not warn of the same thing at every trial.
 
-    With a method that makes its own steps that is the section optimizer, too: the columns of a subspace follow the
-    order in which the optimizer holds the parameters. A plan in need of a warm-up gets the folder of snapshots.
+    A method that makes its own steps drops the section ``optimizer``, too: the columns of a subspace follow the order
+    in which the optimizer holds the parameters. A plan that needs a warm-up gets the folder of snapshots.
     """
     config = plan.explicit_config()
     if config.optimizer is not None and plan.why_not("optimizer.name"):

@@ -53,7 +53,7 @@ class Dimension:
     high: float = math.nan
     log: bool = False  # whether it is walked in logarithmic steps
     step: float | None = None  # grid of the numbers
-    but_for: tuple[str, ...] = ()  # of a bare path: optimizers for which the study has a range of their own
+    but_for: tuple[str, ...] = ()  # of a bare path: optimizers that have their own range in the study
 
     @property
     def parameter(self) -> str:
@@ -151,20 +151,20 @@ class SearchedSpace:
 
     @functools.cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """Path -> distribution as a trial draws it; what has one value only is left out."""
+        """Path -> distribution as a trial draws it; what has only one value is left out."""
         found = {one.path: one.distribution for one in self.dimensions}
         return {path: one for path, one in found.items() if not one.single()}
 
     @property
     def numbers(self) -> dict[str, BaseDistribution]:
-        """The ranges among them."""
+        """The ranges among `distributions`."""
         return {path: one for path, one in self.distributions.items() if not isinstance(one, CategoricalDistribution)}
 
     def suggest(self, draws: Draws) -> Suggestion:
         """Draw one trial's configuration: only what is in effect, given what was drawn before it.
 
-        Switches set in the study count in mode manual only, so that mode is taken when the study searches a switch and
-        does not search the mode itself. At level O0 everything is off, whatever the switches would say. Values that
+        Switches set in the study count only in mode manual, which is therefore taken when the study searches a switch
+        but not the mode itself. At level O0 everything is off, whatever the switches would say. Values that
         contradict each other (``init`` below ``minimum``) raise a ConfigError.
         """
         values: dict[str, Any] = {one.path: one.draw(draws) for one in self.dimensions if one.path == "level"}
@@ -195,7 +195,7 @@ def plans_by_level(space: SearchedSpace) -> dict[str, str | None]:
     for level in next((one.choices for one in space.dimensions if one.path == "level"), (_USUAL_LEVEL,)):
         config, waiting = _beginning(level, space.dimensions, space.base)
         found[level] = None
-        try:  # what has a single value is always as that says, and makes no second plan
+        try:  # what has a single value never makes a second plan
             config = config.with_values({one.path: one.extremes[0] for one in waiting if one.is_setting})
         except ConfigError:  # each trial will say so
             continue
@@ -229,7 +229,7 @@ def _may_be_in_effect(
 ) -> bool:
     """Return whether a dimension is in effect at some values of what is still to be drawn; a single choice always is.
 
-    A switch is where turning it changes which methods act: its own, or one that it shuts out.
+    A switch is in effect if turning it changes which methods act: its own, or one that it shuts out.
     """
     facts, when = plans.facts(level), describe_parameters()[one.parameter].when
     if one.is_setting:
@@ -253,7 +253,7 @@ def _may_be_in_effect(
 
 @functools.cache
 def _deciding(path: str) -> frozenset[str]:
-    """Return the paths that decide whether a dimension is in effect; of a switch also those of methods it shuts out."""
+    """Return the paths that decide whether a dimension is in effect; a switch's include those of what it shuts out."""
     infos = describe_parameters()
     shut_out = [other for other in _SWITCHES if path in _SWITCHES and path in infos[other].needs.reads]
     return parents_of(path).union(shut_out, *(parents_of(other) for other in shut_out))
@@ -267,7 +267,7 @@ def _sections_deciding(path: str) -> frozenset[str]:
 
 @functools.cache
 def _parents_first(parameters: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the places of parameters in the given order, but what decides whether one is in effect before that one."""
+    """Return the positions of parameters in the given order, except that what decides about one comes before it."""
     placed: list[int] = []
 
     def put(place: int) -> None:
@@ -285,7 +285,7 @@ def _parents_first(parameters: tuple[str, ...]) -> tuple[int, ...]:
 def _comes_before(one: str, other: str) -> bool:
     """Return whether a path must be drawn before another one.
 
-    Where two decide about each other, as a switch and its parameter, it is the one that the configuration names first.
+    If two decide about each other, as a switch and its parameter, the configuration's order counts.
     """
     if one == other or one not in parents_of(other):
         return False
@@ -329,7 +329,7 @@ def _dimension(path: str, value: Any, info: ParameterInfo | None) -> Dimension:
             f"[space] `{path}` must be a list of values, {{ low, high, log, step }} or true, got {shown(value)}"
         )
     if info is None or info.kind not in {"float", "int"}:
-        raise StudyError(f"[space] `{path}` is no number: give a list of values instead of a range")
+        raise StudyError(f"[space] `{path}` is not a number: give a list of values instead of a range")
     for key in value:
         if key not in RANGE_KEYS:
             raise StudyError(f'[space] `{path}` has no option "{key}"{did_you_mean(key, RANGE_KEYS)}')
@@ -343,7 +343,7 @@ def _range(path: str, value: Mapping[str, Any], info: ParameterInfo) -> Dimensio
         raise StudyError(f"[space] `{path}` has no declared search range: give both low and high")
     is_whole, noun = info.kind == "int", "a whole number" if info.kind == "int" else "a finite number"
     for name in ("low", "high", "step"):
-        number = value.get(name, 0)  # a bool is no number here
+        number = value.get(name, 0)  # a bool is not a number here
         if type(number) is not int and (is_whole or type(number) is not float or not math.isfinite(number)):
             raise StudyError(f"[space] `{path}`: `{name}` must be {noun}, got {shown(number)}")
     if not isinstance(log, bool):

@@ -60,7 +60,7 @@ class StudySection(Part):
     threads: int | None = described(
         None,
         "CPU threads",
-        "Of one training process; small networks train fastest with one. Unset leaves it to torch: all cores.",
+        "Per training process; small networks train fastest with one. Unset leaves it to torch: all cores.",
         ge=1,
     )
     ranks: int = described(
@@ -72,7 +72,7 @@ class StudySection(Part):
     patience: int | None = described(
         None,
         "Patience",
-        "The search ends after so many trials in a row without a better one.",
+        "The search ends after this many trials in a row without a better one.",
         unit="trials",
         ge=1,
     )
@@ -127,10 +127,10 @@ class LossScaleReplaySection(Part):
 
     enabled: bool = described(True, "Enabled", "Whether the policy is chosen by replay.")
     steps: int = described(60, "Recorded steps", "Length of the recorded run.", unit="micro-batches", ge=2)
-    amp_level: Literal["O2"] = described("O2", "Mixed precision", "Of the recorded run.")
+    amp_level: Literal["O2"] = described("O2", "Mixed precision", "That of the recorded run.")
     dtype: Literal["float16"] = described("float16", "Low precision type", "The only one that needs a loss scale.")
     init: float = described(
-        2.0**24, "Initial scale", "The recording begins with it; a large one shows where overflows begin.", ge=1
+        2.0**24, "Initial scale", "Scale that the recording begins with; a large one shows where overflows begin.", ge=1
     )
     window: int = described(
         20,
@@ -140,7 +140,7 @@ class LossScaleReplaySection(Part):
         ge=1,
     )
     exponents_every: int = described(
-        2, "Exponents every", "Distance of two counts of the gradients' exponents.", unit="steps", ge=1
+        2, "Exponents every", "Distance between two counts of the gradients' exponents.", unit="steps", ge=1
     )
     init_choices: list[float] = Field(
         default_factory=lambda: [2.0**power for power in range(8, 25, 2)],
@@ -176,7 +176,7 @@ class LossScaleReplaySection(Part):
     check_policies: int = described(
         0,
         "Checked policies",
-        "So many of the judged policies, evenly spread, are trained for as long as the recording, to compare.",
+        "How many of the judged policies, evenly spread, are trained for as long as the recording, to compare.",
         unit="policies",
         ge=0,
     )
@@ -194,7 +194,7 @@ class FreezingLimitSection(Part):
 
 
 SHORTENED: Final = "The study trains "
-"""How the sentence of ``set_up.left_out`` begins that says that runs are shorter than the task's own."""
+"""Beginning of the sentence in ``set_up.left_out`` that says that runs are shorter than the task's own."""
 
 
 class SetUpSection(Part):
@@ -250,7 +250,7 @@ class ConfirmSection(Part):
     seeds_min: int = described(
         10,
         "Confirmation seeds, least",
-        "Fewest paired seeds of a test; how many it takes follows from the scatter of its first pairs.",
+        "Fewest paired seeds of a test; the scatter of its first pairs decides how many it takes.",
         ge=2,
     )
     seeds_max: int = described(100, "Confirmation seeds, most", "Most paired seeds of a test.", ge=2)
@@ -259,7 +259,7 @@ class ConfirmSection(Part):
         None, "Steps per run", "Length of one run; unset means that of a trial.", unit="micro-batches", ge=1
     )
     time_share: float = described(
-        0.4, "Time kept", "Share of `study.timeout_seconds` that is kept for it once there is a candidate.", ge=0, lt=1
+        0.4, "Time kept", "Share of `study.timeout_seconds` kept for confirming once there is a candidate.", ge=0, lt=1
     )
 
     @property
@@ -287,4 +287,4 @@ class WarmStartSection(Part):
         title="Sources",
         description="Folders of studies or exported boost_config.json files, one or a list.",
     )
-    trials: int = described(5, "Trials", "How many of the best trials are taken of each study.", unit="trials", ge=1)
+    trials: int = described(5, "Trials", "How many of the best trials are taken from each study.", unit="trials", ge=1)

@@ -1,4 +1,4 @@
-"""The question a study asks: ``study.toml``, read, checked and said back in one canonical form.
+"""The question a study asks: ``study.toml``, read, checked and put into one canonical form.
 
 The file is checked completely before anything runs: names against the configuration and Optuna, ranges against the
 rules of each parameter. A message names the file, the path, the rule and the nearest known name.
@@ -43,13 +43,13 @@ from workbench.study.errors import StudyError
 from workbench.study.sample.sampling import check_sampler, make_pruner
 
 # Keys, and sections as a whole, that say when to end, where to begin and what to do with the trials there are: they may
-# be edited while the study goes on, and are no part of the question (`asked`).
+# be edited while the study goes on, and are not part of the question (`asked`).
 CANNOT_CHANGE_A_TRIAL = (
     *(f"study.{key}" for key in ("name", "n_trials", "timeout_seconds", "device_hours", "patience")),
     *("confirm", "warm_start"),
 )
 _WARM_UP_SHARE = 4  # a warm-up whose length the file leaves open takes a quarter of the budget
-_USUAL_SHARE = "1 %"  # of O0's value: what a search for the fastest set-up may lose of a metric that is no accuracy
+_USUAL_SHARE = "1 %"  # of O0's value: what a search for the fastest set-up may lose of a metric that is not an accuracy
 
 
 class StudyFile(Part):
@@ -79,10 +79,10 @@ class StudyFile(Part):
         "the parameter's usual range.",
     )
     _network: NetworkFacts | None = PrivateAttr(None)  # no part of the question, but of what it means here
-    _searched: SearchedSpace | None = PrivateAttr(None)  # found once: it is asked for several times a trial
+    _searched: SearchedSpace | None = PrivateAttr(None)  # found once: it is needed several times a trial
 
     def on_network(self, network: NetworkFacts | None) -> StudyFile:
-        """Return the same question about a network of which so much is known; None for one of which nothing is."""
+        """Return the same question about a network with these facts; None if nothing is known of it."""
         file = self.model_copy()
         file._network, file._searched = network, None
         return file
@@ -116,8 +116,8 @@ class StudyFile(Part):
         return [f"{one}." for one in (*values, *levels, *why_off(self._asked_space))]
 
     def most_plans(self) -> int | None:
-        """Return how many plans the study has, O0's among them; None for more than one per level."""
-        if self._network is None or self.study.objective == "time_to_quality":  # which proposes plans of its own
+        """Return how many plans the study has, O0's among them; None if a level has more than one."""
+        if self._network is None or self.study.objective == "time_to_quality":  # which proposes its own plans
             return None
         plans = plans_by_level(self.searched).values()
         return None if None in plans else len({*plans, self.baseline_plan().key()})
@@ -133,7 +133,7 @@ class StudyFile(Part):
 
     @property
     def baseline_values(self) -> dict[str, Any]:
-        """What the file says of the baseline, by config path."""
+        """What the file sets for the baseline, by config path."""
         return flat(self.baseline)
 
     def base_config(self) -> BoostConfig:
@@ -153,7 +153,7 @@ class StudyFile(Part):
     def warm_up(self) -> SnapshotConfig:
         """When a warm-up keeps weights: section ``snapshots`` of the baseline.
 
-        Where that keeps none: as few as a method can do with, over a quarter of the budget.
+        If that keeps none, as few as a method can do with, over a quarter of the budget.
         """
         stated = self._stated().snapshots
         if stated.count > 0:

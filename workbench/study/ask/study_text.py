@@ -1,7 +1,7 @@
 """The text of a study's file, read and changed: comments and layout survive.
 
-Values go by paths such as ``"study.n_trials"``, the search space by config paths. What is allowed is said by
-``parse_study``; here nothing is checked beyond TOML.
+Values go by paths such as ``"study.n_trials"``, the search space by config paths. ``parse_study`` checks what is
+allowed; here nothing is checked beyond TOML.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def flat(
 ) -> dict[str, Any]:
     """Return values by dotted path; quoted dotted keys and sub-tables, both TOML spellings, mean the same.
 
-    ``is_value`` says of a table, by its path, that it is not opened.
+    ``is_value`` is asked about each table, by its path, whether to keep it whole.
     """
     found: dict[str, Any] = {}
     for key, value in content.items():
@@ -49,9 +49,9 @@ def flat(
 
 
 def study_text(template: str, values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
-    """Return a study file that says something else than a template, of which all that is not named stays as it is.
+    """Return a template with other values and another space; all else, comments included, stays as it is.
 
-    ``values`` go by path, None removes one; ``space`` is all that is searched, in this order where the file has none.
+    ``values`` go by path, None removes one; ``space`` is all that is searched, new paths in this order.
     """
     document = tomlkit.parse(template)
     before = values_of(template)
@@ -67,7 +67,7 @@ def study_text(template: str, values: Mapping[str, Any], space: Mapping[str, Any
 
 
 def new_study_text(task: str, baseline: Mapping[str, Any], values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
-    """Return the file of a new study, in which the baseline says by config path what O0 means; see ``study_text``."""
+    """Return the file of a new study, whose ``baseline`` sets by config path what O0 means; see ``study_text``."""
     document = tomlkit.document()
     document.add(tomlkit.comment("Which boost settings train this task fastest without losing more than allowed?"))
     document.add(tomlkit.comment("Written by the workbench; `workbench tune` on this folder continues it."))
@@ -105,5 +105,5 @@ def _item(value: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Compare with kinds: true and 1 are equal to Python, and two things to a study."""
+    """Compare types, too: true and 1 are equal in Python and two things in a study."""
     return repr(one) == repr(other)

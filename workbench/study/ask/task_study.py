@@ -59,16 +59,16 @@ def begin_study(
     folder: Path | None = None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Return the folder of a task's study; one that is there is gone on with, otherwise it is written.
+    """Return the folder of a task's study: an existing one is continued, otherwise a new one is written.
 
     ``minutes`` are for the search (None is 15), ``steps`` or ``epochs`` say how long the task is trained today (None
     for the task's own), ``allowed_drop`` is in the metric's unit or a share ("2 %"), ``fresh`` replaces a study that is
-    there, ``folder`` is another one than `folder_of` names, and ``on_note`` gets what is left out and why, and what the
-    time allows.
+    there, ``folder`` takes the place of `folder_of`, and ``on_note`` gets what is left out and why, and what the time
+    allows.
 
     Raises:
-        StudyError: When it is not said how long the task is trained, or said twice, the drop is none, the time is too
-            short, or the study that is there asks another question.
+        StudyError: When the length of today's training is missing or given twice, the drop is not valid, the time is
+        too short, or the study that is there asks another question.
     """
     from workbench.core import devices
     from workbench.training.task_look import epoch_batches, look_at
@@ -94,7 +94,7 @@ def begin_study(
 
 
 def _named_from(folder: Path, task: Task) -> str:
-    """Return a task's name as its study says it: a file relative to the study's folder, so that both may move."""
+    """Return a task's name as its study has it: a file relative to the study's folder, so that both may move."""
     place, colon, attribute = task.spec.rpartition(":")
     if not place.endswith(".py"):
         return task.spec or task.name
@@ -166,7 +166,7 @@ class SetUpQuestion:
 
 
 def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: float | str | None) -> SetUpQuestion:
-    """Return the study that finds a task's fastest set-up in so many minutes, for all of it.
+    """Return the study that finds a task's fastest set-up in ``minutes``, confirmation included.
 
     ``spec`` is the task as on the command line, ``steps`` the loader batches that it is trained for today.
     """
@@ -210,7 +210,7 @@ def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: 
 
 
 def _shorter_than(steps: int, horizon: int) -> str:
-    """Return how a study says that it asks about shorter runs than today's, in loader batches of a run."""
+    """Return the words in which a study says that its runs are shorter than today's, in loader batches."""
     return f"{SHORTENED}{horizon} of {steps} batches"
 
 
@@ -325,7 +325,7 @@ def _runtime(look: TaskLook, question: SetUpQuestion) -> dict[str, Any]:
 
 
 def _plain_rates(look: TaskLook) -> list[float]:
-    """Return the rates of tuned plain; none where groups have rates of their own."""
+    """Return the rates of tuned plain; none where groups have their own rates."""
     if len(set(look.rates)) > 1 or look.rates[0] <= 0.0:
         return []
     return [float(f"{look.rates[0] * multiple:.4g}") for multiple in _RATE_MULTIPLES]

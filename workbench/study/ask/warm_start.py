@@ -1,8 +1,8 @@
 """Begin with what was found before: the best trials of an earlier study, or an exported boost_config.json.
 
 They are enqueued after O0, each as the values that this study would have to draw to train the same plan. Where a value
-lies outside its range or is no choice here, the nearest one is taken or it is left to the sampler, and a sentence says
-so. Every plan is trained again, on this study's task and at its own length.
+lies outside its range or is not a choice here, the nearest one is taken or it is left to the sampler, and a sentence
+says so. Every plan is trained again, on this study's task and at its own length.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DEFAULT_TRIALS = 5
 
 @dataclass(frozen=True, slots=True)
 class EarlierPlan:
-    """Something that was found before; its label says where."""
+    """Something that was found before; its label tells where."""
 
     label: str
     config: BoostConfig
@@ -39,10 +39,9 @@ class EarlierPlan:
 def enqueue_warm_start(
     study: optuna.Study, file: StudyFile, directory: Path, besides: Sequence[str | Path], n_trials: int
 ) -> None:
-    """Enqueue what the study's file and the command (``besides``) name, as far as it has not been enqueued before.
+    """Enqueue what the study's file and the command (``besides``) name, unless it was enqueued before.
 
-    Paths in the file are relative to the study's folder. No more are enqueued than a study of so many trials has room
-    for.
+    Paths in the file are relative to the study's folder. No more are enqueued than ``n_trials`` leaves room for.
     """
     section = file.warm_start
     named = [] if section is None else [(name, directory / name) for name in section.sources]
@@ -79,7 +78,7 @@ def enqueue_warm_start(
 
 
 def sources_in(archived: Path | None) -> list[Path]:
-    """Return an archived study as what to begin with; nothing where it has no trial to begin with."""
+    """Return an archived study as a source to begin with; none if it has no trial to begin with."""
     try:
         return [archived] if archived is not None and earlier_plans(archived.name, archived, 1) else []
     except StudyError:
@@ -165,10 +164,10 @@ def _nearest(dimension: Dimension, value: Any) -> tuple[Any, str]:
         if not places:
             if len(dimension.choices) == 1:
                 return None, ""  # a setting of this study, not something it searches
-            return None, f"`{dimension.path}` = {value!r} is no choice here, so the sampler draws it."
+            return None, f"`{dimension.path}` = {value!r} is not a choice here, so the sampler draws it."
         return (dimension.choices[places[0]] if dimension.is_plain else places[0]), ""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None, f"`{dimension.path}` = {value!r} is no number, so the sampler draws it."
+        return None, f"`{dimension.path}` = {value!r} is not a number, so the sampler draws it."
     near = min(max(float(value), dimension.low), dimension.high)
     step = dimension.step or (1.0 if dimension.kind == "int" else None)
     if step is not None:
