@@ -1,7 +1,7 @@
-"""When a search is over: trials, device-hours, nothing better for long, or nothing left; and what to say of it.
+"""When a search draws no further trial: enough trials or device-hours, nothing better for long, or nothing left.
 
 Everything is read from the stored trials, so all processes agree, and a study that is continued counts what it has used
-before. Time alone belongs to a command (`SearchEnd.out_of_time`).
+before. Only the time limit belongs to a command (`SearchEnd.out_of_time`); ``runner.py`` ends the running trial.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SearchEnd:
         self._n_trials = n_trials
 
     def reason(self, trials: Sequence[FrozenTrial]) -> str:
-        """Return why no further trial is wanted beside those of the study, as a sentence; empty while one is."""
+        """Return, as a sentence, why the study wants no further trial; empty while it wants one."""
         n_counted, most = len(counted_among(trials)), self._most_plans
         if n_counted >= self._n_trials:
             return f"The search ended with all {self._n_trials} trials."
@@ -81,7 +81,7 @@ class SearchEnd:
 
 
 def device_hours(trials: Sequence[FrozenTrial], ranks: int) -> float:
-    """Return what trials have taken: hours times ranks, and so devices, of one trial.
+    """Return the device-hours that trials have taken: hours times ranks, each with one device.
 
     Failed trials and those that run now count, too; of a trial that was run again only the last run is known.
     """

@@ -50,13 +50,13 @@ CHECKPOINTS = "checkpoints"
 """Name of the folder in a study's folder for the states of runs that are not over."""
 
 MakeExperimenter = Callable[[StudyFile, Path], Experimenter]
-"""Makes who trains, from a study's file and folder."""
+"""Makes an experimenter from a study's file and folder."""
 
 
 def experimenter_for(
     file: StudyFile, directory: Path, make: MakeExperimenter | None = None, device: torch.device | None = None
 ) -> Experimenter:
-    """Return who trains a study: what ``make`` makes, else its task, on this device or the one the file names."""
+    """Return a study's experimenter: what ``make`` makes, or else one for its task, on this device or the file's."""
     if make is not None:
         return make(file, directory)
     wanted = file.study.device if device is None else device
@@ -64,11 +64,11 @@ def experimenter_for(
 
 
 class TaskExperimenter:
-    """Run jobs on a task of ``workbench.tasks``, or its name, in this process.
+    """Runs jobs in this process, on a task or the name of one.
 
-    ``runs`` is the folder of the run directories; tasks in files may be named relative to the folder it lies in.
+    ``runs`` is the folder of the run directories; tasks in files may be named relative to its parent folder.
     Without ``threads`` the CPU threads of this process stay as they are. A training that takes longer than
-    ``checkpoint_seconds`` goes on from its last checkpoint when it is asked for again; on one rank only.
+    ``checkpoint_seconds`` goes on from its last checkpoint when it is run again; on one rank only.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class TaskExperimenter:
 
     @property
     def data_hash(self) -> str:
-        """Hash of the training data; empty when unknown."""
+        """Hash of the training data; an empty string if unknown."""
         return str(self._task.data_digest())
 
     def environment(self) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class TaskExperimenter:
 
 
 def replay_recorded(job: ReplayJob, folder: Path) -> Replayed:
-    """Run a `ReplayJob`, whose run lies in a study's folder; it needs no task."""
+    """Run a `ReplayJob`, whose run is in a study's folder; it needs no task."""
     from workbench.loss_scale import ScalePolicy
     from workbench.runs import read_run
     from workbench.runs.replay import replay

@@ -1,4 +1,4 @@
-"""Work as a value: a `Job` says what to do, its `Outcome` what came of it.
+"""Work as a value: a `Job` is what to do, its `Outcome` what came of it.
 
     TrainJob           one training run                              -> Trained
     SpeedJob           step time relative to a baseline's            -> SpeedMeasured
@@ -187,7 +187,7 @@ class _JobBesideBaseline(Job[OutcomeT]):
 
 @dataclass(frozen=True, slots=True)
 class SpeedJob(_JobBesideBaseline[SpeedMeasured]):
-    """Measure a step time relative to the baseline's by interleaved blocks."""
+    """Measure a step time relative to the baseline's, in interleaved blocks of steps."""
 
     kind: ClassVar[str] = "speed"
 

@@ -1,11 +1,11 @@
 """What one trial does: draw a configuration, measure its speed, train it, score it against O0.
 
-Scoring is arithmetic on a finished measurement (`score`) at the target's allowed drop, so that all values of a study
-compare. An equal plan met again is scored from what is stored. Everything a later stage needs goes into the trial's
+Scoring is arithmetic on a finished measurement (`score`) at the target's allowed drop, so all values of a study are
+comparable. An equal plan met again is scored from what is stored. Everything a later stage needs goes into the trial's
 user attributes as it becomes known, where an interrupted trial finds it again.
 
 Words: the *deficit* of a metric is how far it lies on the wrong side of O0's (positive = worse); *relative time* of a
-step is the step number times the relative step time, in O0 steps, after a *warm-up* of so many steps of O0 itself. A
+step is the step number times the relative step time, in O0 steps, plus those of a *warm-up* that trains O0 itself. A
 *curve* is pairs (micro-batches, metric) in increasing order; an *allowed* drop is in the metric's unit.
 """
 
@@ -78,12 +78,12 @@ def metric_deficit(baseline: float, metric: float, *, higher_is_better: bool) ->
 
 
 def goal(baseline: float, allowed: float, *, higher_is_better: bool) -> float:
-    """Return the metric that loses the allowed drop of the baseline's."""
+    """Return the metric that is worse than the baseline's by the allowed drop."""
     return baseline - allowed if higher_is_better else baseline + allowed
 
 
 def steps_to_target(curve: Sequence[tuple[int, float]], target: float, *, higher_is_better: bool) -> float:
-    """Return after how many micro-batches a curve first reaches a metric, interpolated linearly; inf for never."""
+    """Return the micro-batches until a curve first reaches the target, interpolated linearly; inf if it never does."""
     sign = 1.0 if higher_is_better else -1.0
     before: tuple[int, float] | None = None
     for step, metric in curve:
@@ -144,7 +144,7 @@ def score(
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What a run that goes on can still get: the smallest value possible; and whether it has reached its target."""
+    """What a run can still reach: the smallest possible value, and whether it has reached its target."""
 
     least: float
     reached: bool
@@ -158,7 +158,7 @@ def prospect(
     objective: str,
     warm_up_steps: int = 0,
 ) -> Prospect:
-    """Say what a run can still get, from its evaluations so far, of which there is one at least.
+    """Return what a run can still reach, from its evaluations so far, of which there is at least one.
 
     ``ratio`` is the lower end of its relative step time, so that noise ends no run.
     """
@@ -176,7 +176,7 @@ def baseline_trial(study: optuna.Study) -> FrozenTrial | None:
 
 
 class Objective:
-    """Run one trial, which is buffered in the study's database; of the allowed drops, the target's is scored at.
+    """Runs one trial, buffered in the study's database, and scores it at the target's allowed drop.
 
     ``deadline``, ``time.monotonic()`` or None, may be changed between two trials; no training is begun that takes
     longer.
@@ -308,7 +308,7 @@ class Objective:
         return self._finish(trial, trained, speed, baseline, warm_up.steps)
 
     def _repeat(self, trial: optuna.Trial, twin: FrozenTrial) -> tuple[float, ...]:
-        """Score an equal plan from what is stored, for the sampler to learn from; it counts as no trial of its own."""
+        """Score an equal plan from what is stored, for the sampler to learn from; it does not count as a trial."""
         stored = twin.user_attrs
         trained, speed = _measured(stored)
         warm_up_steps = int(stored.get("warm_up_steps", 0))
@@ -425,7 +425,7 @@ class Objective:
 
 
 def _place_as_twin(trial: FrozenTrial) -> tuple[bool, bool, int]:
-    """Return a trial's place among those of an equal plan: a run that went to the end says more than a pruned one."""
+    """Return a trial's place among those of an equal plan: a run that went to its end tells more than a pruned one."""
     return "repeats" in trial.user_attrs, trial.state != TrialState.COMPLETE, trial.number
 
 

@@ -27,10 +27,10 @@ STORAGE_ERRORS = (optuna.exceptions.StorageInternalError, SQLAlchemyError)
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 8.0
 
-# What a server says to who may not come in, however long he waits.
+# What a server answers to those who may never come in.
 _REFUSED = ("password", "authentication", "no pg_hba.conf entry", "does not exist", "permission denied")
 
-# What SQLite says of a file of which a part is wrong.
+# What SQLite says of a damaged file.
 _DAMAGED = ("malformed", "not a database", "could not decode", "corrupt", "invalid isoformat", "no such column")
 
 _Result = TypeVar("_Result")
@@ -38,7 +38,7 @@ _log = logging.getLogger("workbench")
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether a storage error may be gone when the same is tried again."""
+    """Return whether a storage error may be gone when the request is repeated."""
     cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
     # What broke the connection was raised before, and Optuna asked the same once more; a new session has a new one.
     if isinstance(cause, PendingRollbackError) or "closed transaction" in str(cause):
@@ -54,7 +54,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Return whether an error of a request says that what the database holds is not what was written."""
+    """Return whether a request's error means that the database does not hold what was written."""
     if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) or type(error) is LookupError:
         return True  # a value, or the name of a state
     frames = [frame.f_code.co_name for frame, _line in traceback.walk_tb(error.__traceback__)]
@@ -126,7 +126,7 @@ class Patience:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Wait for nothing in the block: this process is about to end."""
+        """Do not wait in the block: this process is about to end."""
         self._suspended += 1
         try:
             yield

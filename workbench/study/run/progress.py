@@ -24,7 +24,7 @@ from workbench.study.store.stored_records import is_its_own, records_of
 from workbench.study.store.study_storage import seconds_of
 
 _DECIDING = frozenset({"confirm", "export"})
-"""Phases in which the search's leader is no news any more: they decide what is exported."""
+"""Phases in which the search's leader is no longer news: they decide what is exported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ProgressLine:
         self._shown, self._width, self._phase = -math.inf, 0, ""
 
     def __call__(self, progress: TuneProgress) -> None:
-        """Show the progress; a phase begins a line of its own."""
+        """Show the progress; each phase begins a new line."""
         if progress.phase == self._phase and time.monotonic() - self._shown < 1.0:
             return
         begin = "" if progress.phase == self._phase else "\n" * bool(self._phase)
@@ -66,7 +66,7 @@ class ProgressLine:
 
 
 class StudyWatch:
-    """Turn what happens into `TuneProgress`; ``confirm_seeds`` of None follows the file, and no deadline is None.
+    """Turns what happens into `TuneProgress`; with ``confirm_seeds`` None the file decides, ``deadline`` None is none.
 
     ``on_change`` is called between two runs, when there is something new in the storage.
     """
@@ -121,7 +121,7 @@ class StudyWatch:
         self._on_change()
 
     def trial_finished(self, trials: Sequence[FrozenTrial] | None = None) -> None:
-        """Look at the trials that have ended since, among all of the study, which are read where they are not given."""
+        """Look at the trials that have ended since; ``trials`` are all of the study's, None reads them."""
         if trials is None:
             trials = self._study.get_trials(deepcopy=False)
         if self._notes.are_due:

@@ -1,7 +1,7 @@
 """A study whose trials train over several ranks: rank 0 searches, the others do what it does.
 
-Before rank 0 runs a job that trains, it sends it to the other ranks; each runs it with an experimenter of its own,
-whose training meets rank 0's in every collective. Study, storage, sampler and callbacks stay with rank 0.
+Before rank 0 runs a job that trains, it sends it to the other ranks; each runs it with its own experimenter, whose
+training meets rank 0's in every collective. Study, storage, sampler and callbacks stay with rank 0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LeadingExperimenter(ExperimenterWrapper):
         self._inner = inner
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job over all ranks; measured is by this rank's clock."""
+        """Run a job over all ranks; times are by this rank's clock."""
         from workbench.core import distributed as ranks
 
         if isinstance(job, FreezingLimitJob):

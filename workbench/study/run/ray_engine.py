@@ -194,7 +194,7 @@ class Slot:
         self._start()
 
     def ready(self) -> Any:
-        """Return a Ray reference that is there when the slot is."""
+        """Return a Ray reference that is ready when the slot is."""
         return self._worker.__ray_ready__.remote()
 
     def facts(self) -> TaskFacts:
@@ -289,7 +289,7 @@ class RayCrew:
         self._facts = first.facts()
 
     def experimenter(self, slot: Slot | None = None) -> RayExperimenter:
-        """Return who trains in a slot, None for the first."""
+        """Return the experimenter of a slot; None takes the first."""
         return RayExperimenter(slot or self._first, self._facts)
 
     def search(

@@ -29,7 +29,7 @@ class TrialResources:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What ``ray.remote`` calls these."""
+        """The resources as options of ``ray.remote``."""
         own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
         options: dict[str, Any] = {"num_gpus": 0.0}
         options |= {own[name]: amount for name, amount in self.amounts.items() if name in own}

@@ -4,7 +4,7 @@ The driver talks to the actor alone, which is rank 0. It starts the other ranks,
 (``rank_experimenter.py``), and Ray ends them with it: ranks come back together or not at all.
 
 Usually all machines share the study's folder, which a secret word in a marker shows, and a worker writes runs where the
-driver reads them. Else it gets a folder of its own with the study's Python files, and sends each recorded run back.
+driver reads them. Else it gets its own folder with the study's Python files, and sends each recorded run back.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _write(folder: Path, files: Files) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RayStudy:
-    """What processes in the cluster know of a study; ``make`` says who trains, ``resources`` are one process's."""
+    """What processes in the cluster know of a study; ``make`` makes an experimenter, ``resources`` are per process."""
 
     file: StudyFile
     folder: SentFolder
@@ -123,7 +123,7 @@ class RayStudy:
 
 @dataclass(slots=True)
 class _Running:
-    """The job under way, as the thread that runs it and the one that watches it share it."""
+    """The job under way, shared by the thread that runs it and the one that watches it."""
 
     stop: bool = False
     step: RunStep | None = None
@@ -170,9 +170,9 @@ class RayWorker:
             now.evaluated.put(None)  # the watcher need not wait
 
     def watch(self, answer: bool | None, *, stop: bool) -> tuple[RunStep | None, tuple[int, float] | None]:
-        """Say whether the evaluation that waits ends the run, if one waits, and whether anything else does.
+        """Answer whether the evaluation that waits, if one does, ends the run, and whether anything else does.
 
-        Returns the last step, and the step and metric of an evaluation, for which it waits a while; None for none.
+        Returns the last step, and step and metric of an evaluation, for which it waits a while; None without one.
         """
         now, evaluated = self._now, None
         now.stop = stop
@@ -183,7 +183,7 @@ class RayWorker:
         return now.step, evaluated
 
     def _loaded(self) -> Experimenter:
-        """Return who trains; the first time it starts the other ranks, joins them and loads the task."""
+        """Return the experimenter; the first call starts the other ranks, joins them and loads the task."""
         if self._experimenter is None:
             study, device = self._study, None
             if study.n_ranks > 1:
@@ -213,7 +213,7 @@ class RayWorker:
 
 
 def _refuse_snapshots(job: Job[Any]) -> None:
-    """Refuse a configuration whose weight snapshots lie in a folder that this machine does not have."""
+    """Refuse a configuration whose weight snapshots are in a folder that this machine does not have."""
     for config in job.configs:
         folders = [attrgetter(method.snapshot_folder)(config) for method in FROM_SNAPSHOTS]
         if config.snapshots.count or any(folder and not Path(folder).exists() for folder in folders):
@@ -224,13 +224,13 @@ def _refuse_snapshots(job: Job[Any]) -> None:
 
 
 def follow_rank_0(study: RayStudy, rank: int, where: Mapping[str, str]) -> None:
-    """Be another rank until Ray ends it together with rank 0."""
+    """Act as another rank until Ray ends it together with rank 0."""
     with _joined(study, rank, where) as device:
         follow(experimenter_for(study.file, study.folder.here()[0], study.make, device))
 
 
 def _joined(study: RayStudy, rank: int, where: Mapping[str, str]) -> AbstractContextManager[torch.device]:
-    """Join the ranks of a trial as torchrun's variables would say; some lead to where they meet."""
+    """Join the ranks of a trial as under torchrun; ``where`` has the variables that say where they meet."""
     from workbench.core import distributed
 
     # Every process sees its own accelerators only, so each has number 0.

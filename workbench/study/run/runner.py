@@ -1,8 +1,8 @@
-"""What runs the jobs of a study: one method, and what is known of the task; and how that ends before it is done.
+"""How the jobs of a study are run, and where a time limit or a request to stop ends a running trial.
 
 `TaskExperimenter` trains in this process; `StoppableExperimenter`, ``rank_experimenter.py`` and ``ray_engine.py`` wrap
-``run``. Ctrl-C reaches the main thread only, and a time limit none. So a study asks before each thing it does and,
-inside a run, at every step; what it was doing then is put back, and a run that got to its end meanwhile is kept.
+its ``run``. Ctrl-C reaches only the main thread and a time limit reaches none, so `StoppableExperimenter` looks at both
+before each job and at every step of a run. A trial cut short is put back; a run that has just finished is kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KnownTask(Protocol):
 
     @property
     def data_hash(self) -> str:
-        """Hash of the training data; empty when unknown."""
+        """Hash of the training data; an empty string if unknown."""
 
     def environment(self) -> dict[str, Any]:
         """Return versions, hardware and data as plain values."""
@@ -44,7 +44,7 @@ class KnownTask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskFacts:
-    """What is known of a task, as values that travel; an environment is that of the machine that was asked."""
+    """What is known of a task, as values that can be sent; the environment is that of the machine that was asked."""
 
     metric_name: str
     higher_is_better: bool
@@ -54,7 +54,7 @@ class TaskFacts:
 
     @classmethod
     def of(cls, task: KnownTask) -> TaskFacts:
-        """Ask a task for all of it."""
+        """Ask a task for everything."""
         known = task.metric_name, task.higher_is_better, task.data_hash
         return cls(*known, task.environment(), task.network_facts())
 
@@ -71,7 +71,7 @@ class Experimenter(KnownTask, Protocol):
     """Runs the jobs of one task, and knows the task."""
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job to its end or until its monitor ends it, with a StudyStoppedError where a part is no result."""
+        """Run a job until it is done or its monitor ends it: a StudyStoppedError if a part of it is no result."""
 
 
 class ExperimenterWrapper:
@@ -96,13 +96,13 @@ class ExperimenterWrapper:
 
 
 def end_if_asked(stop: Callable[[], bool] | None) -> None:
-    """Raise `StudyStoppedError` if there is anyone to ask, and the answer is to end."""
+    """Raise `StudyStoppedError` if ``stop`` is given and returns True."""
     if stop is not None and stop():
         raise StudyStoppedError(_ON_REQUEST)
 
 
 def end_if_over(deadline: float | None, needed_seconds: float = math.nan) -> None:
-    """Raise `OutOfTimeError` if a deadline, by ``time.monotonic()``, is over or will be before this is done."""
+    """Raise `OutOfTimeError` if a deadline (``time.monotonic()``) is over, or nearer than ``needed_seconds``."""
     left = math.inf if deadline is None else deadline - time.monotonic()
     if left <= 0.0 or left < needed_seconds:
         raise OutOfTimeError("the time limit ended it; everything finished is saved", needed_seconds)
@@ -123,9 +123,9 @@ class StoppableExperimenter(ExperimenterWrapper):
         self.deadline = deadline
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job, unless the study is to end (StudyStoppedError); what was cut short is no result.
+        """Run a job, unless the study is to end (StudyStoppedError); what was cut short is not a result.
 
-        An OutOfTimeError, when its time is over, says of a training run how long it would have taken.
+        The OutOfTimeError of a time limit tells how long a training run would have taken.
         """
         self._end_if_over()
         began, cut = time.monotonic(), False

@@ -62,7 +62,7 @@ from workbench.study.store.write_ahead import writing_ahead
 
 _WRITING_SECONDS = 1.0
 _WRITING_SHARE = 0.25
-"""At least so many seconds, and at most such a share of the time limit, are kept for writing the answer."""
+"""At least these seconds, and at most this share of the time limit, are kept for writing the answer."""
 
 
 def tune(
@@ -83,11 +83,11 @@ def tune(
     ray: RayEngine | None = None,
     began: float | None = None,
 ) -> StudyResult:
-    """Run a study to its end, or continue it: ``workbench.tune``, whose arguments these are, for one that has its file.
+    """Run a study that has its file, or continue it; other arguments are as in ``workbench.tune``.
 
-    ``make_experimenter``, a function of a module, says who trains; None trains the task the file names. ``began`` is
-    ``time.monotonic()`` from which the time limit counts. Every rank gets the result, with the exported files; its
-    ``report`` is None, since reports are written above this layer.
+    ``make_experimenter``, a function of a module, returns the experimenter; None trains the task the file names.
+    ``began`` is the ``time.monotonic()`` from which the time limit counts. Every rank gets the result, with the
+    exported files; its ``report`` is None, since reports are written above this layer.
 
     Raises:
         StudyError: When the study, an argument or the storage is wrong, ``study.toml`` changed since the study began,
@@ -284,7 +284,7 @@ def _check_ranks(file: StudyFile, study_dir: str | Path, jobs: int) -> None:
 
 
 def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[float | None, float | None]:
-    """Return when the search has to end, to leave the confirmation its share, and when all runs have."""
+    """Return when the search must end, to leave the confirmation its share, and when all runs must."""
     if limit is None:
         return None, None
     # How quick the machine is, starting has shown: writing the answer and ending take less than half of that.

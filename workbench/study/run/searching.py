@@ -164,7 +164,7 @@ class Search:
         self._deadline = self._objective.deadline = deadline
 
     def run(self) -> None:
-        """Run the other trials, until enough have finished: those of processes that die on the way are run here."""
+        """Run the other trials, until enough have finished; those of processes that die meanwhile are run here, too."""
         failures = 0
         self._end.note("")
         self._watch.phase("search")
@@ -279,7 +279,7 @@ class Search:
 
 
 def _end_if_workers_keep_dying(trials: Sequence[FrozenTrial]) -> None:
-    """End the search when the trials that were last given up have nothing finished between them."""
+    """End the search if no trial has finished between the last ones that were given up."""
     if not any(was_given_up(trial) for trial in trials):
         return
     ended = [trial for trial in trials if trial.state in ENDED]
@@ -293,7 +293,7 @@ def _why_no_baseline(trials: Sequence[FrozenTrial]) -> str:
     given_up = [trial for trial in trials if trial.user_attrs.get("baseline") and was_given_up(trial)]
     if given_up:
         return f"O0 itself cannot be run: {_message(given_up[-1])}"
-    return "the study has no O0 trial any more; start over with --fresh"
+    return "the study no longer has an O0 trial; start over with --fresh"
 
 
 def _message(trial: FrozenTrial) -> str:

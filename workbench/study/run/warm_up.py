@@ -1,8 +1,8 @@
 """Weight snapshots that plans are trained from, recorded by the study itself: O0 trained a little, once per seed.
 
 Snapshots belong to the initial weights they were recorded from, so every seed has its own, shared by all trials of the
-seed. What it cost is counted where a trial's time is: its micro-batches, each at O0's step time. A recording counts
-once its note lies beside the runs, which is written last and as a whole.
+seed. A trial's time includes that of its warm-up: the micro-batches, each at O0's step time. A recording counts
+once its note, written last and as a whole, is beside the runs.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class WarmUp:
 
 
 NO_WARM_UP = WarmUp()
-"""What nearly all plans need."""
+"""The warm-up of nearly all plans: none."""
 
 
 def find_warm_up(file: StudyFile, directory: Path, seed: int) -> WarmUp | None:
     """Return a seed's warm-up if it was recorded to its end, as the study file asks for it, and its files are there.
 
-    A WarmUpError when it was recorded and O0 did not get to its end.
+    A WarmUpError if O0 did not get through it.
     """
     try:
         note = json.loads(_note(directory, seed).read_text(encoding="utf-8"))

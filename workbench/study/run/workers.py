@@ -2,11 +2,11 @@
 
 Processes, not threads: training in threads shares one interpreter lock and one set of random states. They are spawned
 fresh (a forked process may not use an accelerator) and end by themselves when the process that started them is gone.
-Each has an accelerator of its own where there are several, and on a CPU a share of the cores: two workers that both let
+Where there are several accelerators each has its own; on a CPU each has a share of the cores. Two workers that both let
 torch take all cores slow each other down by more than half, and the speed they measure is then mostly noise.
 
 A worker that dies is replaced, and its trial is run again; a trial that ends one worker after another is given up
-(``study_storage.py``). A worker that ends with an error of its own says why, and that ends the study.
+(``study_storage.py``). A worker that ends with its own error reports it, and that ends the study.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run_workers(
     context = multiprocessing.get_context("spawn")
 
     def start(index: int) -> tuple[SpawnProcess, Connection]:
-        """Start a worker; return it with the end of the pipe on which it says what its error was."""
+        """Start a worker; return it with the end of the pipe through which it reports its error."""
         left = None if deadline is None else deadline - time.monotonic()
         ends = None if left is None else time.time() + left
         errors, own_end = context.Pipe(duplex=False)
@@ -182,7 +182,7 @@ def _end_at(deadline: float, begun: threading.Event) -> None:
 
 
 def core_share(cores: Sequence[int], index: int, n_workers: int) -> list[int]:
-    """Return the cores of one worker: neighbours, each in one share; of more workers than cores some share one.
+    """Return the cores of one worker: neighbours, each in one share; if workers outnumber cores, some share one.
 
     Example:
         >>> [core_share([0, 1, 2, 3, 4], index, 2) for index in range(2)]
