@@ -325,7 +325,7 @@ def test_a_share_of_a_range_is_a_value_in_it(
     [
         ('name = "grid"', "[space] `grad_freeze.freeze_p` is a range without steps"),
         ('name = "brute_force"', "[space] `grad_freeze.freeze_p` is a range without steps"),
-        ('name = "brute_force"\npoints = 3', '`sampler.points` is no option of the sampler "brute_force"'),
+        ('name = "brute_force"\npoints = 3', '`sampler.points` is not an option of the sampler "brute_force"'),
         ('name = "grid"\npoints = 0', "`sampler.points` must be a whole number, 1 or more, got 0"),
         ('name = "grid"\npoint = 3', 'did you mean "points"?'),
         ('name = "qmc"\nqmc_type = "sobel"', 'qmc_type must be one of "sobol", "halton"'),
@@ -336,7 +336,7 @@ def test_a_share_of_a_range_is_a_value_in_it(
         ('name = "tpe"\nmultivariate = 1', "`sampler.multivariate` must be true or false, got 1"),
         ('name = "tpe"\nprior_weight = -1', "`sampler.prior_weight` must be at least 0, got -1"),
         ('name = "tpe"\nn_ei_candidates = 0', "`sampler.n_ei_candidates` must lie in [1, 100000], got 0"),
-        ('name = "tpe"\ngamma = 3', "`sampler.gamma` is nothing that can be said in a file"),
+        ('name = "tpe"\ngamma = 3', "`sampler.gamma` cannot be set in a file"),
         ('name = "nsga3"\ndividing_parameter = 0', "`sampler.dividing_parameter` must lie in [1, 100], got 0"),
         ('name = "nsga3"\nreference_points = [[0.5, 0.5]]', "must be rows of numbers, 1 each"),
         ('name = "qmc"\nqmc_type = 3', "`sampler.qmc_type` must be a text, got 3"),

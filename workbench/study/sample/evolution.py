@@ -5,7 +5,7 @@ Hansen, "The CMA Evolution Strategy: A Tutorial", arXiv:1604.00772; the arithmet
 A trial keeps its generation and its point in the unit cube. The state of the evolution is worked out again from the
 finished trials, generation by generation, well under a millisecond each, so any process continues it and nothing is
 unpickled from a database. (Optuna's own CMA-ES would be; it also gives up where trials differ in what they have drawn.)
-A number that is not in effect moves freely until it is. Ranks alone matter, so a trial within the allowed drop stands
+A number that is not in effect moves freely until it is. Only ranks matter, so a trial within the allowed drop comes
 before any that is not.
 """
 

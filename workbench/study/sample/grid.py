@@ -1,4 +1,4 @@
-"""Every point of a space once: what a conditional space has of them, and each plan a single time.
+"""Every point of a space once: only those that a conditional space has, and each plan a single time.
 
 The points are found by walking through `search_space.suggest` again and again, turning back at the last choice that has
 a value left, so a parameter varies only where it is in effect. They are tried in a shuffled order, the same in every
@@ -51,14 +51,14 @@ class GridSampler(WholeSpaceSampler):
         return self._points[index]
 
     def missing(self, study: optuna.Study, besides: int = -1) -> list[int]:
-        """Return the points that no trial but a given one has taken, in the order in which they would be."""
+        """Return the points that no trial, or only a given one, has taken, in the order in which they would be."""
         trials = (one for one in study.get_trials(deepcopy=False) if one.number != besides)
         taken = {sampler_state(one).get("grid_point") for one in trials if one.state != TrialState.FAIL}
         return [index for index in self._order if index not in taken]
 
 
 def check_finite(dimensions: Sequence[Dimension], points: int | None) -> None:
-    """Refuse ranges that have no end of values, unless so many points of each are asked for."""
+    """Refuse ranges with endlessly many values, unless ``points`` of each are asked for."""
     endless = [one for one in dimensions if one.kind == "float" and one.step is None and one.low < one.high]
     if points is None and endless:
         raise StudyError(
@@ -70,12 +70,12 @@ def check_finite(dimensions: Sequence[Dimension], points: int | None) -> None:
 def grid_points(space: SearchedSpace, points: int | None) -> list[dict[str, Any]]:
     """Return what a trial draws at each point of the grid, which must not have too many.
 
-    A range has so many values, evenly spread from end to end; None takes all whole numbers and steps.
+    ``points`` of a range are taken, evenly spread from end to end; None takes all whole numbers and steps.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     forks: list[list[int]] = []
     for _ in range(_MOST_POINTS):
-        with contextlib.suppress(ConfigError):  # values that contradict each other are no point
+        with contextlib.suppress(ConfigError):  # values that contradict each other are not a point
             plan, drawn = _leaf(space, points, forks)
             found.setdefault(plan, drawn)
         while forks and forks[-1][0] + 1 == forks[-1][1]:
@@ -108,7 +108,7 @@ def _leaf(space: SearchedSpace, points: int | None, forks: list[list[int]]) -> t
 
 
 def _values(distribution: BaseDistribution, points: int | None) -> list[Any]:
-    """Return the values that a grid has of a distribution."""
+    """Return the values that a grid takes from a distribution."""
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
     assert isinstance(distribution, (FloatDistribution, IntDistribution))

@@ -69,7 +69,7 @@ def make_sampler(
     n_trials: int,
     objective: str = "time_to_target",
 ) -> PerTrialSampler:
-    """Build the sampler of a study, one of `SAMPLERS`, of which each trial has its own."""
+    """Build the sampler of a study, one of `SAMPLERS`; each trial has its own instance."""
     check_sampler(name, options, space=space, n_trials=n_trials, objective=objective)
     if name not in _GRIDS:
         return PerTrialSampler(lambda own: _of_one_trial(name, options, space, own, seed, n_trials), seed)
@@ -95,8 +95,8 @@ def check_sampler(
         _of_one_trial(name, options, space, 0, 0, n_trials)
     if name == "promise" and objective != "time_to_quality":
         raise StudyError(
-            f'`sampler.name` "promise" knows the time of a plan beforehand, which the objective "{objective}" does not '
-            'let it; take "tpe", or the objective "time_to_quality"'
+            f'`sampler.name` "promise" must know a plan\'s time beforehand, which the objective "{objective}" '
+            'does not allow; take "tpe", or the objective "time_to_quality"'
         )
     if "reference_points" in options:
         _check_reference_points(options["reference_points"], 2 if objective == "pareto" else 1)
@@ -112,7 +112,7 @@ def check_sampler(
 def _of_one_trial(
     name: str, options: Mapping[str, Any], space: SearchedSpace, seed: int, study_seed: int, n_trials: int
 ) -> BaseSampler:
-    """Return the sampler of one trial, which draws with a seed of its own."""
+    """Return the sampler of one trial, which draws with its own seed."""
     samplers = optuna.samplers
     # A study of a dozen trials would be random search if modelling began after Optuna's ten.
     startup = min(max(n_trials // 3, 4), 10)
@@ -177,13 +177,13 @@ def _built(section: str, name: str, maker: type[Any], options: Mapping[str, Any]
 def _check_kind(option: str, value: Any, annotation: Any) -> None:
     """Refuse a value that is not of the kind its maker's annotation names, before Optuna falls over it in a trial.
 
-    A function, or another part of a sampler, is none of the kinds that stand in a file.
+    A function, or another part of a sampler, is not a kind that a file can hold.
     """
     words = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     named = [word.partition("[")[0] for word in words.split(" | ")]
     kinds = {rule: kind for word, (rule, kind) in _KINDS.items() if word in named}
     if not kinds:
-        raise StudyError(f"`{option}` is nothing that can be said in a file, so it must be left out")
+        raise StudyError(f"`{option}` cannot be set in a file, so it must be left out")
     if type(value) not in set().union(*kinds.values()):
         raise StudyError(f"`{option}` must be {' or '.join(kinds)}, got {shown(value)}")
     low, high = _RANGES.get(option.partition(".")[2], (-math.inf, math.inf))
@@ -212,14 +212,14 @@ def _check_options(section: str, name: str, options: Mapping[str, Any], known: C
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known)
-            raise StudyError(f'`{cut(f"{section}.{option}")}` is no option of the {section} "{name}"{hint}')
+            raise StudyError(f'`{cut(f"{section}.{option}")}` is not an option of the {section} "{name}"{hint}')
 
 
 class PerTrialSampler(BaseSampler):
     """Passes every call on to a sampler that ``make`` makes afresh for every trial, seeded by the trial's number.
 
     A study that was interrupted draws what it would have drawn anyway, and two processes never draw the same, since no
-    number is given twice. What a sampler must remember beyond one trial has to lie in the storage.
+    number is given twice. What a sampler must remember beyond one trial has to be in the storage.
     """
 
     def __init__(

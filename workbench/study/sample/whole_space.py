@@ -5,7 +5,7 @@ drawn next to nothing. Optuna's GP and genetic samplers model what *all* trials 
 and they would silently draw at random. So they are shown a copy of the study in which every trial has a value for
 everything: the drawn ones, and a fixed middle value for what was not in effect. A trial takes what it asks for of what
 they propose. Equal plans are equal points that way, and a parameter that was not in effect tells the model nothing but
-that. (SMAC imputes defaults so: Hutter, Hoos and Leyton-Brown, "Sequential model-based optimization for general
+that. (SMAC imputes defaults like this: Hutter, Hoos and Leyton-Brown, "Sequential model-based optimization for general
 algorithm configuration", LION 2011, section 4.)
 """
 
@@ -124,7 +124,7 @@ class EvenSampler(WholeSpaceSampler):
         """Return the next point."""
         sequence = self._kind(len(self._space.distributions), **self._options)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that a part of a Sobol sequence is no power of two
+            warnings.simplefilter("ignore", UserWarning)  # that a part of a Sobol sequence is not a power of two
             sequence.fast_forward(trial.number)
             point = sequence.random(1)[0]
         return values_at(self._space.distributions, point.tolist())
@@ -144,13 +144,13 @@ def sampler_state(trial: FrozenTrial) -> dict[str, Any]:
 
 
 def keep_sampler_state(study: optuna.Study, trial: FrozenTrial, state: Mapping[str, Any]) -> None:
-    """Keep with a trial that is being drawn what its sampler must know of it later, in any process: plain JSON."""
+    """Store with a trial being drawn what its sampler must know of it later, in any process, as plain JSON."""
     if state:  # as Optuna's own samplers do: a FrozenTrial has no other way
         storage_of(study).set_trial_user_attr(id_of(trial), _STATE_KEY, dict(state))
 
 
 def value_at(distribution: BaseDistribution, share: float) -> Any:
-    """Return the value that lies such a share, in [0, 1], into a distribution; a choice or step gets an equal part."""
+    """Return the value at a fraction ``share`` (0 to 1) of a distribution; each choice or step covers an equal part."""
     share = min(max(share, 0.0), 1.0)
     if isinstance(distribution, CategoricalDistribution):
         choices = distribution.choices
