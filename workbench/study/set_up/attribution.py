@@ -37,7 +37,7 @@ _LENGTH = "schedule.length"
 _STRETCHES = (0.8, 1.0, 1.3)  # lengths tried without a part, relative to the one that the regression expects to suffice
 _SEEDS = 3
 _GAIN_LEVEL = 0.99  # a part stays only if this one-sided bound of its factor lies above 1
-_NO_LOSS = 1.2  # how much longer than the whole a set-up may take that goes without the parts that are no gain
+_NO_LOSS = 1.2  # how much longer than the whole a set-up without its idle parts may take
 _BESIDE = ", "  # between the names of parts that were not measured one by one
 _SAFER, _SAFER_UNSURE = 1.12, 1.25  # how much longer a set-up's safer form is: where it is sure enough, and else
 _BOLD = 0.5  # how probably a set-up's bolder form keeps the quality
@@ -132,9 +132,8 @@ class Attributor:
     def take_apart(self, number: int) -> list[GainPart]:
         """Take the parts out of a trial's set-up until only the schedule is left, as far as the time goes.
 
-        A part that seems to be no gain after a useful one has gone may be one in the whole, so it is left out of the
-        whole by itself, too, before it counts as idle. Returned are the parts as built up: schedule first, least useful
-        last.
+        A part that seems to be no gain once a useful one is gone may be a gain in the whole, so it is left out of the
+        whole by itself, too, before it counts as idle. Return the parts as built up: schedule first, least useful last.
         """
         known = attribution_of(self.study.user_attrs)
         if str(number) in known:
@@ -192,7 +191,7 @@ class Attributor:
         self.study.set_user_attr(_ATTRIBUTION, {**stored, str(number): row})
 
     def without_idle_parts(self, number: int) -> int:
-        """Take a set-up apart and train it without the parts that are no gain, where there are some.
+        """Take a set-up apart and train it without the parts that are no gain, if there are any.
 
         Each of them is no sure gain by itself, but together they may be one. So where the set-up without all of them
         takes clearly longer, the most useful one goes back, and so on. The trial that remains is what the study
@@ -254,7 +253,7 @@ class Attributor:
     def train_forms(self, number: int, *, bolder: bool) -> None:
         """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts.
 
-        The bolder form, where it is asked for, is as short as keeps the quality as probably as not.
+        The bolder form is so short that it keeps the quality as probably as not.
         """
         trials = self.study.get_trials(deepcopy=False)
         config, values = self._set_up_of(trials[number])
@@ -272,7 +271,7 @@ class Attributor:
                 self._run({**values, _LENGTH: round(other, 4)}, attributes)
 
     def keep_forms(self, number: int) -> None:
-        """Keep for the forms of a trial that their gain comes from the same parts."""
+        """Store that the gain of a trial's forms comes from the same parts."""
         trials = self.study.get_trials(deepcopy=False)
         bars = attribution_of(self.study.user_attrs).get(str(number))
         for trial in trials:

@@ -2,8 +2,8 @@
 
 A trial's value is the total time of its run relative to the baseline's, known before it is trained (`total_time`); its
 constraint is the mean deficit of its final metric less the allowed drop. A plan that cannot beat the leader is not
-trained, one that would lead is trained on further seeds first. The first seed of a trial goes round the baseline's, so
-that no seed's luck is every plan's.
+trained, one that would lead is trained on further seeds first. Trials take the baseline's seeds in turn as their first,
+so that no seed's luck affects every plan.
 """
 
 from __future__ import annotations

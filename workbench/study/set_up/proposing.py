@@ -1,4 +1,4 @@
-"""Which plan to train next: the one that promises most, by a time that is known and a quality that is predicted.
+"""Which plan to train next: the one that promises most, by a known time and a predicted quality.
 
 A plan's total time needs no training (`total_time`), so only its quality is uncertain. The promise of a plan is how
 much faster than the leader it is, times the probability that it leads once it has been tried, per time that this takes:
@@ -139,7 +139,7 @@ class ProposingSampler(WholeSpaceSampler):
 class _StepGuess:
     """Guess a step time that was not measured: a product of factors, one per choice, over those that were.
 
-    What such a step takes longer at first is taken for the median of what the others do.
+    Its extra time at first is taken to be the median of the others'.
     """
 
     def __init__(self, known: Mapping[str, SpeedMeasured], trials: Sequence[FrozenTrial]) -> None:
@@ -187,7 +187,7 @@ def _usual(fixed: Mapping[str, Any], name: str, distribution: Any) -> Any:
 
 
 def _at(share: float, distribution: FloatDistribution | IntDistribution) -> float:
-    """Return the value at a share of a range's way."""
+    """Return the value at a share of a range."""
     low, high, step = distribution.low, distribution.high, distribution.step
     value = low * (high / low) ** share if distribution.log else low + share * (high - low)
     if step:

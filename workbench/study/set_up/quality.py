@@ -43,7 +43,7 @@ class Tried:
 
 
 def point_of(dimensions: Sequence[Dimension], values: Mapping[str, Any]) -> np.ndarray:
-    """Return a plan's parameters as a point; what it has no value for lies in the middle."""
+    """Return a plan's parameters as a point; those without a value are in the middle."""
     point: list[float] = []
     for one in dimensions:
         value = _value_of(one, values)
@@ -68,8 +68,8 @@ def _value_of(one: Dimension, values: Mapping[str, Any]) -> Any:
 def noise_of(tried: Sequence[Tried], prior: float, allowed: float = 0.0, prior_weight: int = 4) -> float:
     """Return the standard deviation of one run's deficit, from plans with several seeds.
 
-    Before any plan has two, the prior one is expected, which counts for so many degrees of freedom. Plans that lose far
-    more than is allowed do not count: runs that go wrong scatter, which says nothing of those that may lead.
+    ``prior`` is what is expected before any plan has two; it counts for ``prior_weight`` degrees of freedom. Plans that
+    lose far more than is allowed do not count: how runs that go wrong scatter says nothing about those that may lead.
     """
     near = _NEAR * max(prior, allowed)
     squares, freedom = prior_weight * prior**2, prior_weight
@@ -84,7 +84,7 @@ def noise_of(tried: Sequence[Tried], prior: float, allowed: float = 0.0, prior_w
 class QualityModel:
     """The regression, fitted to the plans that were trained, if any.
 
-    How smooth quality is in a plan's parameters, few points cannot show, and the likeliest answer alone would be too
+    Few points cannot show how smooth quality is in a plan's parameters, and the likeliest answer alone would be too
     sure of itself. So several answers are kept, each as likely as the data make it: one smoothness for all parameters,
     on a grid, and one for each parameter, which pays for its freedom (Schwarz 1978). ``noise`` is the standard
     deviation of one run's deficit; ``shared`` that of the error that all deficits share, since the baseline's mean
@@ -116,9 +116,9 @@ class QualityModel:
         return self._averaged(plans, lambda margin, spread: margin / np.maximum(np.hypot(spread, self._shared), 1e-6))
 
     def probability_to_convince(self, plans: Sequence[Mapping[str, Any]], sure: float, n_runs: int = 4) -> np.ndarray:
-        """Return for each plan the probability that so many runs of it would make its keeping the quality that sure.
+        """Return each plan's probability that after ``n_runs`` runs it would be ``sure`` to keep the quality.
 
-        A plan that is known well and a little too bold has next to none, however probable it is: nothing would change.
+        A well-known plan that is a little too bold has next to none, however probable it is: nothing would change.
         """
 
         def scores(margin: np.ndarray, spread: np.ndarray) -> np.ndarray:
@@ -131,7 +131,7 @@ class QualityModel:
     def _averaged(
         self, plans: Sequence[Mapping[str, Any]], scores: Callable[[np.ndarray, np.ndarray], np.ndarray]
     ) -> np.ndarray:
-        """Return a probability per plan over all processes, of a score by how far the mean lies below the limit."""
+        """Return a probability per plan, averaged over processes, by a score of how far the mean is below the limit."""
         if not self._processes or not plans:
             return np.full(len(plans), float(norm.cdf(self._limit - self._mean)))
         points = np.array([point_of(self._dimensions, values) for values in plans])

@@ -43,7 +43,7 @@ def choose_runtime(
     """Time the combinations of the study's runtime choices and keep the fastest, with what was measured.
 
     Threads and the way to read data hardly depend on the others, so they are chosen first, each by itself. A choice
-    that the study has is not made again.
+    that the study already has is not made again.
     """
     from workbench.core import devices
 

@@ -30,7 +30,7 @@ from workbench.study.set_up.tuned_plain import PLAIN, next_plain
 _EXPECTED_TIME = 0.35  # what a candidate's run takes relative to the baseline's, where that is not known better
 _SLACK = 1.25  # what runs may take longer than expected before a confirmation has fewer seeds
 _FEWEST_PAIRS = 5  # of seeds, by which a plan is confirmed that is clearly better
-_SEARCHED_ON = 0.4  # of the time until the confirmation the search goes on for where nothing leads any more
+_SEARCHED_ON = 0.4  # share of the time until the confirmation that the search goes on if nothing leads any longer
 
 
 def prepare_search(search: Search, *, deadline: float | None, on_note: Callable[[str], None]) -> None:
@@ -71,9 +71,9 @@ def ends_of_search(study: optuna.Study, file: StudyFile, deadline: float | None)
 
 
 def confirmation_begins(study: optuna.Study, file: StudyFile, deadline: float | None) -> float | None:
-    """Return when the confirmation has to begin at the latest: with its share of the time, or its fewest seeds' time.
+    """Return when the confirmation must begin at the latest, to have its share of the time or its fewest seeds' time.
 
-    ``deadline`` is when everything ends; both by ``time.monotonic()``, None for never.
+    ``deadline`` is when everything ends; both are by ``time.monotonic()``, None for never.
     """
     baseline = baseline_trial(study)
     limit = file.study.timeout_seconds
@@ -85,7 +85,7 @@ def confirmation_begins(study: optuna.Study, file: StudyFile, deadline: float | 
 
 
 def settle(search: Search, *, deadline: float | None) -> None:
-    """Let a plan lead that was trained on further seeds, too; where these leave none in the lead, search on."""
+    """Train leaders on further seeds, until one still leads after them; if none does, search on."""
     study, file = search.study, search.file
     if deadline is not None:
         deadline -= _forms_seconds(study, file)
@@ -105,8 +105,8 @@ def settle(search: Search, *, deadline: float | None) -> None:
 def take_apart(search: Search, *, deadline: float | None) -> None:
     """Find out where the leader's gain comes from, let it compete without what is no gain, and train its safer form.
 
-    Where three are confirmed, it has a bolder form, too. Where nothing leads, the one that most probably keeps the
-    quality gets them.
+    If three are confirmed, it gets a bolder form, too. If nothing leads, the plan that most probably keeps the quality
+    gets these forms.
     """
     study, file = search.study, search.file
     leader, forms_seconds = standing_now(study, file).leader, _forms_seconds(study, file)

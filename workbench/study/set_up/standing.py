@@ -83,7 +83,7 @@ def standing_of(
     """Judge the trials of a search that were trained to the end, and one that still runs.
 
     A plan whose drop comes close to the allowed one cannot be confirmed with the seeds that a confirmation takes, so
-    the search aims so many of its standard errors below. ``attributes`` are the study's.
+    the search aims lower, by a number of its standard errors. ``attributes`` are the study's.
     """
     values: dict[int, Mapping[str, Any]] = {}
     runs: dict[int, list[Run]] = {}
@@ -129,7 +129,7 @@ def standing_of(
 
 
 def _luck(attributes: Mapping[str, Any]) -> dict[int, float]:
-    """Return by how much the baseline ends better on a seed than on all of its seeds, by the seed's index."""
+    """Return by how much the baseline ends better on a seed than on average, by the seed's index."""
     metrics = baseline_metrics(attributes)
     if not metrics:
         return {}
@@ -139,7 +139,7 @@ def _luck(attributes: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _own_luck(rows: Sequence[Sequence[Run]], luck: Mapping[int, float], spread: float) -> float:
-    """Return which share of the baseline's luck on a seed is not shared by plans, from those with several seeds."""
+    """Return the share of the baseline's luck on a seed that plans do not share, from those with several seeds."""
     square = product = _OWN_LUCK * spread**2
     for row in rows:
         known = np.array([(luck[index], deficit) for index, deficit in row if index in luck and math.isfinite(deficit)])

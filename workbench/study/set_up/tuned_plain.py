@@ -1,8 +1,8 @@
 """Tuned plain: the task as given with a shorter schedule and another learning rate, and nothing else.
 
 It is what a fair baseline can do, so it stands beside every result; and it competes as a candidate. Its two parameters
-are searched as the whole set-up is, with a regression of the quality over both and a time that is known. How much
-faster an export is, runs of both on the seeds of the confirmation say.
+are searched as the whole set-up is, with a regression of the quality over both and a time that is known. Runs
+of both on the seeds of the confirmation show how much faster an export is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def plain_standing(
 ) -> Standing:
     """Judge the trials of tuned plain by themselves, as bold as the allowed drop lets them be.
 
-    What is compared with tuned plain shall not look better because that was cautious.
+    What is compared with tuned plain must not look better because that was cautious.
     """
     attributes, trials, rates = study.user_attrs, study.get_trials(deepcopy=False), file.set_up.plain_rates
     own = [trial for trial in trials if trial.user_attrs.get(PLAIN) or trial.user_attrs.get("baseline")]
