@@ -1,7 +1,7 @@
 """The trials of a study that have ended, each returned once: what has ended never changes.
 
-Who learns from all earlier trials whenever another one begins or ends keeps what it has learned and asks for the new
-ones, so that the thousandth trial costs what the tenth did.
+Whatever learns from all earlier trials keeps what it has learned and asks only for the new ones, so that the thousandth
+trial costs what the tenth did.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class EndedTrials:
 
     def __init__(self, states: Collection[TrialState] = ENDED) -> None:
         self._states = states
-        self._n_over = 0  # so many first trials have ended and been looked at
+        self._n_over = 0  # this many first trials have ended and been looked at
         self._seen = set[int]()  # later ones that have been returned
 
     def new(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

@@ -100,7 +100,7 @@ class StaleTrials:
         self._looked_at = -float("inf")
 
     def put_back(self, *, alone: bool = False) -> list[int]:
-        """Look for such trials, at most once a second; return their numbers, also of those failed for killing workers.
+        """Look for such trials, at most once a second; return their numbers, with those failed for killing workers.
 
         ``alone``: no other machine works on this database, so a trial that was begun before this machine was started
         again, or carries no mark, has no process.

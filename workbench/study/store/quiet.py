@@ -1,4 +1,4 @@
-"""Keep what Optuna says to itself off the user's screen."""
+"""Keep Optuna's internal messages off the user's screen."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """``status.json``: a study's state beside its database, so that `workbench status` answers without loading Optuna.
 
-Whoever works on the study keeps it, with a checksum and written whole or not at all. A reader takes it in two cases:
-the process that wrote it is still there, which writes it again soon after anything has happened; or nothing has touched
-the database since. In all others, another version of this package, an edited study.toml or files added to the result
-among them, the database is read.
+Whoever works on the study keeps it, with a checksum, written as a whole or not at all. A reader takes it in two cases:
+the process that wrote it is still there, and writes it again soon after anything has happened; or nothing has touched
+the database since. In all other cases (another version of this package, an edited study.toml, files added to the
+result) the database is read.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class KeptStatus:
 
 
 def stamp_of(study: str | os.PathLike[str]) -> Stamp:
-    """Return what the state of a study hangs on: its file, its database, what was exported, the version that reads."""
+    """Return what a study's state depends on: its file, its database, what was exported, the version that reads."""
     path = Path(study)
     folder = path.parent if path.suffix == ".toml" else path
     file = path if path.suffix == ".toml" else folder / "study.toml"
@@ -79,7 +79,7 @@ def write_status(study: str | os.PathLike[str], result: StudyResult, stamp: Stam
     """Keep the state of a study; ``at_work``: this process goes on and will write it again.
 
     Raises:
-        OSError: When it cannot be written; what was there is as it was.
+        OSError: When it cannot be written; what was there stays as it was.
     """
     # Loaded here: a reader needs them only where a process may be at work.
     from workbench.core.process_identity import identity, machine

@@ -62,7 +62,7 @@ def open_storage(
 ) -> StudyStorage:
     """Open a database, by its SQLAlchemy URL as Optuna takes it; a StudyError when that cannot be done.
 
-    ``role`` is ``"worker"`` for a process that does nothing but trials. ``grace_seconds``, how long this process may be
+    ``role`` is ``"worker"`` for a process that only runs trials. ``grace_seconds``, how long this process may be
     silent before others take its trial for abandoned, is by default ``WORKBENCH_GRACE_SECONDS``, or 180. ``wait``:
     whether to wait for a database that does not answer yet, for ``WORKBENCH_PATIENCE_SECONDS``, or 300.
     """
@@ -99,7 +99,7 @@ def open_storage(
         if isinstance(error, (SQLAlchemyError, ValueError)) and not isinstance(error, DBAPIError):
             # The text of a mistyped URL may repeat its password.
             raise StudyError(
-                "the storage given is no database URL such as postgresql+psycopg://user@host/database"
+                "the storage given is not a database URL such as postgresql+psycopg://user@host/database"
             ) from None
         if is_damage(error):
             raise damaged(reason_of(error)) from None
@@ -130,7 +130,7 @@ def _engine_options(url: str) -> dict[str, Any]:
 
 
 def shown_url(url: str) -> str:
-    """Return a storage URL without its passwords, for messages; "given" for what is no URL but may hold one."""
+    """Return a storage URL without its passwords, for messages; "given" for what is not a URL but may hold one."""
     try:
         parsed = make_url(url)
     except (SQLAlchemyError, ValueError):
@@ -141,7 +141,7 @@ def shown_url(url: str) -> str:
 
 
 def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimenter) -> optuna.Study:
-    """Open or create the Optuna study, with O0 enqueued as its first trial, and see that it asks the same question."""
+    """Open or create the Optuna study, with O0 enqueued as its first trial; check that it asks the same question."""
     directions = [StudyDirection.MINIMIZE]
     if file.study.objective == "pareto":
         metric = StudyDirection.MAXIMIZE if experimenter.higher_is_better else StudyDirection.MINIMIZE
@@ -190,7 +190,7 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
 
 def _other_data(before: str, now: str) -> str:
     kinds = [one.partition(" sha256:")[0] for one in (before, now)]
-    if kinds[0] == kinds[1] != before:  # of data without a version of their own: "first 8 batches sha256:..."
+    if kinds[0] == kinds[1] != before:  # of data without their own version: "first 8 batches sha256:..."
         return f"the {kinds[0]} are not what they were"
     return f"they were {before[:40]!r} and are {now[:40]!r}"
 
@@ -216,7 +216,7 @@ def _stored_name(storage: StudyStorage, name: str) -> str | None:
 def on_its_network(file: StudyFile, study: optuna.Study) -> StudyFile:
     """Return a study's file with what was known of its network when it began: all processes resolve plans alike.
 
-    A study that began without knowing (before 0.7) goes on without: other plans would be equal in its second half.
+    A study that began without knowing (before 0.7) goes on without, or other plans would be equal from now on.
     """
     stored = study.user_attrs.get(_NETWORK)
     return file.on_network(None if stored is None else NetworkFacts.from_dict(stored))
@@ -291,6 +291,6 @@ def archive_study(directory: Path) -> Path | None:
     target.mkdir(parents=True)
     for path in present:
         shutil.move(path, target / path.name)
-    if (directory / "study.toml").exists():  # so that it is a study of its own: to be looked at, or begun with
+    if (directory / "study.toml").exists():  # so that it is a complete study: to be looked at, or begun with
         shutil.copy(directory / "study.toml", target)
     return target

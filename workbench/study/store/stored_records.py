@@ -1,7 +1,7 @@
 """Records of trials and candidates, rebuilt from what a study's storage keeps; nothing is trained for them.
 
-Trials are scored again from their measurements, at the drop that the study's target allows, so that records of one
-study always compare. The repeat of an equal plan is no trial and has no record.
+Trials are scored again from their measurements, at the drop that the study's target allows, so records of one
+study are always comparable. The repeat of an equal plan does not count as a trial and has no record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workbench.study.store.ended_trials import FINISHED
 from workbench.study.store.study_storage import seconds_of
 
 _UNCOUNTED = frozenset({"repeats", "skipped"})
-"""User attributes of trials that are no trials of their own: an equal plan again, or one too slow to be trained."""
+"""User attributes of trials that do not count: an equal plan again, or one too slow to be trained."""
 
 
 def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
@@ -38,7 +38,7 @@ def counted_among(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def is_its_own(trial: FrozenTrial) -> bool:
-    """Return whether a trial has a record of its own: it is no repeat of an equal plan, nor too slow to be trained."""
+    """Return whether a trial has its own record: it neither repeats an equal plan nor was too slow to be trained."""
     return _UNCOUNTED.isdisjoint(trial.user_attrs)
 
 
@@ -50,7 +50,7 @@ def allowed_drop_of(attributes: Mapping[str, Any]) -> float:
 def refuse_other_targets(study: optuna.Study, target: float) -> None:
     """Refuse to go on where finished trials were scored at another drop than the target's.
 
-    Version 0.6 scored O2's trials at a drop of their own; a sampler that compares the two would be misled.
+    Version 0.6 scored O2's trials at their own drop; a sampler that compares the two would be misled.
     """
     finished = study.get_trials(deepcopy=False, states=FINISHED)
     other = [trial.number for trial in finished if trial.user_attrs.get("allowed_drop", target) != target]

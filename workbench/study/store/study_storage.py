@@ -187,7 +187,7 @@ class StudyStorage(BaseStorage):
         return self._request(lambda: self._readers[study_id].read(states))
 
     def running(self, study_id: int) -> list[RunningTrial]:
-        """Return the running trials of a study, but those that this process holds."""
+        """Return the running trials of a study, except those that this process holds."""
         found = []
         for one in self._read(study_id, [TrialState.RUNNING]):
             trial_id = self.get_trial_id_from_study_id_trial_number(study_id, one.number)
@@ -197,7 +197,7 @@ class StudyStorage(BaseStorage):
     # -- beginning and ending a trial ----------------------------------------------------------------------------------
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        """Create a trial; without a template it runs, marked as this process's."""
+        """Create a trial. Without a template it is running at once and marked as held by this process."""
         mark = new_mark(self.role, self.grace_seconds) if template_trial is None else None
         wanted = template_trial or create_trial(state=TrialState.RUNNING, user_attrs={_MARK: mark})
         key = _BASELINE if mark is None else _MARK
@@ -223,9 +223,9 @@ class StudyStorage(BaseStorage):
         return self._request(create)
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """Take a waiting trial, or finish one that this process holds, with what is buffered of it.
+        """Take a waiting trial, or finish one that this process holds and write what is buffered of it.
 
-        False when another process was faster in taking it; one of `TAKEN_ERRORS` is raised when another one has it.
+        False if another process took it first; one of `TAKEN_ERRORS` if another holds the trial to be finished.
         """
         if state == TrialState.RUNNING:
             return self._claim(trial_id)
@@ -286,7 +286,7 @@ class StudyStorage(BaseStorage):
         return False
 
     def put_back(self, seen: RunningTrial, *, died: bool) -> bool:
-        """Let a running trial wait again, with its number and what it drew and measured; return whether it was done.
+        """Let a running trial wait again, with its number and what it drew and measured; return whether that was done.
 
         Nothing happens when its mark has changed since it was seen. ``died``: its process died while running it. The
         third time, if the process was a worker, the trial is failed instead: it probably was the cause.
@@ -330,7 +330,7 @@ class StudyStorage(BaseStorage):
 
     @contextlib.contextmanager
     def buffering(self, trial_id: int) -> Iterator[None]:
-        """Buffer what this thread does to a trial it runs in the block; what is left when it ends is written.
+        """Buffer what this thread does to the trial that it runs in the block, and write the rest at its end.
 
         One of `TAKEN_ERRORS` is raised when another process has the trial by now.
         """
@@ -346,7 +346,7 @@ class StudyStorage(BaseStorage):
             self._thread.buffer = None
 
     def write(self, every: float = 0.0) -> None:
-        """Write what this thread has buffered, unless that was done within so many seconds."""
+        """Write what this thread has buffered, unless it did so less than ``every`` seconds ago."""
         buffer = self._thread.buffer
         if buffer is not None and time.monotonic() - buffer.written_at >= every:
             if buffer.changes:

@@ -42,7 +42,7 @@ class TrialReader:
         self._damage = ""
 
     def read(self, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
-        """Return the trials, those in some states.
+        """Return the trials, or only those in some states.
 
         Raises:
             LookupError: When one that has ended is not what was stored.

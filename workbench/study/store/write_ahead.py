@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 @contextlib.contextmanager
 def writing_ahead(engine: Engine) -> Iterator[None]:
-    """Keep a SQLite file in write-ahead mode for the block; where its system knows no shared memory the mode stays."""
+    """Keep a SQLite file in write-ahead mode for the block; where the system has no shared memory, its mode stays."""
     _ask_for(engine, "WAL")
     try:
         yield
