@@ -26,7 +26,7 @@ def confirmation_seeds(search_seed: int, n_seeds: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class StoredTest:
-    """A planned test of the plan with that key, and the question it was planned for."""
+    """A planned test, the key of its plan, and the question it was planned for."""
 
     key: str
     test: PlannedTest
@@ -34,7 +34,7 @@ class StoredTest:
 
 
 class ConfirmationRuns:
-    """What a run is, and those of each plan (by its key) that there are."""
+    """The confirmation's runs, by seed and the key of their plan, and how long each of them is."""
 
     def __init__(self, study: optuna.Study, file: StudyFile) -> None:
         self._study = study
@@ -49,11 +49,11 @@ class ConfirmationRuns:
         self._known = dict(study.user_attrs)  # every look asks for every run, and each question to SQLite costs
 
     def seeds(self, first: int, n_pairs: int) -> Sequence[int]:
-        """Return the seeds of some pairs."""
+        """Return the seeds of ``n_pairs`` pairs, from the pair ``first`` on."""
         return confirmation_seeds(self._seed, first + n_pairs)[first:]
 
     def run(self, key: str, seed: int) -> Trained | None:
-        """Return a run of a plan; None when it has not ended."""
+        """Return a plan's run on a seed; None if it has not ended."""
         stored = self._known.get(self._run_name(key, seed))
         return None if stored is None else Trained.from_json(stored)
 
@@ -105,7 +105,7 @@ class ConfirmationRuns:
         return [StoredTest(row["key"], test, row.get("question", "")) for row, test in zip(rows, tests, strict=True)]
 
     def n_further(self, target: str) -> int:
-        """Return how many tests of an export have drawn on the error that is kept for what was not planned."""
+        """Return how many tests of an export have used the error reserved for unplanned ones."""
         return sum(one.test.looks[-1][1] < FIRST_ERROR for one in self.tests(target))
 
     def keep_test(self, target: str, key: str, test: PlannedTest, allowed_drop: float) -> None:

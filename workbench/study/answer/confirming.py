@@ -36,7 +36,7 @@ from workbench.study.run.runner import Experimenter, end_if_over
 from workbench.study.run.warm_up import WarmUpError, WarmUps
 from workbench.study.store.stored_records import trials_of
 
-_N_PILOTS = 5  # pairs of a test whose standard deviation says how many it takes in all
+_N_PILOTS = 5  # pairs of a test from whose standard deviation its number of pairs is planned
 _SHARE_OF_TIME = 0.9  # of what is left, for which a test is planned; the rest is for what takes longer than before
 
 
@@ -50,7 +50,7 @@ class Confirmation:
     warm_ups: WarmUps
     _: KW_ONLY
     command: str = ""  # that adds seeds, with ``{seeds}``
-    confirm_seeds: int | None = None  # asked for on the command line; None lets the pilots decide
+    confirm_seeds: int | None = None  # from the command line; None lets the pilots decide
     deadline: float | None = None  # by ``time.monotonic()``; no run is begun that would take longer
     on_run: Callable[[int, int], None] = lambda *_: None  # gets runs done, and as far as planned, after every run
     on_step: Callable[[RunStep], None] | None = None
@@ -75,7 +75,7 @@ class Confirmation:
         self._searched_seconds = {one["plan_key"]: Trained.from_json(one["trained"]).seconds * length for one in known}
 
     def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
-        """Test the best contenders of each export in turn, until as many as the file says are not refuted.
+        """Test the best contenders of each export in turn, until as many as the file asks for are not refuted.
 
         Those for which there was no time stay undecided.
         """
@@ -116,14 +116,14 @@ class Confirmation:
         return begun
 
     def _is_beaten(self, contender: Contender, others: Sequence[Contender]) -> bool:
-        """Return whether another would be exported first, if confirmed; known only where whole runs are timed."""
+        """Return whether another one, if confirmed, would be exported first; known only where whole runs are timed."""
         time = contender.trial.relative_step_time
         return self._counts_runs and any(one.trial.relative_step_time <= time for one in others)
 
     def _run_tests(self, contender: Contender) -> str:
-        """Train and judge a contender's test, and a further one where its verdict is open and more seeds are asked.
+        """Train and judge a contender's test, and a further one if its verdict is open and more seeds are asked for.
 
-        Return why it was not tested; nothing when it was.
+        Return why it was not tested; empty if it was.
         """
         if not self._tests(contender) and (why_untested := self._plan_first(contender)):
             return why_untested
@@ -142,9 +142,9 @@ class Confirmation:
         self._runs.keep_test(contender.target, contender.key, test, contender.allowed_drop)
 
     def _plan_first(self, contender: Contender) -> str:
-        """Decide from pilot pairs how many pairs the contender's first test takes, and keep that before it goes on.
+        """Decide from pilot pairs how many pairs the contender's first test takes, and store that before it goes on.
 
-        Return why no test was planned; nothing when one was.
+        Return why no test was planned; empty if one was.
         """
         section, drop = self.file.confirm, contender.allowed_drop
         is_at_full_level = self._all_confirmed_at_once(contender.target, drop)
@@ -166,7 +166,7 @@ class Confirmation:
             n_pairs = paired_bounds.planned_pairs(
                 bounds.spread, drop, error=error, at_least=section.seeds_min, at_most=section.seeds_max
             )
-            if self._counts_runs:  # the search has aimed below the allowed drop for so many
+            if self._counts_runs:  # the search has aimed below the allowed drop for this number
                 n_pairs = max(n_pairs, section.usual_seeds)
             if self.deadline is not None:
                 n_pairs = self._affordable(contender, n_pilots, n_pairs)
@@ -191,7 +191,7 @@ class Confirmation:
         return ""
 
     def _affordable(self, contender: Contender, n_done: int, n_wanted: int) -> int:
-        """Return how many pairs the time allows: a pair takes what is missing of it."""
+        """Return how many pairs the time allows: a pair takes the time of its missing runs."""
         assert self.deadline is not None
         left = _SHARE_OF_TIME * (self.deadline - time.monotonic())
         keys = self._trained_together(contender)
@@ -204,7 +204,7 @@ class Confirmation:
         return n_wanted
 
     def _all_confirmed_at_once(self, target: str, allowed_drop: float) -> bool:
-        """Return whether each plan tested before was confirmed by its first test: the next has the full level then."""
+        """Return whether each plan tested before was confirmed by its first test; the next then has the full level."""
         tests = self._runs.tests(target)
         question = self._runs.question(allowed_drop)
         if any(one.question != question or one.test.first > 0 for one in tests):
@@ -248,7 +248,7 @@ class Confirmation:
         self.on_run(self._runs_ended, planned)
 
     def _trained_together(self, contender: Contender) -> dict[str, Plan]:
-        """Return the plans that take turns on a seed; where runs are timed, with those that are tested after it.
+        """Return the plans that take turns on a seed; where runs are timed, those to be tested later are among them.
 
         A ratio of times holds only between runs of the same minutes.
         """
@@ -259,7 +259,7 @@ class Confirmation:
         return self._runs.seconds(self._runs.baseline_key) + self._runs.seconds(contender.key)
 
     def _measure_and_is_faster(self, contender: Contender) -> bool:
-        """Return whether training can confirm the contender: where only a step's time counts, that is known before."""
+        """Return whether training can confirm the contender; where only step time counts, that is known beforehand."""
         self._measure_step_time(contender)
         return self._counts_steps or self._untested_ratio(contender).low > 1.0
 
@@ -321,7 +321,7 @@ class Confirmation:
         return measured if all(math.isfinite(one) and one > 0.0 for one in measured) else None
 
     def _time_ratio(self, contender: Contender, test: PlannedTest, n_pairs: int, error: float) -> TimeRatio:
-        """Return how much faster the contender is at a look, of the study's objective."""
+        """Return how much faster the contender is at a look, by the study's objective."""
         if self._counts_runs:
             pairs = self._runs.pairs(contender.key, test.first, n_pairs)
             return paired_bounds.run_time_ratio(
@@ -342,7 +342,7 @@ class Confirmation:
     def _untested_ratio(self, contender: Contender) -> TimeRatio:
         """Return what is known without pairs: the time of a step, or the search's one run to the target.
 
-        One run has no interval. Where the confirmation is switched off, that of the step's time has to do.
+        One run has no interval; if the confirmation is switched off, that of the step time is used.
         """
         measured, trial = self._step_time(contender), contender.trial
         if measured is None:
@@ -362,14 +362,14 @@ class Confirmation:
             runs = self._runs
             job = warm_up.train_job(plan, seed=seed, steps=runs.steps, evaluate_every=runs.evaluate_every)
             trained = self.experimenter.run(job, Monitor(on_step=self.on_step))
-            # What one more seed would take, which needs a warm-up of its own.
+            # What one more seed would take, which needs its own warm-up.
             trained = replace(trained, seconds=trained.seconds + warm_up.seconds)
         except WarmUpError as error:
             trained = Trained(math.nan, (), 0.0, diverged=True, message=str(error))
         self._runs.keep_run(plan.key(), seed, trained)
 
     def _measure_step_time(self, contender: Contender) -> None:
-        """Time the contender's steps again: by the search's own timing it was picked, which flatters it."""
+        """Time the contender's steps again: it was picked by the search's timing, which therefore flatters it."""
         if self._counts_runs or self._runs.speed(contender.key) is not None:  # whole runs are timed by themselves
             return
         (seed,) = self._runs.seeds(0, 1)

@@ -39,10 +39,10 @@ def export_configs(
     plans: StudyPlans,
     snapshots: Path | None = None,
 ) -> dict[str, Path]:
-    """Write one configuration per export, what it takes or else O0's, and return the files.
+    """Write one configuration per export, the chosen one or else O0's, and return the files.
 
-    ``origin`` (study, task, seed, ...) goes to their section ``provenance``. What methods need besides lies beside
-    the file, from ``snapshots``: the search's own, if they are here. A StudyError says what is missing.
+    ``origin`` (study, task, seed, ...) becomes their section ``provenance``. What methods need besides is written
+    beside the file, from the search's own ``snapshots`` if they are here. A StudyError says what is missing.
     """
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, Path] = {}

@@ -21,7 +21,7 @@ _PREFIX = "freezing_limit:"
 
 
 def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: Experimenter) -> list[dict[str, Any]]:
-    """Measure what is not measured yet, and return `freezing_limits_of`; nothing when the study does not ask for it."""
+    """Measure what has not been measured yet and return `freezing_limits_of`; empty if the study asks for none."""
     section = file.freezing_limit
     if section is None or not section.enabled:
         return []
@@ -44,7 +44,7 @@ def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: 
 def freezing_limits_of(study: optuna.Study) -> list[dict[str, Any]]:
     """Return what was measured, one row per trial: its schedule, and ``realised``, ``limit`` and ``reached``.
 
-    Each of these has ``_low`` and ``_high`` beside it; None stands for what is unknown.
+    Each of these also comes with ``_low`` and ``_high``; None means unknown.
     """
     rows = [dict(value) for name, value in study.user_attrs.items() if name.startswith(_PREFIX)]
     return sorted(rows, key=lambda row: int(row["trial"]))

@@ -51,7 +51,7 @@ def tune_loss_scale(
     experimenter: Experimenter,
     on_step: Callable[[RunStep], None] | None = None,
 ) -> dict[str, Any] | None:
-    """Record, replay, choose and verify; each stage is stored with the study when done and not done again.
+    """Record, replay, choose and verify; a finished stage is stored with the study and not repeated.
 
     Return the chosen policy (``init``, ``factor``, ``window``) with what was predicted, what the rerun showed, all
     judged ``policies`` and a ``sentence``; None when the study does not ask for it, or ``{"failed": sentence}``.
@@ -119,7 +119,7 @@ def tune_loss_scale(
 
 
 def _evenly(outcomes: Sequence[PolicyOutcome], n: int) -> list[PolicyOutcome]:
-    """Return an even choice of so many policies, from the fewest overflows predicted to the most."""
+    """Return ``n`` policies, evenly spread from the fewest overflows predicted to the most."""
     by_overflows = sorted(outcomes, key=lambda one: (one.kind, one.overflows, one.init, one.window))
     n = min(n, len(by_overflows))
     return [by_overflows[round(i * (len(by_overflows) - 1) / max(n - 1, 1))] for i in range(n)]
@@ -143,5 +143,5 @@ def policy_sentence(policy: dict[str, Any]) -> str:
 
 
 def _or_zero(value: float) -> float:
-    """Return the value, or 0 when it was not recorded: what is unknown of all policies decides between none."""
+    """Return the value, or 0 if it was not recorded: what is unknown for all policies decides nothing."""
     return 0.0 if math.isnan(value) else value

@@ -5,8 +5,8 @@ with the trial's id in between for a trial's note (optuna-dashboard 0.21, ``save
 whether or not it is installed, and all new ones go to the database in one transaction: a commit takes as long for a
 hundred notes as for one. A note that a person has edited in the dashboard stays as it is.
 
-What a person writes about a trial in the table of trials stands in the same note, below a line; what was written in the
-dashboard is read as well.
+What a person writes about a trial in the table of trials is part of the same note, below a line; what was written in
+the dashboard is read as well.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class Notes:
         return time.monotonic() - self._written >= _EVERY_SECONDS
 
     def without_note(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Return the trials, of all of the study, that `write` is to be given: the first, and those it has not seen."""
+        """Return those of the study's trials that `write` needs: the first, and those it has not seen."""
         return [trial for trial in trials if trial.number == 0 or trial.number not in self._noted]
 
     def write(self, trials: Sequence[TrialRecord], answer: Sequence[str] = ()) -> None:
-        """Write the notes that are missing; a database that is away is no error, they are written next time.
+        """Write the notes that are missing; if the database is away, they are written next time.
 
-        Without sentences of the answer, one that is there stays.
+        Without ``answer``, an answer that was noted before stays.
         """
         if (database := _database(self._study)) is None:
             return
@@ -116,7 +116,7 @@ class Notes:
         trials: Sequence[TrialRecord],
         answer: Sequence[str],
     ) -> dict[str, Any]:
-        """Return the rows of the study's own note, where they are to be written."""
+        """Return the rows of the study's own note; none if it stays as it is."""
         body = study_note(self._file, _metric_name(attributes), attributes.get("allowed_drops", {}), trials, answer)
         before = _body("dashboard:", stored)
         is_ours = not before or stored.get(_OWN) == _digest(before)
@@ -140,7 +140,7 @@ def _metric_name(attributes: Mapping[str, Any]) -> str:
 
 
 def _rows(prefix: str, version: int, body: str, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a note; parts of a longer one that stood there before are emptied."""
+    """Return the attributes of a note; parts left over from a longer earlier one are emptied."""
     parts = [body[at : at + _LONGEST_PART] for at in range(0, len(body), _LONGEST_PART)]
     rows = {f"{prefix}note_str:{number}": part for number, part in enumerate(parts)}
     left_over = {key: "" for key in stored if key.startswith(f"{prefix}note_str:") and key not in rows}
@@ -184,7 +184,7 @@ def with_notes(study: optuna.Study, trials: Sequence[TrialRecord]) -> list[Trial
 
 
 def note_trial(study: optuna.Study, trial: TrialRecord, text: str) -> None:
-    """Keep what a person has written about a trial, below what its note says already; an empty text removes it."""
+    """Keep what a person has written about a trial, below the rest of its note; an empty text removes it."""
     storage, prefix = storage_of(study), f"dashboard:{id_of(study.get_trials(deepcopy=False)[trial.number])}:"
     study_id = storage.get_study_id_from_name(study.study_name)
     stored = storage.get_study_system_attrs(study_id)

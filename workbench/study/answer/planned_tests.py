@@ -1,16 +1,16 @@
 """Which seeds a candidate is tested on, when its verdict is read, and what the verdict is.
 
-A verdict says two things: *confirmed* is faster **and** as good, each at 95 %. A bound of 95 % that is looked at three
+A verdict has two halves: *confirmed* is faster **and** as good, each at 95 %. A bound of 95 % that is looked at three
 times is wrong more often than one time in twenty, so every test is planned before it begins: its pairs and its *looks*,
 with the error that each of the two halves may spend there. A half that a look has closed stays closed.
 
 The error of 5 % is spent like this. A candidate's first test has a look at half of its pairs (0.5 %) and one at all of
 them (3.5 % for the drop, 2.5 % for the speed, whose interval is the usual two-sided one). 1 % is kept for what was not
 planned: every further test, of fresh seeds after an open verdict or of a candidate after one that was not confirmed,
-takes half of what is left of it. Candidates are tested in an order fixed beforehand, each next one at the full level
-only while all before it were confirmed, so the error of the whole family stays within 5 % (a fixed sequence: Maurer,
-Hothorn and Lehmacher 1995; the halves are added by Bonferroni's inequality). How many pairs a test takes follows from
-the standard deviation, not the mean, of its first few, which costs next to nothing of that (simulated in the tests).
+takes half of what is left of it. Candidates are tested in an order fixed beforehand, each at the full level only while
+all before it were confirmed, so the error of the whole family stays within 5 % (a fixed sequence: Maurer, Hothorn and
+Lehmacher 1995; the halves are added by Bonferroni's inequality). A test's number of pairs is computed from the standard
+deviation, not the mean, of its first few, which costs next to nothing of the 5 % (simulated in the tests).
 
 Pure arithmetic on plain numbers: no torch, no storage, no clock.
 """
@@ -35,7 +35,7 @@ _RESERVED_ERROR = 0.01
 
 @dataclass(frozen=True, slots=True)
 class PlannedTest:
-    """Which pairs a test takes and at what points it is read; fixed before it is."""
+    """Which pairs a test takes and after how many of them it is read; fixed before it begins."""
 
     first: int  # number of its first pair, counted from 0 over all pairs of the study
     looks: tuple[tuple[int, float], ...]  # pairs so far, and the error of each bound there
@@ -46,31 +46,31 @@ class PlannedTest:
 
     @property
     def n_pairs(self) -> int:
-        """Pairs at the last look."""
+        """Number of pairs in the whole test, up to its last look."""
         return self.looks[-1][0]
 
     @property
     def end(self) -> int:
-        """Number of the first pair behind it."""
+        """Number of the first pair after the test's own."""
         return self.first + self.n_pairs
 
 
 def first_test(n_pairs: int, at_least: int = 2) -> PlannedTest:
-    """Return a candidate's first test: a look at half of the pairs, where that is at least so many, and one at all."""
+    """Return a candidate's first test: a look at half of the pairs (if ``at_least`` or more), and one at all."""
     half = n_pairs // 2
     halfway = ((half, _HALFWAY_ERROR),) if half >= at_least else ()
     return PlannedTest(0, (*halfway, (n_pairs, FIRST_ERROR)))
 
 
 def further_error(n_before: int) -> float:
-    """Return the error of a test that was not planned, after so many of them in the same study."""
+    """Return the error of an unplanned test, after ``n_before`` others in the same study."""
     return float(_RESERVED_ERROR / 2.0 ** (n_before + 1))
 
 
 def further_test(first: int, n_pairs: int, n_before: int) -> PlannedTest:
-    """Return a test that was not planned: one look, at half of the error that is left after so many such tests.
+    """Return an unplanned test: one look, at half of the error left after ``n_before`` others.
 
-    Its first pair is one that the candidate has not been judged by.
+    The candidate must not have been judged by its pairs, which begin with number ``first``.
     """
     return PlannedTest(first, ((n_pairs, further_error(n_before)),))
 
@@ -81,13 +81,13 @@ class Judgement:
 
     quality: Decision
     time: TimeRatio
-    n_pairs: int  # it was trained on
+    n_pairs: int  # that it was trained on
     missing: int  # that its last test still lacks
-    end: int  # number of the first pair behind all its tests; 0 when none was planned
+    end: int  # number of the first pair after all its tests; 0 when none was planned
 
     @property
     def verdict(self) -> Verdict:
-        """Confirmed is faster and as good, refuted is slower or worse."""
+        """Confirmed: faster and as good; refuted: slower or worse."""
         if self.quality.verdict is Verdict.REFUTED or self.time.high < 1.0:
             return Verdict.REFUTED
         is_confirmed = self.quality.verdict is Verdict.CONFIRMED and self.time.low > 1.0
@@ -105,9 +105,9 @@ def judge(
 ) -> Judgement:
     """Judge a candidate by its tests, at their planned looks only.
 
-    Of each half the first look that closes it counts, else the last. A diverged run refutes at once. A test comes with
-    the (O0 metric, candidate metric) of the pairs that are trained, seed by seed; ``time_at`` returns the ratio of
-    times of so many pairs of a test, at an error; ``untested`` is the ratio before any look.
+    For each half the first look that closes it counts, or else the last. A diverged run refutes at once. Each test
+    comes with the (O0 metric, candidate metric) of its trained pairs, seed by seed; ``time_at`` returns the ratio of
+    times over a test's first pairs, at an error; ``untested`` is the ratio before any look.
     """
     quality: Decision | None = None
     time: TimeRatio | None = None
@@ -140,10 +140,10 @@ def sentence(
     seconds_per_pair: float = math.nan,
     command: str = "",
 ) -> str:
-    """Say a judgement in words a person can act on.
+    """Return a judgement in words a person can act on.
 
-    ``per`` says what the time is of, ``next_error`` how many seeds a further test would take; ``command`` adds pairs,
-    with ``{seeds}`` where their total number goes.
+    ``per`` is the unit of the speed-up; ``next_error``, the error of a further test, decides how many seeds that would
+    take; ``command`` adds pairs, with ``{seeds}`` for their total number.
     """
     quality, time = judged.quality, judged.time
     speed = f"{_faster(time)} {per} ({_interval(time)})"

@@ -60,7 +60,7 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
 
 
 def standing_result(study_dir: str | Path, study: optuna.Study, file: StudyFile) -> StudyResult:
-    """Return the state of a study that is open, as `read_result` does."""
+    """Like `read_result`, for a study that has already been opened."""
     directory, attributes = study_folder(study_dir), study.user_attrs
     # Sentences were stored with a command; the study's folder may be called otherwise by now.
     here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
@@ -123,7 +123,7 @@ def write_answer(
 ) -> StudyResult:
     """Choose what each export takes, write the files into ``folder`` and say why.
 
-    The loss-scale policy is O0's, too. The study keeps the choice when the files go to its own ``result``.
+    The loss-scale policy applies to O0, too. The study keeps the choice when the files go to its own ``result``.
     """
     attributes, trials = study.user_attrs, _judged(study, file)
     choices = _choices(study, file, trials, candidates, require_confirmed=require_confirmed)
@@ -158,7 +158,7 @@ def write_answer(
 
 
 def _judged(study: optuna.Study, file: StudyFile) -> list[TrialRecord]:
-    """Return the trials; those of a search for set-ups with what all its runs say of their quality."""
+    """Return the trials; in a search for set-ups, with their quality as judged from all its runs."""
     trials = with_notes(study, trials_of(study))
     if file.study.objective != "time_to_quality" or baseline_trial(study) is None:
         return trials
@@ -210,7 +210,7 @@ def _result(
     exported: Mapping[str, Path],
     more: Sequence[str],
 ) -> StudyResult:
-    """Return the answer; of its messages the choices' sentences come first, and what they say is not said again."""
+    """Return the answer; its messages begin with the choices' sentences, and nothing is repeated."""
     attributes = study.user_attrs
     importance, why_unknown = _importance(study, file)
     known = attribution_of(attributes)
@@ -245,9 +245,9 @@ def _result(
 
 
 def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float], str]:
-    """Return how much each parameter matters for the objective, as a share, or nothing and a sentence why.
+    """Return each parameter's share in what matters for the objective, or an empty dictionary and why, as a sentence.
 
-    Where none matters all are 0; Optuna's own shares would be equal ones then.
+    If none matters all are 0, where Optuna's own shares would be equal.
     """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     n_plans = sum("repeats" not in trial.user_attrs for trial in complete)

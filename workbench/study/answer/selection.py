@@ -2,8 +2,8 @@
 
 An export is for a boost level and an allowed drop: a question asked of all trials. A trial competes for it when its
 plan can be had at that level (O2 has a method that O1 lacks), its metric stayed within the drop, and it beats O0; its
-time to the target is counted for each export. Which candidate is taken is decided by `select` and by nothing else:
-terminal, panel, report and files show what it returns.
+time to the target is counted for each export. Which candidate is taken is decided by `select` alone: terminal, panel,
+report and files show what it returns.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def competing_trials(
     higher_is_better: bool,
     plans: StudyPlans,
 ) -> Iterator[TrialRecord]:
-    """Yield the trials that compete for an export, best first; the first costs little, since no other is resolved.
+    """Yield the trials that compete for an export, best first; the first is cheap, since no other is resolved for it.
 
     They are those with a deficit within the allowed drop and a cost below O0's, one per plan, by increasing cost; their
     ``steps_to_target`` is that of this export's target.
@@ -123,7 +123,7 @@ def competing_trials(
 
 
 def keep_remaining(study: optuna.Study, number: int, idle: Mapping[str, Any]) -> None:
-    """Keep which trial's set-up remained of the leader; ``idle`` are the values without the parts that are no gain."""
+    """Store which trial has what remained of the leader, and ``idle``: the set-up's values without its idle parts."""
     trials = study.get_trials(deepcopy=False)
     study.set_user_attr(_REMAINING, {"number": number, "idle": dict(idle), "drawn": _n_drawn(trials)})
 
@@ -142,10 +142,10 @@ def _ranked(study: optuna.Study, records: Sequence[TrialRecord], file: StudyFile
     """Return the trials that compete for an export: those that surely keep the quality, fastest first.
 
     Tuned plain competes by its own runs. Where the leader was taken apart, what remained of it comes first (the whole
-    only while that is sure or a safer form is tested, too); set-ups with an idle part do not compete. Where nothing but
-    tuned plain is sure enough, the one that most probably keeps the quality is tested before it. Where more than one is
-    tested, the leader's safer form comes before it and its bolder one behind it: a fixed order keeps the full level as
-    long as all before were confirmed (`planned_tests`), so what turns out too bold costs nothing but its runs.
+    only while that is sure or a safer form is tested, too); set-ups with an idle part do not compete. If only tuned
+    plain is sure enough, the one that most probably keeps the quality is tested before it. If several are tested, the
+    leader's safer form comes before it and its bolder one after it: a fixed order keeps the full level as long as all
+    before were confirmed (`planned_tests`), so a form that turns out too bold costs only its runs.
     """
     numbers, times = _by_time(study, file, allowed)
     if file.confirm.candidates > 1:
@@ -192,10 +192,10 @@ def select(
 ) -> Choice:
     """Choose what an export takes.
 
-    A confirmed candidate comes before all others; of several, the one with the largest speed-up over the seeds. Where
-    none is confirmed, the first in the search's order is taken whose verdict is open, whose interval of the speed-up
-    lies above 1 and whose mean drop over the seeds is allowed; one that was not tested only where none was. Else it is
-    O0, with the sentence that says so, for which ``nothing`` says what the search came to (`nothing_found`).
+    A confirmed candidate comes before all others; of several, the one with the largest speed-up over the seeds. If
+    none is confirmed, it is the first in the search's order with an open verdict, a speed-up interval above 1 and an
+    allowed mean drop over the seeds; an untested one only if none was tested. Otherwise it is O0, with a sentence that
+    says so and includes ``nothing``: what the search came to (`nothing_found`).
     """
     mine = [one for one in candidates if one.target == target]
     taken = max((one for one in mine if one.verdict is Verdict.CONFIRMED), key=lambda one: one.speedup, default=None)
@@ -236,7 +236,7 @@ def faster_untested(
 ) -> list[str]:
     """Say why trials that were not tested over seeds are not exported, though they look faster: a sentence per reason.
 
-    ``attributes``, the study's, have the leader's parts that are no gain; set-ups with such a part do not compete.
+    The study's ``attributes`` name the leader's parts that are no gain; set-ups with such a part do not compete.
     """
     idle: Mapping[str, Any] = attributes.get(_REMAINING, {}).get("idle", {})
     own = None if choice.candidate is None else choice.candidate.trial_number
@@ -269,7 +269,7 @@ def nothing_found(
 ) -> str:
     """Say what a search without any candidate tried, what came nearest and what would help, without a full stop.
 
-    ``why_not`` says why nothing that is searched acts on this network, where that is so. With ``plans``, trials that
+    ``why_not`` is why nothing that is searched acts on this network, if that is so. With ``plans``, trials that
     train alike count as one plan.
     """
     tried = [one for one in trials if one.number and one.state in {"complete", "pruned"} and one.relative_step_time > 0]

@@ -16,16 +16,16 @@ from workbench.study.store.status_file import stamp_of, write_status
 
 _LEAST_SECONDS = 1.0
 _SHARE = 0.01
-"""It is written at most once in so many seconds, and in such a share of the time: of thousands of trials, seldom."""
+"""At most one write in ``_LEAST_SECONDS``, and at most this share of the time: seldom with thousands of trials."""
 
 _log = logging.getLogger("workbench")
 
 
 class StatusKeeper:
-    """Keeps the state of a study whose database lies beside it; as a context it writes the last one on leaving.
+    """Keeps a study's state beside its database; as a context manager it writes the final one on leaving.
 
-    It does nothing where ``storage`` names a database that others share. What cannot be written ends no study:
-    `workbench status` reads the database then.
+    It does nothing if ``storage`` names a database that others share. Failing to write ends no study:
+    `workbench status` then reads the database.
     """
 
     def __init__(self, study_dir: str | Path, study: optuna.Study, file: StudyFile, storage: str | None = None) -> None:

@@ -62,7 +62,7 @@ TABLE_SUFFIXES = (".parquet", ".csv")
 def trial_table(study_dir: str | Path, *, storage: str | None = None) -> pd.DataFrame:
     """Return one row per trial of a study, whatever its state; study and storage are as in `read_result`.
 
-    Columns are those of ``TRIAL_COLUMNS``, then the searched paths. No password of a storage URL is in it.
+    Columns are those of ``TRIAL_COLUMNS``, then the searched paths. It never contains a storage URL's password.
     """
     with quiet_optuna(), kept.plain_storage_errors():
         study, file, _ = open_begun(study_dir, storage)
@@ -70,9 +70,9 @@ def trial_table(study_dir: str | Path, *, storage: str | None = None) -> pd.Data
 
 
 def write_trial_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
-    """Write what `trial_table` gave, replacing the file as a whole; its suffix, ``.parquet`` or ``.csv``, says as what.
+    """Write what `trial_table` gave as ``.parquet`` or ``.csv``, by the file's suffix, replacing the file as a whole.
 
-    Another suffix is a StudyError; where the file cannot be written, an OSError, an old one is untouched.
+    Another suffix is a StudyError. If the file cannot be written (OSError), an old one stays untouched.
     """
     path = Path(path)
     check_table_path(path)
