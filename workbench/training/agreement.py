@@ -33,7 +33,7 @@ side of ReLU), bfloat16 0.3; there a mistake is found only in much of the gradie
 
 
 def _go_on() -> None:
-    """Let the work go on."""
+    """Do nothing, so that the work goes on."""
 
 
 def first_losses(
@@ -47,7 +47,7 @@ def first_losses(
 ) -> list[float]:
     """Return the losses of the first n batches in training mode, at the weights that a run begins with.
 
-    What ``before_batch`` raises ends it between two of them.
+    An exception from ``before_batch`` ends it between two batches.
     """
     losses = []
     with _begun(task, config, level, seed, device) as prepared:
@@ -82,8 +82,8 @@ def _loss(prepared: Prepared, batch: object) -> Tensor:
 def agrees(losses: Sequence[float], baseline_losses: Sequence[float], dtype: str) -> str:
     """Return why losses are not the baseline's within rounding; empty where they are.
 
-    A difference is relative to the baseline's loss of that batch, but not to less than the mean of its losses: one that
-    is next to nothing has no relative accuracy. ``dtype`` is the format of the coarser of both forward passes.
+    A difference is relative to the baseline's loss of that batch, or to the mean of its losses if that is larger: a
+    loss near zero has no relative accuracy. ``dtype`` is the format of the coarser of both forward passes.
 
     Example:
         >>> agrees([2.3, 1.8], [2.3, 1.9], "float32")

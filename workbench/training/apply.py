@@ -41,7 +41,7 @@ _noted: set[str] = set()
 def read_config(config: BoostConfig | Mapping[str, Any] | str | Path | None) -> BoostConfig:
     """Return a validated configuration from whatever names one; None or an empty string stand for the defaults.
 
-    A ConfigError names the key that is not valid, a TypeError what is of another kind.
+    A ConfigError names the key that is not valid; anything of another kind is a TypeError.
     """
     if config is None or config == "":
         return BoostConfig()
@@ -97,12 +97,12 @@ def apply(
             scheduler. The run goes through the whole of it, whatever its length.
 
     Returns:
-        The boosted pair, with ``autocast()``, ``backward(loss)`` and ``step()``; ``notes`` says what became of the
-        head.
+        The boosted pair, with ``autocast()``, ``backward(loss)`` and ``step()``; ``notes`` tells what became of
+        the head.
 
     Raises:
         ConfigError: When the configuration is not valid.
-        TypeError: When the model is no module or the optimizer no optimizer.
+        TypeError: When the model is not a module or the optimizer not an optimizer.
         ValueError: When a scheduler is attached to the optimizer though the configuration has a schedule, another
             number of updates or another optimizer, or the optimizer lacks a hyper-parameter that the section sets.
         RuntimeError: When the model was boosted before, is a DistributedDataParallel that would not notice what is done
@@ -167,7 +167,7 @@ def apply(
 
 
 def fitted_config(config: BoostConfig, level: str, steps: int, world_size: int = 1) -> BoostConfig:
-    """Return a configuration as a run of so many loader batches takes it, where methods change the number of passes."""
+    """Return a configuration as a run of ``steps`` loader batches takes it if methods change the number of passes."""
     plan = config.resolve(level, world_size=world_size)
     methods = MethodsInEffect(plan)
     passes = methods.passes(steps)
@@ -221,7 +221,7 @@ class AutoBoost:
         """Process a network and its optimizer for training, in the order of :mod:`workbench.methods.registry`.
 
         Args:
-            network: Changed in place and returned, marked with the plan: from now on what acts on this network.
+            network: Changed in place and returned, marked with the plan: from now on that is what acts on it.
             optimizer: Rebuilt when parameters or groups change; a method may wrap or replace it. Learning-rate
                 schedulers belong on the returned optimizer.
             criterion: What judges the network's output; a head is normalised only where this is known to be a
@@ -283,8 +283,8 @@ class AutoBoost:
 def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimizer) -> Optimizer:
     """Return the optimizer that section ``optimizer`` names, else the given one with the section's hyper-parameters.
 
-    The named one takes over what the given one trains: a parameter that this does not hold stays untrained, a group
-    with a rate of its own keeps its ratio to the others, and one without weight decay stays without.
+    The named one takes over what the given one trains: other parameters stay untrained, a group with its own rate
+    keeps its ratio to the others, and one without weight decay stays without.
     """
     section = config.optimizer
     if section is None:
@@ -321,7 +321,7 @@ def _part(group: dict[str, Any], members: set[Tensor], theirs: dict[str, Any], g
 
 
 def part_of_group(group: dict[str, Any], members: AbstractSet[Tensor]) -> dict[str, Any]:
-    """Return a parameter group with those of its parameters that are among some."""
+    """Return a parameter group with only those of its parameters that are ``members``."""
     part = {**group, "params": [parameter for parameter in group["params"] if parameter in members]}
     if "param_names" in group:
         named = zip(group["param_names"], group["params"], strict=True)
@@ -332,7 +332,7 @@ def part_of_group(group: dict[str, Any], members: AbstractSet[Tensor]) -> dict[s
 def _refuse_attached_scheduler(
     optimizer: Optimizer, methods: MethodsInEffect, config: BoostConfig, another: bool
 ) -> None:
-    """Raise where a scheduler that acts on the given optimizer would set the rates wrongly, or those of nothing."""
+    """Raise if a scheduler attached to the given optimizer would set its rates wrongly, or to no effect."""
     if not any("initial_lr" in group for group in optimizer.param_groups):  # torch's schedulers leave it there
         return
     named = None if config.optimizer is None else config.optimizer.name

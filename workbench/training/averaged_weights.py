@@ -28,7 +28,7 @@ def averages_weights(optimizer: Optimizer) -> bool:
 
 
 class OptimizersAverage:
-    """Puts the average of an optimizer in the weights' place; of a model with BatchNorms a hook keeps the inputs."""
+    """Puts an optimizer's average in place of the weights; a hook keeps the last inputs of a model with BatchNorms."""
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -42,7 +42,7 @@ class OptimizersAverage:
 
     @contextlib.contextmanager
     def in_place(self, model: nn.Module, precision: Precision) -> Iterator[None]:
-        """Give the bare model the average and its statistics, and what it had back afterwards."""
+        """Give the bare model the average and its statistics, and afterwards put back what it had."""
         kept = [*model.parameters(), *(buffer for norm in _batch_norms(model) for buffer in norm.buffers())]
         values = [tensor.detach().clone() for tensor in kept]
         self._optimizer.eval()

@@ -1,4 +1,4 @@
-"""Files that are due now and then while training goes on: one at a time is written, in a thread of its own."""
+"""Write files that are due now and then while training goes on, one at a time, in a separate thread."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class BackgroundWriter:
-    """Says when the next file is due, and writes it while training goes on; the next waits for it.
+    """Decides when the next file is due and writes it while training goes on; one that is due meanwhile waits.
 
-    Training is worth more than one of its files, so an error is a warning about ``what``, such as ``"a checkpoint"``,
-    and the next write may find room again. Files are due every so many steps, or seconds, or both.
+    Training is worth more than one of its files, so an error becomes a warning about ``what`` (``"a checkpoint"``), and
+    the next file is tried again. Files are due after ``every_steps`` steps, ``every_seconds`` seconds, or both.
     """
 
     def __init__(self, what: str, every_steps: int | None, every_seconds: float | None) -> None:
@@ -28,14 +28,14 @@ class BackgroundWriter:
         self._is_late = False
 
     def is_due(self, n_steps: int) -> bool:
-        """Return whether to write after so many steps; while a file is being written, the next one waits."""
+        """Return whether to write after ``n_steps`` steps; while a file is being written, the next one waits."""
         by_step = self._every_steps is not None and n_steps % self._every_steps == 0
         by_time = self._every_seconds is not None and time.monotonic() - self._began >= self._every_seconds
         self._is_late = self._is_late or by_step or by_time
         return self._is_late and (self._writing is None or self._writing.done())
 
     def start(self, work: Callable[[], None], *, wait: bool = False) -> None:
-        """Do some work after what is being written, in the background unless ``wait`` asks for it and its errors."""
+        """Call ``work`` once the file before is written: in the background, or here, with its errors, if ``wait``."""
         self.finish()
         self._is_late, self._began = False, time.monotonic()
         if wait:
@@ -46,7 +46,7 @@ class BackgroundWriter:
         executor.shutdown(wait=False)
 
     def finish(self) -> bool:
-        """Wait for what is being written, warn when it failed, and return whether it did not."""
+        """Wait for the file being written, warn if that failed, and return whether it succeeded."""
         writing, self._writing = self._writing, None
         error = None if writing is None else writing.exception()
         if error is None:

@@ -136,7 +136,7 @@ class Boosted:
         return self.loss_scaling.scale
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Give the context for the forward pass and the loss."""
+        """Return the context for the forward pass and the loss."""
         precision = self.precision.autocast() if self.loss_scaling.autocast_allowed else contextlib.nullcontext()
         if self.window.position + 1 < self.window.n_steps and isinstance(self.model, DistributedDataParallel):
             return _without_sync(self.model, precision)
@@ -183,8 +183,8 @@ class Boosted:
     def accept_gradients(self, loss: Tensor, parameters: list[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         """Take gradients computed elsewhere in place of ``backward``; they add up in ``.grad``, divided by the window.
 
-        They are multiplied by the loss scale in force. Where overflows show only in the device's flag (an NPU in
-        saturation mode), those of the passes that made them are not seen.
+        They must be multiplied by the loss scale in force. If overflows show only in the device's flag (an NPU in
+        saturation mode), those of the passes that computed the gradients go unnoticed.
         """
         self._begin_overflow_watch()
         self._loss = loss.detach()
@@ -197,9 +197,8 @@ class Boosted:
         """End the micro-batch; at the end of a window update the weights, or skip, and adapt the scale.
 
         ``closure`` computes the loss of the same micro-batch at the weights as they are, for example
-        ``lambda: criterion(boosted.model(x), y)``; only an update that tries its steps needs it. A RuntimeError says
-        that it is missing, or that ``backward`` or ``distribute`` was not called. Tensors of the outcome stay on the
-        device.
+        ``lambda: criterion(boosted.model(x), y)``; only an update that tries its steps needs it. A RuntimeError if
+        it is missing, or if ``backward`` or ``distribute`` was not called. Tensors of the outcome stay on the device.
         """
         if self._loss is None:
             raise RuntimeError("step() needs the gradients of a micro-batch; call backward(loss) first")
@@ -324,14 +323,14 @@ class Boosted:
 
         Args:
             loader: Batches of the original loader, iterated again for each epoch; samplers are given the epoch.
-            epochs: Epochs of the unmodified training; None for as many as ``total_steps`` takes.
+            epochs: Epochs of the unmodified training; None takes as many as ``total_steps`` needs.
             start: Batches to leave out: ``boosted.step_index`` where training is resumed.
             on_epoch: Called with what is about to be iterated and the epoch's number, from 0.
 
         Raises:
-            ValueError: When the loader's batches in so many epochs are not the ``total_steps`` that ``apply`` was
-                given, or neither says how long the run is; while iterating, when an epoch holds no batch or the loader
-                ends before the run.
+            ValueError: When the loader's batches in all epochs are not the ``total_steps`` that ``apply`` was given, or
+            neither says how long the run is; while iterating, when an epoch holds no batch or the loader ends
+            before the run.
         """
         given = len(loader) * epochs if epochs is not None and isinstance(loader, Sized) else None
         total = self.course.total_steps
@@ -368,10 +367,10 @@ class Boosted:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Surround an evaluation, or the saving of the weights to use: averages stand in the weights' place meanwhile.
+        """Surround an evaluation, or the saving of the weights to use: averages take the weights' place meanwhile.
 
         An optimizer that averages (it has ``train()`` and ``eval()``, as Schedule-Free ones do) puts its average in,
-        for which BatchNorm's statistics are estimated from the last training batches; then a method its own.
+        with BatchNorm's statistics estimated from the last training batches; then a method puts in its own.
         Afterwards weights and statistics are what they were, bit for bit. Modes and generators are the caller's.
         """
         model = unwrapped(self.model)
@@ -383,8 +382,8 @@ class Boosted:
         """Let all ranks train together, between ``apply`` and the first step.
 
         Every rank takes the weights and buffers of the first one. Then gradients are averaged at the end of every
-        window, in buckets of our own: of a freezing group only what it trains travels. BatchNorm statistics stay
-        each rank's own until ``finish``, which hands out the first one's. The model to call is returned.
+        window, in buckets of our own: only gradients of what the freezing group trains are sent. BatchNorm statistics
+        stay each rank's own until ``finish``, which hands out the first one's. The model to call is returned.
 
         Args:
             ddp: Wrap the model in DistributedDataParallel instead, which hides the exchange behind the backward pass.
@@ -415,7 +414,7 @@ class Boosted:
         return self.model
 
     def use_freezing_group(self, index: int) -> None:
-        """Freeze for a given group in the coming step (0: nothing), whatever the schedule says; for measurements."""
+        """Freeze for a given group in the coming step (0: nothing), whatever the schedule; for measurements."""
         if self._schedule is None or self.window.position:
             raise RuntimeError("a freezing group can be chosen only when freezing is on, between windows")
         self._schedule.enter_group(index)
@@ -432,7 +431,7 @@ class Boosted:
         """Return everything that the next step depends on, except the data stream and the random generators.
 
         ``gradients`` are those of an unfinished accumulation window, by parameter name; ``course`` and ``methods``
-        stand there where there is a schedule, or a method keeps a state. On several ranks every rank keeps its own.
+        are included if there is a schedule, or a method keeps a state. On several ranks every rank keeps its own.
         """
         model, gradients = unwrapped(self.model), {}  # names as the user knows them, compiled or not
         if self.window.position:

@@ -72,8 +72,8 @@ def load_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler |
 def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
     """Return what `checkpoint_state` gave, possibly with more entries, read without pickle onto a device.
 
-    A ValueError says that the file is damaged or not a checkpoint of this format. torch writes a checksum of each entry
-    and does not look at it when it reads.
+    A file that is damaged or not a checkpoint of this format is a ValueError. torch writes a checksum of each entry but
+    does not check it on reading.
     """
     try:
         if zipfile.is_zipfile(path):
@@ -91,13 +91,13 @@ def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
     if missing := [name for name in ("boosted", "scheduler", "torch_rng", "device_rng") if name not in state]:
         raise ValueError(f"{path}: not a checkpoint of this package, it lacks `{missing[0]}`")
     if not isinstance(state["device_rng"], torch.Tensor | None):
-        raise ValueError(f"{path}: not a checkpoint of this package, `device_rng` is no tensor")
+        raise ValueError(f"{path}: not a checkpoint of this package, `device_rng` is not a tensor")
     return state
 
 
 @contextlib.contextmanager
 def with_threads_of(state: Mapping[str, Any] | None, device: torch.device) -> Iterator[None]:
-    """Compute in the block with as many threads as the run that wrote a checkpoint, where this machine has so many.
+    """Compute in the block with as many threads as the run that wrote a checkpoint, if this machine has them.
 
     On a CPU other threads add up in another order, which gives other bits. ``None`` changes nothing, and neither does
     a checkpoint of another device or of an older version, which does not name them.

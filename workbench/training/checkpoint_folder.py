@@ -1,4 +1,4 @@
-"""Checkpoints while training goes on: copied between two steps, written by a thread of their own.
+"""Checkpoints while training goes on: copied between two steps, written by a separate thread.
 
 A step waits for the copy only. A checkpoint names the place in the data that belongs to its weights, so a run that was
 killed and resumed trains on every record exactly once. Where the newest file is damaged the one before is taken.
@@ -28,8 +28,8 @@ class CheckpointFolder:
 
     Args:
         folder: Made when it is missing. It should belong to one run.
-        every_steps: Steps between two checkpoints, at least 1; None for none by step.
-        every_seconds: Seconds between two checkpoints; None for none by time.
+        every_steps: Steps between two checkpoints, at least 1; None writes none by step.
+        every_seconds: Seconds between two checkpoints; None writes none by time.
         keep: How many of the newest are kept, at least 1.
         also: Objects with ``state_dict`` and ``load_state_dict`` whose state is kept, too, by name: a learning-rate
             scheduler that a callback steps, for example.
@@ -57,30 +57,30 @@ class CheckpointFolder:
         return found[-1] if found else None
 
     def newest_step(self) -> int:
-        """Return the number of steps behind the newest checkpoint, 0 when there is none.
+        """Return the number of steps before the newest checkpoint, 0 when there is none.
 
         A run directory is continued with ``RunRecorder.reopen(path, next_step=checkpoints.newest_step())``.
         """
         return next(iter(self.steps()), 0)
 
     def steps(self) -> list[int]:
-        """Return the numbers of steps behind the checkpoints that there are, the newest first."""
+        """Return the numbers of steps before each checkpoint, the newest first."""
         return [int(path.stem.rpartition("-")[2]) for path in reversed(self._files())]
 
     def path_of(self, n_steps: int) -> Path:
-        """Return the file of the checkpoint after so many steps."""
+        """Return the file of the checkpoint after ``n_steps`` steps."""
         return self.folder / f"checkpoint-{n_steps:012d}.pt"
 
     def at(self, folder: Path) -> CheckpointFolder:
-        """Return checkpoints of the same times in another folder."""
+        """Return a folder elsewhere whose checkpoints are due at the same times."""
         return CheckpointFolder(folder, self._every_steps, self._every_seconds, self.keep, self.also)
 
     def is_at(self, n_steps: int) -> bool:
-        """Return whether so many steps are a multiple of the distance by step."""
+        """Return whether ``n_steps`` is a multiple of ``every_steps``."""
         return self._every_steps is not None and n_steps % self._every_steps == 0
 
     def is_due(self, n_steps: int) -> bool:
-        """Return whether a checkpoint is to be written after so many steps, and the last one is on the disk."""
+        """Return whether a checkpoint is due after ``n_steps`` steps and the last one is on the disk."""
         return self._writer.is_due(n_steps)
 
     def save(self, state: Mapping[str, Any], n_steps: int, *, wait: bool = False) -> None:
@@ -106,7 +106,7 @@ class CheckpointFolder:
         return None
 
     def pass_over(self, error: Exception) -> None:
-        """Warn that a checkpoint is of no use."""
+        """Warn that a checkpoint cannot be used."""
         warnings.warn(f"{error}; it is skipped", RuntimeWarning, stacklevel=3)
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class CheckpointFolder:
 
 
 def copied_to_host(value: Any) -> Any:
-    """Return a copy of a state with tensors of its own in host memory; anything else is taken for unchangeable."""
+    """Return a copy of a state with its own tensors in host memory; anything else is assumed to be immutable."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, OrderedDict):  # a module's state carries versions in an attribute

@@ -54,7 +54,7 @@ class Comparison:
     sides: tuple[ComparedSide, ...]
 
     def sentences(self) -> list[str]:
-        """Say for each further side how it compares with the first."""
+        """Return a sentence for each further side on how it compares with the first."""
         return [self._sentence(side, side.drop, side.speed) for side in self.sides[1:] if side.drop and side.speed]
 
     def _sentence(self, side: ComparedSide, drop: DropBounds, speed: SpeedRatio) -> str:

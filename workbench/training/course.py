@@ -1,7 +1,7 @@
 """The course of a run: what a configuration makes of today's number of batches and of today's learning rates.
 
-A run of so many of the loader's batches today (`total_steps`) makes so many forward passes (`passes`) and updates; the
-learning rate goes along a method's schedule, or along today's, stretched where the number of passes is another.
+A run that takes `total_steps` of the loader's batches today makes `passes` forward passes and `updates` updates. Its
+learning rate follows a method's schedule, or today's, stretched if the number of passes differs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _MANY = 10_000
 
 
 class Course:
-    """How long a run is, and how its learning rate goes."""
+    """How long a run is, and the course of its learning rate."""
 
     def __init__(
         self,
         methods: MethodsInEffect,
         optimizer: Optimizer,
         n_micro: int,  # forward passes per update
-        make_scheduler: Callable[[Optimizer, int], Any] | None = None,  # today's schedule, of so many updates
+        make_scheduler: Callable[[Optimizer, int], Any] | None = None,  # today's schedule, over a number of updates
         *,
         takes_schedule: bool = True,  # whether a schedule may change the optimizer's rates at all
     ) -> None:
@@ -47,7 +47,7 @@ class Course:
         self.needs_length = self.has_schedule or changes_length(methods)
 
     def begin(self, total_steps: int) -> None:
-        """Say how many of the loader's batches the run takes today: at least 1, and never another number."""
+        """Set how many of the loader's batches the run takes today, at least 1; it cannot be changed later."""
         if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
             raise ValueError(f"`total_steps` must be a whole number of batches, 1 or more, got {total_steps!r}")
         if total_steps == self.total_steps:
@@ -62,7 +62,7 @@ class Course:
         self._make_scheduler = None  # it may hold the task and its data, which copies need not
 
     def advance(self) -> None:
-        """Follow the schedule by one update; a RuntimeError where the length of the run is not known."""
+        """Advance the schedule by one update; a RuntimeError if the length of the run is not known."""
         if self.scheduler is None:
             if self.total_steps is None:
                 raise RuntimeError(
@@ -104,7 +104,7 @@ class Course:
 
 
 def changes_length(methods: MethodsInEffect) -> bool:
-    """Return whether methods make another number of passes of today's batches."""
+    """Return whether methods turn today's batches into a different number of passes."""
     return methods.passes(_MANY) != _MANY
 
 

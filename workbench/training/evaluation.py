@@ -34,7 +34,7 @@ def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Prec
 
 @contextlib.contextmanager
 def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Put modules into evaluation mode, without gradients, and afterwards modes and torch's generators back."""
+    """Put modules into evaluation mode, without gradients; afterwards restore modes and torch's generators."""
     was_training = [child for module in modules for child in module.modules() if child.training]
     on_device = [] if device.type == "cpu" else [device]
     for module in modules:
@@ -50,7 +50,7 @@ def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Itera
 def check_outputs(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int) -> None:
     """Try a criterion and the metric on one batch each before anything is trained, once per task and process.
 
-    An evaluation may come at the end of hours. What else may be wrong with a batch, the first step will tell.
+    The first evaluation may come after hours. Whatever else is wrong with a batch shows in the first step.
     """
     if _checked.get(id(task)) is task:
         return

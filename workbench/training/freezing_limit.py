@@ -1,7 +1,7 @@
 """How much of what a freezing schedule promises do its steps really save?
 
-The promise, the schedule's *limit*, is what the same steps cost in a net whose front layers rest for good. It, the
-schedule and the net with everything trained take turns in one process, so that the machine does the same to each.
+The promise, the schedule's *limit*, is what the same steps cost in a net whose front layers rest for good. This
+net, the schedule and the net with everything trained take turns in one process, so the machine treats them alike.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _RestingSide(TimedSide):
         for group in self.groups:
             names = {name_of[p] for p in like.schedule.group_parameters(group) if p in name_of}
             self._trained[group] = {own[name] for name in own if name in names}
-        # An optimizer of its own for each: one that knows the resting parameters would walk over them.
+        # A separate optimizer for each: one that knows the resting parameters would walk over them.
         whole = self.boosted.optimizer
         self._optimizers = {group: _optimizer_over(whole, trained) for group, trained in self._trained.items()}
 

@@ -1,6 +1,6 @@
 """Average gradients over ranks at the end of a window, in flat buckets.
 
-Against DistributedDataParallel: only gradients of the freezing group in force travel, nothing is sent inside an
+Compared with DistributedDataParallel: only gradients of the freezing group in force travel, nothing is sent inside an
 accumulation window, and the model stays as it is. In return nothing is hidden behind the backward pass.
 """
 
@@ -55,9 +55,9 @@ def _described(tensor: tuple[str, tuple[int, ...], str] | None) -> str:
 class GradientReduction:
     """Replaces gradients by their average over ranks.
 
-    A gradient that is missing on some rank counts as zero there, one that is missing on all is left out. As long as
-    some are, the ranks ask each other at every window (an accelerator waits for the answer); a set of parameters that
-    all had gradients once is not asked about again.
+    A gradient that is missing on some rank counts as zero there, one that is missing on all is left out. As long as any
+    is missing, the ranks ask each other at every window (an accelerator waits for the answer); once all of a set of
+    parameters had gradients, they are not asked about again.
     """
 
     def __init__(self, group: distributed.ProcessGroup | None = None) -> None:

@@ -33,7 +33,7 @@ def training_loop(
 ) -> Iterator[StepOutcome]:
     """Train and yield one outcome per micro-batch; its tensors stay on the device, where ``batches`` already are.
 
-    Training ends after so many ``steps`` (micro-batches), or where the batches do. A learning-rate ``scheduler`` on
+    Training ends after ``steps`` micro-batches, or with the batches. A learning-rate ``scheduler`` on
     ``boosted.optimizer`` is stepped at window ends: ``"attempted"`` after skipped updates, too, ``"applied"`` waits for
     the device to know. What the ``trace`` records is the consumer's to drain; ``batch_size`` counts the samples in a
     batch, None takes the length of its first tensor.

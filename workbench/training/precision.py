@@ -45,7 +45,7 @@ class Precision:
 
 
 def slow_bfloat16_sentence(precision: Precision) -> str:
-    """Say that bfloat16 costs time on a processor without instructions for it; empty where it does not.
+    """Return a sentence if bfloat16 costs time, on a processor without instructions for it; empty otherwise.
 
     A set-up that was tuned on another machine may ask for it.
     """
@@ -82,7 +82,7 @@ def cast_model_(model: nn.Module, precision: Precision) -> None:
 
 
 def avoid_broken_kernel_(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Switch torch's fused SGD off where weights are float16 or bfloat16 on a CPU, in the given groups.
+    """Switch off torch's fused SGD in the given groups where weights on a CPU are float16 or bfloat16.
 
     There its kernel leaves half of every vector of weights as it was (torch 2.13: ``SGD(fused=True)`` on 37 equal
     bfloat16 weights with equal gradients moves only some). A CPU has no synchronisation to avoid, so nothing is lost.
@@ -96,7 +96,7 @@ def avoid_broken_kernel_(optimizer: Optimizer, groups: list[dict[str, Any]]) -> 
 
 
 def warn_of_short_moments(optimizer: Optimizer) -> None:
-    """Warn where Adam keeps squares of gradients in float16, as O3 lets it, and forgets those that vanish there.
+    """Warn if Adam keeps squares of gradients in float16, as it may under O3, where small ones vanish.
 
     0.001 g**2 is 0 for gradients below 5e-3, and so is eps = 1e-8. A fused kernel, which computes in float32, then sees
     the last gradient alone and makes updates up to 30 times too large; arithmetic in float16 divides by 0.

@@ -1,4 +1,4 @@
-"""A run that goes on where it was: what its checkpoints hold besides the model's, and how it is put back.
+"""How a run is resumed: what its checkpoints hold besides the model's state, and how that is restored.
 
 A checkpoint is written between two steps, when everything measured before it is on the disk. What it belongs to (task,
 data, configuration, seed, length) is part of it, so that a run never goes on as another one.
@@ -26,11 +26,11 @@ FOLDER = "checkpoints"
 
 
 class ResumeError(ValueError):
-    """There is nothing to go on with, or it belongs to another run."""
+    """There is nothing to resume from, or it belongs to another run."""
 
 
 def identity(task: Task, request: RunRequest) -> dict[str, Any]:
-    """Return what makes a run the run it is, as plain values by name."""
+    """Return what identifies a run, as plain values by name."""
     asked = {name: value for name, value in dataclasses.asdict(request).items() if name not in ("config", "run_id")}
     config = json.loads(json.dumps(request.config.to_dict()))
     return {"task": task.name, "data": task.data_digest(), "config": config, **asked, "ranks": ranks.world_size()}
@@ -39,7 +39,7 @@ def identity(task: Task, request: RunRequest) -> dict[str, Any]:
 def state_to_resume(folder: CheckpointFolder, this: Mapping[str, Any], device: torch.device) -> dict[str, Any] | None:
     """Return the newest checkpoint that all ranks have whole, None when there is none.
 
-    One that belongs to another run than ``this``, an `identity`, is a ResumeError, and so is that none is whole.
+    A ResumeError if it belongs to another run than ``this`` (an `identity`), or if none is whole.
     """
     state, steps = None, ranks.broadcast_object(folder.steps())
     for step in steps:
@@ -64,12 +64,12 @@ def state_to_resume(folder: CheckpointFolder, this: Mapping[str, Any], device: t
 
 
 def is_due(folder: CheckpointFolder, n_steps: int) -> bool:
-    """Return whether to write after so many steps; ranks must agree, and how far each has written is its own affair."""
+    """Return whether to write after ``n_steps`` steps; ranks must agree on that, however far each has written."""
     return folder.is_due(n_steps) if ranks.world_size() == 1 else folder.is_at(n_steps)
 
 
 def resumed_recorder(out: Path, request: RunRequest, state: Mapping[str, Any]) -> RunRecorder | None:
-    """Return the recorder that goes on with the record of the run that was interrupted; None where there is none."""
+    """Return the recorder that continues the record of the interrupted run; None if there is none."""
     path = out / (state["run_id"] or request.run_id)
     is_open = bool(path.name) and (path / "environment.json").is_file() and not (path / "summary.json").exists()
     return RunRecorder.reopen(path, next_step=int(state["run"]["done"])) if is_open else None
@@ -83,10 +83,10 @@ def finished_before(out: Path | None, request: RunRequest, state: Mapping[str, A
 
 
 def run_to_resume(where: Path, this: Callable[[], Mapping[str, Any]]) -> tuple[Path, str]:
-    """Return the folder of runs and the id of the run to go on with: a run, or the newest unfinished one of a folder.
+    """Return the folder of runs and the id of the run to resume: a run, or the newest unfinished one of a folder.
 
-    A folder without one gets a new run, unless its newest has the `identity` that ``this`` returns and is finished: a
-    scheduler starts a command again that was killed after its last line, and nothing is left to be trained.
+    A folder without one gets a new run, unless its newest is finished and has the `identity` that ``this`` returns: a
+    scheduler may restart a command that was killed after its last line, and then nothing is left to be trained.
 
     Raises:
         ResumeError: When a run is finished or has no checkpoint.
@@ -96,8 +96,8 @@ def run_to_resume(where: Path, this: Callable[[], Mapping[str, Any]]) -> tuple[P
             raise ResumeError(f"{where} is finished; there is nothing to resume")
         if not CheckpointFolder(where / FOLDER).steps():
             raise ResumeError(
-                f"{where} has no checkpoint to resume from; a run writes them where it was begun with a distance of "
-                "checkpoints (--checkpoint-every)"
+                f"{where} has no checkpoint to resume from; a run writes them only if it was begun with "
+                "`checkpoint_every` (--checkpoint-every)"
             )
         return where.parent, where.name
     kept = sorted(path.parent for path in where.glob(f"*/{FOLDER}") if CheckpointFolder(path).steps())
@@ -108,7 +108,7 @@ def run_to_resume(where: Path, this: Callable[[], Mapping[str, Any]]) -> tuple[P
 
 
 def _state_of(run: Path) -> str:
-    """Return how a run ended; nothing where it has not, or cannot be read."""
+    """Return how a run ended; empty if it has not, or cannot be read."""
     try:
         return str(read_run(run, columns=()).summary.get("state", "")) if (run / "summary.json").exists() else ""
     except (TelemetryError, OSError):

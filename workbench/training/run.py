@@ -48,14 +48,14 @@ class Pause(Protocol):
     """How a caller holds a run between two steps."""
 
     def requested(self) -> bool:
-        """Return whether to hold; asked once per step, so it must be quick."""
+        """Return whether to hold; called once per step, so it must be quick."""
 
     def wait(self) -> None:
-        """Return when the run is to go on, or to be stopped."""
+        """Return once the run is to go on or to stop."""
 
 
 class RunObserver(Protocol):
-    """Who sees a whole run, in blocks: a mirror to another tool. Only ``begin`` may raise, which ends the run."""
+    """Sees a whole run, in blocks: a mirror to another tool. Only ``begin`` may raise, which ends the run."""
 
     def begin(self, name: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         """See a run before its first step."""
@@ -81,14 +81,14 @@ class RunProgress:
 
 @dataclass(frozen=True, slots=True)
 class RunMonitor:
-    """Who watches a run, and may end it; all but ``stop`` count on rank 0 alone."""
+    """What watches a run and may end it; all but ``stop`` are used on rank 0 only."""
 
     on_progress: Callable[[RunProgress], None] | None = None  # called at drains and evaluations
     on_evaluation: Callable[[int, float], bool] | None = None  # with (steps done, metric); True ends the run
     stop: Callable[[], bool] | None = None  # asked once per step; over several ranks the run ends with the next one
     on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None = None  # with each drain
     drain_seconds: float = 1.0  # age at which recorded steps are drained from the device
-    pause: Pause | None = None  # holds the run between two steps, which is no part of its time; on one rank only
+    pause: Pause | None = None  # holds the run between two steps, not counted in its time; on one rank only
     observer: RunObserver | None = None  # sees the run from its beginning to its end, with the blocks of on_records
 
 
@@ -97,7 +97,7 @@ UNWATCHED = RunMonitor()
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The result of a run."""
+    """What one training run came to, also when it diverged or was stopped."""
 
     metric: float  # of the last evaluation, in the task's unit; NaN when the run diverged or was never evaluated
     metric_name: str
@@ -137,9 +137,9 @@ def run_task(
         device: Where to train; None takes the accelerator if there is one.
         out: Folder in which rank 0 makes a run directory; None records nothing on disk.
         monitor: Who watches.
-        checkpoints: Where the run's state is kept, and when; a run whose checkpoints lie there goes on from the newest
+        checkpoints: Where the run's state is kept, and when; a run with checkpoints there goes on from the newest
             one that is whole, on a CPU with the same bits. It stays unfinished when it is stopped. Ranks above the
-            first have a folder of their own inside.
+            first have their own folders inside.
 
     Raises:
         ResumeError: If the checkpoints belong to another run.
@@ -228,7 +228,7 @@ class _Run:
         return run_environment(self.device, seed=self.request.seed, **facts) | {"steps": self.steps}
 
     def begin(self) -> None:
-        """Show the run to its observer, by the recorded run's own name and environment where there is one."""
+        """Show the run to its observer, with the recorded run's name and environment if there is one."""
         observer = self.monitor.observer
         if self.leads and observer is not None and self.finished is None:
             if self.recorder is not None:
@@ -259,7 +259,7 @@ class _Run:
         self.seconds, self.loss_scale = was["seconds"], was["loss_scale"]
 
     def checkpoint(self) -> None:
-        """Keep the state after what was trained; everything before it is on the disk by then."""
+        """Keep the state reached; everything recorded before it is on the disk by then."""
         assert self.checkpoints is not None
         names = ("done", "overflows", "streak", "seconds", "loss_scale")
         run = {name: getattr(self, name) for name in names}
@@ -315,7 +315,7 @@ class _Run:
                 break
             if evaluate_every and self.done % evaluate_every == 0 and self.done < self.steps:
                 self._stop_clock()
-                self.flush()  # a loss that is NaN by now is no model to evaluate
+                self.flush()  # with a loss that is NaN by now there is no model to evaluate
                 if not self.diverged and self._evaluate():
                     self.ended_early = True
                     self._end(f"ended early after {self.done} steps: its metric does not keep up")
@@ -359,7 +359,7 @@ class _Run:
             self.observer.finish(self.summary())
 
     def interrupt(self, error: BaseException) -> None:
-        """Close the record of a run that an exception ends; never raises, so that the exception is what is seen."""
+        """Close the record of a run that an exception ends; never raises, so that the exception itself is seen."""
         if self.recorder is None and self.observer is None:
             return
         with contextlib.suppress(Exception):
@@ -422,7 +422,7 @@ class _Run:
             self.snapshots.after_step(self.done)
 
     def _should_drain_or_stop(self) -> tuple[bool, bool]:
-        """Return whether to drain now and whether to stop now; alone, whether to stop is asked after draining."""
+        """Return whether to drain now and whether to stop now; on one rank, stopping is asked about after draining."""
         if self.votes is None:
             return self.trace.due(), False
         full = self._undrained >= _TRACE_ROWS - 1  # all ranks count the same, and a vote would come one row late
@@ -431,7 +431,7 @@ class _Run:
         return due or full, stopping
 
     def _drain(self, *, agree: bool = False) -> None:
-        """Take what the trace holds; with ``agree`` on every rank, without it for a run that ends alone."""
+        """Take what the trace holds: with ``agree`` on every rank, otherwise for a run that ends alone."""
         records, events = self.trace.drain(ranks.mean_over_ranks if agree else None)
         self._undrained = 0
         events += self._detect_collapse(records)

@@ -54,7 +54,7 @@ def seed_everything(seed: int) -> None:
 
 
 def run_environment(device: torch.device, **facts: Any) -> dict[str, Any]:
-    """Return what ``environment.json`` says of a run of all ranks on a device; facts as for `collect_environment`."""
+    """Return the ``environment.json`` of a run of all ranks on a device; facts as for `collect_environment`."""
     here = {"type": device.type, "name": devices.device_name(device), "threads": torch.get_num_threads()}
     return collect_environment(device=here, **facts) | {"world_size": ranks.world_size()}
 
@@ -63,8 +63,8 @@ def run_environment(device: torch.device, **facts: Any) -> dict[str, Any]:
 def callers_generators(device: torch.device) -> Iterator[None]:
     """Let some work and its caller draw as if the other did not exist.
 
-    In the main thread the process's generators are put back afterwards: the caller waits for the work. Beside it other
-    threads draw meanwhile, so there the work draws from generators of its own (`own_generators`).
+    In the main thread, whose caller waits for the work, the process's generators are put back afterwards. In any other
+    thread the caller may draw meanwhile, so the work draws from its own generators (`own_generators`).
     """
     is_main = threading.current_thread() is threading.main_thread()
     with kept_generators(device) if is_main else own_generators():
@@ -86,8 +86,8 @@ class FirstBatchOfTask:
 def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: torch.device, steps: int) -> Prepared:
     """Build model, optimizer, boosting and scheduler; over several ranks also what averages their gradients.
 
-    All ranks begin with rank 0's weights. Their random numbers part ways afterwards, so that dropout draws another mask
-    on each; rank 0 draws what it would draw alone. ``steps`` are the loader's batches of a training today.
+    All ranks begin with rank 0's weights. Their random numbers differ afterwards, so that each draws its own dropout
+    masks; rank 0 draws what it would draw alone. ``steps`` are the loader's batches of a training today.
     """
     seed_everything(seed)
     model = task.new_model().to(device)

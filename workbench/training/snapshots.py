@@ -27,7 +27,7 @@ FOLDER = "snapshots"
 
 
 def snapshot_steps(every_steps: int, count: int, start_step: int = 0) -> range:
-    """Return after how many steps weights are kept."""
+    """Return the numbers of steps after which weights are kept."""
     return range(start_step, start_step + count * every_steps, every_steps)
 
 
@@ -40,10 +40,10 @@ class SnapshotRecorder:
     Args:
         parameters: Name -> parameter, read again at every snapshot.
         folder: Where the files go; made when missing.
-        every_steps: Distance of two snapshots, at least 1.
+        every_steps: Distance between two snapshots, at least 1.
         count: How many are kept, at least 1.
         start_step: Steps done before the first one; 0 keeps the initial weights.
-        done: Steps that a run has done already that goes on: the snapshots behind them belong to it, later ones go.
+        done: Steps that a resumed run has already done: snapshots up to there belong to it, later ones are removed.
 
     Raises:
         ValueError: When there is no parameter, or the folder holds snapshots of another run.
@@ -91,7 +91,7 @@ class SnapshotRecorder:
             )
 
     def after_step(self, done: int) -> Path | None:
-        """Keep the weights if it is time after so many steps (0: before training), and return the file written."""
+        """Keep the weights if that is due after ``done`` steps (0: before training), and return the file written."""
         if done not in self.steps:
             return None
         on_host = {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in self.parameters.items()}

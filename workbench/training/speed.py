@@ -2,7 +2,7 @@
 
 Both sides train on equal copies, block by block in turn (A B, B A, ...), so that whatever the machine does to one it
 does to the other. Each kind of step (groups frozen, end of a window) is visited in every block and weighted by how
-often the schedule uses it; what an optimizer does every so many steps only (THOR's refresh) is done once per block and
+often the schedule uses it; what an optimizer does only now and then (THOR's refresh) is done once per block and
 spread over a cycle. On an accelerator several windows of a kind go between two synchronisations: one alone begins with
 an empty queue, unlike any run. The ratio is the median over rounds, with an interval from a bootstrap. Several ranks
 train every block together, by rank 0's clock.
@@ -65,7 +65,7 @@ def measure_speed_ratio(
     # Called before every micro-batch, on an accelerator before some updates; what it raises ends the measurement.
     before_window: Callable[[], None] | None = None,
 ) -> SpeedRatio:
-    """Measure the ratio of step times by interleaved blocks.
+    """Measure the ratio of step times, in interleaved blocks.
 
     On a noisy machine rounds are added, up to four times as many, until the interval is narrow enough.
     """
@@ -89,7 +89,7 @@ def measure_speed_ratio(
 
 
 def take_turns(sides: Sequence[TimedSide]) -> Iterator[list[float]]:
-    """Yield the step times of a round without end; none always comes after the same other one (A B, B A, ...)."""
+    """Yield the step times of round after round, endlessly; no side always follows the same other (A B, B A, ...)."""
     for number in itertools.count():
         row = [0.0] * len(sides)
         for index in np.roll(range(len(sides)), number):
@@ -123,7 +123,7 @@ def bootstrap_median_interval(values: np.ndarray, seed: int = 0, level: float = 
 
 
 class TimedSide:
-    """Trains a configuration in blocks and says what an average step of its schedule costs."""
+    """Trains a configuration in blocks and measures what an average step of its schedule costs."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class TimedSide:
         picks = np.linspace(0, len(groups) - 1, min(len(groups), _MEASURED_GROUPS)).round().astype(int)
         self.groups = [groups[i] for i in picks]
         inner = optimizer if self.schedule is None else self.schedule.optimizer_of(self.groups[0])
-        self.cyclic = inner if isinstance(inner, Thor) else None  # which does something expensive every so many steps
+        self.cyclic = inner if isinstance(inner, Thor) else None  # which does something expensive now and then
 
     def warm_up(self) -> None:
         """Train blocks that are not counted: allocations, lazy initialisation, compilation, an accelerator's clock."""
@@ -179,7 +179,7 @@ class TimedSide:
         self.warm_up_seconds, self.warm_up_passes = self.clock() - began, self.position
 
     def cold_seconds(self, step: float) -> float:
-        """Return what the warm-up took beyond its steps, each of which takes so many seconds later; at least 0."""
+        """Return the extra time of the warm-up, whose steps later take ``step`` seconds each; at least 0."""
         return max(self.warm_up_seconds - self.warm_up_passes * step, 0.0)
 
     def block(self) -> float:
@@ -203,7 +203,7 @@ class TimedSide:
         return float(np.dot(cost, list(self.frequency.values()))) + expensive + self.loading
 
     def _windows(self, group: int) -> float:
-        """Train accumulation windows with this freezing group between synchronisations; return seconds per batch."""
+        """Train the windows between two synchronisations with a freezing group; return seconds per micro-batch."""
         if self.before_window is not None:
             self.before_window()
         self._enter(group)

@@ -38,7 +38,7 @@ class SubspaceRuns:
 
     @property
     def reached(self) -> float:
-        """Return after how many steps the second run was first evaluated as good as that; NaN when it never was."""
+        """Return the steps after which the second run was first evaluated as good as that; NaN if it never was."""
         sign = -1.0 if self.warm_up.higher_is_better else 1.0
         return next((float(s) for s, value in self.reduced.curve if sign * value <= sign * self.target), math.nan)
 
@@ -58,9 +58,9 @@ def train_in_subspace(
 ) -> list[SubspaceRuns]:
     """Record and train, seed by seed, into run directories ``warm-up-<seed>`` and ``<method>-<seed>`` below ``out``.
 
-    The section ``snapshots`` of ``warm_up`` says what is kept; ``reduced`` has the method in effect that trains in a
-    subspace, and reads the snapshots of the same seed. Else this is a ConfigError. ``steps`` are the micro-batches of
-    the first run and, unless ``reduced_steps`` says otherwise, of the second.
+    The section ``snapshots`` of ``warm_up`` must keep snapshots, and ``reduced`` must have the method in effect that
+    trains in a subspace, from those of the same seed; otherwise this is a ConfigError. ``steps`` are the micro-batches
+    of the first run and, unless ``reduced_steps`` is given, of the second.
     """
     if warm_up.snapshots.count == 0:
         raise ConfigError("`snapshots.count` must be above 0 in the configuration that records the snapshots, got 0")
@@ -86,8 +86,8 @@ def train_in_subspace(
 def subspace_table(runs: Sequence[SubspaceRuns]) -> pd.DataFrame:
     """Return one row per seed.
 
-    ``target`` is the metric at the end of the warm-up, ``reached_after`` the steps to it (NaN when never), ``end`` the
-    metric at the end of the second run, ``end_share`` that as a share of the target.
+    ``target`` is the metric at the end of the warm-up, ``reached_after`` the steps to it (NaN if never), ``end`` the
+    metric at the end of the second run, and ``end_share`` is ``end`` as a share of the target.
     """
     return pd.DataFrame(
         {

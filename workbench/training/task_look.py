@@ -1,4 +1,4 @@
-"""What a look at a task shows about how it could be trained faster: copies are asked, and a few steps are timed.
+"""What a look at a task shows about how it could be trained faster: copies are examined, a few steps are timed.
 
 Random generators are put back, and the task's own objects are not changed.
 """
@@ -100,7 +100,7 @@ def _why_no_merging(batches: list[Any], epoch_batches: int | None) -> str:
 
 
 def _step_seconds(task: Task, device: torch.device, seed: int) -> float:
-    """Time some steps of the task as given, the first of which does not count."""
+    """Time some steps of the task as given, not counting the first."""
     off = BoostConfig().with_values({"boost.mode": "disable_all"})
     prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=100)
     loop = training_loop(prepared.boosted, prepared.task.compute_loss, prepared.batches(seed), steps=_TIMED_STEPS)
@@ -113,7 +113,7 @@ def _step_seconds(task: Task, device: torch.device, seed: int) -> float:
 
 
 def epoch_batches(task: Task, seed: int = 0) -> int | None:
-    """Return the batches of an epoch; None where the loader does not say."""
+    """Return the number of batches in an epoch; None if the loader does not know."""
     source = task.train
     with contextlib.suppress(Exception):  # a function of more than a seed, an endless stream
         source = source(seed) if callable(source) and not hasattr(source, "__len__") else source
@@ -122,7 +122,7 @@ def epoch_batches(task: Task, seed: int = 0) -> int | None:
 
 
 def batches_of_epochs(task: Task, epochs: float, epoch_batches: int | None) -> int:
-    """Return how many batches so many passes over the data are; a TaskError where an epoch's are not known."""
+    """Return how many batches ``epochs`` passes over the data take; a TaskError if an epoch's are not known."""
     if epoch_batches is None:
         raise TaskError(f"the loader of {task.name} does not know its length; say --steps N instead of epochs")
     return max(math.ceil(epochs * epoch_batches), 1)
@@ -131,8 +131,8 @@ def batches_of_epochs(task: Task, epochs: float, epoch_batches: int | None) -> i
 def network_facts(task: Task, *, with_weights: bool = True) -> NetworkFacts:
     """Measure what methods will find in a task's network, on up to two copies on the CPU, without training it.
 
-    Without weights nothing is drawn, so that another thread may train meanwhile, and it is quick; but not every model
-    can be built so, and none is called: of one that torch.fx cannot trace less is known.
+    Without weights nothing is drawn, so another thread may train meanwhile, and it is quick. But not every model can be
+    built that way, and none is called, so less is known of one that torch.fx cannot trace.
     """
     cpu = torch.device("cpu")
     if not with_weights:

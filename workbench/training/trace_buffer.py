@@ -125,7 +125,7 @@ class TraceBuffer:
         self._events.append(event)
 
     def state_dict(self) -> dict[str, float]:
-        """Return what of it lasts longer than a drain."""
+        """Return the part of the state that outlasts a drain."""
         elapsed = time.perf_counter() - self._began
         return {"updates": self._updates, "was_at_floor": float(self._was_at_floor), "elapsed": elapsed}
 
@@ -135,11 +135,11 @@ class TraceBuffer:
         self._began = time.perf_counter() - state["elapsed"]
 
     def detach(self) -> None:
-        """Let the boosted pair be watched by whom it was watched before."""
+        """Give the boosted pair back its earlier observers."""
         self.boosted.observer, self.boosted.graph_observer, self.boosted.events = self._before
 
     def restart_clock(self, left_out: float = 0.0) -> None:
-        """Let the next step's time begin now, of which ``left_out`` seconds are no time of the run at all."""
+        """Start timing the next step now, and leave ``left_out`` seconds out of the run's time."""
         self._last = time.perf_counter()
         self._began += left_out
 
@@ -218,7 +218,7 @@ class TraceBuffer:
         return records, sorted(events, key=lambda event: event.step)
 
     def _values_on_host(self, outcome: StepOutcome) -> list[float] | None:
-        """Return the numbers of a step that already lie in host memory; None where the device has to be asked."""
+        """Return the numbers of a step that are already in host memory; None if the device has to be asked."""
         scalars = (outcome.loss, outcome.loss_scale, outcome.loss_scale_after, outcome.overflow)
         if self._gradient_row is not None or not host_values.reads_without_waiting(*scalars):
             return None
@@ -339,7 +339,7 @@ class TraceBuffer:
         )
 
     def _histograms(self, scales: Sequence[float | list[float]]) -> dict[int, tuple[float, tuple[ExponentCounts, ...]]]:
-        """Return of rows that counted exponents the share that underflows and a histogram per group of modules.
+        """Return the underflowing share and a histogram per group of modules, for rows that counted exponents.
 
         ``scales`` are the loss scale of each row, or those of its groups. A frozen group has no histogram.
         """
@@ -416,7 +416,7 @@ def _scale_of(scales: float | list[float], own: int) -> float:
 def _underflow_shares(counts: _Counts, owners: list[tuple[int, float]]) -> dict[int, float]:
     """Return by row the share of non-zero elements that float16 cannot represent at their scale; NaN if unknown.
 
-    ``owners`` say of each row of ``counts`` which row of the trace it is part of, and its scale.
+    ``owners`` has for each row of ``counts`` its row of the trace and its scale.
     """
     bins = counts[:, :_FINITE_BINS]
     elements = bins.sum(axis=1)
@@ -430,7 +430,7 @@ def _underflow_shares(counts: _Counts, owners: list[tuple[int, float]]) -> dict[
 
 
 def _used_bins(counts: _Counts) -> tuple[list[int], list[int]]:
-    """Return of each row of counts the first bin that holds an element, and the end of the last; 0 without any."""
+    """Return for each row of counts the first bin that holds an element and the end of the last; 0 without any."""
     used = counts[:, :_FINITE_BINS] > 0
     end = np.where(used.any(axis=1), _FINITE_BINS - used[:, ::-1].argmax(axis=1), 0)
     return used.argmax(axis=1).tolist(), end.tolist()
