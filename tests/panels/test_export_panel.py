@@ -147,7 +147,7 @@ def test_a_study_that_exported_nothing_says_what_to_do(tmp_path: Path) -> None:
         assert "has exported nothing yet" in text_in(panel)
         assert not panel.export_button.disabled
         panel.study.value = str(tmp_path)
-        assert "is no study: it has no study.toml" in text_in(panel)
+        assert "is not a study: it has no study.toml" in text_in(panel)
         panel.study.value = str(tmp_path / "nowhere")
         assert "there is no such folder" in text_in(panel)
         panel.study.value = ""

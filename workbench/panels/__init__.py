@@ -1,4 +1,4 @@
-"""Panels: the workbench in a notebook. Widgets are at home here, and nothing is computed here.
+"""Panels: the workbench in a notebook. Widgets belong here, and nothing is computed here.
 
 A callback reads controls, calls one function of the layers below, and shows the result. Long work runs in a thread
 beside the kernel (``worker``) and is shown at a few updates per second. Importing this package loads neither torch nor

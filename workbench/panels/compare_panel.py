@@ -53,7 +53,7 @@ LabelledConfig = tuple[str, BoostConfig, str]
 
 @dataclass(slots=True)
 class _Comparing:
-    """What one click on Start asks for, with labels that differ and the same seeds for every side, and how it goes."""
+    """What one click on Start asks for, with distinct labels and the same seeds for every side, and its progress."""
 
     sides: Sequence[LabelledConfig]
     seeds: Sequence[int]
@@ -93,8 +93,8 @@ def seeds_of(text: str) -> tuple[int, ...]:
     seeds = [seed for first, last in ends for seed in range(first, min(last, first + _MOST_SEEDS) + 1)]
     if None in found or not 1 <= len(seeds) <= _MOST_SEEDS or len(set(seeds)) < len(seeds):
         raise ConfigError(
-            f"`seeds` must be a number of seeds, at most {_MOST_SEEDS}, or so many different seeds such as 0, 3, 7 or "
-            f"2-6, got {shown(text)}"
+            f"`seeds` must be a number of seeds, at most {_MOST_SEEDS}, or that many different seeds such as 0, 3, 7 "
+            f"or 2-6, got {shown(text)}"
         )
     return tuple(seeds)
 
@@ -104,7 +104,7 @@ class ComparePanel(WorkPanel):
 
     Args:
         task: A task, or its name as on the command line; a name can be changed in the panel.
-        shared: The configuration the first tab shows; None makes one of its own.
+        shared: The configuration the first tab shows; None makes a new one.
         steps: Micro-batches per run.
         seeds: Number of paired seeds.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
@@ -165,7 +165,7 @@ class ComparePanel(WorkPanel):
         self.state_changed(self.state)
 
     def start(self) -> None:
-        """Begin a comparison with what the controls say; a value that cannot be used is refused beside its field."""
+        """Begin the comparison that the controls describe; a value that cannot be used is refused beside its field."""
         asked = self._read()
         if asked is None or not self.machine.try_to(PanelState.RUNNING):
             return
@@ -199,7 +199,7 @@ class ComparePanel(WorkPanel):
         return PanelState.DONE
 
     def _read(self) -> _Comparing | None:
-        """Read the controls; None when one of them cannot be used, which is then said beside it."""
+        """Read the controls; None if one of them cannot be used, with the reason shown beside it."""
         seeds = read_from(self.seeds, lambda: seeds_of(str(self.seeds.value)))
         chosen = [choice for choice in self.sides if choice.source.value != _NONE]
         sides = [side for side in [read_from(choice, choice.read) for choice in chosen] if side is not None]
@@ -212,7 +212,7 @@ class ComparePanel(WorkPanel):
     def _compare(
         self, control: RunControl, asked: _Comparing, task: Task | str, device: str, out: Path | None
     ) -> Comparison | None:
-        """Compare, and send how it goes; the work of the panel's thread. None when it was stopped, within one step."""
+        """Compare and report progress, in the panel's thread; None if stopped, which takes one step at most."""
         from workbench.core.devices import select_device
         from workbench.tasks import load_task
         from workbench.tasks.stoppable_task import StoppedError, stoppable
@@ -363,7 +363,7 @@ class _SideChoice:
 
 
 def _with_own_labels(sides: Sequence[LabelledConfig]) -> tuple[LabelledConfig, ...]:
-    """Number labels that come twice: what belongs to which side is found by label."""
+    """Number labels that occur twice, since sides are told apart by label."""
     seen: dict[str, int] = {}
     named = []
     for label, config, level in sides:

@@ -18,7 +18,7 @@ _NONE: Final = "none kept yet"
 
 
 class UndoButtons:
-    """Buttons that take edits of a shared configuration back and make them again; ``widget`` holds both."""
+    """Buttons that undo and redo edits of a shared configuration; ``widget`` holds both."""
 
     def __init__(self, panel: Panel, shared: SharedConfig) -> None:
         self._shared = shared
@@ -29,7 +29,7 @@ class UndoButtons:
         self.show()
 
     def show(self) -> None:
-        """Say what each would set."""
+        """Show what each would set."""
         for button, verb, paths in (
             (self.undo, "Undo", self._shared.undoes()),
             (self.redo, "Redo", self._shared.redoes()),
@@ -41,7 +41,7 @@ class UndoButtons:
 
 
 class NamedConfigs:
-    """A shared configuration and those kept by name, side by side; ``widget`` is what to show."""
+    """A shared configuration and those kept by name, side by side, in ``widget``."""
 
     def __init__(self, panel: Panel, shared: SharedConfig) -> None:
         self._panel, self._shared = panel, shared
@@ -62,7 +62,7 @@ class NamedConfigs:
         self.show()
 
     def show(self) -> None:
-        """Show the names, and in what the configurations differ."""
+        """Show the names and where the configurations differ."""
         kept = self._shared.kept
         with self._panel.showing():
             before = self.choice.value
@@ -90,7 +90,7 @@ class NamedConfigs:
 
 
 class Taking:
-    """Takes a whole configuration; asks first where that would replace edits which could not be had again.
+    """Takes over a whole configuration; asks first if that would replace edits that exist nowhere else.
 
     ``widget`` holds the question while there is one. Undo would bring the edits back, too, as long as the kernel lives.
     """
@@ -112,7 +112,7 @@ class Taking:
         Args:
             config: The configuration.
             level: Its level.
-            name: What it is called in the question.
+            name: Its name in the question.
             then: Called once it was taken.
         """
 
@@ -145,7 +145,7 @@ class Taking:
 
 
 def side_by_side_html(setups: dict[str, Setup]) -> str:
-    """Write in what configurations differ, a column for each of the newest; the first is always among them."""
+    """Return where configurations differ, a column for each of the newest; the first is always among them."""
     first, *others = setups.items()
     chosen = [first, *others[-(_MOST_COLUMNS - 1) :]]
     leaves = [{"level": level, **config.leaves()} for _, (config, level) in chosen]

@@ -1,7 +1,7 @@
 """Configure: presets, then switches, then everything else folded; beside it what is in effect, and the JSON.
 
 All controls come from the fields of the configuration, in their order and with their words. What has no effect under
-the present plan is disabled and says why. What is refused changes nothing: the rule's sentence stands beside the field.
+the present plan is disabled, with the reason. What is refused changes nothing: the rule is shown beside the field.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ConfigPanel(Panel):
     """Look at a configuration and change it.
 
     Args:
-        shared: The configuration; None makes one of its own.
+        shared: The configuration; None makes a new one.
         path: File that Save and Load suggest.
         theme: See ``Panel``.
         undo: Whether Undo and Redo are shown next to the title; a workbench has them for all of its tabs.
@@ -110,7 +110,7 @@ class ConfigPanel(Panel):
         return self.shared.level
 
     def control(self, path: str) -> ParameterControl:
-        """Return the control of a parameter that is no switch; it is made when its section is opened, or here."""
+        """Return the control of a parameter that is not a switch; it is made when its section is opened, or here."""
         if path not in self._controls:
             self._fill(path.partition(".")[0])
         return self._controls[path]
@@ -174,7 +174,7 @@ class ConfigPanel(Panel):
         return _SECTION_TITLES.get(section) or titles.get(section, section)
 
     def _switch_box(self, name: str) -> widgets.Widget:
-        """Return a switch, why it cannot be used if so, and the button that changes that."""
+        """Return a switch with, if it cannot be used, the reason and the button that changes that."""
         button = self.button("", "Changes the configuration so that the switch can be on", lambda: self._leave(name))
         button.add_class("wb-wraps")
         self.ways_out[name] = button
@@ -197,7 +197,7 @@ class ConfigPanel(Panel):
             control.refuse(str(error))
 
     def _check_json(self, text: str) -> None:
-        """Say what is wrong with what is being typed, if anything is; the configuration stays as it is."""
+        """Show what is wrong, if anything, with what is being typed; the configuration stays as it is."""
         read_from(self._json_problem, lambda: config_of_text(text, "boost_config.json"))
 
     def _take_json(self, text: str) -> None:
@@ -222,7 +222,7 @@ class ConfigPanel(Panel):
         self._accept(lambda: BoostConfig.from_json(path), f"read `{path.absolute()}`", self._file_note)
 
     def _accept(self, read: Callable[[], BoostConfig], said: str, answer: kit.Html, *, edited: bool = False) -> None:
-        """Take a whole configuration, for which what was being corrected in a field is given up, or say why not."""
+        """Take over a whole configuration, dropping any correction under way in a field, or say why not."""
         config = read_from(answer, read)
         if config is None:
             return
@@ -234,7 +234,7 @@ class ConfigPanel(Panel):
         answer.say(said)
 
     def _fill(self, section: str) -> None:
-        """Make the controls of a section when they are first looked at: all at once would be a thousand widgets."""
+        """Make the controls of a section when it is first opened: all at once would be a thousand widgets."""
         with self._lock:
             if section not in self._boxes or self._boxes[section].children:
                 return
@@ -299,9 +299,9 @@ class ConfigPanel(Panel):
 
 
 def owner_note(plan: Plan, path: str) -> str:
-    """Say which optimizer has a parameter that only one has, while the optimizer is the task's own; empty otherwise.
+    """Name the optimizer, if only one has the parameter, while the task's own is in use; empty otherwise.
 
-    The parameter may be in effect all the same, where the task's own optimizer is of that kind, so it is not disabled.
+    The parameter is not disabled: it is in effect all the same if the task's own optimizer is of that kind.
     """
     section, _, name = path.partition(".")
     optimizer, owners = plan.config.optimizer, [one for one, own in HYPER_PARAMETERS.items() if name in own]
@@ -312,7 +312,7 @@ def owner_note(plan: Plan, path: str) -> str:
 
 @functools.cache
 def card_html(name: str) -> str:
-    """Return the card of the method with a name as HTML."""
+    """Return the card of the method ``name`` as HTML."""
     (method,) = (method for method in METHODS if method.name == name)
     # Raw HTML in a card would be shown as text, not obeyed.
     rendered: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(method.card())

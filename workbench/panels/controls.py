@@ -1,7 +1,7 @@
 """One control per parameter, made from its description: label, input, unit, reset, and a line for what is wrong.
 
 Numbers have a text box that takes anything the configuration takes, and a slider over the search range where there is
-one. What the box holds is handed to the configuration as it is, so that its own sentence stands beside the field:
+one. The box's text goes to the configuration unchecked, and the configuration's own sentence is shown beside the field:
 no rule is stated twice.
 """
 
@@ -34,7 +34,7 @@ class _Input(NamedTuple):
 
 
 class ParameterControl:
-    """A control for one parameter; its first value is the default one if None.
+    """A control for one parameter; a first value of None is the default.
 
     Its widgets are made when they are first asked for: a control in a section that stays folded costs nothing.
     """
@@ -73,13 +73,13 @@ class ParameterControl:
             return self._widget
 
     def close(self) -> None:
-        """Close what was shown; may be called twice, and by whatever the control stands in, too."""
+        """Close what was shown; may be called twice, also by the container of the control."""
         if self._widget is not None:
             kit.close_recursively(self._widget)
 
     @property
     def value(self) -> Any:
-        """The value as Python has it; None is unset. Text that is no number stays text, for the rule to refuse."""
+        """The value as Python has it; None is unset. Text that is not a number stays text, for the rule to refuse."""
         return self._value
 
     def set(self, value: Any) -> None:
@@ -94,7 +94,7 @@ class ParameterControl:
         return self._locked or bool(self.reason)
 
     def disable(self, reason: str) -> None:
-        """Disable the control for a reason that is shown beneath, or enable it with an empty one."""
+        """Disable the control and show the reason beneath it; an empty one enables it."""
         if reason != self.reason:
             self.reason = reason
             self._set_disabled()
@@ -112,7 +112,7 @@ class ParameterControl:
             self._show_below()
 
     def refuse(self, sentence: str) -> None:
-        """Say beneath the control what is wrong with what was entered (``problem``); empty for nothing."""
+        """Show beneath the control what is wrong with what was entered (``problem``); empty removes it."""
         self.problem = sentence
         self._show_below()
 
@@ -212,12 +212,12 @@ def _text_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
 
 
 def _name_of(info: ParameterInfo) -> str:
-    """Return what an input is called by screen readers, and by the mouse: its title first."""
+    """Return an input's name for screen readers and tooltips: its title first."""
     return f"{info.title}: {info.description}"
 
 
 def text_control(path: str, title: str, help_text: str, default: Any, **more: Any) -> ParameterControl:
-    """Return the control of a text, or of another kind, that is no parameter of the configuration."""
+    """Return a control, by default for text, of something that is not a parameter of the configuration."""
     about = {"path": path, "title": title, "description": help_text, "default": default, "kind": "str", **more}
     return ParameterControl(ParameterInfo(**about))
 
@@ -225,13 +225,13 @@ def text_control(path: str, title: str, help_text: str, default: Any, **more: An
 def count_control(
     path: str, title: str, help_text: str, default: int | None, *, least: int = 1, **more: Any
 ) -> ParameterControl:
-    """Return the control of a whole number that is no parameter of the configuration."""
+    """Return the control of a whole number that is not a parameter of the configuration."""
     rule = f"be a whole number, {least} or more"
     return text_control(path, title, help_text, default, kind="int", low=least, rule=rule, **more)
 
 
 def is_usable_count(control: ParameterControl) -> bool:
-    """Return whether the value of such a control can be used, and say beneath it when it cannot."""
+    """Return whether the value of such a control can be used, and show beneath it if it cannot."""
     value, info = control.value, control.info
     if (value is None and info.optional) or (isinstance(value, int) and (info.low or 0) <= value < 2**63):
         return True
@@ -242,8 +242,8 @@ def is_usable_count(control: ParameterControl) -> bool:
 def parsed(text: str, kind: str, *, optional: bool) -> Any:
     """Return what a text means for a kind of parameter; an empty one unsets it where it is optional.
 
-    Numbers may be written 65536, 6.5e4, 2^16 or 2**16, lists with commas. Text that is no such number is returned as it
-    is, for the rule of the parameter to refuse.
+    Numbers may be written 65536, 6.5e4, 2^16 or 2**16, lists with commas. Any other text is returned unchanged, for the
+    rule of the parameter to refuse.
     """
     text = text.strip()
     if not text and optional:
@@ -311,7 +311,7 @@ def _slider(info: ParameterInfo, value: Any) -> widgets.Widget | None:
 
 
 def _on_slider(info: ParameterInfo, value: float) -> float:
-    """Return where the slider stands for a value: at an end for what lies beyond it, at the lower one for NaN."""
+    """Return the slider's position for a value: an end for what is beyond it, the lower one for NaN."""
     low, high = info.low or 0, info.high or 0
     return min(value, high) if value >= low else low
 

@@ -60,25 +60,25 @@ def exported_files(study: str | os.PathLike[str]) -> dict[str, Path]:
 
 
 def exported_scripts(study: str | os.PathLike[str], target: str) -> dict[str, Path]:
-    """Return the files of other frameworks that lie beside an export of a study, by the framework's name."""
+    """Return the files for other frameworks beside an export of a study, by the framework's name."""
     places = {path.parent for path in exported_files(study).values()}
     files = {name: place / file_name(name, target) for place in places for name in FRAMEWORKS}
     return {name: file for name, file in files.items() if file.is_file()}
 
 
 class ExportPanel(WorkPanel):
-    """Save a configuration: the one on show, or one of the two a study has found.
+    """Save a configuration: the one shown, or one of the two a study has found.
 
     Args:
         study: Folder of a study; None exports the shared configuration alone until one is named. A SharedConfig given
             here counts as ``shared``.
-        shared: The configuration; None makes one of its own.
-        folder: Folder that is suggested for the file.
+        shared: The configuration; None makes a new one.
+        folder: Suggested folder for the file.
         theme: See ``Panel``.
 
     Attributes:
         shared: The configuration.
-        saved: The file that was written last; None before.
+        saved: The file written last; None before the first.
     """
 
     failure_note = ""
@@ -107,13 +107,13 @@ class ExportPanel(WorkPanel):
 
     @property
     def config(self) -> BoostConfig:
-        """The configuration on show."""
+        """The configuration shown."""
         return self._chosen()[0]
 
     def offer(self, study: str | Path) -> None:
-        """Name a study beside the configuration on show, unless the user named one or it has exported nothing yet.
+        """Offer a study beside the configuration shown, unless the user named one or it has exported nothing yet.
 
-        What is chosen stays chosen: a study that ended in another tab does not take the place of a configuration.
+        What is chosen stays chosen: a study that ended in another tab does not replace a configuration.
         """
         if not self.study.value.strip() and exported_files(study):
             with self.showing():
@@ -121,7 +121,7 @@ class ExportPanel(WorkPanel):
             self._read_study(_SHARED)
 
     def save(self) -> Path | None:
-        """Save what is on show where the controls say, and read it back; None when it could not be."""
+        """Save what is shown to the chosen file and read it back; None if that failed."""
         if not self.machine.try_to(PanelState.RUNNING):
             return None
         self.clear_error()
@@ -143,7 +143,7 @@ class ExportPanel(WorkPanel):
         return None
 
     def export_study(self) -> None:
-        """Write both files, tables and report of the study from its storage into the folder."""
+        """Write both files, tables and the report of the study from its storage into the folder."""
         study, folder = self.study.value.strip(), self._folder()
         if study and self.machine.try_to(PanelState.RUNNING):
 
@@ -157,7 +157,7 @@ class ExportPanel(WorkPanel):
             self.begin(work, saying="writing ...")
 
     def finished(self, outcome: Outcome) -> PanelState:
-        """Say which files were written."""
+        """Show which files were written."""
         files: list[Path] = outcome.result
         written = f"wrote {', '.join(path.name for path in files)} and the report into {files[0].parent.absolute()}"
         self.tell(written)
@@ -166,7 +166,7 @@ class ExportPanel(WorkPanel):
         return PanelState.DONE
 
     def state_changed(self, state: PanelState) -> None:
-        """Enable what makes sense in a state."""
+        """Enable what can be used in a state."""
         super().state_changed(state)
         self.export_button.disabled = state.busy or not (Path(self.study.value.strip() or "-") / "study.db").is_file()
 
@@ -242,7 +242,7 @@ class ExportPanel(WorkPanel):
         self._show()
 
     def _chosen(self) -> tuple[BoostConfig, str]:
-        """Return the configuration on show and its level."""
+        """Return the configuration shown and its level."""
         target = str(self.choice.value)
         return (self._found[target], target.upper()) if target in self._found else self.shared.with_provenance()
 
@@ -301,7 +301,7 @@ def _nothing_exported(study: Path) -> str:
         return f"{study} has exported nothing yet; Export the whole study writes what it has found so far"
     if (study / "study.toml").is_file():
         return f"{study} has not been started; run `workbench tune {study}` first"
-    return f"{study} is no study: it has no study.toml"
+    return f"{study} is not a study: it has no study.toml"
 
 
 def _validity_html(config: BoostConfig, text: str, plan: Plan) -> str:

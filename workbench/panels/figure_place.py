@@ -1,8 +1,8 @@
 """A place for a live figure: a sentence until there is something to draw.
 
-Plotly's widgets take tens of milliseconds to make and are never freed, so a panel that is opened shows the question of
-its figure and what is missing for the answer, in a place of the figure's height; the figure is made with its first
-numbers.
+Plotly's widgets take tens of milliseconds to make and are never freed, so a newly opened panel shows
+the question of its figure and what is missing for the answer, at the figure's height. The figure is made with its
+first numbers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ HEIGHT: Final = 430
 class FigurePlace:
     """One live figure, made when it is first updated and closed with its panel; used from any thread.
 
-    ``question`` is the title that the figure will have; ``missing`` says what is missing and how it would come to be.
-    With a ``height`` of None figures keep their own.
+    ``question`` is the title that the figure will have; ``missing`` says what is missing and how to get it. With a
+    ``height`` of None figures keep their own.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class FigurePlace:
         panel.cleaned_up_by(self.close)
 
     def update(self, figure: go.Figure | Drawing, *, reset_axes: bool = False) -> None:
-        """Show a newly computed figure at once, in the height of the place if it has one; a closed place ignores it.
+        """Show a newly computed figure at once, at the height of the place if it has one; a closed place ignores it.
 
-        ``reset_axes`` says that it answers another question than the one before, see ``LiveFigure.update``.
+        Set ``reset_axes`` if it answers another question than the one before, see ``LiveFigure.update``.
         """
         if self._height is not None:
             (figure.set if isinstance(figure, Drawing) else figure.update_layout)(height=self._height)
@@ -60,7 +60,7 @@ class FigurePlace:
             self._show(self.figure.widget)
 
     def clear(self) -> None:
-        """Show the question again: something else begins."""
+        """Show the question again, since something else begins."""
         with self._lock:
             if not self.closed:
                 self._show(Html(self._nothing_html, css="wb-wide"))
@@ -74,7 +74,7 @@ class FigurePlace:
                 close_recursively(other)
 
     def close(self) -> None:
-        """Close the figure and the place; may be called twice, and by whatever the place stands in, too."""
+        """Close the figure and the place; may be called twice, also by the container of the place."""
         with self._lock:
             self.closed = True
             if self.figure is not None:
@@ -83,7 +83,7 @@ class FigurePlace:
 
 
 def nothing_html(question: str, missing: str) -> str:
-    """Return what stands in the place of a figure that has nothing to show yet."""
+    """Return what is shown in place of a figure that has nothing to show yet."""
     return (
         f'<div class="wb-nothing" style="height:{HEIGHT}px"><b>{html.escape(question)}</b>'
         f'<div class="wb-faint">{words(missing)}</div></div>'

@@ -1,4 +1,4 @@
-"""A box for the text of a configuration: coloured and checked while it is typed, and taken when it is left."""
+"""A box for the text of a configuration: coloured and checked while it is typed, and taken over on leaving it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SCRIPT: Final = Path(__file__).with_name("json_box.js")
 
 
 class JsonBox(anywidget.AnyWidget):
-    """A box of JSON that is as tall as its place.
+    """A box of JSON as tall as its place.
 
-    ``draft`` follows what is typed a quarter of a second later, ``value`` is what was left in the box, or entered with
-    Ctrl+Enter; setting it shows another text.
+    ``draft`` follows what is typed with a delay of a quarter of a second; ``value`` is the text on leaving the box, or
+    entered with Ctrl+Enter. Setting it shows another text.
     """
 
     _esm = _SCRIPT

@@ -1,10 +1,10 @@
-"""Widgets whose place and look the style sheet gives: without a layout and a style of their own.
+"""Widgets placed and styled by the style sheet, without their own layout and style.
 
 Every widget of ipywidgets brings two more along, its layout and its style, each with a model on the page and messages
 of its own. A panel has hundreds of small texts and fields, most of which look alike: what a class of ``style.css`` says
 once for all of them needs neither. Such a widget costs the kernel a third and the page a third of the models.
 
-A widget that needs measures of its own, or a host that has to change them, takes the one of ipywidgets. Everything
+A widget that needs its own measures, or whose host has to change them, is that of ipywidgets. Everything
 here but `_Placed` and `_Styleless` is for the panels.
 """
 
@@ -30,7 +30,7 @@ class _Placed(widgets.DOMWidget):  # type: ignore[misc]  # ipywidgets ships no t
         super().__init__(*arguments, _dom_classes=tuple(css.split()), **options)
 
     def present(self, is_there: bool) -> None:
-        """Let the widget be seen, or take no room."""
+        """Show the widget, or let it take no room."""
         (self.remove_class if is_there else self.add_class)("wb-gone")
 
     @property
@@ -58,11 +58,11 @@ class Html(_Styleless, widgets.HTML):  # type: ignore[misc]  # ipywidgets ships 
     """A piece of HTML, or a sentence about the field above it."""
 
     def say(self, sentence: str) -> None:
-        """Say what was done."""
+        """Show what was done."""
         self.value = note_html(sentence)
 
     def refuse(self, sentence: str) -> None:
-        """Say what is wrong; empty for nothing."""
+        """Show what is wrong; empty removes it."""
         self.value = error_html(sentence) if sentence else ""
 
 
@@ -88,7 +88,7 @@ Textarea = _placed(widgets.Textarea)
 
 
 def read_from(field: Any, read: Callable[[], Any]) -> Any:
-    """Return what is read from a field; None where a ConfigError refuses it, which the field's ``refuse`` then says."""
+    """Return what ``read`` returns; None if it raises a ConfigError, which the field's ``refuse`` then shows."""
     field.refuse("")
     try:
         return read()
@@ -98,17 +98,17 @@ def read_from(field: Any, read: Callable[[], Any]) -> Any:
 
 
 def text_of(value: str, *, grow: bool = False) -> Html:
-    """Return a piece of HTML that takes no more room than it needs, or what is left in its row."""
+    """Return a piece of HTML that takes no more room than it needs or, with ``grow``, what is left in its row."""
     return Html(value, css="wb-grow" if grow else "wb-text")
 
 
 def parts(*shown: widgets.Widget | str) -> tuple[widgets.Widget, ...]:
-    """Return widgets, with a widget of its own for each text, which mostly names the field that follows it."""
+    """Return widgets, with one made for each text, which usually names the field after it."""
     return tuple(text_of(part) if isinstance(part, str) else part for part in shown)
 
 
 def section(title: str, *shown: widgets.Widget | str) -> tuple[widgets.Widget, ...]:
-    """Return what stands beneath a heading, see ``parts``."""
+    """Return a heading and what is beneath it, see ``parts``."""
     return parts(f"<h4>{title}</h4>", *shown)
 
 
@@ -133,7 +133,7 @@ def check_box(title: str, tooltip: str = "", *, css: str = "wb-auto", **options:
 
 
 def folded(title: str, *shown: widgets.Widget | str) -> widgets.Accordion:
-    """Return what few look at, folded away beneath its title."""
+    """Return what few people need, folded away beneath its title."""
     return Accordion(children=(column(*shown),), titles=(title,), selected_index=None, css="wb-more")
 
 

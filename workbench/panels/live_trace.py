@@ -1,6 +1,6 @@
 """What a running training has reported so far, as the tables that figures read.
 
-Only what live figures draw is kept: the whole record is in the run directory. Of a long run one step stands for several
+Only what live figures draw is kept: the whole record is in the run directory. In a long run one step stands for several
 like it, evenly spread, so that a panel takes no more memory after a million steps than after a hundred thousand.
 """
 
@@ -45,7 +45,7 @@ class LiveTrace:
         self.evaluations: list[tuple[int, float]] = []  # micro-batches done, and the metric
 
     def add(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
-        """Take what was drained: steps, in order, after those that came before, and what happened in them."""
+        """Add what was drained: steps, in order after earlier ones, and their events."""
         block = {name: np.array([getattr(record, name) for record in records]) for name in _KEPT}
         for name in sorted({name for record in records for name in record.columns if name.startswith(_KEPT_PREFIXES)}):
             block[name] = np.array([record.columns.get(name, np.nan) for record in records])
@@ -85,7 +85,7 @@ class LiveTrace:
 
 
 def _happened(table: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Return in which steps something happened that a reader looks for ``[n]``."""
+    """Return in which steps something happened that a reader looks for, ``[n]``."""
     is_other = table["loss_scale_after"].to_numpy() != table["loss_scale"].to_numpy()
     marked = flags(table, "overflow") | flags(table, "skipped") | flags(table, "thor.refreshed")
     found: npt.NDArray[np.bool_] = marked | is_other | ~np.isfinite(table["loss"].to_numpy())
@@ -93,9 +93,9 @@ def _happened(table: pd.DataFrame) -> npt.NDArray[np.bool_]:
 
 
 def _thinned(table: pd.DataFrame, every: Sequence[int], chance: np.random.Generator) -> pd.DataFrame:
-    """Return of each kind of step any one of so many, which stands for them all; those left over stay.
+    """Return one random step of each full stride of its kind, to stand for all of it; steps left over stay.
 
-    Always the last of so many would be, say, the step of an accumulation window that updates, which takes longer.
+    Always taking the last might pick, say, only the steps that update, which take longer.
     """
     if max(every) == 1:
         return table

@@ -1,7 +1,7 @@
 """Loss scale: what it did in a recorded run, and what other policies would have done.
 
-Opening a run and judging many policies is work with a state; a moved slider is answered beside it, the newest request
-first and those in between not at all.
+Opening a run and judging many policies is work with a state. A moved slider is answered beside it: only the newest
+request counts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NO_EXPONENTS: Final = (
 
 @dataclass(frozen=True, eq=False)
 class _Opened:
-    """A run that is on show, and the same for replay; None, and why, where there is nothing to replay."""
+    """A run that is shown, and the same for replay; None, and why, if there is nothing to replay."""
 
     run: Run
     replayed: ReplayedRun | None
@@ -64,7 +64,7 @@ class _Opened:
 
     @classmethod
     def of(cls, run: Run) -> _Opened:
-        """Look at what of a run can be replayed."""
+        """Find out what can be replayed of a run."""
         from workbench.runs.replayed_run import ReplayedRun
 
         try:
@@ -84,12 +84,12 @@ class LossScalePanel(WorkPanel):
 
     Args:
         run: A run, its directory, or a folder of runs to choose from; None is the folder ``runs``.
-        shared: The configuration that "Use this policy" writes into; None makes one of its own.
+        shared: The configuration that "Use this policy" writes into; None makes a new one.
         theme: See ``Panel``.
 
     Attributes:
         shared: The configuration.
-        run: The run on show, with at most 2000 of its histograms; None when there is none yet.
+        run: The run shown, with at most 2000 of its histograms; None when there is none yet.
         policies: The judged policies, in the order of their rows.
     """
 
@@ -120,13 +120,13 @@ class LossScalePanel(WorkPanel):
 
     @property
     def run(self) -> Run | None:
-        """The run on show; None when there is none yet."""
+        """The run shown; None if there is none yet."""
         opened = self._opened
         return opened.run if opened is not None else None
 
     @property
     def policy(self) -> ScalePolicy | None:
-        """The policy on the sliders; None while one of them holds no valid value, which is then said beside it."""
+        """The policy on the sliders; None while one of them has an invalid value, with the reason shown beside it."""
         from workbench.loss_scale import ScalePolicy
 
         controls = self._policy_controls
@@ -162,11 +162,11 @@ class LossScalePanel(WorkPanel):
         self._ask()
 
     def wait_for_answer(self, timeout: float | None = None) -> bool:
-        """Wait until what the sliders ask has been answered, for so many seconds at most; return whether it was."""
+        """Wait until the sliders' request has been answered, for ``timeout`` seconds at most; return whether it was."""
         return self._answers.wait(timeout)
 
     def state_changed(self, state: PanelState) -> None:
-        """Enable what makes sense in a state."""
+        """Enable what can be used in a state."""
         super().state_changed(state)
         opened = self._opened
         replayable = opened is not None and opened.replayed is not None
@@ -176,7 +176,7 @@ class LossScalePanel(WorkPanel):
         self.use_button.disabled = not replayable
         problem = "there is nothing to replay" if opened is not None and opened.problem else "no run is open"
         for path, control in self._policy_controls.items():
-            control.disable("" if replayable or path != _PATHS[0] else problem)  # it is said once
+            control.disable("" if replayable or path != _PATHS[0] else problem)  # shown once
             control.lock(not replayable)
 
     def _make_controls(self) -> None:
@@ -246,7 +246,7 @@ class LossScalePanel(WorkPanel):
         self.log(used)
 
     def _ask(self) -> None:
-        """Have what the sliders say answered; what was asked before and not begun yet is dropped."""
+        """Have the sliders' request answered; an earlier one that has not begun is dropped."""
         opened = self._opened
         if opened is not None and opened.replayed is not None:
             policy = self.policy
@@ -313,7 +313,7 @@ class LossScalePanel(WorkPanel):
             control.send(partial(self._show_answer, opened, policy, table, None, ranged.assumption))
 
     def finished(self, outcome: Outcome) -> PanelState:
-        """Say what was done, and have what the sliders say answered."""
+        """Show what was done, and have the sliders' request answered."""
         self.tell("")
         if outcome.display_error is not None:  # all there is to see comes in messages
             self.report_error(outcome.display_error)

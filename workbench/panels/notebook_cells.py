@@ -19,7 +19,7 @@ _panels: dict[str, tuple[str, list[weakref.ref[Panel]]]] = {}  # cell -> (its ex
 
 
 def current_cell() -> tuple[str, str] | None:
-    """Return the identity of the cell that is being executed and of this execution; None outside a cell."""
+    """Return the identities of the cell being executed and of this execution; None outside a cell."""
     ipython = sys.modules.get("IPython")  # where it was never imported there is no cell
     shell = ipython.get_ipython() if ipython is not None else None
     kernel = getattr(shell, "kernel", None)
@@ -34,7 +34,7 @@ def current_cell() -> tuple[str, str] | None:
 
 
 def register(panel: Panel) -> None:
-    """Note in which cell a panel was made, and close what an earlier execution of that cell had made."""
+    """Note in which cell a panel was made, and close the panels of earlier executions of that cell."""
     place = current_cell()
     if place is None:
         return

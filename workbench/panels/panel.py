@@ -1,12 +1,12 @@
-"""What every panel is: a root box with a header and what went wrong, controls, plots beside them, a log at the foot.
+"""The base of every panel: a root box with a header and any error, controls, plots beside them, a log at the foot.
 
 A panel owns what it makes. ``close`` ends its work, leaves no thread, and closes its widgets with all their parts;
 containers alone would leave their children alive. A `WorkPanel` does one piece of work at a time in a thread.
 
     idle ──> running <──> paused; from both ──> stopping ──> stopped; from all three ──> done or failed
 
-From stopped, done and failed a panel runs again; one that opens what is over is done from the beginning. Whatever
-moves it (a click, the work's end) may come from any thread.
+From stopped, done and failed a panel can run again; one that opens something finished is done from the beginning.
+Whatever moves it (a click, the end of the work) may come from any thread.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _SYMBOLS: Final = {
 
 
 class StateMachine:
-    """The state of one panel; ``on_change`` is called with each new state, on the thread that made the move."""
+    """The state of a panel; ``on_change`` is called with each new state, on the thread that made the move."""
 
     def __init__(self, on_change: Callable[[PanelState], None] = lambda _: None) -> None:
         self._state = PanelState.IDLE
@@ -96,7 +96,7 @@ class StateMachine:
             raise RuntimeError(f"a panel that is {self._state} cannot become {new}")
 
     def try_to(self, new: PanelState) -> bool:
-        """Move if the move is allowed, and return whether it was: of two clicks at once, one wins."""
+        """Move if the move is allowed, and return whether it was: of two simultaneous clicks, one wins."""
         with self._changed:
             if new not in MOVES[self._state]:
                 return False
@@ -106,7 +106,7 @@ class StateMachine:
         return True
 
     def wait_for(self, *states: PanelState, timeout: float | None = None) -> bool:
-        """Wait until one of some states is reached, for so many seconds at most; return whether it was."""
+        """Wait until one of some states is reached, for ``timeout`` seconds at most; return whether it was."""
         with self._changed:
             return self._changed.wait_for(lambda: self._state in states, timeout)
 
@@ -114,8 +114,8 @@ class StateMachine:
 class Panel:
     """Base of all panels.
 
-    A ValueError tells of a ``theme`` that there is not; ``shows_state`` False leaves out the state of a panel that
-    does no work. Other panels and tests use ``widget`` (the root box, what a cell shows), ``controls`` on the left,
+    An unknown ``theme`` is a ValueError; ``shows_state`` False leaves out the state of a panel that does no
+    work. Other panels and tests use ``widget`` (the root box, what a cell shows), ``controls`` on the left,
     ``plots`` on the right, ``machine`` and ``error``, the last one or None.
     """
 
@@ -152,7 +152,7 @@ class Panel:
         return self.machine.state
 
     def log(self, sentence: str) -> None:
-        """Say something at the foot; earlier sentences are folded beneath."""
+        """Add a sentence at the foot; earlier ones are folded beneath."""
         with self._log_lock:
             self._lines = [*self._lines[-_LINES_KEPT:], f"{time.strftime('%H:%M:%S')}  {sentence}"]
             earlier = "".join(f"<div>{words(line)}</div>" for line in reversed(self._lines[:-1]))
@@ -160,11 +160,11 @@ class Panel:
             self._log.value = note_html(self._lines[-1]) + folded
 
     def note(self, sentence: str) -> None:
-        """Say something beside the title, in place of what stood there; empty removes it."""
+        """Show a sentence beside the title, in place of the one before; empty removes it."""
         self._header_note.value = note_html(sentence)
 
     def report_error(self, error: BaseException) -> None:
-        """Show an error, kept as ``error``: a sentence, the traceback folded beneath where the sentence is not ours."""
+        """Show an error, kept as ``error``: a sentence and, if that is not ours, the traceback folded beneath."""
         self.error = error
         has_trace = error.__cause__ is not None or not _is_sentence(error)
         trace = "".join(traceback.format_exception(error)) if has_trace else ""
@@ -176,7 +176,7 @@ class Panel:
         self._error.value = ""
 
     def guarded(self, handler: Callable[..., Any]) -> Callable[..., None]:
-        """Return a handler for clicks and changes whose errors are shown instead of lost in the kernel's log."""
+        """Return a handler of clicks and changes whose errors are shown, not lost in the kernel's log."""
 
         def run(*arguments: Any) -> None:
             if self.closed:
@@ -193,7 +193,7 @@ class Panel:
         """Return a button whose click calls a function, guarded.
 
         Args:
-            text: What stands on it.
+            text: Its label.
             tooltip: What a click does, in a few words.
             act: Called without arguments.
             style: ``"success"``, ``"primary"`` or ``"warning"``; empty is plain.
@@ -220,7 +220,7 @@ class Panel:
 
     @contextlib.contextmanager
     def showing(self) -> Iterator[None]:
-        """Set widgets on this thread without the handlers of ``on_change`` being called."""
+        """Set widgets on this thread without calling the handlers of ``on_change``."""
         here = threading.get_ident()
         is_outermost = here not in self._showing
         self._showing.add(here)
@@ -231,7 +231,7 @@ class Panel:
                 self._showing.discard(here)
 
     def cleaned_up_by(self, cleanup: Callable[[], Any]) -> None:
-        """Have a function called when the panel closes, last come first served; at once when it has."""
+        """Have a function called when the panel closes, the last one first; at once if it has closed."""
         if self.closed:
             cleanup()
         else:
@@ -258,10 +258,10 @@ class Panel:
         return reader
 
     def state_changed(self, state: PanelState) -> None:
-        """Enable and disable what the state asks for; for panels to override."""
+        """Enable and disable widgets to suit the state; panels override it."""
 
     def static_html(self) -> str:
-        """Return what a saved notebook shows where the widget cannot; for panels to extend, or to fill ``lasting``."""
+        """Return what a saved notebook shows without widgets; panels extend it, or fill ``lasting``."""
         head = f"<b>{html.escape(self.title)}</b> ({self.state}); run the cell to use this panel."
         return head + "".join(part.value for part in self.lasting)
 
@@ -302,11 +302,11 @@ class Panel:
 
 
 class WorkPanel(Panel):
-    """A panel that does one piece of work at a time in a thread: starting, pausing, stopping and failing stand here.
+    """A panel that does one piece of work at a time in a thread: it starts, pauses, stops and fails here.
 
     A panel derived from it calls ``begin`` once its machine is running, shows the result in ``finished``, and names in
-    ``locked`` the widgets and controls that are disabled meanwhile. What the work sends are functions that show
-    something; after each batch of them, ``hz`` times a second at most, ``refresh`` is called.
+    ``locked`` the widgets and controls that are disabled meanwhile. The work sends functions that show something; after
+    each batch of them, ``hz`` times a second at most, ``refresh`` is called.
     """
 
     failure_note = "failed; see the error above"  # the error itself stands beneath the title
@@ -331,7 +331,7 @@ class WorkPanel(Panel):
             self.cleaned_up_by(part.close)  # it may stand nowhere
 
     def tell(self, sentence: str) -> None:
-        """Say how the work is going, in place of what was said before."""
+        """Show how the work is going, in place of the sentence before."""
         self.progress_text.value = note_html(sentence)
 
     def begin(self, work: Callable[[RunControl], Any], *, saying: str = "loading ...") -> None:
@@ -354,7 +354,7 @@ class WorkPanel(Panel):
             self.worker.resume()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is under way, for so many seconds at most; return whether the work has ended."""
+        """Wait until nothing is under way, for ``timeout`` seconds at most; return whether the work has ended."""
         ended = self.machine.wait_for(*(state for state in PanelState if not state.busy), timeout=timeout)
         return ended and self.worker.join(timeout)
 
@@ -369,7 +369,7 @@ class WorkPanel(Panel):
         return PanelState.DONE
 
     def refresh(self) -> None:
-        """Draw what has changed since the last time; for panels to override."""
+        """Draw what has changed since the last time; panels override it."""
 
     def _take(self, messages: list[Callable[[], Any]]) -> None:
         show_parts(messages)
@@ -388,14 +388,14 @@ class WorkPanel(Panel):
 
 
 def error_sentence(error: BaseException) -> str:
-    """Return an error as one sentence for a person: ours say what to do, of others kind and place are named."""
+    """Return an error as one sentence for a person: our own say what to do, others get their kind and place."""
     text = " ".join(str(error).split())
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; start again when you like"
     if _is_sentence(error):
         return text
     frames = traceback.extract_tb(error.__traceback__)
-    # A wrong argument, found by our own check: the sentence says all.
+    # A wrong argument, found by our own check: the sentence is enough.
     if frames and isinstance(error, (ValueError, TypeError)) and _PACKAGE in Path(frames[-1].filename).parents:
         return text
     where = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""

@@ -1,4 +1,4 @@
-"""A recorded run, and what a replay of it says, in words and lines of lists."""
+"""A recorded run, and what its replay shows, in words and in lines of lists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_group_scales(run: Run) -> bool:
 
 
 def facts_html(run: Run) -> str:
-    """Say what a run was, and what about it limits a replay."""
+    """Describe a run, and what about it limits a replay."""
     named = [str(run.environment.get(name) or "") for name in ("task", "level")]
     counts = [counted(len(run.steps), "step"), counted(len(run.overflow_steps), "overflow")]
     lines = [", ".join(part for part in (*named, *counts) if part)]
@@ -54,7 +54,7 @@ def why_not(run: Run, error: ValueError) -> str:
 
 
 def error_sentence(run: Run, replayed: ReplayedRun) -> str:
-    """Say how far the thresholds may lie off, and what they were calibrated on."""
+    """Say how far off the thresholds may be, and what they were calibrated on."""
     thresholds = replayed.thresholds
     off = f"all thresholds may be off by a factor of {2.0**thresholds.error_log2:.2g} either way"
     if not thresholds.calibrated:

@@ -1,4 +1,4 @@
-"""A folder of recorded runs, and the one that is looked at."""
+"""A folder of recorded runs, and the one that is shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BETWEEN: Final = " · \u200b"  # where a line may be broken: ipywidgets lets it
 class RunChooser:
     """A field for a folder, and the list of its runs, which is read in the background.
 
-    ``open_run`` is called with the directory of a run that the user chooses or types, ``shown`` returns that on show.
+    ``open_run`` is called with the directory of a run that the user chooses or types; ``shown`` returns that shown.
     """
 
     def __init__(self, panel: Panel, open_run: Callable[[Path], Any], shown: Callable[[], Run | None]) -> None:
@@ -37,7 +37,7 @@ class RunChooser:
         panel.on_change(self.runs, lambda path: None if path is None else open_run(path))
 
     def look(self, folder: str | Path) -> None:
-        """List a folder; what is a run, or no folder, is opened, and the runs beside it are listed."""
+        """List a folder; a run, or what is not a folder, is opened, and the runs beside it are listed."""
         path = Path(str(folder).strip() or ".").expanduser()
         is_run = (path / "environment.json").is_file()
         self._panel.clear_error()
@@ -53,7 +53,7 @@ class RunChooser:
             self.lister.ask(lambda _: _listed_runs(folder), self._show)
 
     def select(self) -> None:
-        """Have the list show the run on show, if it is listed."""
+        """Select the run shown, if it is in the list."""
         run = self._shown()
         listed = run is not None and any(path == run.path for _, path in self.runs.options)
         with self._panel.showing():

@@ -20,14 +20,14 @@ _DEVICES: Final = ("auto", "cpu", "cuda", "npu")
 
 
 def look_for_task(name: Task | str, folder: Path | None = None) -> Task:
-    """Load the task that a name stands for, beside a folder or from here; a TaskError says why there is none."""
+    """Load a task by its name, relative to a folder or to the working directory; a TaskError if there is none."""
     from workbench.tasks import load_task
 
     return load_task(name, folder)
 
 
 def learn_network(shared: SharedConfig, task: Task) -> None:
-    """Let the shared configuration know what the methods find in a task's network; what is wrong with it a run says."""
+    """Tell the shared configuration what methods find in a task's network; what is wrong with that shows in a run."""
     from workbench.training.task_look import network_facts
 
     with contextlib.suppress(Exception):
@@ -37,8 +37,8 @@ def learn_network(shared: SharedConfig, task: Task) -> None:
 class TaskControls:
     """Fields for task, device and folder; the name of a task that was ``given`` as an object cannot be changed.
 
-    ``named`` is the field for the name, beneath which it is said at once when nothing stands for it. What the task's
-    network offers to the methods is learned at once, too, so that no panel promises what would find nothing to do.
+    ``named`` is the field for the name, which is checked at once. What the task's network offers to the methods is
+    learned at once, too, so that no panel promises what would find nothing to do.
     """
 
     def __init__(self, panel: WorkPanel, task: Task | str, device: str, out: str | Path | None) -> None:
@@ -79,14 +79,14 @@ class TaskControls:
 
     def lock(self, locked: bool) -> None:
         """Disable the fields while work is under way, or free them again."""
-        if locked:  # whether there is such a task the run says
+        if locked:  # the run checks whether there is such a task
             self._problem.refuse("")
         self.name.disabled = locked or self.given is not None
         self.device.disabled = self.out.disabled = locked
 
 
 class PresetChoice:
-    """Buttons O0, O1, O2: the level decides over the switches, and what was switched by hand is taken back."""
+    """Buttons O0, O1, O2: the level sets the switches, and what was switched by hand is undone."""
 
     def __init__(self, panel: Panel, shared: SharedConfig) -> None:
         self._panel, self._shared = panel, shared
@@ -122,7 +122,7 @@ def _help(level: str) -> str:
 
 
 def in_effect_html(plan: Plan) -> str:
-    """Write what is in effect under a plan, and why not what else was asked for."""
+    """Return what is in effect under a plan, and why the rest of what was asked for is not."""
     remarks = [one for one in (*plan.remarks(), plan.level_default_sentence()) if one]
     items = "".join(f"<li>{words(sentence)}</li>" for sentence in remarks)
     return f'<div role="status">{words(plan.summary())}</div>' + (f'<ul class="wb-faint">{items}</ul>' if items else "")

@@ -20,7 +20,7 @@ _SMOOTHING: Final = {"automatic": None, "none": 1, **{f"{n} steps": n for n in (
 
 
 class Smoothing:
-    """A choice of over how many steps the loss is averaged; ``redraw`` is called when it changes."""
+    """Lets the reader choose over how many steps the loss is averaged; ``redraw`` is called when that changes."""
 
     def __init__(self, panel: Panel, redraw: Callable[[], Any]) -> None:
         self.choice = kit.Dropdown(options=list(_SMOOTHING), css="wb-file", tooltip="Running mean of the loss")
@@ -58,7 +58,7 @@ class RunOverlay:
         return [curve for curve in ticked if isinstance(curve, RunCurve)]
 
     def begin(self, folder: Path | None, task: str, *, is_baseline: bool) -> None:
-        """Offer what was recorded of a task, and have O0 laid over what begins now, unless that is O0 itself."""
+        """Offer the recorded runs of a task, and lay O0 over the run that begins, unless that is O0 itself."""
         with self._lock, self._panel.showing():
             for name, box in self.boxes.items():
                 box.value = box.value if self._by_hand else name == self._baseline and not is_baseline
@@ -69,7 +69,7 @@ class RunOverlay:
             )
 
     def remember(self, label: str, curve: Callable[[str], RunCurve], *, is_baseline: bool) -> None:
-        """Offer a run that was trained here, under a label that is made its own, for those that come."""
+        """Offer a run that was trained here to later ones, under a label made unique."""
         with self._lock:
             self._n_runs += 1
             name = f"{label}, run {self._n_runs}"
@@ -117,7 +117,7 @@ class RunOverlay:
 
 
 def _recorded(folder: Path, task: str, *, with_baseline: bool) -> tuple[dict[str, RunCurve | Path], str]:
-    """Return the newest runs of a task below a folder, and the name of that of O0, which is read."""
+    """Return the newest runs of a task below a folder, and the name of O0's, whose curve is read."""
     from workbench.report.run_report import curve_of_run
     from workbench.runs import list_runs, read_run
 

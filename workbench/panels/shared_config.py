@@ -20,11 +20,10 @@ _EDITS_KEPT: Final = 200
 
 
 class SharedConfig:
-    """A valid configuration with a level, and those who want to know when either changes.
+    """A valid configuration with a level, and the observers of both.
 
-    Every change can be taken back. What was taken whole (a file, a trial, a name) can be had again from where it came;
-    what was edited since cannot, unless it is kept under a name: ``is_edited`` tells, and panels ask before they
-    replace it.
+    Every change can be undone. What was taken as a whole (a file, a trial, a name) still exists at its source. Edits
+    made since do not unless they are kept under a name: ``is_edited`` tells, and panels ask before they replace them.
 
     Attributes:
         network: What the network offers to the methods; None until one has been examined.
@@ -58,9 +57,9 @@ class SharedConfig:
         return self._both
 
     def with_provenance(self) -> Setup:
-        """Return the same with the section ``provenance`` that it was taken with: where it comes from, its verdict.
+        """Return both, with the section ``provenance`` that came along: where the set-up comes from, its verdict.
 
-        That holds for the very set-up that brought it along and for no edit of it, so ``config`` itself has none.
+        Provenance holds for that very set-up and not for an edit of it, so ``config`` itself has none.
         """
         with self._lock:
             config, level = self._both
@@ -68,31 +67,31 @@ class SharedConfig:
         return config.with_values({"provenance": found[-1]}) if found else config, level
 
     def plan(self, world_size: int = 1) -> Plan:
-        """Return what is in effect on so many ranks; a ConfigError tells what a method lacks."""
+        """Return what is in effect on ``world_size`` ranks; a ConfigError tells what a method lacks."""
         config, level = self._both
         return config.resolve(level, world_size, self.network)
 
     def plan_or_problem(self, world_size: int = 1) -> tuple[Plan | None, str]:
-        """Return the plan and an empty text; where there is none, None and why."""
+        """Return the plan and an empty text; if there is no plan, None and the reason."""
         try:
             return self.plan(world_size), ""
         except ConfigError as error:
             return None, str(error)
 
     def learn(self, network: NetworkFacts) -> None:
-        """Take what is known of the network from now on, and call all observers."""
+        """Note what is known of the network from now on, and call all observers."""
         self.network = network
         self._tell_observers()
 
     def set(self, config: BoostConfig, level: str | None = None, *, edited: bool = False) -> None:
-        """Take another configuration, and level if given, and call all observers, unless it is the one there is.
+        """Take another configuration, and level if given, and call all observers, unless nothing changes.
 
         Its provenance is what ``with_provenance`` returns for it.
 
         Args:
             config: The configuration.
-            level: Its level; None leaves the one there is.
-            edited: Whether a person has just made it by hand, so that it can be had from nowhere else.
+            level: Its level; None keeps the present one.
+            edited: Whether a person has just made it by hand, so that it exists nowhere else.
         """
         self._replace(lambda _: config, level)
         if not edited:
@@ -109,11 +108,11 @@ class SharedConfig:
         return self._both not in (*self._taken, *self.kept.values())
 
     def undo(self) -> None:
-        """Take the last edit back; nothing happens when there is none."""
+        """Undo the last edit; nothing happens if there is none."""
         self._step(self._past, self._future)
 
     def redo(self) -> None:
-        """Make the edit again that was taken back last; nothing happens when there is none."""
+        """Redo the edit that was undone last; nothing happens if there is none."""
         self._step(self._future, self._past)
 
     def undoes(self) -> list[str]:
@@ -121,11 +120,11 @@ class SharedConfig:
         return differing(self._past[-1], self._both) if self._past else []
 
     def redoes(self) -> list[str]:
-        """Return the same of ``redo``."""
+        """Return the same for ``redo``."""
         return differing(self._future[-1], self._both) if self._future else []
 
     def keep(self, name: str) -> None:
-        """Keep the configuration under a name, in place of what had it; a ConfigError asks for one."""
+        """Keep the configuration under a name, in place of an earlier one; an empty name is a ConfigError."""
         if not name.strip():
             raise ConfigError("name the configuration, for example `fast`")
         with self._lock:
@@ -139,7 +138,7 @@ class SharedConfig:
         self._tell_observers()
 
     def observe(self, observer: Observer) -> Callable[[], None]:
-        """Have a function called with every new configuration and level; what is returned ends this."""
+        """Have a function called with every new configuration and level; calling what is returned ends this."""
         with self._lock:
             self._observers.append(observer)
 
@@ -171,7 +170,7 @@ class SharedConfig:
         return bare
 
     def _remember(self, new: Setup) -> None:
-        """Note what there was before an edit, once for all changes that a dragged slider makes."""
+        """Note the state before an edit, once for all changes that a dragged slider makes."""
         paths, now = frozenset(differing(self._both, new)), time.monotonic()
         before, when = self._last_edit
         if not (len(paths) == 1 and paths == before and now - when < _ONE_EDIT):
@@ -201,13 +200,13 @@ class SharedConfig:
 
 
 def differing(one: Setup, other: Setup) -> list[str]:
-    """Return the config paths, and ``level``, in which two set-ups differ; where they come from is none of it."""
+    """Return the config paths, and ``level``, in which two set-ups differ, provenance aside."""
     paths = [path for path in one[0].diff(other[0]) if path != "provenance"]
     return [*paths, *(["level"] if one[1] != other[1] else [])]
 
 
 def config_of_text(document: str | bytes, name: str) -> BoostConfig:
-    """Read a configuration from the content of a JSON file; errors call it by a name."""
+    """Read a configuration from the content of a JSON file; errors use the given name."""
     try:
         text = document if isinstance(document, str) else document.decode("utf-8-sig")
     except UnicodeDecodeError as error:

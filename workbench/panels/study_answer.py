@@ -18,7 +18,7 @@ ANSWERS: Final = (
 
 
 def curve_of(trial: TrialRecord, directory: Path, objective: str = "time_to_target") -> RunCurve:
-    """Read a trial's curves from the study's folder; without its run directory only the evaluations are left."""
+    """Read a trial's curves from the study's folder; without its run directory there are only the evaluations."""
     from workbench.runs import read_run
 
     label = "O0" if trial.number == 0 else f"trial {trial.number}"
@@ -36,7 +36,7 @@ def curve_of(trial: TrialRecord, directory: Path, objective: str = "time_to_targ
 
 
 def answer_html(study: StudyResult) -> str:
-    """Say what each export takes, why, and why not the others."""
+    """Return what each export takes, why, and why not the others."""
     parts = []
     first: dict[str, str] = {}
     for target, choice in study.choices.items():

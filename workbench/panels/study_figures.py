@@ -41,7 +41,7 @@ _PICKABLE: Final = frozenset({"history", "speed", "parameters", "slice", "contou
 class StudyFigures:
     """Views of a study's trials, where the gain of its exports comes from, and the curves of picked trials.
 
-    ``view`` chooses what stands on ``stage``; ``gains`` has one figure for each export that gains something,
+    ``view`` chooses what ``stage`` shows; ``gains`` has one figure for each export that gains something,
     ``curves_stage`` the curves once a trial was picked. ``pick`` is called with the number of a trial that is clicked.
     """
 
@@ -74,7 +74,7 @@ class StudyFigures:
         self._place(self.curves_stage, "curves")
 
     def hide_curves(self) -> None:
-        """Show no curves: no trial is picked any more."""
+        """Show no curves: no trial is picked any longer."""
         self.curves, self.curves_stage.children = [], ()
 
     def _show_view(self) -> None:
@@ -101,7 +101,7 @@ class StudyFigures:
             stage.children = wanted
 
     def _drawn(self, name: str) -> LiveFigure:
-        """Return a figure with what is known now."""
+        """Return a figure drawn from what is known now."""
         figure = self.draw(name)
         with self._lock:
             if name in self.live:

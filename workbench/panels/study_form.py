@@ -1,6 +1,6 @@
 """The controls of a study, and what they ask as the text of its ``study.toml``.
 
-All there is to know of a field comes from the models of the study's file. Optuna is not loaded before a form is made.
+Everything about a field comes from the models of the study's file. Optuna is not loaded before a form is made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from workbench.tasks import Task
 
 _MINUTES: Final = "study.timeout_seconds"
-"""Path of what is asked for in minutes, and kept in seconds."""
+"""Path of a value that is entered in minutes and kept in seconds."""
 
 _STEPS: Final = "study.budget_steps"
 _DROP: Final = "allowed_drop.o1"
@@ -45,7 +45,7 @@ _EXTENDED: Final = {
     "study.timeout_seconds": "timeout",
     "confirm.seeds_max": "confirm_seeds",
 }
-"""Values that may grow without making it another question: they are options of the command, too."""
+"""Values that may grow without changing the question: they are also options of the command."""
 _ALWAYS_WRITTEN: Final = ("study.task", "study.n_trials", _STEPS, _OBJECTIVE, "sampler.name")
 _SET_UPS: Final = "time_to_quality"
 _LEFT_TO_THE_LOOK: Final = "decided by a look at the task when the search begins"
@@ -86,8 +86,8 @@ def _described(path: str, names: tuple[str, ...]) -> ParameterInfo:
 class StudyForm:
     """Fields for what a study is asked, with those that few change folded away.
 
-    The shared configuration gives precision, loss scale and optimizer of O0 to a new study; ``given`` are first values
-    by path. ``file`` is the text of the study's file, None while there is none.
+    A new study's O0 gets precision, loss scale and optimizer of the shared configuration; ``given`` are first values by
+    path. ``file`` is the text of the study's file, None while there is none.
     """
 
     def __init__(self, panel: Panel, shared: SharedConfig, folder: Path, given: Mapping[str, Any]) -> None:
@@ -124,7 +124,7 @@ class StudyForm:
 
     @property
     def place(self) -> Path:
-        """The folder of the study, as it is typed now."""
+        """The folder of the study, as typed now."""
         return Path(self.folder.value).expanduser()
 
     def lock(self, locked: bool) -> None:
@@ -133,7 +133,7 @@ class StudyForm:
             part.lock(locked)
 
     def show(self, text: str) -> None:
-        """Show what a study's file asks; a ValueError tells that it is no TOML, or searches what there is not."""
+        """Show what a study's file asks; a ValueError if it is not TOML, or searches something unknown."""
         from workbench.study.ask.study_text import space_of, values_of
 
         values, space = values_of(text), space_of(text)
@@ -145,11 +145,11 @@ class StudyForm:
 
     @property
     def asks_for_set_ups(self) -> bool:
-        """Whether a new study is to find the fastest whole set-up, which a look at the task writes."""
+        """Whether a new study, written after a look at the task, is to find the fastest whole set-up."""
         return self.file is None and self.entries[_OBJECTIVE].value == _SET_UPS
 
     def set_up_question(self, task: Task) -> dict[str, Any]:
-        """Return what `begin_study` is asked: the first fields, where they were left alone what it takes by itself."""
+        """Return the arguments of `begin_study`: the first fields, or its own defaults where they were left alone."""
         minutes, drop, steps = (self.entries[path] for path in (_MINUTES, _DROP, _STEPS))
         own_length = steps.value == steps.info.default and (task.steps or task.epochs) is not None
         return {
@@ -159,7 +159,7 @@ class StudyForm:
         }
 
     def show_baseline(self) -> None:
-        """Say what O0 means in this study, and what the look at a task decides about a new one."""
+        """Show what O0 means in this study, and what the look at a task decides about a new one."""
         from workbench.study.ask.task_study import DEFAULT_MINUTES
 
         left = _LEFT_TO_THE_LOOK if self.asks_for_set_ups else ""
@@ -175,7 +175,7 @@ class StudyForm:
             )
             return
         if self.file is not None:
-            self._baseline.value = faint("O0 is what [baseline] in study.toml says.")
+            self._baseline.value = faint("O0 is defined by [baseline] in study.toml.")
             return
         named = ", ".join(f"`{path}` = {number_text(value)}" for path, value in self._new_baseline().items())
         self._baseline.value = faint(f"O0 of a new study: {named}." if named else "O0 of a new study: all defaults.")
@@ -198,7 +198,7 @@ class StudyForm:
         return new_study_text(str(asked.pop("study.task")), self._new_baseline(), asked, self.space.value)
 
     def extensions(self, text: str) -> dict[str, Any]:
-        """Return what a study that has begun is asked beyond its file, as options, if that is all that is asked."""
+        """Return what a study that has begun is asked beyond its file, as options, if nothing else changes."""
         from workbench.study.ask.study_text import space_of, values_of
 
         file = self.file or ""
@@ -209,7 +209,7 @@ class StudyForm:
         return {_EXTENDED[path]: after[path] for path in changed if path in after}
 
     def unfold_more(self) -> None:
-        """Unfold the last section, where a sentence stands."""
+        """Unfold the last section, which has a sentence to show."""
         self.sections.selected_index = 2
 
     def _new_baseline(self) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _minutes(seconds: Any) -> Any:
 
 
 def _seconds(minutes: Any, written: Any) -> Any:
-    """Return minutes as the file says them; what the file says already stays to the last digit."""
+    """Return minutes as seconds for the file; an equal value keeps the file's own digits."""
     if written is not None and minutes == _minutes(written):
         return written
     return 60.0 * minutes if isinstance(minutes, (int, float)) else minutes

@@ -47,11 +47,11 @@ class StudyPanel(WorkPanel):
     Args:
         task_or_study_dir: A task, its name as on the command line, or the folder of a study.
         shared: Takes the configuration of a picked trial, and gives precision, loss scale and optimizer of O0 to a new
-            study; None makes one of its own.
+            study; None makes a new one.
         studies: Folder in which a new study gets its own.
         trials: Trials of a new study of boost methods.
-        steps: How long the task is trained today, in micro-batches; what a Task says of itself counts, where this is
-            left alone.
+        steps: How long the task is trained today, in micro-batches; if this is left alone, what a Task says of itself
+            counts.
         objective: What a new study minimises. ``"time_to_quality"`` searches whole set-ups, as ``workbench tune TASK``
             does; the others search boost methods.
         theme: See ``Panel``.
@@ -144,7 +144,7 @@ class StudyPanel(WorkPanel):
         )
 
     def open(self, folder: str | Path) -> None:
-        """Show the study in a folder; one without ``study.toml`` is where a new study will be."""
+        """Show the study in a folder; one without ``study.toml`` is for a new study."""
         if self.state.busy:
             return
         folder = Path(folder)
@@ -173,7 +173,7 @@ class StudyPanel(WorkPanel):
             self.tell("not started")
 
     def start(self, *, fresh: bool = False) -> None:
-        """Begin the study with what the controls say, or go on with it; ``fresh`` archives what is there first."""
+        """Begin the study that the controls describe, or continue it; ``fresh`` archives what is there first."""
         if self._unreadable is not None:
             self._error.value = error_html(
                 f"{self.folder.value}/study.toml: {self._unreadable}; fix the file, or name another folder"
@@ -227,7 +227,7 @@ class StudyPanel(WorkPanel):
         return super().wait(timeout) and self._reader.wait(timeout)
 
     def state_changed(self, state: PanelState) -> None:
-        """Enable what makes sense in a state."""
+        """Enable what can be used in a state."""
         super().state_changed(state)
         fixed = self._task is not None and self.form.file is None
         self.entries["study.task"].disable("the panel was made for this task" if fixed else "")
@@ -245,8 +245,8 @@ class StudyPanel(WorkPanel):
     ) -> StudyResult | None:
         """Write the study's file and run it, in a thread; None when it was stopped on the way.
 
-        Without a text a look at the task writes the file. After each trial it sends what is known of the study. One
-        that is asked something else than before keeps its file, and says so with a StudyError.
+        Without a text a look at the task writes the file. After each trial it sends what is known of the study. If the
+        question differs from the stored one, the file stays, and a StudyError says so.
         """
         from workbench import api
         from workbench import study as studies
@@ -283,13 +283,13 @@ class StudyPanel(WorkPanel):
             raise
 
     def _show_question(self, text: str) -> None:
-        """Show what the look at the task has asked."""
+        """Show the question that the look at the task has led to."""
         self.form.file = text
         self.form.show(text)
         self.form.show_baseline()
 
     def finished(self, outcome: Outcome) -> PanelState:
-        """Say that the study has its answer, or was stopped."""
+        """Show that the study has its answer, or was stopped."""
         ended = counted(self._n_ended(), "trial")
         if outcome.result is None:
             self.tell("stopped; everything finished is kept; Continue resumes it")

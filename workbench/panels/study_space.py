@@ -19,7 +19,7 @@ from workbench.panels.style import label_html
 _LEVEL: Final = ParameterInfo(
     path="level",
     title="Boost level",
-    description="Boost level of a trial; O1 and O2 each have an allowed drop of their own.",
+    description="Boost level of a trial; O1 and O2 each have their own allowed drop.",
     kind="choice",
     default="O1",
     choices=tuple(LEVELS),
@@ -30,8 +30,7 @@ _LEVEL: Final = ParameterInfo(
 class SpaceRow:
     """One dimension of the search; ``remove`` is called with it when the user takes it out.
 
-    Its value is a list of values, a table with ``low`` and ``high``, or true for the range that the configuration
-    declares.
+    Its value is a list of values, a table with ``low`` and ``high``, or true for the declared range.
     """
 
     def __init__(self, info: ParameterInfo, value: Any, remove: Callable[[SpaceRow], None]) -> None:
@@ -48,7 +47,7 @@ class SpaceRow:
 
     @property
     def value(self) -> Any:
-        """The row as a study file has it; text that is no number stays text, for the study's rules to refuse."""
+        """The row as a study file has it; text that is not a number stays text, for the study's rules to refuse."""
         now = self._read()
         return self._given if now == self._shown else now
 
@@ -156,11 +155,11 @@ class SearchSpace:
         return {path: one.value for path, one in self.rows.items()}
 
     def set(self, space: Mapping[str, Any]) -> None:
-        """Show another search space; a ConfigError, before anything has changed, tells of an unknown path."""
+        """Show another search space; an unknown path is a ConfigError, before anything has changed."""
         self._replace({path: SpaceRow(self._info(path), value, self._remove) for path, value in space.items()})
 
     def add(self, path: str) -> None:
-        """Search one more parameter, over the range that the configuration declares; refused beside the field."""
+        """Search one more parameter, over its declared range; a refusal is shown beside the field."""
         if path in self.rows:
             self._answer.refuse(f"`{path}` is searched already")
             return

@@ -31,7 +31,7 @@ FITTING: Final = (
 
 
 def words(text: str) -> str:
-    """Make text safe in HTML; what stands in backticks becomes code."""
+    """Make text safe in HTML; words in backticks become code."""
     parts = html.escape(text, quote=False).split("`")
     if len(parts) % 2 == 0:
         return "`".join(parts)
@@ -84,7 +84,7 @@ def value_text(value: Any) -> str:
 
 
 def difference_html(config: BoostConfig) -> str:
-    """Write in which parameters a configuration differs from the default one."""
+    """Return the parameters in which a configuration differs from the default."""
     rows = [
         (f"`{path}`", value_text(here), value_text(there))
         for path, (here, there) in config.diff(BoostConfig()).items()
@@ -94,7 +94,7 @@ def difference_html(config: BoostConfig) -> str:
 
 
 def file_link(path: Path, text: str) -> str:
-    """Write a link to a file as JupyterLab serves it; only the page knows where that is."""
+    """Write a link to a file that JupyterLab serves; only the page knows its address."""
     absolute = path.resolve()
     short = f"~/{absolute.relative_to(Path.home()).as_posix()}" if absolute.is_relative_to(Path.home()) else absolute
     names = f'data-absolute="{html.escape(absolute.as_posix())}" data-short="{html.escape(str(short))}"'

@@ -1,7 +1,7 @@
 """Train: start, pause and stop a run, watch it learn, and see what the configuration does to the time of a step.
 
 The run goes on in a thread beside the kernel, so cells can be executed meanwhile; a kernel's interrupt does not reach
-it, the Stop button does. A page that was closed and opened again finds the run still going.
+it, but the Stop button does. A page that was closed and opened again finds the run still going.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TrainPanel(WorkPanel):
 
     Args:
         task: A task, or its name as on the command line; a name can be changed in the panel.
-        shared: The configuration; None makes one of its own.
+        shared: The configuration; None makes a new one.
         steps: Micro-batches.
         seed: Seed of weights, data order and split.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
@@ -77,10 +77,10 @@ class TrainPanel(WorkPanel):
 
     Attributes:
         shared: The configuration that is trained.
-        result: Result of the last run that ended by itself or by Stop; None before, and from each new start.
-        speed: The last measurement of step times; None before, and from each new start.
+        result: Result of the last run that ended by itself or by Stop; None before, and after each new start.
+        speed: The last measurement of step times; None before, and after each new start.
         trace: What the present or last run has reported.
-        display_seconds: Processor time that showing the last run took while it went on, seconds.
+        display_seconds: Processor time that showing the last run took while it went on, in seconds.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class TrainPanel(WorkPanel):
         self.plots.children = (self.choice, self.live.widget, self.overlay.widget, self._speed_text)
 
     def start(self) -> None:
-        """Begin a run with what the controls say; a value that cannot be used is refused beside its field."""
+        """Begin the run that the controls describe; a value that cannot be used is refused beside its field."""
         if self._are_usable() and self.machine.try_to(PanelState.RUNNING):
             self.trace, self.result = LiveTrace(), None
             self._columns.clear()
@@ -174,13 +174,13 @@ class TrainPanel(WorkPanel):
             self._begin(0, measure=True)
 
     def state_changed(self, state: PanelState) -> None:
-        """Enable what makes sense in a state."""
+        """Enable what can be used in a state."""
         super().state_changed(state)
         self.pause_button.disabled = state not in (PanelState.RUNNING, PanelState.PAUSED)
         self.pause_button.description = "Resume" if state is PanelState.PAUSED else "Pause"
 
     def _are_usable(self) -> bool:
-        """Return whether all counts can be used; of those that cannot it is said beside the field."""
+        """Return whether all counts can be used, and show beside the field if one cannot."""
         steps, *more = [is_usable_count(control) for control in (self.steps, self.seed, self.evaluate_every)]
         if not all(more):
             self._more.selected_index = 0  # where the sentence stands
@@ -202,7 +202,7 @@ class TrainPanel(WorkPanel):
     def _work(
         self, control: RunControl, task: Task | str, setup: Setup, *, measure: bool, **options: Any
     ) -> tuple[RunResult | None, SpeedRatio | None]:
-        """Train a set-up and compare its step times with O0, in a thread; what was not asked for is None."""
+        """Train a set-up and compare its step times with O0, in a thread; anything not asked for is None."""
         from workbench import api
         from workbench.core.devices import select_device
         from workbench.tasks import load_task
@@ -240,7 +240,7 @@ class TrainPanel(WorkPanel):
         return result, speed
 
     def _add(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
-        """Take what was drained of the run."""
+        """Add what was drained from the run."""
         self.trace.add(records, events)
         self._offer_figures(records)
         for event in events:
@@ -248,7 +248,7 @@ class TrainPanel(WorkPanel):
                 self.log(event.message)
 
     def finished(self, outcome: Outcome) -> PanelState:
-        """Show the result of the run and the comparison of step times, as far as there are any."""
+        """Show the result of the run and the comparison of step times, if there are any."""
         result, self.speed = outcome.result
         self._speed_text.value = note_html("" if self.speed is None else self._speed_sentence(self.speed))
         if result is None:
@@ -295,7 +295,7 @@ class TrainPanel(WorkPanel):
         self.tell(" · ".join(parts))
 
     def refresh(self) -> None:
-        """Draw the figure that is looked at again, as often as its cost allows; a run that is held reports no more."""
+        """Redraw the figure being shown, as often as its cost allows; a run that is held reports nothing."""
         if self.trace.is_empty or (time.monotonic() < self._draw_after and self.state is not PanelState.PAUSED):
             return
         began = time.thread_time()
@@ -304,7 +304,7 @@ class TrainPanel(WorkPanel):
         self._draw_after = time.monotonic() + min(_LONGEST_WAIT, cost / _DRAWING_SHARE)
 
     def _offer_figures(self, records: Sequence[StepRecord]) -> None:
-        """Offer the figures that the columns of the present run allow; what is looked at stays while it is offered."""
+        """Offer the figures that the columns of the present run allow; the one shown stays while it is offered."""
         self._columns.update(*(record.columns for record in records))
         if any(record.loss_scale != 1.0 for record in records):
             self._columns.add("loss_scale")

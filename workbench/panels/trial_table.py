@@ -1,4 +1,4 @@
-"""The table of trials in the Tune tab: the one that report and view page have, as a widget."""
+"""The table of trials in the Tune tab: the same as in report and view page, as a widget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.panels import kit
 from workbench.panels.panel import Panel
 from workbench.report.trial_data import trial_data
 
-_PAUSE: Final = 5.0  # a table of a running study rests so many times as long as its rows took to make
+_PAUSE: Final = 5.0  # a running study's table rests this many times as long as its rows took to make
 
 
 def _text(name: str) -> str:
@@ -35,9 +35,8 @@ class _TableWidget(anywidget.AnyWidget):
 class TrialTable:
     """A study's trials to sort, filter and open.
 
-    ``take`` is called with the number of one whose button is pressed, ``note`` with number and text of a note to keep.
-
-    ``stage`` is empty until there is a trial. The widget is made with the first one.
+    ``take`` is called with the number of a trial whose button is pressed, ``note`` with number and text of a note to
+    keep. ``stage`` is empty until there is a trial, with which the widget is made.
     """
 
     def __init__(self, panel: Panel, take: Callable[[int], Any], note: Callable[[int, str], Any]) -> None:
@@ -48,7 +47,7 @@ class TrialTable:
         self.widget: _TableWidget | None = None
 
     def show(self, study: StudyResult | None) -> None:
-        """Show what is known of a study now; while it goes on, not more often than thousands of rows allow."""
+        """Show what is known of a study now; while it goes on, less often the more rows there are."""
         with self._lock:
             if study is None or not study.trials:
                 self.stage.children = ()

@@ -19,14 +19,14 @@ from workbench.panels.controls import number_text
 
 
 class WayOut(NamedTuple):
-    """What a button says, and the configuration that a click on it makes."""
+    """A button's label, and the configuration that a click on it makes."""
 
     text: str
     config: BoostConfig
 
 
 def way_out(name: str, config: BoostConfig, facts: Facts) -> WayOut | None:
-    """Return the one change that lets a switch be in effect, with the switch on; None where one is not enough.
+    """Return the one change that, with the switch on, brings it into effect; None if one is not enough.
 
     Args:
         name: The switch.
@@ -41,7 +41,7 @@ def way_out(name: str, config: BoostConfig, facts: Facts) -> WayOut | None:
 
 
 def _changes(name: str, config: BoostConfig, level: str) -> Iterator[tuple[str, BoostConfig]]:
-    """Yield a parameter that decides at its least useful value, or at another choice, then another switch taken off."""
+    """Yield deciding parameters at their least useful value or another choice, then other switches turned off."""
     infos, leaves = describe_parameters(), config.leaves()
     needed = infos[f"boost.{name}"].needs.reads
     for path, info in infos.items():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Workbench(Panel):
     """Configure, train, look at the loss scale, tune, compare and export, in tabs that share one configuration.
 
-    A tab is made when it is first opened. What runs in one goes on while another is looked at.
+    A tab is made when it is first opened. Work in one goes on while another is open.
 
     Args:
         task: A task, or its name as on the command line.
@@ -35,7 +35,7 @@ class Workbench(Panel):
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
         out: Folder of run directories; None records nothing.
         studies: Folder of studies.
-        theme: ``"auto"`` follows the page; ``"light"`` and ``"dark"`` give the workbench a background of its own.
+        theme: ``"auto"`` follows the page; ``"light"`` and ``"dark"`` give the workbench its own background.
 
     Attributes:
         shared: The configuration that all tabs show and change.
@@ -117,7 +117,7 @@ class Workbench(Panel):
         return self._panels[title]
 
     def static_html(self) -> str:
-        """Return what the opened panels say."""
+        """Return the static HTML of the opened panels."""
         return super().static_html() + "".join(f"<div>{panel.static_html()}</div>" for panel in self._panels.values())
 
     def _load(self, task: Task | str) -> None:

@@ -1,11 +1,11 @@
-"""Long work beside the kernel: one function at a time in a thread, and a pump that hands on what it says.
+"""Long work beside the kernel: one function at a time in a thread, and a pump that hands on its messages.
 
-The function speaks as often as it likes (``RunControl.send`` never blocks); the pump hands the messages on in batches,
+The function sends as often as it likes (``RunControl.send`` never blocks); the pump hands the messages on in batches,
 a few times a second, so that a display costs the same whether a step takes a microsecond or a minute. After the last
 message comes the outcome, and with it both threads end.
 
 A thread, not a process: a task is often an object that a notebook cell made, which no other process could load. Torch
-leaves the interpreter free while it computes, and the thread draws random numbers of its own.
+leaves the interpreter free while it computes, and the thread draws its own random numbers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Gate:
         self.open()
 
     def requested(self) -> bool:
-        """Return whether the work shall be held."""
+        """Return whether the work is to be held."""
         return not self._open.is_set()
 
     def wait(self) -> None:
@@ -59,7 +59,7 @@ class Gate:
 
 
 class RunControl:
-    """One piece of work, and what it gets to speak and to listen with."""
+    """One piece of work: its messages out, and the requests to it."""
 
     def __init__(self) -> None:
         self.outcome = Outcome()
@@ -71,13 +71,13 @@ class RunControl:
         self._messages: collections.deque[Any] = collections.deque(maxlen=_MESSAGES_KEPT)
 
     def stop_requested(self) -> bool:
-        """Return whether the work shall end; asked once per step."""
+        """Return whether the work is to end; called once per step."""
         return self._stop.is_set()
 
     def send(self, message: Any, *arguments: Any) -> None:
-        """Hand out a message, or a call of a function with arguments; never blocks.
+        """Send a message, or a call of a function with arguments; never blocks.
 
-        The display gets all of them in order, in one of the next batches.
+        The display gets all messages in order, in one of the next batches.
         """
         self._messages.append(functools.partial(message, *arguments) if arguments else message)
 
@@ -145,7 +145,7 @@ class Worker:
         return not self._run.reported
 
     def start(self, function: Callable[[RunControl], Any]) -> None:
-        """Begin work; a RuntimeError where some is under way already, or the worker was closed."""
+        """Begin work; a RuntimeError if some is already under way, or the worker was closed."""
         with self._lock:
             if self.closed:
                 raise RuntimeError("this worker is closed; make a new panel")
@@ -180,7 +180,7 @@ class Worker:
         self._run.pause.open()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for the work and its outcome, for so many seconds at most; return whether both threads have ended."""
+        """Wait for the work and its outcome, ``timeout`` seconds at most; return whether both threads have ended."""
         others = [thread for thread in self._run.threads if thread is not threading.current_thread()]
         until = None if timeout is None else time.monotonic() + timeout
         for thread in others:
@@ -188,7 +188,7 @@ class Worker:
         return not any(thread.is_alive() for thread in others)
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Stop the work and hand on nothing any more; false when a step outlasts ``timeout`` (seconds)."""
+        """Stop the work and hand on nothing more; False if a step outlasts ``timeout`` (seconds)."""
         with self._lock:
             self.closed = True
         self.stop()
@@ -217,10 +217,10 @@ class Worker:
 
 
 class Reader:
-    """Answers questions in a thread, the newest one; those asked meanwhile and not begun are dropped.
+    """Answers one question at a time in a thread; of those asked meanwhile only the newest is kept.
 
-    ``new_worker`` returns a worker from its two callbacks; its messages are functions that show a part of an answer.
-    ``on_error`` is called with what an answer, or showing it, raised.
+    ``new_worker`` makes a worker from its two callbacks; its messages are functions that show part of an answer.
+    ``on_error`` gets the exception that computing or showing an answer raised.
     """
 
     def __init__(self, new_worker: Callable[..., Worker], on_error: Callable[[BaseException], None]) -> None:
@@ -238,16 +238,16 @@ class Reader:
                 self._begin_next()
 
     def is_superseded(self) -> bool:
-        """Return whether something newer was asked than what is being answered."""
+        """Return whether a newer question waits than the one being answered."""
         return self._wanted is not None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until everything asked is answered and shown, for so many seconds at most; return whether it was."""
+        """Wait until everything asked is answered and shown, for ``timeout`` seconds at most; return whether it was."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._answering, timeout)
 
     def close(self) -> None:
-        """Ask the answer under way to end, and wait for it; nothing is shown any more."""
+        """Ask the answer under way to end, and wait for it; nothing more is shown."""
         self._worker.close()
         with self._changed:
             self._begin_next()  # a closed worker does not, and no one waits any longer
@@ -307,7 +307,7 @@ _listener: contextvars.ContextVar[Callable[[str], None] | None] = contextvars.Co
 
 
 def _listen_to_warnings() -> None:
-    """Hand warnings of work that has a listener to it; all others go where they went.
+    """Hand warnings from work to its listener, if it has one; all others go where they went.
 
     ``warnings.catch_warnings`` cannot do this: it changes the whole process and its nesting knows no threads.
     """
