@@ -34,7 +34,7 @@ def checked_number(
 def checked_count(name: str, value: Any, least: int | None = 1, *, kind: str = "a whole number") -> int:
     """Return a whole number, of at least ``least`` where that is given; ``kind`` is what messages call it.
 
-    A TypeError says that it is no whole number, a ValueError that it is smaller.
+    A TypeError if it is not a whole number, a ValueError if it is smaller.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be {kind}, got {value!r}")
@@ -44,7 +44,7 @@ def checked_count(name: str, value: Any, least: int | None = 1, *, kind: str = "
 
 
 def seconds_from(variable: str, default: float, *, or_zero: bool = False) -> float:
-    """Return the seconds that an environment variable says, above 0 (or 0 where that is allowed), or the default."""
+    """Return the seconds that an environment variable sets, above 0 (or 0 where that is allowed), or the default."""
     text = os.environ.get(variable, "")
     try:
         seconds = float(text) if text else default

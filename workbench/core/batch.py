@@ -12,7 +12,7 @@ from torch import Tensor
 from workbench.core import devices
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
-"""Names under which a mapping or a dataclass holds what a model should answer."""
+"""Names under which a mapping or a dataclass holds the target."""
 
 
 def move_batch(batch: Any, device: str | torch.device) -> Any:
@@ -51,9 +51,9 @@ def fields_of(batch: Any) -> dict[str, Any] | None:
 
 
 def inputs_and_target(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any] | None:
-    """Return what a model is called with, by position and by name, and what it should answer; None where none is.
+    """Return what a model is called with, by position and by name, and its target; None if there is no target.
 
-    The last of two or more items is the target; in a mapping or a dataclass it is what stands under one of
+    The last of two or more items is the target; in a mapping or a dataclass it is the entry under one of
     ``TARGET_KEYS``.
     """
     if isinstance(batch, list | tuple):

@@ -20,7 +20,7 @@ _EXPRESSION = re.compile(r"[A-Za-z0-9.+-]+(?: (?:AND|OR|WITH) [A-Za-z0-9.+-]+)+"
 
 
 def bill_of_materials(package: str = _PACKAGE) -> dict[str, Any]:
-    """Return the bill of a package that is installed: components with versions, licences and what needs what.
+    """Return the bill of an installed package: components with versions, licences and what needs what.
 
     Raises:
         ValueError: When the package is not installed.
@@ -85,7 +85,7 @@ def _component(one: metadata.Distribution) -> dict[str, Any]:
 
 
 def licences_of(one: metadata.Distribution) -> list[dict[str, Any]]:
-    """Return the licences that a distribution declares, as CycloneDX writes them; nothing where it declares none.
+    """Return the licences that a distribution declares, as CycloneDX writes them; empty if it declares none.
 
     In the order of trust: an SPDX expression, the classifiers, a short text in the free field.
     """

@@ -34,12 +34,12 @@ def crc_of_arrays(arrays: Mapping[str, Any]) -> int:
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain values with the checksum of all of them beside them."""
+    """Return plain values with the checksum of all of them added."""
     return {**values, SEAL: _crc_of(values)}
 
 
 def is_intact(values: Mapping[str, Any]) -> bool:
-    """Return whether sealed values are what they were; those without a seal, of earlier versions, count as such."""
+    """Return whether sealed values are unchanged; those without a seal, of earlier versions, count as such."""
     # Without one, the name of a seal may have been damaged: its value still is the checksum of the others.
     seals = [SEAL] if SEAL in values else [name for name, one in values.items() if type(one) is int]
     fits = [values[seal] == _crc_of({name: one for name, one in values.items() if name != seal}) for seal in seals]

@@ -29,12 +29,12 @@ _WITHOUT_PINNED_MEMORY = ("cpu", "mps", "meta")
 
 
 def select_device(name: str | torch.device = "auto") -> torch.device:
-    """Return the device of this name, checked to be present; an accelerator without an index means the current one.
+    """Return the named device, checked to be present; an accelerator without an index means the current one.
 
     ``"auto"`` is the accelerator if there is one, else the CPU.
 
     Raises:
-        ValueError: When the name is no device name, or no such device is present on this machine.
+        ValueError: When the name is not a device name, or no such device is present on this machine.
         TypeError: When ``name`` is neither text nor a device.
     """
     if not isinstance(name, str | torch.device):
@@ -58,9 +58,9 @@ def select_device(name: str | torch.device = "auto") -> torch.device:
 
 
 def rank_device(name: str | torch.device, local_rank: int) -> torch.device:
-    """Return the device of one rank and make it the current one: the CPU, or the accelerator of this number.
+    """Return the device of one rank: the CPU, or the accelerator with the number ``local_rank``, made the current one.
 
-    A ValueError says that the name has an index, or that this machine has fewer accelerators than ranks.
+    A ValueError when ``name`` is a str with an index, or this machine has fewer accelerators than ranks.
     """
     device = select_device(name)
     if device.type == "cpu":
@@ -81,9 +81,9 @@ def rank_device(name: str | torch.device, local_rank: int) -> torch.device:
 
 @contextlib.contextmanager
 def as_current(device: torch.device) -> Iterator[None]:
-    """Make an accelerator that is named by its number the current one while the block runs.
+    """Make an accelerator with an index the current one while the block runs.
 
-    Results do not depend on it; but pinned memory, libraries and their context belong to the current device.
+    Results do not depend on it, but pinned memory, libraries and their context belong to the current device.
     """
     if device.type == "cpu" or device.index is None:
         yield
@@ -99,7 +99,7 @@ def collective_backend(device: str | torch.device) -> str:
 
 
 def use_threads(number: int) -> None:
-    """Let CPU operations of this process use so many threads."""
+    """Set how many threads CPU operations of this process use."""
     torch.set_num_threads(number)
 
 
@@ -129,26 +129,26 @@ def synchronize(device: str | torch.device) -> None:
 
 
 def tensor_on(device: torch.device, values: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
-    """Return numbers of the host as a tensor on a device; the host does not wait until they are there."""
+    """Return numbers from the host as a tensor on a device, without waiting until they are there."""
     # From memory that is not pinned a copy makes the host wait; `torch.tensor(..., device=...)` copies so.
     numbers = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=pins_memory(device))
     return numbers.to(device, non_blocking=True)
 
 
 def moved(tensor: Tensor, device: str | torch.device) -> Tensor:
-    """Return a tensor on a device; where it comes from the host, the host does not wait until it is there."""
+    """Return a tensor on a device; the host does not wait for a copy from its memory."""
     if tensor.is_cpu and tensor.layout == torch.strided and pins_memory(device):
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 def pins_memory(device: str | torch.device) -> bool:
-    """Return whether there is host memory that the device copies from and to by itself."""
+    """Return whether host memory can be pinned, so that the device copies from and to it by itself."""
     return device_type(device) not in _WITHOUT_PINNED_MEMORY
 
 
 def host_room(n_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a flat tensor in host memory for exchange with a device: pinned where it pins any and the system allows.
+    """Return a flat tensor in host memory for exchange with a device: pinned if device and system allow that.
 
     A limit on locked memory (``ulimit -l``, a container's) is a warning: copies then make the host wait.
     """
@@ -182,7 +182,7 @@ def is_capturing(device: torch.device) -> bool:
 def memory_bytes(device: str | torch.device) -> int:
     """Return the memory in use, bytes: allocated tensors on an accelerator, this process's resident set on a CPU.
 
-    Without waiting for the device; 2 us on a CPU, up to 200 on an accelerator; 0 where a backend does not report it.
+    Does not wait for the device; takes 2 us on a CPU, up to 200 on an accelerator. 0 if a backend does not report it.
     """
     if device_type(device) == "cpu":
         file = _memory_file(os.getpid())
@@ -209,7 +209,7 @@ def autocast_supported(device: str | torch.device, dtype: torch.dtype) -> bool:
 
 
 def has_fast_bfloat16(device: str | torch.device) -> bool:
-    """Return whether the device multiplies matrices of bfloat16 by instructions of its own; else float32 is faster."""
+    """Return whether the device has instructions to multiply bfloat16 matrices; without them float32 is faster."""
     return _has_fast_bfloat16(device_type(device))
 
 
@@ -251,24 +251,24 @@ def hardware_summary() -> dict[str, Any]:
 
 
 def _accelerator() -> torch.device | None:
-    """Return the accelerator; a torch that was built for one says None where none is present."""
+    """Return the accelerator; None if none is present, even if torch was built for one."""
     return torch.accelerator.current_accelerator(check_available=True)
 
 
 def has_overflow_flag(device: str | torch.device) -> bool:
-    """Return whether overflows on this device show in its flag alone: an NPU in saturation mode."""
+    """Return whether overflows on this device show only in its flag: an NPU in saturation mode."""
     return _saturating_npu_utils(device) is not None
 
 
 def begin_overflow_watch(device: str | torch.device) -> None:
-    """Clear the device's overflow flag before the backward pass; nothing to do where gradients show an overflow."""
+    """Clear the device's overflow flag before the backward pass; does nothing where gradients show an overflow."""
     utils = _saturating_npu_utils(device)
     if utils is not None:
         utils.clear_npu_overflow_flag()
 
 
 def device_overflow(device: str | torch.device) -> Tensor | None:
-    """Say whether the device itself saw an overflow since ``begin_overflow_watch``; None where the gradients tell.
+    """Return whether the device itself saw an overflow since ``begin_overflow_watch``; None where gradients show it.
 
     A float32 scalar, 1.0 or 0.0, on the *host*, because reading the flag is a host synchronisation already.
     """

@@ -9,7 +9,7 @@ the metric is 0.97) travels in a *control group* on the CPU (gloo), so that it n
 A rank that dies must not leave the others waiting, and a collective alone says little: gloo reports a closed
 connection to the ranks that talked to the dead one and nothing to the rest. So every rank has a *heartbeat*: a thread
 that counts upwards in the store twice a second and reads what the others have counted. The first rank that fails, or
-sees another one's heartbeat stopped, writes there what happened; what follows from it comes later and is ignored.
+sees another one's heartbeat stopped, writes there what happened; failures it causes come later and are ignored.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def joined(device: str | torch.device = "auto") -> Iterator[torch.device]:
 
 
 def barrier() -> None:
-    """Wait for the other ranks; nothing to wait for when there are none."""
+    """Wait for the other ranks; returns at once when there are none."""
     if world_size() > 1:
         distributed.barrier(group=_control())
 
@@ -126,7 +126,7 @@ def broadcast_object(value: T) -> T:
 
 
 def mean_over_ranks(values: Sequence[float]) -> list[float]:
-    """Return the mean over ranks of each number; as many numbers on every rank."""
+    """Return the mean over ranks of each number; every rank must pass equally many."""
     if world_size() == 1 or not values:
         return list(values)
     total = torch.tensor(values, dtype=torch.float64, device="cpu")
@@ -149,7 +149,7 @@ class StepVotes:
         return before or (False,) * len(wishes)
 
     def settle(self) -> tuple[bool, ...]:
-        """Wait for the exchange under way and return what it says; empty when there is none."""
+        """Wait for the exchange under way and return its votes; empty when there is none."""
         if self._pending is None:
             return ()
         (wishes, work), self._pending = self._pending, None
@@ -159,10 +159,10 @@ class StepVotes:
 
 
 def together(failed: BaseException | None) -> None:
-    """End a piece of work that every rank does, so that one that failed alike on all ranks is no failure of a rank.
+    """End a piece of work that every rank does, so that a failure common to all ranks is not a failure of one.
 
-    A rank that failed waits for the others, who reach the same point by the same failure or by success. One that does
-    not come within some seconds waits in a collective for this one, which only leaving, by a `RankFailure`, can wake.
+    A rank that failed waits for the others to reach the same point, by the same failure or by success. One that does
+    not come within some seconds waits in a collective for this one; only leaving, by a `RankFailure`, can wake it.
     """
     session = _Joined.session
     if session is None:
@@ -176,9 +176,9 @@ def together(failed: BaseException | None) -> None:
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return the failure of a rank that is behind an error, or the error itself; takes up to five seconds.
+    """Return the failure of a rank that caused an error, or the error itself; takes up to five seconds.
 
-    Only errors of communication, and the signal by which torchrun ends the ranks that are left, are looked into.
+    Only errors of communication, and the signal by which torchrun ends the remaining ranks, are looked into.
     """
     session = _Joined.session
     if session is None or not (_is_communication(error) or isinstance(error, _Terminated)):
@@ -252,7 +252,7 @@ class _Session:
         _control()
 
     def all_come(self, point: str, seconds: float) -> bool:
-        """Note that this rank has come to a point; return whether all have, waiting for them at most so long."""
+        """Note that this rank has reached a point; return whether all have, waiting at most ``seconds`` for them."""
         until = time.monotonic() + seconds
         come = self.store.add(point, 1)
         while come < self.here.world_size and time.monotonic() < until:
@@ -261,7 +261,7 @@ class _Session:
         return bool(come == self.here.world_size)
 
     def close(self, error: BaseException | None) -> None:
-        """Leave: say why, close connections, and keep the store while others need it."""
+        """Leave: report why, close connections, and keep the store while others need it."""
         self.heartbeat.leave(error)
         if distributed.is_initialized() and (error is None or distributed.get_backend() == "gloo"):
             # Closed connections wake ranks that wait for this one. nccl's would wait for its own collectives first.
@@ -275,7 +275,7 @@ class _Session:
 class _Heartbeat(threading.Thread):
     """Counts upwards in the store, watches the others count, and knows the first failure of a rank.
 
-    A failure is stored as the rank that reports it (-1: it has done so itself) and the sentence.
+    A failure is stored as the rank that is to report it (-1: it has reported itself) and the sentence.
     """
 
     def __init__(self, store: Any, here: RankEnvironment, patience: float) -> None:
@@ -286,7 +286,7 @@ class _Heartbeat(threading.Thread):
         self._noticed, self._leaving = threading.Event(), threading.Event()
 
     def run(self) -> None:
-        """Beat until the rank leaves or one has failed; end the process when its main thread goes on waiting then."""
+        """Beat until this rank leaves or one has failed; if the main thread then still waits, end the process."""
         here, n = self._here, self._here.world_size
         try:
             words = self._first_failure()
@@ -312,14 +312,14 @@ class _Heartbeat(threading.Thread):
         return self._failure
 
     def tell(self, error: BaseException) -> None:
-        """Let the others know of this rank's failure, unless it follows from one that is known."""
+        """Let the others know of this rank's failure, unless it is the consequence of a known one."""
         here = self._here
         words = f"{0 if here.rank else -1} rank {here.rank} of {here.world_size} ended with an error: {_said(error)}"
         with contextlib.suppress(distributed.DistError, RuntimeError):
             self._store.compare_set("failure", "", f"0 {error}" if isinstance(error, RankFailure) else words)
 
     def leave(self, error: BaseException | None) -> None:
-        """End the heartbeat, and tell of an error."""
+        """End the heartbeat, and report an error."""
         if error is not None:
             self.tell(error)
         self._leaving.set()
@@ -344,7 +344,7 @@ class _Heartbeat(threading.Thread):
             silence = _SILENCE_SECONDS if self._asked else self._patience
             silent = [rank for rank, at in enumerate(seen) if now - at > silence]
             missing = [rank for rank in silent if beats[rank] == b"0"]
-            if silent and (self._asked or not missing):  # how long to wait for one that has not come, the timeout says
+            if silent and (self._asked or not missing):  # the timeout limits the wait for one that has not come
                 teller = next(rank for rank in range(n) if rank not in silent)
                 store.compare_set("failure", "", f"{teller} {_fate(missing or silent, n, come=not missing)}")
             elif self._leaving.wait(_BEAT_SECONDS):
@@ -360,7 +360,7 @@ class _Joined:
 
 
 def _control() -> distributed.ProcessGroup:
-    """Return the control group of the default group's ranks, who make it together when it is first needed."""
+    """Return the control group of the default group's ranks, which make it together when it is first needed."""
     return _control_group_of(distributed.group.WORLD)
 
 
@@ -394,7 +394,7 @@ def _is_communication(error: BaseException) -> bool:
 
 
 def _signals_of_a_rank(session: _Session) -> contextlib.AbstractContextManager[None]:
-    """Let rank 0 alone decide on Ctrl-C, and turn SIGTERM into an exception, so that the run is recorded as ended."""
+    """Let only rank 0 decide on Ctrl-C, and turn SIGTERM into an exception, so that the run is recorded as ended."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
         if not session.ending:

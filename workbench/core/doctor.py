@@ -19,7 +19,7 @@ _FREE_BYTES = 2 * 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at, what was found, and whether something must be done about it."""
+    """One thing that was examined, what was found, and whether something must be done about it."""
 
     subject: str
     text: str

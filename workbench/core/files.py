@@ -44,7 +44,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path in the same folder; on leaving, it takes the place of ``path``.
 
     It keeps the suffix of ``path``, and the permissions of the file it replaces. When the block raises, it is removed
-    and ``path`` is as it was. Of a symbolic link the file behind it is replaced.
+    and ``path`` is as it was. For a symbolic link, the file behind it is replaced.
 
     Raises:
         DiskFullError: When the disk or the quota is full; the old file is unchanged.
@@ -88,7 +88,7 @@ def _remove_abandoned(target: Path, temporary: Path) -> None:
 
 
 def free_path(path: Path) -> Path:
-    """Return a path that nothing has yet: this one, or else its name with the first free number from 2 on."""
+    """Return a path that does not exist yet: this one, or else its name with the first free number from 2 on."""
     numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))
     return next(one for one in itertools.chain([path], numbered) if not one.exists())
 

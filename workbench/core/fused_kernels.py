@@ -11,7 +11,7 @@ from workbench.core.torch_internals import has_kernel
 
 
 def has_fused_kernel(parameter: Tensor, operator: str) -> bool:
-    """Return whether a fused kernel (``"_fused_sgd_"``, ``"_fused_adamw_"``) updates this parameter, and rightly."""
+    """Return whether a fused kernel (``"_fused_sgd_"``, ``"_fused_adamw_"``) updates this parameter, and correctly."""
     if parameter.device.type == "cpu":
         short = (torch.float16, torch.bfloat16)
         # torch 2.13: that of SGD leaves half of every vector of 16-bit weights as it was.

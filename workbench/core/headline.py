@@ -16,7 +16,7 @@ _AGREE = 0.02  # relative; below, what the parts make and what was measured look
 
 
 def headline(choice: Choice, metric_name: str, tuned: TunedPlain | None = None) -> str:
-    """Say in what share of O0's time an export trains, how well and how surely, and what tuned plain needs."""
+    """Return in what share of O0's time an export trains, how well and how surely, and what tuned plain needs."""
     taken = choice.candidate
     if taken is None or not (0.0 < taken.speedup < math.inf):
         return choice.sentence
@@ -62,7 +62,7 @@ def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
 def tuned_plain_speed(choice: Choice, tuned: TunedPlain) -> float:
     """Return how many times faster than the task as given the fair baseline is, NaN while unknown.
 
-    As measured plain the export where that was done, else as the search predicts.
+    As measured beside the export where that was done, else as the search predicts.
     """
     if choice.candidate is not None and tuned.speedup > 0.0:
         return choice.candidate.speedup / tuned.speedup

@@ -44,7 +44,7 @@ METRIC_NAMES: Mapping[str, Direction] = {
 
 
 class MetricError(ValueError):
-    """A metric is unknown, or does not fit what it is given; the message names it, the rule and what came."""
+    """A metric is unknown, or does not fit what it is given; the message names it, the rule and what it got."""
 
 
 _ALIASES = {"acc": "accuracy", "auc": "auroc", "bpb": "bits_per_byte", "f1_score": "f1"}

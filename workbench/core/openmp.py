@@ -1,4 +1,4 @@
-"""Threads of OpenMP that one thread of Python keeps, and what they cost another that computes.
+"""OpenMP threads that one Python thread keeps, and what they cost another one that computes.
 
 GNU's OpenMP keeps a pool of threads for every thread that ever computed. Once there are more of them than cores, the
 threads of *every* pool fall asleep at each barrier instead of waiting awake (libgomp, "GOMP_SPINCOUNT"): a training
@@ -16,7 +16,7 @@ _SOFT = 1  # omp_pause_soft: keep what threads have of their own (OpenMP 5.0, se
 def release_pool() -> bool:
     """End the OpenMP threads that wait for the calling thread; return whether they were ended.
 
-    They are not before torch is imported, nor where OpenMP is not GNU's.
+    Nothing is ended before torch is imported, or where OpenMP is not GNU's.
     """
     if "torch" not in sys.modules:
         return False

@@ -25,11 +25,11 @@ class OtherWork:
         self._busy, self._began = _others_seconds(), time.perf_counter()
 
     def cores(self) -> float:
-        """Return how many cores it was on average."""
+        """Return how many cores other work kept busy on average."""
         return max(_others_seconds() - self._busy, 0.0) / max(time.perf_counter() - self._began, 1e-9)
 
     def sentence(self) -> str:
-        """Say that it was much; empty where it was not, and where there was no time to see it."""
+        """Return a sentence if that was much; empty if not, or if there was no time to see it."""
         if time.perf_counter() - self._began < _TOO_SHORT or (cores := self.cores()) < _BUSY_CORES:
             return ""
         return (
@@ -39,7 +39,7 @@ class OtherWork:
 
 
 def other_work_now() -> str:
-    """Look for a third of a second, and say the sentence of `OtherWork`."""
+    """Watch for a third of a second and return the sentence of `OtherWork`."""
     other = OtherWork()
     time.sleep(_TOO_SHORT)
     return other.sentence()

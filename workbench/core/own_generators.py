@@ -1,4 +1,4 @@
-"""Random numbers of a thread's own, where torch, numpy and Python keep one generator for the whole process.
+"""Separate random numbers for a thread, where torch, numpy and Python keep one generator for the whole process.
 
 Inside `own_generators` a thread draws from generators that no other thread sees: a notebook's cell that draws or seeds
 while a panel trains changes no bit of the training, and the training changes none of the cell's numbers. What is drawn
@@ -8,8 +8,8 @@ torch has no such switch, so three things are put in place when the first thread
 random operations that choose the generator and call the original ones (``torch.library``; a draw costs some 10
 microseconds more from then on), the generator that the functions of ``torch.random`` use, and the functions of the
 modules ``random`` and ``numpy.random``. Swapping the *states* between two steps would be simpler; but another thread
-draws and seeds in the middle of a step, too, which would change the step's numbers, and be undone after it. A process
-of its own would need tasks that can be pickled, and what a notebook's cell makes seldom can.
+draws and seeds in the middle of a step, too, which would change the step's numbers, and be undone after it. A separate
+process would need tasks that can be pickled, and what a notebook's cell makes seldom can.
 
 Not covered: generators of accelerators, and functions that were taken out of ``random`` or ``numpy.random`` by name
 before a thread first asked (``from random import random``), which draw from the process's generators.
@@ -60,7 +60,7 @@ _OPERATIONS = (
     "rrelu_with_noise_",
     "uniform_",
 )
-# Functions of numpy.random that are no methods of its one generator, and the methods that they call.
+# Functions of numpy.random that are not methods of its one generator, and the methods that they call.
 _NUMPY_NAMES = {"seed": "seed", "sample": "random_sample", "ranf": "random_sample"}
 
 
@@ -88,7 +88,7 @@ def cpu_generator() -> torch.Generator:
 
 @contextlib.contextmanager
 def own_generators() -> Iterator[None]:
-    """Draw from generators of this thread's own in the block; they begin as copies of those it drew from before."""
+    """Draw from this thread's own generators in the block; they begin as copies of those it drew from before."""
     guard_generators()
     before = _own.generators
     _own.generators = _copies()

@@ -3,7 +3,7 @@
 A *pair* is O0 and the candidate trained on the same split with the same seed. The *drop* of a pair is how far the
 candidate's metric lies on the wrong side of O0's (positive = worse). The mean drop is bounded by Student's t
 (`decide`), the ratio of the two times by order statistics (`time_ratio`): a candidate that never reaches its target on
-a seed has no time there, and a median bears that. `workbench.study.answer.planned_tests` says when to look at bounds.
+a seed has no time there, and a median bears that. When to look at them is in `workbench.study.answer.planned_tests`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def planned_pairs(spread: float, allowed_drop: float, *, error: float, at_least:
 
 
 def decidable_drop(spread: float, n_pairs: int, *, error: float) -> float:
-    """Return the smallest allowed drop under which so many pairs, at least 2, confirm a true drop of 0 with chance 0.8.
+    """Return the smallest allowed drop under which ``n_pairs``, at least 2, confirm a true drop of 0 with chance 0.8.
 
     ``(t(1 - error) + t(0.8)) s / sqrt(n)``, n - 1 degrees of freedom: a little above that of the exact noncentral t.
     """
@@ -84,7 +84,7 @@ def decidable_drop(spread: float, n_pairs: int, *, error: float) -> float:
 
 
 def fewest_pairs_for_a_ratio(error: float) -> int:
-    """Return how many pairs `time_ratio` needs at least for an interval whose ends miss with this probability."""
+    """Return the fewest pairs from which `time_ratio` gives an interval whose ends miss with probability ``error``."""
     return math.ceil(-math.log2(error))
 
 
@@ -95,13 +95,13 @@ def time_ratio(
     warm_up: float = 0.0,
     error: float = 0.025,
 ) -> TimeRatio:
-    """Return how much sooner the candidate gets where O0 gets, with its interval, each end missing with ``error``.
+    """Return how much sooner the candidate gets as far as O0, with an interval whose ends each miss with ``error``.
 
     Each of the ``times`` gives ``log(a / (w + r b))``, with a and b the steps that O0 and the candidate take, inf where
     it does not arrive, r the candidate's ``step_time`` relative to O0's, given with the ends of its 95 % interval, and
     w the warm-up in steps of O0. The interval of their median is bounded by the k-th smallest and the k-th largest, k
     the largest with ``P(Binomial(n, 1/2) < k) <= error``, which needs no distribution (Hahn and Meeker, "Statistical
-    Intervals", 1991, section 5.2). What the interval of r does to it is independent, so the half-widths are added in
+    Intervals", 1991, section 5.2). The interval of r is independent of it, so the half-widths are added in
     quadrature. Without pairs the ratio is that of the steps' times.
     """
     ratio, low, high = step_time
@@ -144,7 +144,7 @@ def run_time_ratio(pairs: Sequence[tuple[float, float]], *, error: float) -> Tim
 
 
 def _around(middle: float, below: float, above: float, up: float, down: float, spread: float = math.nan) -> TimeRatio:
-    """Build the interval around a logarithm, and say how many fresh pairs would take 1 out of it."""
+    """Build the interval around a logarithm, with the number of fresh pairs that would take 1 out of it."""
     low, high = middle - math.hypot(below, down), middle + math.hypot(above, up)
     more: int | None = 0
     if low <= 0.0 <= high:
@@ -192,7 +192,7 @@ def pairs_to_decide(bounds: DropBounds, allowed_drop: float) -> int | None:
 def smallest_gap(values: Iterable[float]) -> float:
     """Return the smallest step between metrics that were seen, by more than rounding; 0 when there is none."""
     finite = sorted(value for value in values if math.isfinite(value))
-    # Metrics that differ only by rounding are one value: an accuracy 0.9 computed in two ways is no step of 1e-17. By
+    # Metrics that differ only by rounding are one value: an accuracy 0.9 computed in two ways has no step of 1e-17. By
     # the two values' own size, since a loss of a run that went wrong may be 1e24.
     gaps = [b - a for a, b in itertools.pairwise(finite) if b - a > 1e-9 * max(abs(a), abs(b))]
     return min(gaps, default=0.0)

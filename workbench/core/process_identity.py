@@ -1,7 +1,7 @@
 """Which process something belongs to, and whether it still runs: known by its number and its start.
 
-The start is counted in clock ticks since the machine started, where the system says it (Linux): numbers of processes
-are used again, and setting the clock moves the time of day of every start.
+The start is counted in clock ticks since the machine started, where the system reports it (Linux): process numbers
+are reused, and setting the clock moves the time of day of every start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def machine() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process began, in clock ticks since the machine did; None where the system does not say."""
+    """Return when a process began, in clock ticks since the machine did; None if the system does not report it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return int(stat.rpartition(")")[2].split()[19])  # proc(5): field 22; the name, in brackets, may hold blanks
@@ -39,7 +39,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """Return what sets a process of this machine apart from others, later ones of the same number, too: plain JSON.
+    """Return what tells a process of this machine from all others, later ones of the same number included: plain JSON.
 
     Stored together with ``machine``, it is what `has_ended` takes.
     """

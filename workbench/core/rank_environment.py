@@ -1,6 +1,6 @@
-"""What the process that started this one says about ranks: the environment variables of ``torchrun``.
+"""What the process that started this one tells about ranks: the environment variables of ``torchrun``.
 
-Read without torch, so that a command knows whether it is the one that talks before it imports anything.
+Read without torch, so that a command knows whether it is the one to print before it imports anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plain records that every layer may speak of: steps, events, trials, candidates, the answer of a study.
+"""Plain records that every layer may use: steps, events, trials, candidates, the answer of a study.
 
 Records are values. They hold Python numbers, strings and tuples, never tensors, so they can be pickled, written
 as JSON and drawn without torch. What produces them (``training``), keeps them (``runs``), searches with them
@@ -131,7 +131,7 @@ class TrialRecord:
 
 
 class Verdict(StrEnum):
-    """What the confirmation of a candidate says."""
+    """The result of a candidate's confirmation."""
 
     CONFIRMED = "confirmed"
     UNDECIDED = "undecided"
@@ -161,7 +161,7 @@ class CandidateRecord:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What an export takes, and why; made in one place and shown everywhere as it is."""
+    """What an export takes, and why; made in one place and shown everywhere unchanged."""
 
     target: str  # "o1" or "o2"
     candidate: CandidateRecord | None  # what is exported; None for O0
@@ -183,7 +183,7 @@ class Choice:
 class GainPart:
     """What one part of a set-up contributes to its gain: a bar of the waterfall from 1 to the total.
 
-    The parts of an export stand in the order in which they are built up from the task as given, and their factors
+    The parts of an export are in the order in which they are built up from the task as given, and their factors
     multiply to the total.
     """
 
@@ -210,12 +210,12 @@ class TunedPlain:
 
 
 def timed_per(objective: str) -> str:
-    """Return what a trial's relative time is of under an objective, in words that follow a factor."""
+    """Return the unit of a speed factor under an objective, in words that follow it."""
     return "per run" if objective == "time_to_quality" else "per step"
 
 
 def objective_title(objective: str) -> str:
-    """Return what a trial's value is under an objective and its unit, as the title of an axis."""
+    """Return the axis title for a trial's value under an objective, with its unit."""
     if objective == "time_to_target":
         return "Time to target (O0 steps)"
     return "Time of a run (O0 = 1)" if objective == "time_to_quality" else "Step time relative to O0"
@@ -239,7 +239,7 @@ class ExportedScript:
 class StudyResult:
     """The answer of a study, as terminal, panels, report and result files read it.
 
-    It stands among the records because who shows it, the report above all, must not load Optuna. Mappings by export
+    It is a record because whatever shows it, the report above all, must not load Optuna. Mappings by export
     have the keys ``"o1"`` and ``"o2"``.
     """
 
@@ -269,7 +269,7 @@ class StudyResult:
 
     @property
     def ended(self) -> list[TrialRecord]:
-        """Trials that were run to an end."""
+        """Trials that ran to an end."""
         return [trial for trial in self.trials if trial.state in ("complete", "pruned")]
 
     @property
@@ -306,12 +306,12 @@ class StudyResult:
 
     @property
     def per(self) -> str:
-        """What the speed-ups of candidates are of: a step, the way to the target, or a whole run."""
+        """What the candidates' speed-ups refer to: a step, the way to the target, or a whole run."""
         return "to the target" if self.objective == "time_to_target" else self.per_trial
 
     @property
     def per_trial(self) -> str:
-        """What a trial's relative time is of: a step, or a whole run."""
+        """What a trial's relative time refers to: a step, or a whole run."""
         return timed_per(self.objective)
 
     @property
@@ -331,13 +331,13 @@ class StudyResult:
         }
 
     def __str__(self) -> str:
-        """Return the answer as a terminal shows it: a sentence per export, what else is to be known, and the files."""
+        """Return the answer as a terminal shows it: a sentence per export, further messages, and the files."""
         files = [*self.exported.values(), *([self.report] if self.report is not None else [])]
         lines = [f"{target}: {sentence}" for target, sentence in self.headlines.items()]
         return "\n".join([*lines, *self.messages, *(f"wrote {path}" for path in files)])
 
     def _repr_html_(self) -> str:
-        """Return the same for a notebook, in which the result is the last line of a cell."""
+        """Return the same for a notebook cell that ends with the result."""
         return "".join(f"<p>{html.escape(line)}</p>" for line in str(self).splitlines())
 
     @property

@@ -13,7 +13,7 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 @contextlib.contextmanager
 def handling_signals(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """Handle signals inside the block; outside the main thread, which alone receives them, do nothing."""
+    """Handle signals inside the block; do nothing outside the main thread, which alone receives them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

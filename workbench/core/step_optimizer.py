@@ -1,4 +1,4 @@
-"""What a training step and an optimizer of this package say to each other beyond torch's own interface."""
+"""What a training step and an optimizer of this package exchange beyond torch's own interface."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepOptimizer(Optimizer):
     def carried_scale(self) -> Tensor | None:
         """The loss scale that ``torch.amp.GradScaler`` has left in the gradients, in torch's attribute ``grad_scale``.
 
-        Only for classes that say ``_step_supports_amp_scaling``; for others it unscales, and waits.
+        Only for classes that set ``_step_supports_amp_scaling``; for others it unscales, and waits.
         """
         return getattr(self, "grad_scale", None)
 
@@ -75,7 +75,7 @@ class StepOptimizer(Optimizer):
         return {}
 
     def unscale_offloaded_(self, scale_of: Callable[[nn.Parameter], Tensor], found_inf: Tensor) -> None:
-        """Unscale gradients that have left ``.grad`` already, and set ``found_inf`` to 1.0 where one is not finite.
+        """Unscale gradients that have already left ``.grad``, and set ``found_inf`` to 1.0 if one is not finite.
 
         Args:
             scale_of: Gives the scale of a parameter's gradient, one element.
@@ -94,7 +94,7 @@ def skips_on_device(optimizer: Optimizer) -> TypeGuard[SkipsOnDevice]:
 def clears_as_torch_does(optimizer: Optimizer) -> bool:
     """Return whether ``zero_grad(set_to_none=True)`` of an optimizer is torch's own: each ``.grad`` becomes None.
 
-    Then a loop does the same in a sixth of the time, which is a profiler's.
+    If so, a loop does the same in a sixth of the time; the rest is for a profiler.
     """
     return type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in optimizer.__dict__
 
@@ -102,7 +102,7 @@ def clears_as_torch_does(optimizer: Optimizer) -> bool:
 def exact_flag(found_inf: Tensor) -> Tensor:
     """Return a flag that is exactly 0 or 1, of shape ``()``, as torch's kernels want it.
 
-    They advance the counts of steps before they look, and take the flag back from them.
+    They advance the counts of steps before they look at the flag, and then subtract it.
     """
     with torch.no_grad():
         return (found_inf.reshape(()) != 0).to(torch.float32)

@@ -7,7 +7,7 @@ import unicodedata
 
 
 def format_number(value: float | None) -> str:
-    """Return a number with four digits; what is not known, NaN, inf or None, in a word."""
+    """Return a number with four digits; an unknown one (NaN, inf or None) as a word."""
     return "unknown" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
@@ -38,7 +38,7 @@ def format_interval(middle: float | None, low: float | None, high: float | None,
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as a person says it: ``"40 s"``, ``"12 min"``, ``"3.5 h"``; an unknown one in a word."""
+    """Return a duration as a person says it: ``"40 s"``, ``"12 min"``, ``"3.5 h"``; an unknown one as a word."""
     if not math.isfinite(seconds):
         return "unknown"
     if seconds < 90.0:
@@ -49,7 +49,7 @@ def format_duration(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return text as it may stand on a terminal, whatever file it comes from: what would steer one is spelled out.
+    r"""Return text that is safe on a terminal, whatever file it comes from: what would control one is spelled out.
 
     Control characters but tab and line feed, overrides of the direction of writing and lone surrogates become escapes
     such as ``\x1b``.

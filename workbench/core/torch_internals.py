@@ -1,7 +1,7 @@
 """What this package uses of torch that has no public name, in one file: a new version of torch is checked here first.
 
 Not here: ``torch._foreach_*`` and ``Tensor._indices``, which torch documents ("Foreach Operations", "Sparse tensors").
-The few names that stand elsewhere are listed, with their reasons, in ``tests/architecture/test_private_names.py``.
+The few names used elsewhere are listed, with their reasons, in ``tests/architecture/test_private_names.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ implementation_of = attrgetter("_cdata")
 
 
 def has_kernel(device_type: str, operator: str) -> bool:
-    """Return whether a device has a kernel of its own for an operator; some fall back on the CPU for what they lack."""
+    """Return whether a device has its own kernel for an operator; some fall back on the CPU for what they lack."""
     key = "PrivateUse1" if device_type == torch._C._get_privateuse1_backend_name() else device_type.upper()
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", key))
 
@@ -79,7 +79,7 @@ def has_backward_hooks(module: nn.Module) -> bool:
 
 
 def remove_forward_hooks(module: nn.Module, which: Callable[[Any], bool]) -> None:
-    """Remove hooks of which no handle is left, as of a copied module."""
+    """Remove hooks whose handles are gone, as in a copied module."""
     for key in [key for key, hook in module._forward_hooks.items() if which(hook)]:
         del module._forward_hooks[key]
         module._forward_hooks_with_kwargs.pop(key, None)

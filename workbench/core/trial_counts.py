@@ -29,10 +29,10 @@ def suited_exports(trial: TrialRecord, allowed_drops: Mapping[str, float]) -> tu
 
 
 def outcome_of(trial: TrialRecord, allowed_drops: Mapping[str, float] | None = None) -> str:
-    """Say what a trial came to: ``"O0"``, within or beyond the allowed drop, or the state of one that has not finished.
+    """Return what a trial came to: ``"O0"``, within or beyond the allowed drop, or the state of an unfinished one.
 
-    With drops per export it may be ``"within the drop of o2 only"``; without any the study's target decides, as it does
-    where the chance to keep the quality is known: there the runs may be within the drop, and that be not sure.
+    With drops per export it may be ``"within the drop of o2 only"``; without any the study's target decides. So it does
+    where the chance to keep the quality is known: runs within the drop may then not be sure to keep it.
     """
     if trial.state != "complete":
         return trial.state
@@ -50,14 +50,14 @@ def outcome_of(trial: TrialRecord, allowed_drops: Mapping[str, float] | None = N
 
 @dataclass(frozen=True, slots=True)
 class TrialCounts:
-    """How many trials came to what: outcomes of those run to an end, and states of the others."""
+    """How many trials came to what: outcomes of those that ran to an end, and states of the others."""
 
     finished: Mapping[str, int]
     others: Mapping[str, int]
 
     @property
     def n_finished(self) -> int:
-        """Trials that were run to an end, O0 and pruned ones among them."""
+        """Trials that ran to an end, O0 and pruned ones among them."""
         return sum(self.finished.values())
 
     def plain_text(self) -> str:

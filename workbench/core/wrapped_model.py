@@ -1,4 +1,4 @@
-"""Models inside wrappers: torch.compile and DistributedDataParallel keep the module they were given inside them."""
+"""Models inside wrappers: torch.compile and DistributedDataParallel keep the given module inside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes over many tensors of a CPU in one call, compiled where a C compiler is at hand.
+"""Passes over many CPU tensors in one call, compiled where a C compiler is at hand.
 
 ``kernels.c`` is what runs, ``library.py`` compiles and loads it, ``tensors.py`` lists the tensors that a kernel can
 go through. A caller asks for a list with `listed` first, and keeps a way through torch's own operations for
@@ -84,7 +84,7 @@ def norm_and_maximum(values: Listed) -> tuple[float, float]:
 
 
 def count_exponents(values: Listed, places: Sequence[int], counts: Tensor) -> None:
-    """Add the binary exponents of each tensor to its place, a row of ``counts`` (int64, ``[n_places, 257]``).
+    """Add the binary exponents of each tensor to its place: a row of ``counts`` (int64, ``[n_places, 257]``).
 
     Its columns are the biased exponents of float32 without zeros, then zeros.
     """
@@ -156,7 +156,7 @@ class AdamLists(NamedTuple):
 
     @property
     def lasting(self) -> Lasting:
-        """What may serve in the next step again; gradients, which may be many bytes, must not be kept for that."""
+        """What may be used again in the next step; gradients, which may be many bytes, must not be kept for that."""
         return self.weights, self.first, self.second
 
 
@@ -173,9 +173,9 @@ def adam_lists(
     *,
     before: Lasting | None = None,
 ) -> AdamLists | None:
-    """List what a step of Adam takes, moments of one dtype; None where a kernel cannot go through it.
+    """List what a step of Adam takes, moments of one dtype; None if a kernel cannot go through it.
 
-    ``before`` is ``lasting`` of an earlier step: lists whose tensors are the same, and lie where they lay, serve again.
+    ``before`` is ``lasting`` of an earlier step: lists of the same tensors, if not moved in memory, are used again.
     """
     of_weights, of_first, of_second = before or (None, None, None)
     w, g = _again(weights, torch.float32, of_weights), listed(gradients)
@@ -212,7 +212,7 @@ def adam_(lists: AdamLists, settings: AdamSettings) -> None:
 
 
 def adam_rounded_(lists: AdamLists, settings: AdamSettings, *, table: Tensor, places: Tensor, piece: int) -> None:
-    """Take a step of Adam in place on bfloat16 moments, rounded by a table; ``correction`` is taken for 1.
+    """Take a step of Adam in place on bfloat16 moments, rounded by a table; ``correction`` is taken as 1.
 
     ``table`` (int32, 1-D) has the noise in [0, 65536) for element i of a ``piece`` at its place + i. ``places`` (int64)
     are two per piece, for first and second moments, piece after piece of weight after weight.
@@ -250,7 +250,7 @@ def _at(numbers: array[Any]) -> int:
 def _lanes() -> int:
     """Return how many floats the narrowest vectors of torch's loop hold on this processor.
 
-    With AVX-512, of what is left at the end, torch takes the first eight in half a vector with a whole one's roundings.
+    With AVX-512 torch takes the first eight of what is left at the end in half a vector, rounded as in a whole one.
     """
     return {"AVX512": 8, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
 

@@ -1,6 +1,6 @@
 """The functions in C of this folder as a loaded library: compiled once per machine, for exactly this processor.
 
-Without a C compiler all goes on with torch's operations. The library lies in the user's cache folder, under a name made
+Without a C compiler torch's operations are used instead. The library is in the user's cache folder, under a name made
 from its source, compiler and processor. Its threads are torch's: OpenMP's symbols are left open and found in torch's
 library, since with a second OpenMP in the process the threads of both would sleep at every barrier.
 """
@@ -125,7 +125,7 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
         objects = [str(Path(folder) / f"{source.stem}.o") for source in _SOURCES]
         for source, target in zip(_SOURCES, objects, strict=True):
             _run(compiler, *flags, "-c", str(source), "-o", target)
-        # Linked without -fopenmp, which would bring along a library of its own.
+        # Linked without -fopenmp, which would bring along its own library.
         _run(compiler, "-shared", *objects, "-o", str(made), "-lm")
         made.chmod(0o700)  # whatever the user's umask is
         made.replace(path)  # whole or not at all, however many processes do this at once

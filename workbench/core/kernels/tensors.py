@@ -1,8 +1,8 @@
 """Lists of tensors that the kernels can go through: where each begins, and how long it is.
 
-Addresses are read again whenever a list is made, since ``parameter.data = other`` moves a tensor. For some hundred
-small tensors the asking takes as long as the work, so ``tensors.c`` does it for all at once, where torch's C interface
-answers as expected.
+Addresses are read again whenever a list is made, since ``parameter.data = other`` moves a tensor. For a few hundred
+small tensors that takes as long as the work, so ``tensors.c`` does it for all at once, if torch's C interface answers
+as expected.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _asked_at_once(
 
 @functools.cache
 def _torchs_functions(library: KernelLibrary) -> _Torchs | None:
-    """Return torch's C interface; None where it is not there or does not say what Python says."""
+    """Return torch's C interface; None if it is missing or does not answer what Python does."""
     try:
         (path,) = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
         exported = ctypes.CDLL(str(path))
@@ -121,7 +121,7 @@ def _torchs_functions(library: KernelLibrary) -> _Torchs | None:
 
 
 def _answers(library: KernelLibrary, torchs: _Torchs) -> bool:
-    """Return whether what is asked at once is what is asked one by one, of all sorts of tensors, and of several."""
+    """Return whether asking at once gives the same as asking one by one, for all sorts of tensors, and for several."""
     answers = [
         (_asked_at_once(some, dtype, library, torchs), _asked_one_by_one(some, dtype))
         for some in (*([one] for one in _EXAMPLES), _EXAMPLES[:3])
@@ -140,7 +140,7 @@ def _of_all_sorts() -> list[Tensor]:
 
 
 _EXAMPLES: Final = _of_all_sorts()
-"""Made when nothing else is going on: later, tensors might be made elsewhere, or be no real ones."""
+"""Made when nothing else is going on: later, tensors might be made elsewhere, or not be real ones."""
 
 
 def _address(function: Any) -> int:
