@@ -1,8 +1,7 @@
 """Run directories: what happened in a run, kept so that a kill loses one block at most.
 
 ``RunRecorder`` writes one, ``read_run`` reads it back as DataFrames, ``list_runs`` and ``prune_runs`` keep a folder of
-them tidy. Nothing here imports torch, and the names
-below are loaded on first use: an overview needs no table.
+them tidy. Nothing here imports torch, and the names below are loaded on first use: an overview needs no table.
 """
 
 from __future__ import annotations

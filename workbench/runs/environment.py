@@ -39,7 +39,7 @@ def collect_environment(
     task: str = "",
     level: str = "",
 ) -> dict[str, Any]:
-    """Return what ``environment.json`` says about a run, without importing torch or touching a device.
+    """Return the content of a run's ``environment.json``, without importing torch or touching a device.
 
     No host or user name is in it, and ``device`` is kept as it is given.
     """

@@ -1,10 +1,10 @@
-"""What can go wrong with run directories: a bad one to read, and no way to write one."""
+"""What can go wrong with run directories: one that cannot be read, and one that cannot be written."""
 
 from __future__ import annotations
 
 
 class RunError(ValueError):
-    """A folder, or a file in it, is not what a run directory holds; the message says which and what to do."""
+    """A folder, or a file in it, is not what a run directory holds; the message names it and says what to do."""
 
 
 class TelemetryError(RuntimeError):

@@ -2,7 +2,7 @@
 
 One line is one record, a JSON object without the fields at their default. A line counts only once its line end is
 there, so a process killed in the middle of a write leaves a torn tail that every reader passes over. ``NaN`` and
-``Infinity`` stand for themselves: a loss that became inf is exactly what somebody will look for.
+``Infinity`` are written as such: a loss that became inf is exactly what somebody will look for.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def intact_size(content: bytes) -> int:
 def read_rows(path: Path, *, chunk: int = 65_536) -> Iterator[list[dict[str, Any]]]:
     """Yield the whole lines of a file, possibly still growing, in lists of at most ``chunk`` to bound the memory.
 
-    A torn tail is passed over; a whole line that is no JSON object is a RunError.
+    A torn tail is passed over; a whole line that is not a JSON object is a RunError.
     """
     rows: list[dict[str, Any]] = []
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Find run directories, look them over and remove old ones: neither steps nor what would read them is loaded."""
+"""Find, list and remove run directories, without loading steps or what reads them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def prune_runs(
         root: Folder of runs, or of studies with runs.
         keep: Number of newest runs below ``root`` that stay, >= 0.
         older_than_days: Days without a change after which a run may go, >= 0.
-        dry_run: Only say what would go.
+        dry_run: Only return what would go.
 
     Returns:
         The run directories removed, or that would be, the oldest first.
@@ -91,7 +91,7 @@ def prune_runs(
 
 
 def why_no_folder(path: Path) -> str:
-    """Return why a path is no folder, a clause."""
+    """Return, as a clause, why a path is not a folder."""
     return "it is a file" if path.exists() else "there is no such folder"
 
 
@@ -155,7 +155,7 @@ def _count(value: Any) -> int:
 
 
 def text_of(value: Any) -> str:
-    """Return text that can be shown and stored: a file's name, or a value of a file, may be no Unicode."""
+    """Return text that can be shown and stored: a file's name or content may not be valid Unicode."""
     return str(value or "").encode("utf-8", "backslashreplace").decode()
 
 
@@ -178,7 +178,7 @@ def _count_lines(path: Path) -> tuple[int, int]:
 
 
 def _started(path: Path) -> float:
-    """Return when a run began, in seconds since the epoch; the folder's own time where the run does not say."""
+    """Return when a run began, in seconds since the epoch; the folder's time if that is not recorded."""
     try:
         started = datetime.fromisoformat(read_json(path / "environment.json")["started"])
         return (started if started.tzinfo else started.replace(tzinfo=UTC)).timestamp()

@@ -112,7 +112,7 @@ class RunRecorder:
                 recorded step: records from there on are dropped, they will come again. None keeps all.
 
         Raises:
-            RunError: When the folder is no run, is finished already, or its files are damaged.
+            RunError: When the folder is not a run, is finished already, or its files are damaged.
             TelemetryError: When another process is writing the run, or the folder cannot be written.
         """
         path = Path(path)
@@ -147,7 +147,7 @@ class RunRecorder:
             self._pending.append(event)
 
     def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
-        """Append one block of steps, in order, after the events emitted since the last one those given.
+        """Append one block of steps, in order, the events emitted since the last block, and those given.
 
         Raises:
             ValueError: When a method's column has no namespace, as in ``time.forward``.
@@ -227,7 +227,7 @@ class RunRecorder:
 
 
 def _append_all(blocks: Mapping[Path, bytes]) -> None:
-    """Append to several files, or to none of them: on an error each gets its old length back."""
+    """Append to several files, or to none of them: on an error each is cut back to its old length."""
     sizes = {path: path.stat().st_size for path in blocks}
     try:
         for path, block in blocks.items():
@@ -286,7 +286,7 @@ def _json_text(values: Mapping[str, Any], name: str) -> str:
 
 @contextlib.contextmanager
 def _telemetry_errors(attempt: str, consolation: str = "") -> Iterator[None]:
-    """Say in a sentence what a file system refused, and what is intact all the same."""
+    """Raise a TelemetryError that tells what the file system refused, and what is intact all the same."""
     try:
         yield
     except OSError as error:

@@ -2,14 +2,14 @@
 
 For every recorded window the largest scale that would not have overflowed is estimated: 65504 / (largest unscaled
 gradient computed in float16, ``amp.float16_grad_amax``). The gradients of activations, which may overflow first, are
-not recorded; how much larger they are (the *headroom*) is calibrated on the run's own overflows. What was observed
-stands above what is estimated: a window that overflowed has a threshold below the scale it used, one that did not has a
+not recorded; how much larger they are (the *headroom*) is calibrated on the run's own overflows. Observations
+overrule estimates: a window that overflowed has a threshold below the scale it used, one that did not has a
 threshold at least as large. The policies are then simulated exactly (``loss_scale.simulate``).
 
 The assumption is that a skipped or an additional update changes later gradients little. The stated range covers what it
 changes: all thresholds are moved by the error either way, and, for short runs, each on its own at random by as much as
 neighbouring windows differ, and once bursts are left out. A policy that skips many updates holds its trajectory up:
-after k updates it stands where the recording stood after k, so it is simulated once more on that slower trajectory.
+after k updates it is where the recording was after k, so it is simulated once more on that slower trajectory.
 Reruns of ``topics-gpt``, five policies predicted from five recordings each, confirm the range;
 ``studies/loss_scale_windows`` has dozens more.
 """
@@ -122,9 +122,9 @@ def estimate_thresholds(run: Run) -> Thresholds:
 
 
 def replay(run: Run, policies: Sequence[ScalePolicy], *, thresholds: Thresholds | None = None) -> ReplayResult:
-    """Predict what loss-scale policies, of which hundreds cost seconds, would have done to a recorded run.
+    """Predict what loss-scale policies would have done to a recorded run; hundreds take seconds.
 
-    ``thresholds`` are what ``estimate_thresholds`` said of it, if it was asked.
+    ``thresholds`` are those of ``estimate_thresholds``, if they are known.
     """
     if not policies:
         raise ValueError("`policies` is empty; name at least one loss-scale policy to replay")
@@ -152,7 +152,7 @@ def replay(run: Run, policies: Sequence[ScalePolicy], *, thresholds: Thresholds 
 
 
 def policy_columns(policies: Sequence[ScalePolicy]) -> dict[str, list[Any]]:
-    """Return what names a policy in a table, by column."""
+    """Return the columns that identify policies in a table."""
     return {name: [getattr(policy, name) for policy in policies] for name in ("kind", "init", "factor", "window")}
 
 
@@ -204,7 +204,7 @@ def _held_up(thresholds: Thresholds, policies: Sequence[ScalePolicy], noise: Flo
 def _calibrate(excess: Floats, overflow: NDArray[np.bool_]) -> tuple[float, float, float]:
     """Find the headroom h (log2) for which ``excess > -h`` best matches the overflows, its error, and what it misses.
 
-    The error is how far others that match as well lie from it, at most 1; what it misses a share of the windows.
+    The error is its distance to others that match as well, at most 1; what it misses is a share of the windows.
     """
     if not overflow.any():  # only a bound is known: at these scales nothing overflowed
         return min(0.0, -float(excess.max())), 1.0, 0.0
@@ -225,7 +225,7 @@ def recorded_exponents(
 ) -> tuple[NDArray[np.int64], ExponentTable]:
     """Return the windows that have histograms, as positions in the thresholds, and one histogram row for each.
 
-    Groups are added up; of more than ``most`` windows an even choice is taken.
+    Groups are added up; more than ``most`` windows are thinned evenly.
     """
     filled = np.flatnonzero(run.steps["grad_exponents"].map(len).to_numpy() > 0)
     if most is not None and filled.size > most:

@@ -1,6 +1,6 @@
 """A recorded run, opened for replay: what each answer needs is read once, so that a slider answers at once.
 
-Of `replay`'s range it gives the middle only, but the scale at every step; underflow is read from an evenly spaced
+Policies are judged without `replay`'s range, but with the scale at every step; underflow is read from an evenly spaced
 selection of the histograms.
 """
 
@@ -46,7 +46,7 @@ class ReplayedRun:
         return len(self.thresholds.steps)
 
     def judge(self, policies: list[ScalePolicy]) -> pd.DataFrame:
-        """Say what policies would have done, without a range, in milliseconds each: one row per policy."""
+        """Return what policies would have done, without a range, in milliseconds each: one row per policy."""
         result = simulate(self.thresholds.scale, policies, at=self._windows)
         return pd.DataFrame(
             {
@@ -59,7 +59,7 @@ class ReplayedRun:
         )
 
     def ranges(self, policies: list[ScalePolicy]) -> ReplayResult:
-        """Say what policies would have done, with a range, as ``replay`` does; each takes some simulations."""
+        """Return what policies would have done, with a range, as ``replay`` does; each takes some simulations."""
         return replay(self.run, policies, thresholds=self.thresholds)
 
     def scales(self, policy: ScalePolicy) -> np.ndarray:
@@ -101,7 +101,11 @@ def policy_grid(
     minimum: float = 1.0,
     most: int | None = 50,
 ) -> list[ScalePolicy]:
-    """Return every combination of three lists, at most ``most``; a floor above an initial scale is lowered to it."""
+    """Return every combination of three lists. A floor above an initial scale is lowered to it.
+
+    Raises:
+        ValueError: When a list is empty, or there are more combinations than ``most``.
+    """
     for name, values in (("init", init), ("factor", factor), ("window", window)):
         if not values:
             raise ValueError(f"`{name}` must name at least one value, got none")
@@ -117,9 +121,9 @@ def policy_grid(
 
 
 def usual_windows(n_windows: int) -> list[int]:
-    """Return five growth windows, ascending, that are worth a try for a run of so many updates.
+    """Return five growth windows, ascending, that are worth a try for a run of ``n_windows`` updates.
 
-    They reach up to twice the run, which means never; for long runs they are those that waste less than a thousandth.
+    They reach up to twice the run, where the scale never grows; for long runs they waste less than a thousandth.
     """
     if n_windows > _LONG_RUN:
         return [1000, 2000, 3000, 4000, 5000]

@@ -1,4 +1,4 @@
-"""Read run directories (`recorder` says what is in them), and list them; `overview` finds them and removes old ones."""
+"""Read run directories (`recorder` describes them) and list them; `overview` finds them and removes old ones."""
 
 from __future__ import annotations
 
@@ -132,13 +132,13 @@ class Run:
 def read_run(
     path: str | os.PathLike[str], *, most_histograms: int | None = None, columns: Collection[str] | None = None
 ) -> Run:
-    """Read a run directory, whether its run is going on, was killed, or is finished.
+    """Read the directory of a run that is going on, was killed, or is finished.
 
     Args:
         path: ``<root>/<run id>``.
-        most_histograms: Keep the ``grad_exponents`` of at most so many steps, evenly chosen; None keeps all. They take
-            most of the time of a long run: of a million steps with one every tenth, all are read in seconds, 2000 in a
-            fraction of one, none in a third of that.
+        most_histograms: Keep the ``grad_exponents`` of this many steps at most, evenly chosen; None keeps all. They
+            take most of the time of a long run: with a million steps and one every tenth, all are read in seconds,
+            2000 in a fraction of a second, none in a third of that.
         columns: Read these columns of ``steps`` alone, which saves time and memory; None reads all. Those of methods
             may be named whether the run has them or not; a table without columns has no rows either.
 
@@ -146,8 +146,8 @@ def read_run(
         The run; whatever a kill tore off the end of its last block is left out.
 
     Raises:
-        RunError: When the folder is no run directory, or a file in it is damaged or from a newer version.
-        ValueError: When ``most_histograms`` is negative, or a column is none that steps may have.
+        RunError: When the folder is not a run directory, or a file in it is damaged or from a newer version.
+        ValueError: When ``most_histograms`` is negative, or steps cannot have a column of that name.
     """
     if most_histograms is not None and not most_histograms >= 0:
         raise ValueError(f"`most_histograms` must be at least 0, or None for all, got {most_histograms!r}")

@@ -2,7 +2,7 @@
 
 One description serves JSON lines, Parquet files, DataFrames and documentation. Besides the fixed columns, methods add
 float columns under a name with a dot, such as ``time.forward``; they may appear late in a run, and are NaN on steps
-without a value. What a method of the registry records it describes itself (`Description.columns`).
+without a value. Each method of the registry describes what it records (`Description.columns`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from workbench.methods.registry import METHODS
 
 SCHEMA_VERSION = 1
-"""Grows when an older reader would misread a run; stands in ``environment.json``."""
+"""Grows when an older reader would misread a run; stored in ``environment.json``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class ColumnInfo:
 
     kind: str  # "int64", "float64", "bool", "str", "list of float64" or "list of histograms"
     unit: str  # as an axis title shows it; empty for names and truth values, "1" when dimensionless
-    description: str  # what the number says and when it is missing, one sentence
+    description: str  # what the number means and when it is missing, one sentence
     mirror: str = ""  # name in TensorBoard and MLflow of a fixed column that is shown there
     repeats: bool = False  # whether neighbouring steps mostly have the same number, which Parquet then keeps once
 
@@ -110,11 +110,11 @@ Area, log loss, records per second and the figures of tables are NaN except on e
 """
 
 NAMED_LIKE = f"named like `{next(iter(_DESCRIBED), 'time.forward')}`"
-"""How a method's column is named, for a sentence about one that is not."""
+"""How a method's column must be named, for messages about one that is not."""
 
 
 def column_info(name: str) -> ColumnInfo:
-    """Return the documentation of a step column, fixed or added by a method; of an unknown method's only that is said.
+    """Return the documentation of a step column, fixed or added by a method; an unknown method's says only that.
 
     Raises:
         KeyError: When the name is neither a fixed column nor has the dot of a method column.

@@ -59,7 +59,7 @@ class RunTable:
     name: str
     columns: Mapping[str, ColumnInfo]
     defaults: Mapping[str, Any]  # what a field left out of a line stands for
-    may_grow: bool  # whether methods may add columns of their own
+    may_grow: bool  # whether methods may add their own columns
 
     def schema(self, extra: Iterable[str] = ()) -> pa.Schema:
         """Return the Arrow schema: the fixed columns, then the methods' own, sorted by name."""
@@ -85,8 +85,8 @@ def read_frame(
     """Return a table of a run, going on or finished, as a DataFrame whose column types do not depend on its content.
 
     The list columns hold one tuple per row, of floats or of ``{group, lowest, counts, zeros, nonfinite}`` dictionaries,
-    the latter in at most ``most_histograms`` rows, evenly chosen. Of the columns only those ``wanted`` are read, None
-    for all. A RunError says what is not there, damaged, or larger than the memory.
+    the latter in at most ``most_histograms`` rows, evenly chosen. Only the columns ``wanted`` are read, None
+    reads all. A RunError if something is missing, damaged, or larger than the memory.
     """
     try:
         # The lines first: they are removed only after the Parquet file is in place, so one of the two is always there.
@@ -213,11 +213,11 @@ def _check_schema(path: Path, found: pa.Schema, kind: RunTable) -> None:
     for field in found:
         is_number = field.name in kind.columns or field.type.equals(pa.float64())
         if not (kind.may_hold(field.name) and is_number):
-            raise RunError(f"{path}: column `{field.name}` of type {field.type} is none of a run's")
+            raise RunError(f"{path}: column `{field.name}` of type {field.type} is not one of a run's")
 
 
 def _check_size(path: Path, metadata: pq.FileMetaData, names: Collection[str]) -> None:
-    """Refuse columns that unpack into more than there is memory for: repeated values take next to nothing in a file."""
+    """Refuse columns that unpack to more than the free memory: repeated values take next to nothing in a file."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     parts = [group.column(i) for group in groups for i in range(group.num_columns)]
     needed = sum(8 * max(part.num_values, 0) for part in parts if part.path_in_schema.split(".list.")[0] in names)

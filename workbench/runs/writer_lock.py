@@ -1,6 +1,6 @@
-"""Say who is writing a run, in a way that a killed writer cannot keep for ever.
+"""Record who is writing a run, in a way that a killed writer does not block for ever.
 
-The lock file names the host, the process and when that began, because process numbers are used again. A process on
+The lock file names the host, the process and when that began, because process numbers are reused. A process on
 another host cannot be asked, so its lock counts until the run has been silent for a day.
 """
 
@@ -43,13 +43,13 @@ def acquire(folder: Path) -> bool:
 
 
 def release(folder: Path) -> None:
-    """Give the lock of a run back; nothing happens when it is gone."""
+    """Release the lock of a run; nothing happens if it is gone."""
     with contextlib.suppress(OSError):
         (folder / LOCK_NAME).unlink()
 
 
 def being_written(folder: Path, *, finished: bool, now: float | None = None) -> bool:
-    """Return whether somebody writes this run, or did so a moment ago (of ``now``) and has not finished it."""
+    """Return whether somebody is writing this run, or did so shortly before ``now`` and has not finished it."""
     now = time.time() if now is None else now
     return _held(folder, now) or (not finished and now - last_change(folder) < QUIET_SECONDS)
 

@@ -1,8 +1,8 @@
-"""Runs in the tools that others use: TensorBoard and MLflow, by their own libraries (``[mirrors]``).
+"""Runs in other people's tools: TensorBoard and MLflow, by their own libraries (``[mirrors]``).
 
 A mirror shows a run elsewhere; the record stays the run directory. ``workbench train --mirror tensorboard=logs`` and
-``workbench.train(..., mirrors=["mlflow"])`` send a run while it goes on, `mirror_runs` and ``workbench runs mirror``
-one that is recorded, `MirrorCallback` what a ``Model`` trains (it is in ``workbench.mindspore``).
+``workbench.train(..., mirrors=["mlflow"])`` send a run while it goes on; `mirror_runs` and ``workbench runs mirror``
+send a recorded one, `MirrorCallback` (in ``workbench.mindspore``) what a ``Model`` trains.
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ from workbench.runs.mirrors.mlflow_mirror import MlflowMirror
 from workbench.runs.mirrors.tensorboard_mirror import TensorBoardMirror
 
 _MOST_WAITING = 20_000
-"""Steps that wait for a slow mirror; of more, every second one is left out, overflows excepted."""
+"""Most steps that wait for a slow mirror; beyond, every second one is left out, overflows excepted."""
 
 
 class LiveMirrors:
-    """Several mirrors of one run, which takes blocks as a ``RunRecorder`` does (so online training takes it, too).
+    """Several mirrors of one run, fed with blocks like a ``RunRecorder`` (so online training takes it, too).
 
-    The end of a run waits ``wait_seconds`` for each mirror. A MirrorError says that a library is not installed.
+    The end of a run waits ``wait_seconds`` for each mirror. A library that is not installed is a MirrorError.
     """
 
     def __init__(self, mirrors: Iterable[Mirror], *, wait_seconds: float = 30.0) -> None:
@@ -37,14 +37,14 @@ class LiveMirrors:
         self._threads: list[_Thread] = []
 
     def begin(self, name: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-        """Open the run, under a name, in every mirror; a MirrorError when one of them cannot be opened."""
+        """Open the run under a name in every mirror; a MirrorError if one of them cannot be opened."""
         run = MirroredRun(name, config, environment)
         for mirror in self.mirrors:
             mirror.begin(run)
         self._threads = [_Thread(mirror) for mirror in self.mirrors]
 
     def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
-        """Hand a block of steps, in order, and their events to every mirror; each that failed is warned of once."""
+        """Hand a block of steps, in order, and their events to every mirror; warn once of each that failed."""
         block = list(records), list(events)
         for thread in self._threads:
             thread.take(*block)
@@ -75,7 +75,7 @@ class LiveMirrors:
 
 
 def mirrors_named(given: Iterable[Mirror | str]) -> list[Mirror]:
-    """Return mirrors, made where only their names are given, such as ``"tensorboard=FOLDER"`` or ``"mlflow"``.
+    """Return mirrors, made here if only their names are given, such as ``"tensorboard=FOLDER"`` or ``"mlflow"``.
 
     Example:
         >>> [str(mirror) for mirror in mirrors_named(["tensorboard=logs", "mlflow=sqlite:///runs.db"])]
@@ -103,7 +103,7 @@ def _made(name: str) -> Mirror:
 
 
 class _Thread(threading.Thread):
-    """What feeds one mirror; a daemon, since a server that hangs must not keep the program from ending."""
+    """Feeds one mirror; a daemon, since a server that hangs must not keep the program from ending."""
 
     def __init__(self, mirror: Mirror) -> None:
         super().__init__(name=f"mirror to {mirror}", daemon=True)

@@ -87,7 +87,7 @@ class Mirror(ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """Say in a few words where the run goes; never with a password."""
+        """Return in a few words where the run goes; never with a password."""
 
     @abstractmethod
     def check(self) -> None:
@@ -95,9 +95,9 @@ class Mirror(ABC):
 
     @abstractmethod
     def state_of(self, run: MirroredRun) -> State:
-        """Say whether the run is there already, as a whole or begun and not finished.
+        """Return whether the run is there already, as a whole or begun and not finished.
 
-        A MirrorError says that something else is already there, or that the place cannot be reached.
+        A MirrorError if something else is there, or the place cannot be reached.
         """
 
     def begin(self, run: MirroredRun) -> None:
@@ -115,10 +115,10 @@ class Mirror(ABC):
 
     @abstractmethod
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Send the results, as in ``summary.json``, and close the run; their ``state`` says how it ended."""
+        """Send the results, as in ``summary.json``, and close the run; their ``state`` is how it ended."""
 
     def abandon(self) -> None:  # noqa: B027  # most have nothing to give back
-        """Give back what the run holds here, after an error; never raises."""
+        """Release what the run holds here, after an error; never raises."""
 
     @abstractmethod
     def _begin(self, run: MirroredRun) -> None: ...

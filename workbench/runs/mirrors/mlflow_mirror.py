@@ -1,4 +1,4 @@
-"""Runs as MLflow sees them: an experiment per task or study, parameters, tags, metrics, artifacts.
+"""Runs in MLflow: an experiment per task or study, parameters, tags, metrics, artifacts.
 
 Everything goes through ``MlflowClient`` with its own address, so that the program's global MLflow state, an active run
 among it, stays as it is.
@@ -61,7 +61,7 @@ class MlflowMirror(Mirror):
             require("mlflow", "MLflow")
 
     def state_of(self, run: MirroredRun) -> State:
-        """Say whether the run is there, by the tags that this mirror gives its runs."""
+        """Return whether the run is there, by the tags that this mirror gives its runs."""
         with self._plain_errors(), _quiet():
             found = self._find(run)
         if found is None:
@@ -152,7 +152,7 @@ class MlflowMirror(Mirror):
 
     @contextlib.contextmanager
     def _plain_errors(self) -> Iterator[None]:
-        """Say what keeps MLflow from being opened; the libraries below it raise one class per store."""
+        """Turn what keeps MLflow from being opened into a MirrorError; each store's library raises its own class."""
         try:
             yield
         except MirrorError:
@@ -188,7 +188,7 @@ def _artifacts_beside(uri: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence MLflow's logs and its libraries' warnings, the whole process's: not for the thread that sends blocks."""
+    """Silence MLflow's logs and its libraries' warnings in the whole process: not for the thread that sends blocks."""
     with _quiet_logs(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

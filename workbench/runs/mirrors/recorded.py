@@ -15,10 +15,10 @@ _BLOCK = 5000
 
 
 def mirror_runs(path: str | os.PathLike[str], mirrors: Sequence[Mirror]) -> dict[Path, list[str]]:
-    """Send a run directory, or a folder of them, to mirrors: what is not there yet, and once more what is in part.
+    """Send a run directory, or a folder of them, to mirrors, unless it is there in full already.
 
-    Returned are the mirrors, as words, that each run was sent to. A MirrorFailedError says that one failed on the way;
-    what was sent before stays there.
+    Return for each run the mirrors, in words, that it was sent to. If one fails on the way (MirrorFailedError), what
+    was sent before stays there.
     """
     for mirror in mirrors:
         mirror.check()
@@ -42,7 +42,7 @@ def _mirror_run(path: Path, mirrors: Sequence[Mirror]) -> list[str]:
             for records, events in _blocks(run):
                 mirror.write(records, events)
             mirror.finish(run.summary)
-        except Exception as error:  # a disk, a server, a database: each library has errors of its own
+        except Exception as error:  # a disk, a server, a database: each library has its own errors
             mirror.abandon()
             raise MirrorFailedError(
                 f"{path} could not be mirrored to {mirror} as a whole: {reason_of(error)}; the same command sends it "

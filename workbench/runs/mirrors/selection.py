@@ -1,7 +1,7 @@
 """What of a run is mirrored: which numbers under which names, and how many points.
 
 Names have two parts, as TensorBoard and MLflow group by the first. A method's own columns keep theirs, with a slash
-for the dot (``time/forward``). A viewer draws about a thousand points of a curve, so of a long run only every k-th
+for the dot (``time/forward``). A viewer draws about a thousand points of a curve, so in a long run only every k-th
 step is mirrored; steps that overflowed always are.
 """
 
@@ -35,8 +35,8 @@ class Point:
 class Selection:
     """Turn the blocks of one run into points.
 
-    ``most`` is about how many points a run may have: when it turns out longer than the planned ``steps``, the distance
-    between points doubles then, and again after half as many more.
+    ``most`` is roughly the most points of a run: beyond the planned ``steps`` the distance between points doubles, and
+    again after half as many more.
     """
 
     def __init__(self, most: int, steps: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Runs as TensorBoard sees them: one folder of event files per run, below one log folder.
+"""Runs in TensorBoard: one folder of event files per run, below one log folder.
 
 Scalars carry unit and meaning as their description; the configuration goes to the HParams tab, events to the Text tab.
 Only tensorboard itself is used: neither TensorFlow nor torch is loaded.
@@ -47,7 +47,7 @@ class TensorBoardMirror(Mirror):
         require("tensorboard.summary.writer.record_writer", "TensorBoard")
 
     def state_of(self, run: MirroredRun) -> State:
-        """Say whether the run is there, by a file of ours beside the event files; a MirrorError when others are."""
+        """Return whether the run is there, by our own file beside the event files; others' files are a MirrorError."""
         folder = self.folder / run.name
         try:
             mark = json.loads((folder / _MARK).read_text(encoding="utf-8"))
@@ -74,7 +74,7 @@ class TensorBoardMirror(Mirror):
             for left in folder.glob(_EVENT_FILES):  # ours, as the mark beside them said
                 left.unlink()
             self._mark(complete=False)
-            # Not by the writer with a thread of its own: an error is to come out here.
+            # Not by the writer with its own thread: an error is to come out here.
             name = f"events.out.tfevents.{round(run.started):010d}.workbench"
             self._file = (folder / name).open("wb")
             self._writer = RecordWriter(self._file)
