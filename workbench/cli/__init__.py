@@ -81,7 +81,7 @@ def common(
 
 
 def _each_note_once() -> Callable[..., None]:
-    """Return what shows a warning on stderr to a person who did not write its line, the same words once per command."""
+    """Return a function that shows warnings on stderr without their line of code, each text once per command."""
     shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:

@@ -77,7 +77,7 @@ def bench(
 
 
 def _say(answers: list[Answer], shown: Mapping[str, list[Finding]]) -> None:
-    """Print what was found; of benchmarks that have some, the findings to show alone."""
+    """Print what was found; for benchmarks with findings to show, only those."""
     for answer in answers:
         print_table(
             ("measured", "value", "95 % interval", "goal", "verdict", "note"),
@@ -96,7 +96,7 @@ def _say(answers: list[Answer], shown: Mapping[str, list[Finding]]) -> None:
 
 
 def _row(finding: Finding) -> tuple[str, ...]:
-    """Return a finding as cells; times in the unit that reads well."""
+    """Return a finding as cells; times in the unit that reads best."""
     estimate = finding.estimate
     if estimate is None:
         return (finding.what, "-", "-", "-", finding.verdict, finding.note)

@@ -1,4 +1,4 @@
-"""How commands are listed and helped with: as plain text, since drawing boxes takes as long to load as all the rest."""
+"""Help on commands as plain text: loading what draws boxes takes as long as loading all the rest."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PLAIN: dict[str, Any] = {"rich_markup_mode": None, "context_settings": {"max_con
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands whose help has their first sentences whole."""
+    """A group of commands whose help shows the first sentence of each in full."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the names of the commands and what they do."""
+        """Write each command's name and what it does."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(

@@ -18,8 +18,8 @@ _LONGEST_START_SECONDS = 60.0
 def began() -> float:
     """Return ``time.monotonic()`` at which the command began: now, where another program calls it.
 
-    What Python took to start is in the processor's time. When the system made the process is wrong where a shell
-    becomes its last command. Over ranks that is when the command began that started them, unless the clock was set
+    How long Python took to start is taken from the processor time: the process's own start is wrong where a shell
+    becomes its last command. Over ranks it is when the command that started them began, unless the clock was set
     since.
     """
     elapsed = time.process_time() if _is_this_program() else 0.0
@@ -30,18 +30,18 @@ def began() -> float:
 
 
 def for_ranks() -> dict[str, str]:
-    """Return the environment by which ranks know when their command began."""
+    """Return the environment variables that tell ranks when their command began."""
     return {_VARIABLE: repr(time.time() - (time.monotonic() - began()))}
 
 
 def end_quickly() -> None:
-    """Let Python end without a last look for garbage among all that was loaded: a second of a command's time."""
+    """Let Python end without a last garbage collection over all that was loaded: it takes a second."""
     if _is_this_program():
         atexit.register(gc.freeze)
 
 
 def end_undisturbed() -> None:
-    """Ignore any further Ctrl-C: the command has said how it ends, and Python would show where it was on its way out.
+    """Ignore any further Ctrl-C: the command has said how it ends, and Python would print a traceback on its way out.
 
     Workers that have not ended by then are killed, since Python would wait for them; their trials are put back by the
     next command.

@@ -1,8 +1,8 @@
-"""Which failures are the user's input, which are the work's, and how each is said in one sentence.
+"""Which failures are due to the user's input, which to the work, and how each is reported in one sentence.
 
-Errors of this package are one sentence already; errors of the system need the name of the file. Of what a task's own
-code raises, its author needs the task, the part that failed, the exception and the line of their file. What is none of
-these is a bug of ours, and is called one.
+Errors of this package are one sentence already; errors of the system need the name of the file. For what a task's own
+code raises, its author needs the task, the part that failed, the exception and the line of their file. Anything else is
+a bug of ours, and is called one.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class Interrupted(Exception):  # noqa: N818  # no error: the user asked for it
 
 
 def report(error: BaseException, *, traceback: bool = False) -> int:
-    """Say on stderr what ended the command, after Python's traceback if that is asked for; return the exit code.
+    """Print on stderr what ended the command, after Python's traceback if that is asked for; return the exit code.
 
-    Of several ranks one says it: the one a ``RankFailure`` names, else rank 0, which knows every other rank's error.
+    Only one of several ranks does: the one a ``RankFailure`` names, else rank 0, which knows every other rank's error.
     """
     if isinstance(error, BrokenPipeError):
         # `workbench schema | head`: the reader has seen enough. Python would complain again when it flushes at the
@@ -94,7 +94,7 @@ def report(error: BaseException, *, traceback: bool = False) -> int:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return 2 for wrong input, of this package a ``ValueError`` always, 130 for Ctrl-C, 1 for everything else."""
+    """Return 2 for wrong input (always a ``ValueError`` in this package), 130 for Ctrl-C, 1 for everything else."""
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         return INTERRUPTED
     is_input = _is_usage(error) or isinstance(error, _NOT_THERE) or (_is_ours(error) and isinstance(error, ValueError))
@@ -174,7 +174,7 @@ def _usage_sentence(error: BaseException) -> str:
 
 
 def _given(options: Sequence[str]) -> str:
-    """Return ``", got 0"`` for an option that stands on the command line; typer's own sentences leave it out."""
+    """Return ``", got 0"`` for an option given on the command line; typer's own sentences leave it out."""
     arguments = sys.argv[1:]
     for i, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")

@@ -30,9 +30,9 @@ def ending_like_ctrl_c() -> AbstractContextManager[None]:
 
 @contextmanager
 def stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether Ctrl-C was pressed; a second Ctrl-C raises ``KeyboardInterrupt``.
+    """Yield a function that returns whether Ctrl-C was pressed; a second Ctrl-C raises ``KeyboardInterrupt``.
 
-    The work asks it once per step and ends by itself. In a thread, which gets no signals, it stays False.
+    The work calls it once per step and ends by itself. In a thread, which gets no signals, it stays False.
     """
     pressed = False
 

@@ -1,4 +1,4 @@
-"""What commands print, on rank 0 alone: sentences and tables for people, one JSON object for programs."""
+"""What commands print, on rank 0 only: sentences and tables for people, one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def only_result_on_stdout(active: bool) -> Iterator[None]:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
     """Print a table with numbers aligned to the right; nothing is ever cut off.
 
-    On a terminal the last column is wrapped to what is left of the width. Where that is too little, each row becomes a
-    paragraph of ``column: value`` lines.
+    On a terminal the last column is wrapped to the remaining width. If that is too little, each row becomes a paragraph
+    of ``column: value`` lines.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -107,7 +107,7 @@ def quoted(argument: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON knows it."""
+    """Return a value as plain JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

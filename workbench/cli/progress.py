@@ -37,7 +37,7 @@ class Bar:
     def update(
         self, done: float, total: float | None = None, text: str = "", note: str = "", eta: float = math.nan
     ) -> None:
-        """Move on; the note stands after the bar, and an ``eta`` of NaN, seconds, is estimated from the units done."""
+        """Move on; the note is shown after the bar, and an ``eta`` of NaN (seconds) is estimated from the units."""
         new_text = bool(text) and text != self._text
         self._done, self._note, self._eta = done, printable(note), eta
         self._total = self._total if total is None else total
@@ -56,7 +56,7 @@ class Bar:
             print(sentence, file=sys.stderr, flush=True)
 
     def close(self, *, keep: bool) -> None:
-        """End the display; without ``keep`` nothing of it stays, and a message that follows stands alone."""
+        """End the display; without ``keep`` nothing of it is left above the next message."""
         if keep and (self._pending or self._terminal is not None):
             self._show()
         if self._terminal is not None:

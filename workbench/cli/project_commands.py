@@ -59,7 +59,7 @@ def schema() -> None:
 
 
 def _provenance(stored: Mapping[str, Any]) -> list[str]:
-    """Return where an exported configuration comes from and how far it is confirmed; nothing for other files."""
+    """Return where an exported configuration comes from and how far it is confirmed; empty for other files."""
     if not stored.get("study"):
         return []
     verdict, sentence = str(stored.get("verdict", "")), str(stored.get("sentence", ""))
@@ -86,7 +86,7 @@ def doctor(
         False, "--sbom", help="Print what is installed instead: a bill of materials with licences (CycloneDX JSON)."
     ),
 ) -> None:
-    """Say what this machine offers, and what is missing."""
+    """Show what this machine offers and what is missing."""
     if sbom:
         from workbench.core.bill_of_materials import bill_of_materials
 

@@ -1,7 +1,7 @@
 """Run a command as several ranks of this machine, as torchrun would, and exit as rank 0 does.
 
-Instead of torchrun because of how it ends: with an exit code that says what happened (2 for wrong input, 130 for
-Ctrl-C), and one sentence instead of a table of processes. Ctrl-C reaches rank 0 alone, which decides for all.
+Used instead of torchrun because of how it ends: with an exit code for what happened (2 for wrong input, 130 for
+Ctrl-C) and one sentence, not a table of processes. Ctrl-C reaches only rank 0, which decides for all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run_as_ranks(n_ranks: int, arguments: Sequence[str]) -> int:
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // n_ranks)), **os.environ, **meeting}
     environment |= {"WORLD_SIZE": str(n_ranks), **for_ranks()}
     command = [sys.executable, "-m", "workbench", *arguments]
-    # A session of its own: the terminal's Ctrl-C comes here, not to every rank.
+    # A separate session: the terminal's Ctrl-C comes here, not to every rank.
     processes = [
         subprocess.Popen(
             command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, start_new_session=True
@@ -61,7 +61,7 @@ def run_as_ranks(n_ranks: int, arguments: Sequence[str]) -> int:
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait for all; when one fails the others get some time, then SIGTERM, then SIGKILL."""
+    """Wait for all; if one fails the others get some time, then SIGTERM, then SIGKILL."""
     failed_at = None
     later = [(signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, 2 * _GRACE_SECONDS)]
     while any(process.poll() is None for process in processes):

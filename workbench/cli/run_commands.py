@@ -114,7 +114,7 @@ def train(
 
 
 def _task_and_steps(name: str, epochs: float) -> tuple[Task, int]:
-    """Load a task, and count the batches of so many passes over its data."""
+    """Load a task, and count the batches of ``epochs`` passes over its data."""
     from workbench.tasks import load_task
     from workbench.training.task_look import batches_of_epochs, epoch_batches
 
@@ -258,7 +258,7 @@ def prune_recorded(
 
 @runs_app.command("mirror")
 def mirror_recorded(path: Path = MirroredArgument, to: list[str] = ToOption, json: bool = JsonOption) -> None:
-    """Show recorded runs in TensorBoard or MLflow; what is there already as a whole is left alone."""
+    """Send recorded runs to TensorBoard or MLflow; runs that are already there in full are skipped."""
     from workbench.runs.mirrors import mirror_runs, mirrors_named
 
     sent = mirror_runs(path, mirrors_named(to))

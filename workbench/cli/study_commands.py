@@ -45,14 +45,14 @@ _SHOWN_TRIALS = 10
 
 
 class Engine(StrEnum):
-    """Who runs the trials of a study."""
+    """What runs the trials of a study."""
 
     PROCESSES = "processes"
     RAY = "ray"
 
 
 class ScriptFormat(StrEnum):
-    """A framework in whose words an export is written."""
+    """A framework for which an export is written as a script."""
 
     TORCH = "torch"
     TRANSFORMERS = "transformers"
@@ -212,7 +212,7 @@ def worker(
 
 
 def _parse_allowed_drop(text: str | None) -> float | str | None:
-    """Return an allowed drop as it stands in a study's file: a number, or a share."""
+    """Return an allowed drop as in a study's file: a number, or a share."""
     if text is None or text.strip().endswith("%"):
         return text
     try:
@@ -293,7 +293,7 @@ def _export_trials(study: Path, path: Path, storage: str | None, *, json: bool) 
     from workbench.study import trial_table, write_trial_table
     from workbench.study.answer.trial_table import check_table_path
 
-    check_table_path(path)  # before a database is asked for anything
+    check_table_path(path)  # before a database is read
     table = trial_table(study, storage=storage)
     write_trial_table(table, path)
     if json:
@@ -327,7 +327,7 @@ def _print_result(result: StudyResult, *, json: bool) -> None:
 
 
 def _as_json(result: StudyResult) -> dict[str, Any]:
-    """Return a study's answer as plain values; of the scripts only those that were written, without their text."""
+    """Return a study's answer as plain values; scripts only if they were written, without their text."""
     written = [one for one in result.scripts if one.path is not None]
     scripts = [{name: value for name, value in plain(one).items() if name != "text"} for one in written]
     return {**plain(replace(result, scripts=())), "exports": result.exports, "scripts": scripts}
@@ -395,7 +395,7 @@ def _feasible_then_value(trial: TrialRecord) -> tuple[bool, bool, float]:
 
 
 def _exit_when_time_is_up(limit: float | None, began: float, loaded: threading.Event) -> None:
-    """End the command when its time is over before there is a study that could end itself; nothing is lost then."""
+    """End the command if its time is over before there is a study that could end itself; nothing is lost then."""
     if limit is None:
         return
 

@@ -1,4 +1,4 @@
-"""The notebooks and studies that come with the package: in a wheel they lie in it, in a checkout in the repository."""
+"""The notebooks and studies that come with the package: inside a wheel, or in the repository of a checkout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ANSWERS = "result"  # of a study: they belong to the machine that found them
 
 
 class MissingTemplatesError(RuntimeError):
-    """The package was installed without its notebooks and studies, which its user cannot help."""
+    """The package was installed without its notebooks and studies, through no fault of its user."""
 
 
 def template_files() -> Iterator[tuple[Path, Path]]:
@@ -28,7 +28,7 @@ def template_files() -> Iterator[tuple[Path, Path]]:
 def copy_templates(directory: Path, *, folder: str = "") -> tuple[list[Path], list[Path]]:
     """Write the templates into a folder, made when missing; return files written, and files that were there already.
 
-    ``folder`` asks for those of ``"notebooks"`` or ``"studies"`` only.
+    ``folder`` limits them to ``"notebooks"`` or ``"studies"``.
     """
     files = [(path, relative) for path, relative in template_files() if folder in {"", relative.parts[0]}]
     if not files:

@@ -58,7 +58,7 @@ def view(
 
 
 def has_browser() -> bool:
-    """Return whether there is a screen that a browser could open on; one in the terminal would take it away."""
+    """Return whether there is a screen for a browser to open on; one in the terminal would take the terminal over."""
     if sys.platform.startswith("linux"):
         return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return True

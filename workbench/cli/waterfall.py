@@ -19,9 +19,9 @@ _FULL, _LIGHT = "█", "░"
 def waterfall_rows(parts: Sequence[GainPart], candidate: CandidateRecord | None = None) -> list[Row]:
     """Return a row per part and one for the whole: bar, factor, interval, and what it is.
 
-    Bars stand on a logarithmic scale, each beginning where the one before it ends, in the order in which parts are
-    built up; that of a part that was not measured by itself is light. Without a candidate with a measured speed-up they
-    multiply.
+    Bars are on a logarithmic scale, each beginning where the one before it ends, in the order in which parts are built
+    up; a part that was not measured by itself has a light bar. Without a candidate with a measured speed-up the whole
+    is the product of the parts.
     """
     if candidate is not None and not 0.0 < candidate.speedup < math.inf:
         candidate = None
