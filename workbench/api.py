@@ -1,6 +1,6 @@
 """The workbench in five functions: train, compare, tune, export, replay.
 
-The command line and notebooks call these; they put the layers below together and hold no logic of their own. In
+The command line and notebooks call these; they combine the layers below and hold no logic themselves. In
 processes that torchrun started, ``train``, ``compare`` and ``tune`` train on all of them together: every process calls
 the same function with the same arguments, and every one gets the result.
 """
@@ -84,19 +84,19 @@ def train(
         on_progress: Called about once a second.
         stop: Asked once per step; True ends the run.
         on_records: Called with the steps and events of each drain, for a display that follows the run.
-        drain_seconds: How late those may come, seconds.
+        drain_seconds: How late those may come, in seconds.
         pause: Holds the run between two steps; the time is not counted. On one rank only.
-        mirrors: Where else the run is shown while it goes on: ``"tensorboard=DIR"``, ``"mlflow=URI"`` or objects of
+        mirrors: Where else to show the run while it goes on: ``"tensorboard=DIR"``, ``"mlflow=URI"`` or objects of
             ``workbench.runs.mirrors``. One that fails on the way is given up with a warning; the run goes on.
         checkpoint_every: Micro-batches between two checkpoints in the run directory; None keeps none.
-        resume: Run directory of an interrupted run to go on with, on a CPU with the same bits; or a folder of runs,
-            whose newest unfinished one goes on, and where there is none a new one begins. The other arguments have to
-            be those that it began with; ``out`` is where it lies.
+        resume: Run directory of an interrupted run to continue, on a CPU with the same bits; or a folder of runs, whose
+            newest unfinished one is continued, or a new one begun if there is none. The other arguments must be those
+            that it began with; ``out`` is where it is.
 
     Raises:
         ResumeError: When the run is finished, has no checkpoint, or was begun with other arguments.
         ConfigError: When the configuration is not valid.
-        TaskError: When the task cannot be found or is no task.
+        TaskError: When the task cannot be found or is not a task.
         MirrorError: When a mirror cannot be opened.
     """
     observer = live_mirrors(mirrors)
@@ -174,7 +174,7 @@ def replay(
     window: Sequence[int] | None = None,
     minimum: float = 1.0,
 ) -> ReplayResult:
-    """Say what other loss-scale policies would have done to a recorded run, without training.
+    """Predict what other loss-scale policies would have done to a recorded run, without training.
 
     Args:
         run: A run, or its directory.
@@ -234,19 +234,19 @@ def tune(
         evaluate: For a model: evaluation batches.
         loss: For a model: a criterion, or a function of model and batch; None takes what the model returns as ``loss``.
         optimizer: For a model: today's optimizer over its parameters, or a function of the named parameters.
-        metric: For a model: the metric; None is the accuracy after a cross entropy and else the loss.
+        metric: For a model: the metric; None is the accuracy after a cross entropy, otherwise the loss.
         scheduler: For a model: today's learning-rate schedule, a function of optimizer and number of updates.
-        name: For a model: name of the study's folder; None takes the model's class.
-        minutes: Time for all of it; for a task 15 where nothing is said.
+        name: For a model: name of the study's folder; None takes the name of the model's class.
+        minutes: Time for all of it; None means 15 for a task.
         steps: For a task: loader batches that it is trained for today; None takes the task's own ``steps``.
         epochs: For a task: the same in passes over the data.
-        allowed_drop: For a task: drop of the metric that is allowed, in its unit or as a share ("2 %"); None is 0.005
-            for accuracies and else 1 % of the value it has today.
+        allowed_drop: For a task: allowed drop of the metric, in its unit or as a share ("2 %"); None is 0.005 for
+            accuracies and otherwise 1 % of its value today.
         trials: Trials of the whole study; None takes the study's own.
         timeout: Seconds for all of it, files and report included; None takes the study's own. What runs when they are
             over ends at its next step, and the next call runs it again.
         fresh: Archive what was there and start over.
-        new_baseline: The same, then begin with the best plans of what is archived: for a task that has changed.
+        new_baseline: The same, then begin with the best plans of the archived study: for a task that has changed.
         confirm_seeds: Paired seeds of the confirmation; None takes the study's own.
         require_confirmed: Export confirmed candidates only.
         jobs: Worker processes that search at the same time.
@@ -262,7 +262,7 @@ def tune(
 
     Raises:
         StudyError: When the study or an argument is wrong.
-        StudyStoppedError: When ``stop`` asked for it; the same call continues from there.
+        StudyStoppedError: When ``stop`` returned True; the same call continues from there.
     """
     from workbench import study as tuning
 
@@ -274,7 +274,7 @@ def tune(
         on_note, on_progress = on_note or print, on_progress or tuning.ProgressLine()
         study = task_in_memory(study, **about_model, steps=steps, epochs=epochs, on_note=on_note)
     elif unwanted := [key for key, value in about_model.items() if value is not None]:
-        raise tuning.StudyError(f"`{unwanted[0]}` goes with a model; a study or a task says it itself")
+        raise tuning.StudyError(f"`{unwanted[0]}` goes with a model; a study or a task sets it itself")
     if isinstance(study, Task) or not is_study(study):
         given = load_task(study if isinstance(study, Task) else str(study))
         task = given if isinstance(study, Task) and not given.spec else task
@@ -290,7 +290,7 @@ def tune(
         fresh = fresh and (study / "study.db").exists()
     elif (steps, epochs, allowed_drop) != (None, None, None):
         raise tuning.StudyError(
-            f"{study} is a study, whose study.toml says how long a run is and what it may lose; `steps`, `epochs` and "
+            f"{study} is a study, whose study.toml sets how long a run is and what it may lose; `steps`, `epochs` and "
             "`allowed_drop` are for a task"
         )
     if task is not None and jobs > 1:
@@ -326,7 +326,7 @@ def tune(
 
 
 def is_study(place: str | Path) -> bool:
-    """Return whether something on the command line names a study rather than a task: a folder, or a study.toml."""
+    """Return whether an argument of the command line names a study (a folder, or a study.toml) and not a task."""
     path = Path(place)
     return path.is_dir() or path.suffix == ".toml" or (path / "study.toml").exists()
 
@@ -339,7 +339,7 @@ def export(
     require_confirmed: bool = False,
     storage: str | None = None,
 ) -> StudyResult:
-    """Write a study's configurations and report again from its storage; nothing is trained.
+    """Write a study's configurations and report again, from its storage; nothing is trained.
 
     Args:
         study: Folder with ``study.toml``.
@@ -351,7 +351,7 @@ def export(
 
     Raises:
         StudyError: When the study is wrong or has no finished trial.
-        ValueError: When a format names no framework.
+        ValueError: When a format is not the name of a framework.
     """
     from workbench import study as tuning
     from workbench.report import write_report

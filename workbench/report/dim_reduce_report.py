@@ -14,7 +14,7 @@ from workbench.runs import Run, read_run
 
 
 def read_pairs(folder: str | Path) -> list[SubspacePair]:
-    """Read the runs ``warm-up-<seed>`` and ``dim-reduce-<seed>`` that ``train_in_subspace`` made, by their seeds.
+    """Read the runs ``warm-up-<seed>`` and ``dim-reduce-<seed>`` that ``train_in_subspace`` made, by seed.
 
     Raises:
         ValueError: When there is no complete pair.

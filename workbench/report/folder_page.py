@@ -23,10 +23,10 @@ def folder_page_html(
     Args:
         title: Name of the folder.
         studies: Rows with name, address, task, trials, objective and state.
-        runs: Rows as of ``runs.list_runs``, each with its address.
-        n_runs: Runs there are, listed or not.
-        note: What is to be said where there is nothing else; empty for how studies and runs come to be.
-        served: Who shows it.
+        runs: Rows as from ``runs.list_runs``, each with its address.
+        n_runs: Number of runs there are, listed or not.
+        note: Sentence for a folder with nothing in it; empty explains how studies and runs come to be.
+        served: The server that shows it.
     """
     values: dict[str, Any] = {"studies": studies, "runs": runs, "n_runs": n_runs, "note": note, "served": served}
     return render("folder_page.html.j2", title=title, **values)

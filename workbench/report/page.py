@@ -1,8 +1,8 @@
-"""How a report page is made: a template of this folder, filled with texts and figures.
+"""How a report page is made: from a template in this folder, filled with texts and figures.
 
 An HTML page is one file: styles and plotly.js are inlined, nothing is fetched, and nothing but plotly.js and the
-scripts of this folder runs. Of plotly.js it has the part for figures with two axes, packed: an eighth of the whole. Its
-templates escape every text; what is HTML already is ``Markup``. Markdown takes texts as they are, but no tags.
+scripts of this folder runs. It has the part of plotly.js for figures with two axes, packed: an eighth of the whole. Its
+templates escape every text; what is HTML already is ``Markup``. Markdown takes texts unchanged, but no tags.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _MOST_PLAIN = 40_000  # characters of data that stand on a page as they are
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page: a template of this folder, filled with values."""
+    """Return a page: a template in this folder, filled with values."""
     return _templates().get_template(template).render(values)
 
 
 def embed(figure: go.Figure, identifier: str, *, of_trials: bool = False) -> Markup:
-    """Return a figure as HTML for a page that has plotly.js already; an empty one as its sentence.
+    """Return a figure as HTML for a page that already has plotly.js; an empty one as its sentence.
 
-    Its height is kept, its width follows the page; the identifier, its element's, is unique on the page. Figures
-    ``of_trials``, whose points name their trial in ``customdata[0]``, are linked with the table of trials.
+    Its height is kept, its width follows the page; ``identifier``, its element's id, must be unique on the page.
+    Figures ``of_trials``, whose points name their trial in ``customdata[0]``, are linked with the table of trials.
     """
     if not figure.data:  # an empty state needs no script to be read
         reasons = " ".join(str(note.text) for note in figure.layout.annotations)
@@ -101,7 +101,7 @@ def _templates() -> jinja2.Environment:
 
 @jinja2.pass_eval_context
 def _typeset(context: jinja2.nodes.EvalContext, value: object) -> object:
-    """Write powers as powers, keep numbers with their signs, and make code of what stands in backticks.
+    """Write powers as powers, keep numbers with their signs, and turn words in backticks into code.
 
     HTML and code, which is escaped already, stay; so does an attribute that must not change, with the filter ``e``.
     """
@@ -114,12 +114,12 @@ def _typeset(context: jinja2.nodes.EvalContext, value: object) -> object:
 
 
 def _in_markdown(value: object) -> object:
-    """Return a text of which Markdown makes no HTML: a viewer would show, or run, what a file's author put there."""
+    """Return a text that Markdown does not turn into HTML: a viewer would show, or run, what a file's author wrote."""
     return printable(value.replace("<", "&lt;")) if isinstance(value, str) else value
 
 
 def within(policy: Mapping[str, Any]) -> bool:
-    """Return whether a loss-scale policy that was trained overflowed as often as its predicted range says."""
+    """Return whether a loss-scale policy that was trained overflowed within its predicted range."""
     return bool(policy["overflows_low"] <= policy["observed"] <= policy["overflows_high"])
 
 

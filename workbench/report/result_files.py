@@ -25,7 +25,7 @@ _COLORS = {"O0": "grey", WITHIN: "blue"}  # any other outcome is orange
 def write_result_files(folder: Path, study: StudyResult) -> list[Path]:
     """Write ``results.md``, ``trials.csv``, pictures, and a table of every check that the study made; return the files.
 
-    A check or picture of an earlier run that this study has no more is removed.
+    A check or picture of an earlier run that this study no longer has is removed.
     """
     contents = {
         "results.md": results_page(study),

@@ -25,7 +25,7 @@ from workbench.report.served import Served
 from workbench.runs import Run, read_run
 
 MOST_HISTOGRAMS = 200
-"""Of gradients that a page draws: more take seconds to read, and cannot be seen."""
+"""Gradient histograms that a page draws at most: more take seconds to read, and cannot be seen."""
 _MOST_EVENTS = 200  # listed, the last ones
 _AXES = ("step", "seconds")
 MOST_OVERLAID = 12  # more lines than that cannot be told apart
@@ -34,7 +34,7 @@ MOST_OVERLAID = 12  # more lines than that cannot be told apart
 def run_report_html(run: Run, *, served: Served | None = None) -> str:
     """Return the page of one run, whether it has finished, was killed, or goes on.
 
-    There is no section for what the run lacks.
+    What the run lacks has no section.
     """
     scale = metric_of(run)
     drawn: dict[str, go.Figure] = {}
@@ -67,7 +67,7 @@ def overlay_html(runs: Mapping[str, Path], *, window: int = 1, x: str = "step") 
     """Return the curves of some runs over each other.
 
     Args:
-        runs: Label -> run directory, `MOST_OVERLAID` at most.
+        runs: Label -> run directory, at most `MOST_OVERLAID`.
         window: Steps over which the loss is averaged, >= 1.
         x: ``"step"`` or ``"seconds"``.
 
@@ -121,7 +121,7 @@ def _key_figures(run: Run, scale: MetricScale) -> list[tuple[str, str, str]]:
 
 
 def _known(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of where a run ran, as words: what there is none of is left out."""
+    """Return what is known of where a run ran, in words; unknown values are left out."""
     plain = {key.replace("_", " "): value for key, value in environment.items() if value not in (None, "", {}, [])}
     listed: Sequence[str] = [key for key in plain if not key.endswith("checksum") and key != "schema version"]
     return {key: plain[key] for key in listed}

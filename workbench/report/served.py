@@ -18,7 +18,7 @@ class RunChoice:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What stands on a served page besides its content."""
+    """What a served page shows besides its content."""
 
     version: str  # of the content: the page asks for another one
     state: str = ""  # whether the work goes on, a sentence

@@ -40,7 +40,7 @@ class FreezingSchedule:
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """What was read; whatever is missing has no section on the page."""
+    """What was read; anything missing has no section on the page."""
 
     exported: Mapping[str, BoostConfig] = field(default_factory=dict)  # by export: "o1"
     recording: Recording | None = None  # of a study that chose a loss-scale policy
@@ -59,7 +59,7 @@ def read_sources(answer: StudyResult) -> Sources:
 
 
 def hardware_of(answer: StudyResult) -> dict[str, Any]:
-    """Return what a study ran on, in words: whatever is missing is left out, and memory is in GiB."""
+    """Return what a study ran on, in words; anything missing is left out, and memory is in GiB."""
     known = {key.replace("_", " "): one for key, one in (answer.environment.get("device") or {}).items() if one}
     memory = {key: f"{one / 1024**3:.1f} GiB" for key, one in known.items() if key.endswith("bytes")}
     return {key.removesuffix(" bytes"): memory.get(key, one) for key, one in known.items()}

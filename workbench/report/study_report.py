@@ -1,6 +1,6 @@
 """Report of a study: one HTML file that answers its question and shows why.
 
-The page is drawn from the study's answer as it is and from the files beside it, so it can be written again on a machine
+The page is drawn from the study's answer and the files beside it, so it can be written again on a machine
 that has neither the data nor the accelerator. What a study did not do has no section; one line at the end names it.
 Which candidate is exported is not decided here: the page shows the study's choices.
 """
@@ -46,7 +46,7 @@ _FIGURES = (
     *("loss-scale", "replay", "exponents", "freezing"),
 )
 _OF_TRIALS = frozenset({"speed", "history", "trials", "slice", "contour"})  # first words; their points are trials
-_MANY = 1000  # trials, above which a file has to be brief: the table says of each what figures leave out
+_MANY = 1000  # trials, above which a file has to be brief: the table has what figures leave out
 _MOST_CURVES = 4  # besides that of O0
 
 
@@ -77,7 +77,7 @@ def write_study_report(path: Path, answer: StudyResult, sources: Sources) -> Pat
 
 
 def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "", served: Served | None = None) -> str:
-    """Return the report as HTML text; ``created`` says when it is written, ``served`` by whom it is shown live."""
+    """Return the report as HTML text; ``created`` is when it is written, ``served`` the server that shows it live."""
     metric = MetricScale.of(answer)
     brief = len(answer.trials) > _MANY
     few_words = [replace(one, summary="") for one in answer.trials] if brief else answer.trials
@@ -107,7 +107,7 @@ def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "
 
 
 def _trial_table(answer: StudyResult, served: Served | None) -> Markup:
-    """Return the place of the table of trials with its data; nothing while there is no trial."""
+    """Return the element for the table of trials with its data; empty while there is no trial."""
     if not answer.trials:
         return Markup("")
     runs = Markup("") if served is None else Markup(' data-runs="{}"').format(served.here)
@@ -116,7 +116,7 @@ def _trial_table(answer: StudyResult, served: Served | None) -> Markup:
 
 
 def shares_of(config: BoostConfig) -> dict[str, float]:
-    """Return the shares that parameters amount to, by name, for the methods that a configuration switches on."""
+    """Return the shares that parameters amount to, by name, for the methods that a configuration has on."""
     sections = {method.section for method in METHODS if getattr(config.boost, method.name, None)}
     infos = (about for path, about in describe_parameters().items() if path.partition(".")[0] in sections)
     return {about.share_name: about.share(config) for about in infos if about.share is not None}
@@ -175,14 +175,14 @@ def _key_figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> 
 
 
 def _o0_over_seeds(answer: StudyResult) -> float:
-    """Return the mean metric of O0 over the seeds of the confirmation, of its one run where there was none."""
+    """Return the mean metric of O0 over the confirmation's seeds, or that of its one run without a confirmation."""
     pairs = max((candidate.metrics for candidate in answer.candidates), key=len, default=())
     metrics = [one for one, _ in pairs if math.isfinite(one)]
     return sum(metrics) / len(metrics) if metrics else answer.baseline_metric
 
 
 def _speed_reach(candidates: Sequence[CandidateRecord]) -> tuple[float, float]:
-    """Return what the ends of the small drawings stand for, the same for every candidate."""
+    """Return the values at the ends of the small drawings, the same for every candidate."""
     ends = [v for c in candidates for v in (c.speedup_low, c.speedup_high, c.speedup) if math.isfinite(v)]
     low, high = min([1.0, *ends]), max([1.0, *ends])
     margin = 0.08 * (high - low) or 0.1
@@ -192,7 +192,7 @@ def _speed_reach(candidates: Sequence[CandidateRecord]) -> tuple[float, float]:
 def _learning_curves(answer: StudyResult) -> list[RunCurve]:
     """Return O0's curve, those of the exported trials, then the best others.
 
-    A curve goes from the beginning of its trial's warm-up on, in micro-batches of its own length.
+    A curve begins with its trial's warm-up, in micro-batches of its own length.
     """
     # Where only the end of a run counts, a trial has no more than that.
     done = [t for t in answer.trials if len(t.curve) > 1 and t.state == "complete"]

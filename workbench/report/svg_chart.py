@@ -34,7 +34,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes, labelled with units; points that do not fit on them are left out."""
+    """A pair of axes, labelled with units; points that do not fit on them are left out."""
 
     title: str
     x_label: str
@@ -45,7 +45,7 @@ class Panel:
 
 
 def chart(panels: Sequence[Panel], columns: int = 2, note: str = "") -> str:
-    """Return panels side by side as one SVG document; the note below says what the colours mean."""
+    """Return panels side by side as one SVG document; the note below explains the colours."""
     columns = min(columns, len(panels))
     return render(
         "chart.svg.j2",
@@ -65,7 +65,7 @@ def chart(panels: Sequence[Panel], columns: int = 2, note: str = "") -> str:
 
 
 def _placed(panel: Panel) -> tuple[Panel, list[Point], Any, Any]:
-    """Return a panel with the points that can stand on its axes, and these; None where there is no point."""
+    """Return a panel with the points that fit on its axes, and these axes; None if there is no point."""
     points = [point for point in panel.points if _can_stand(point, panel)]
     if not points:
         return panel, [], None, None

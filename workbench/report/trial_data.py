@@ -1,8 +1,7 @@
 """The trials of a study as the table of trials reads them: plain values for JSON, from the study's one answer.
 
-Report, view page and Tune tab show one table, ``trial_table.js``. A row carries what its trial changes of the
-configuration of O0, with which all stand together in the data; the whole configuration is put together again where
-it is asked for.
+Report, view page and Tune tab show one table, ``trial_table.js``. A row carries only what its trial changes of O0's
+configuration, which is in the data once; the whole configuration is put together again when it is asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def trial_data(study: StudyResult, *, rounded: bool = False) -> Values:
 
     Args:
         study: The study's answer.
-        rounded: Whether configurations have five digits, too, which thousands of them need to fit into one file.
+        rounded: Whether configurations have five digits, too, as thousands of them must to fit into one file.
 
     Returns:
         ``columns`` in their order, each with ``key``, ``title``, ``kind`` (``"number"`` or ``"text"``), ``unit``,
@@ -75,7 +74,7 @@ def _searched(study: StudyResult) -> list[str]:
 
 
 def _columns(study: StudyResult, metric: MetricScale) -> list[Values]:
-    several = len({trial.level for trial in study.trials}) > 2  # O0 and one more are no choice
+    several = len({trial.level for trial in study.trials}) > 2  # O0 and one more are not a choice
     times: Values = {"kind": "number", "unit": "×"}
     value: Values = {"kind": "number", "unit": metric.shown_unit, "factor": metric.factor}
     difference: Values = {**value, "unit": "points" if metric.shown_unit == "%" else metric.shown_unit}
@@ -179,7 +178,7 @@ def _by_path(config: Mapping[str, Any]) -> Values:
 
 def _thinned(curve: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
     if len(curve) <= _MOST_CURVE_POINTS:
-        return curve if len(curve) > 1 else ()  # one evaluation is no curve
+        return curve if len(curve) > 1 else ()  # one evaluation is not a curve
     last = len(curve) - 1
     return [curve[round(i * last / (_MOST_CURVE_POINTS - 1))] for i in range(_MOST_CURVE_POINTS)]
 

@@ -27,7 +27,7 @@ _DEPTH = 3  # of studies below a folder
 _MOST_RUNS = 200  # that are listed
 _QUIET_SECONDS = 180.0  # without a change, after which a study or run counts as left alone
 _CLOSING = 5.0  # seconds after its report in which a study still closes its database
-_PAUSE = 3.0  # a page rests so many times as long as it took to make
+_PAUSE = 3.0  # a page rests this many times as long as it took to make
 
 
 class ViewError(ValueError):
@@ -67,7 +67,7 @@ class Pages:
         self._lock = threading.Lock()  # Optuna's verbosity and the warnings filter belong to one thread at a time
 
     def answer(self, path: str, query: Mapping[str, Sequence[str]]) -> tuple[HTTPStatus, str]:
-        """Return the page of a folder below the root; a sentence where there is none, or something on it is wrong."""
+        """Return the page of a folder below the root, or a sentence if there is none or something on it is wrong."""
         folder = self._below_root(path)
         if folder is None:
             return HTTPStatus.NOT_FOUND, "there is no such folder here"
@@ -88,7 +88,7 @@ class Pages:
         return HTTPStatus.OK, page.html[begin:end]
 
     def _below_root(self, path: str) -> Path | None:
-        """Return the folder that a path names; None where there is none, or it lies outside, by a link, too."""
+        """Return the folder that a path names; None if there is none, or if it is outside, even by a link."""
         if "\0" in path:
             return None
         folder = (self.root / path).resolve()
@@ -117,7 +117,7 @@ class Pages:
             label, _, place = path.rpartition("|")
             folder = self._below_root(place)
             if folder is None or not _is_run(folder):
-                raise ViewError(f"{place}: there is no such run here any more")
+                raise ViewError(f"{place}: there is no longer such a run here")
             chosen[label or folder.name] = folder
         window = asked.get("window", "1")
         if not window.isdecimal():
@@ -166,7 +166,7 @@ class _StudyPage:
         return study_report_html(answer, read_sources(answer), served=served)
 
     def _without_database(self, served: Served) -> str:
-        """Return the report that lies beside a study whose database is elsewhere, or that it has not begun."""
+        """Return the report beside a study whose database is elsewhere, or that the study has not begun."""
         report = self._folder / "result" / "report.html"
         if report.is_file():
             return report.read_text(encoding="utf-8")
@@ -295,7 +295,7 @@ def _studies_below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _listed(path: Path, folder: Path) -> dict[str, Any]:
-    """Return what a list says of a study, from its file alone: reading its trials takes seconds."""
+    """Return a study's entry in a list, from its file alone: reading its trials takes seconds."""
     place = path.relative_to(folder).as_posix()
     has_answer = any((path / "result").glob("boost_config.*.json"))
     state = "has its answer" if has_answer else "begun" if (path / "study.db").exists() else "not begun"

@@ -1,7 +1,7 @@
 """The server of `workbench view`: this machine alone, a token in every address, and nothing but pages.
 
 Whoever shares the machine may reach a port of 127.0.0.1, so an address begins with a random token, and without it the
-answer is 403. A page of another site that has its own name lead to 127.0.0.1 (DNS rebinding) is known by the name it
+answer is 403. A page of another site whose own name leads to 127.0.0.1 (DNS rebinding) is recognised by the name it
 asked for, which is not ours.
 """
 
@@ -22,7 +22,7 @@ class Answering(Protocol):
     """What a server shows."""
 
     def answer(self, path: str, query: dict[str, list[str]]) -> tuple[HTTPStatus, str]:
-        """Return the HTML for a path below the served folder, or a sentence with the status that says why not."""
+        """Return the HTML for a path below the served folder, or the reason why not as a sentence with a status."""
         ...
 
 
