@@ -1,4 +1,4 @@
-"""Read a ``boost_config.json`` so that whatever is wrong with the file becomes one sentence.
+"""Parse a ``boost_config.json`` as strict JSON, or say in one sentence what is wrong; ``boost_config.py`` validates it.
 
 Python's JSON reader accepts more than JSON: NaN, infinities, and a key given twice, of which it silently keeps the
 last. A configuration that means something else than it seems to say is refused here.

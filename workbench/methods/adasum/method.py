@@ -340,10 +340,10 @@ class AdaSum:
 
 
 class AdaSumState:
-    """Who takes part in :func:`adasum_hook`; every rank makes one before training.
+    """The ranks that :func:`adasum_hook` combines gradients of; every rank creates one before training.
 
     Args:
-        device_number: Ranks per server; gradients are averaged inside a server. 1: every rank is a server of its own.
+        device_number: Ranks per server; gradients are averaged inside a server. With 1 every rank is its own server.
         process_group: The group that DistributedDataParallel uses; None means all ranks.
     """
 

@@ -28,7 +28,7 @@ _ON = OPTIMIZER_STEPS & is_not("curriculum.kind", "none", "inputs have their ful
 
 
 class CurriculumSection(MethodSection):
-    """Section ``curriculum``."""
+    """Section ``curriculum``: smaller inputs at the beginning of a run."""
 
     section: ClassVar[str] = "curriculum"
 

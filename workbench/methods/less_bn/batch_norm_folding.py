@@ -69,7 +69,7 @@ def has_learned_statistics(norm: BatchNorm) -> bool:
 
 
 def affine_of(norm: BatchNorm) -> tuple[Tensor, Tensor]:
-    """Return scale and shift of the map that a BatchNorm with statistics is in evaluation, float64, ``[channels]``."""
+    """Return the scale and shift that a BatchNorm with statistics applies in evaluation: float64, ``[channels]``."""
     if norm.running_mean is None or norm.running_var is None:
         raise ValueError("a BatchNorm without running statistics has no fixed map; keep it or give it statistics")
     mean, variance = norm.running_mean.double(), norm.running_var.double()

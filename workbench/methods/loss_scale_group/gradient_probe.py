@@ -43,11 +43,11 @@ class GradientProbe:
                 self._handles += watched(module, partial(self.entering, index), partial(self.leaving, index))
 
     def entering(self, index: int, x: Tensor) -> Tensor:
-        """Pass an input of a module, whose gradient leaves it."""
+        """Return a module's input unchanged; its gradient is counted as leaving the module."""
         return _counted(x, self.counts[index, 1], (index, None))
 
     def leaving(self, index: int, x: Tensor) -> Tensor:
-        """Pass an output of a module, whose gradient enters it."""
+        """Return a module's output unchanged; its gradient is counted as entering the module."""
         return _counted(x, self.counts[index, 0], (None, index))
 
     def look_at_graph(self, loss: Tensor) -> None:

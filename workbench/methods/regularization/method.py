@@ -116,7 +116,7 @@ class WeightAverage(StepHook):
             _assign(values, kept)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averages, in the order of the module's parameters and floating-point buffers, and the updates."""
+        """Return the updates so far, and the averages in the order of parameters, then floating-point buffers."""
         return {"updates": self.updates, "averages": [average.clone() for average in self._averages]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
