@@ -82,7 +82,7 @@ def test_a_folder_lists_its_studies_and_runs_and_offers_o0_first(tmp_path: Path,
         ("window=soon", "`window` must be a whole number"),
         ("x=parsec", "`x` must be one of step, seconds"),
         ("&".join(["run=a%7Cone"] * 12), "13 runs are chosen, and at most 12 are drawn"),
-        ("run=a%7Cgone", "gone: there is no longer such a run here"),
+        ("run=a%7Cgone", "gone: there is no such run here any more"),
     ],
 )
 def test_an_overlay_that_cannot_be_drawn_is_a_sentence(tmp_path: Path, visit: Visit, query: str, said: str) -> None:

@@ -19,8 +19,7 @@ def began() -> float:
     """Return ``time.monotonic()`` at which the command began: now, where another program calls it.
 
     How long Python took to start is taken from the processor time: the process's own start is wrong where a shell
-    becomes its last command. Over ranks it is when the command that started them began, unless the clock was set
-    since.
+    becomes its last command. Over ranks it is when the command that started them began, unless the clock was set since.
     """
     elapsed = time.process_time() if _is_this_program() else 0.0
     started = os.environ.get(_VARIABLE)

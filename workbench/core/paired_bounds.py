@@ -97,12 +97,12 @@ def time_ratio(
 ) -> TimeRatio:
     """Return how much sooner the candidate gets as far as O0, with an interval whose ends each miss with ``error``.
 
-    Each of the ``times`` gives ``log(a / (w + r b))``, with a and b the steps that O0 and the candidate take, inf where
-    it does not arrive, r the candidate's ``step_time`` relative to O0's, given with the ends of its 95 % interval, and
-    w the warm-up in steps of O0. The interval of their median is bounded by the k-th smallest and the k-th largest, k
-    the largest with ``P(Binomial(n, 1/2) < k) <= error``, which needs no distribution (Hahn and Meeker, "Statistical
-    Intervals", 1991, section 5.2). The interval of r is independent of it, so the half-widths are added in
-    quadrature. Without pairs the ratio is that of the steps' times.
+    Each of the ``times`` gives ``log(a / (w + r b))``: a and b are the steps that O0 and the candidate take (inf where
+    it does not arrive), r is the candidate's ``step_time`` relative to O0's, given with the ends of its 95 % interval,
+    and w the warm-up in steps of O0. The interval of their median is bounded by the k-th smallest and the k-th largest,
+    k the largest with ``P(Binomial(n, 1/2) < k) <= error``, which needs no distribution (Hahn and Meeker, "Statistical
+    Intervals", 1991, section 5.2). The interval of r is independent of it, so the half-widths are added in quadrature.
+    Without pairs the ratio is that of the steps' times.
     """
     ratio, low, high = step_time
     if not times:

@@ -1,8 +1,7 @@
 """A place for a live figure: a sentence until there is something to draw.
 
-Plotly's widgets take tens of milliseconds to make and are never freed, so a newly opened panel shows
-the question of its figure and what is missing for the answer, at the figure's height. The figure is made with its
-first numbers.
+Plotly's widgets take tens of milliseconds to make and are never freed, so a newly opened panel shows the question of
+its figure and what is missing for the answer, at the figure's height. The figure is made with its first numbers.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Every widget of ipywidgets brings two more along, its layout and its style, each
 of its own. A panel has hundreds of small texts and fields, most of which look alike: what a class of ``style.css`` says
 once for all of them needs neither. Such a widget costs the kernel a third and the page a third of the models.
 
-A widget that needs its own measures, or whose host has to change them, is that of ipywidgets. Everything
-here but `_Placed` and `_Styleless` is for the panels.
+A widget that needs its own measures, or whose host has to change them, is that of ipywidgets. Everything here but
+`_Placed` and `_Styleless` is for the panels.
 """
 
 from __future__ import annotations

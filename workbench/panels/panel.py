@@ -114,9 +114,9 @@ class StateMachine:
 class Panel:
     """Base of all panels.
 
-    An unknown ``theme`` is a ValueError; ``shows_state`` False leaves out the state of a panel that does no
-    work. Other panels and tests use ``widget`` (the root box, what a cell shows), ``controls`` on the left,
-    ``plots`` on the right, ``machine`` and ``error``, the last one or None.
+    An unknown ``theme`` is a ValueError; ``shows_state`` False leaves out the state of a panel that does no work. Other
+    panels and tests use ``widget`` (the root box, what a cell shows), ``controls`` on the left, ``plots`` on the right,
+    ``machine`` and ``error``, the last one or None.
     """
 
     def __init__(self, title: str, *, theme: Theme = "auto", shows_state: bool = True) -> None:

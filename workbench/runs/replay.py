@@ -2,16 +2,16 @@
 
 For every recorded window the largest scale that would not have overflowed is estimated: 65504 / (largest unscaled
 gradient computed in float16, ``amp.float16_grad_amax``). The gradients of activations, which may overflow first, are
-not recorded; how much larger they are (the *headroom*) is calibrated on the run's own overflows. Observations
-overrule estimates: a window that overflowed has a threshold below the scale it used, one that did not has a
-threshold at least as large. The policies are then simulated exactly (``loss_scale.simulate``).
+not recorded; how much larger they are (the *headroom*) is calibrated on the run's own overflows. Observations overrule
+estimates: a window that overflowed has a threshold below the scale it used, one that did not has a threshold at least
+as large. The policies are then simulated exactly (``loss_scale.simulate``).
 
 The assumption is that a skipped or an additional update changes later gradients little. The stated range covers what it
 changes: all thresholds are moved by the error either way, and, for short runs, each on its own at random by as much as
 neighbouring windows differ, and once bursts are left out. A policy that skips many updates holds its trajectory up:
-after k updates it is where the recording was after k, so it is simulated once more on that slower trajectory.
-Reruns of ``topics-gpt``, five policies predicted from five recordings each, confirm the range;
-``studies/loss_scale_windows`` has dozens more.
+after k updates it is where the recording was after k, so it is simulated once more on that slower trajectory. Reruns of
+``topics-gpt``, five policies predicted from five recordings each, confirm the range; ``studies/loss_scale_windows`` has
+dozens more.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ def read_frame(
     """Return a table of a run, going on or finished, as a DataFrame whose column types do not depend on its content.
 
     The list columns hold one tuple per row, of floats or of ``{group, lowest, counts, zeros, nonfinite}`` dictionaries,
-    the latter in at most ``most_histograms`` rows, evenly chosen. Only the columns ``wanted`` are read, None
-    reads all. A RunError if something is missing, damaged, or larger than the memory.
+    the latter in at most ``most_histograms`` rows, evenly chosen. Only the columns ``wanted`` are read, None reads all.
+    A RunError if something is missing, damaged, or larger than the memory.
     """
     try:
         # The lines first: they are removed only after the Parquet file is in place, so one of the two is always there.

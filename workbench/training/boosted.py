@@ -329,7 +329,7 @@ class Boosted:
 
         Raises:
             ValueError: When the loader's batches in all epochs are not the ``total_steps`` that ``apply`` was given, or
-            neither says how long the run is; while iterating, when an epoch holds no batch or the loader ends
+            neither says how long the run is. While iterating, when an epoch holds no batch or the loader ends
             before the run.
         """
         given = len(loader) * epochs if epochs is not None and isinstance(loader, Sized) else None

@@ -2,7 +2,7 @@
 
 Both sides train on equal copies, block by block in turn (A B, B A, ...), so that whatever the machine does to one it
 does to the other. Each kind of step (groups frozen, end of a window) is visited in every block and weighted by how
-often the schedule uses it; what an optimizer does only now and then (THOR's refresh) is done once per block and
+often the schedule uses it. What an optimizer does only now and then (THOR's refresh) is done once per block and
 spread over a cycle. On an accelerator several windows of a kind go between two synchronisations: one alone begins with
 an empty queue, unlike any run. The ratio is the median over rounds, with an interval from a bootstrap. Several ranks
 train every block together, by rank 0's clock.

@@ -117,7 +117,7 @@ class Pages:
             label, _, place = path.rpartition("|")
             folder = self._below_root(place)
             if folder is None or not _is_run(folder):
-                raise ViewError(f"{place}: there is no longer such a run here")
+                raise ViewError(f"{place}: there is no such run here any more")
             chosen[label or folder.name] = folder
         window = asked.get("window", "1")
         if not window.isdecimal():

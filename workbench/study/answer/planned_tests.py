@@ -5,10 +5,10 @@ times is wrong more often than one time in twenty, so every test is planned befo
 with the error that each of the two halves may spend there. A half that a look has closed stays closed.
 
 The error of 5 % is spent like this. A candidate's first test has a look at half of its pairs (0.5 %) and one at all of
-them (3.5 % for the drop, 2.5 % for the speed, whose interval is the usual two-sided one). 1 % is kept for what was not
-planned: every further test, of fresh seeds after an open verdict or of a candidate after one that was not confirmed,
-takes half of what is left of it. Candidates are tested in an order fixed beforehand, each at the full level only while
-all before it were confirmed, so the error of the whole family stays within 5 % (a fixed sequence: Maurer, Hothorn and
+them (3.5 % for the drop, 2.5 % for the speed, whose interval is the usual two-sided one). The last 1 % is kept for
+unplanned tests, of fresh seeds after an open verdict or of a candidate after one that was not confirmed: each takes
+half of what is left of it. Candidates are tested in an order fixed beforehand, each at the full level only while all
+before it were confirmed, so the error of the whole family stays within 5 % (a fixed sequence: Maurer, Hothorn and
 Lehmacher 1995; the halves are added by Bonferroni's inequality). A test's number of pairs is computed from the standard
 deviation, not the mean, of its first few, which costs next to nothing of the 5 % (simulated in the tests).
 

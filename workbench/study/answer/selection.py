@@ -1,7 +1,7 @@
 """Which trials compete for an export, and which candidate is taken.
 
 An export is for a boost level and an allowed drop: a question asked of all trials. A trial competes for it when its
-plan can be had at that level (O2 has a method that O1 lacks), its metric stayed within the drop, and it beats O0; its
+plan can be had at that level (O2 has a method that O1 lacks), its metric stayed within the drop, and it beats O0. Its
 time to the target is counted for each export. Which candidate is taken is decided by `select` alone: terminal, panel,
 report and files show what it returns.
 """

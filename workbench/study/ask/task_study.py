@@ -61,10 +61,9 @@ def begin_study(
 ) -> Path:
     """Return the folder of a task's study: an existing one is continued, otherwise a new one is written.
 
-    ``minutes`` are for the search (None is 15), ``steps`` or ``epochs`` say how long the task is trained today (None
-    for the task's own), ``allowed_drop`` is in the metric's unit or a share ("2 %"), ``fresh`` replaces a study that is
-    there, ``folder`` takes the place of `folder_of`, and ``on_note`` gets what is left out and why, and what the time
-    allows.
+    ``minutes`` are for the search (None is 15). ``steps`` or ``epochs`` is how long the task is trained today (None for
+    the task's own). ``allowed_drop`` is in the metric's unit or a share ("2 %"). ``fresh`` replaces an existing study,
+    ``folder`` takes the place of `folder_of`, and ``on_note`` gets what is left out and why, and what the time allows.
 
     Raises:
         StudyError: When the length of today's training is missing or given twice, the drop is not valid, the time is

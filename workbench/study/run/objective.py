@@ -4,7 +4,7 @@ Scoring is arithmetic on a finished measurement (`score`) at the target's allowe
 comparable. An equal plan met again is scored from what is stored. Everything a later stage needs goes into the trial's
 user attributes as it becomes known, where an interrupted trial finds it again.
 
-Words: the *deficit* of a metric is how far it lies on the wrong side of O0's (positive = worse); *relative time* of a
+Words: the *deficit* of a metric is how far it lies on the wrong side of O0's (positive = worse). *Relative time* of a
 step is the step number times the relative step time, in O0 steps, plus those of a *warm-up* that trains O0 itself. A
 *curve* is pairs (micro-batches, metric) in increasing order; an *allowed* drop is in the metric's unit.
 """

@@ -1,8 +1,8 @@
 """Weight snapshots that plans are trained from, recorded by the study itself: O0 trained a little, once per seed.
 
 Snapshots belong to the initial weights they were recorded from, so every seed has its own, shared by all trials of the
-seed. A trial's time includes that of its warm-up: the micro-batches, each at O0's step time. A recording counts
-once its note, written last and as a whole, is beside the runs.
+seed. A trial's time includes that of its warm-up: the micro-batches, each at O0's step time. A recording counts once
+its note, written last and as a whole, is beside the runs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Where the gain of a set-up comes from: its parts taken out one after the other, the least useful first.
 
-A part's factor is how much longer a run to the target takes without it: the ratio of step times for what changes these
-alone, and for what changes learning the shortest annealed length that still reaches the target (runs at three lengths,
-a line through their deficits). What is left at the end is the schedule, so the factors multiply to the total. A part
-whose factor is not surely above 1 is no gain, and the set-up without it competes, too.
+A part's factor is how much longer a run to the target takes without it. For a part that changes only step times it is
+their ratio. For one that changes learning it comes from the shortest annealed length that still reaches the target
+(runs at three lengths, a line through their deficits). What is left at the end is the schedule, so the factors multiply
+to the total. A part whose factor is not surely above 1 is no gain, and the set-up without it competes, too.
 """
 
 from __future__ import annotations

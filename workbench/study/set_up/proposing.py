@@ -1,9 +1,10 @@
 """Which plan to train next: the one that promises most, by a known time and a predicted quality.
 
 A plan's total time needs no training (`total_time`), so only its quality is uncertain. The promise of a plan is how
-much faster than the leader it is, times the probability that it leads once it has been tried, per time that this takes:
-the expected improvement under a constraint (Gardner et al., "Bayesian Optimization with Inequality Constraints", ICML
-2014) with a known objective. Candidates are drawn from the whole space and from around the best plans so far.
+much faster than the leader it is, times the probability that it leads once it has been tried, per time that this takes.
+That is the expected improvement under a constraint (Gardner et al., "Bayesian Optimization with Inequality
+Constraints", ICML 2014) with a known objective. Candidates are drawn from the whole space and from around the best
+plans so far.
 
 The first plans are what a practitioner would try: each optimizer in the middle of its ranges, with larger batches and
 without.

@@ -4,9 +4,9 @@ Everything is read from the study's trials, so several processes see the same, a
 it was.
 
 A plan is compared with the baseline on the same seeds, but few seeds have few baseline runs, and all plans would share
-their luck. So a seed on which the baseline ends above its mean is counted less to a plan's loss, as far as its luck is
-not the plan's, too: the control variate of the plans that have several seeds (Lavenberg and Welch, "A Perspective on
-the Use of Control Variables to Increase the Efficiency of Monte Carlo Simulations", Management Science 27, 1981).
+their luck. So a plan's loss on a seed is corrected for the baseline's luck there, as far as plans do not share it: the
+control variate of the plans that have several seeds (Lavenberg and Welch, "A Perspective on the Use of Control
+Variables to Increase the Efficiency of Monte Carlo Simulations", Management Science 27, 1981).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How long a whole run of a plan takes, relative to today's: known before it is trained.
 
 A step's time is measured once for all plans that share it (`Plan.step_key`: lengths and learning rates do not count),
-beside the baseline's in one process, loading included, and kept with the study. A run's time is its number of
-passes times that, plus the extra time of its first steps: compilation, above all.
+beside the baseline's in one process, loading included, and kept with the study. A run's time is its number of passes
+times that, plus the extra time of its first steps: compilation, above all.
 """
 
 from __future__ import annotations

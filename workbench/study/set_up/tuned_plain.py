@@ -1,8 +1,8 @@
 """Tuned plain: the task as given with a shorter schedule and another learning rate, and nothing else.
 
 It is what a fair baseline can do, so it stands beside every result; and it competes as a candidate. Its two parameters
-are searched as the whole set-up is, with a regression of the quality over both and a time that is known. Runs
-of both on the seeds of the confirmation show how much faster an export is.
+are searched as the whole set-up is, with a regression of the quality over both and a time that is known. Runs of both
+on the seeds of the confirmation show how much faster an export is.
 """
 
 from __future__ import annotations

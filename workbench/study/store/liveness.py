@@ -3,7 +3,7 @@
 A mark is a small JSON object stored with the trial. On one machine, the same boot and process-number namespace, a look
 at the process table shows at once whether its process lives; the start time rules out a later one of the same
 number. A process elsewhere is gone when its heartbeat has not changed for as long as its mark allows, watched by our
-own clock: no two clocks are compared, and the price is that a new process must watch for a while before it takes over.
+own clock. No two clocks are compared; the price is that a new process must watch for a while before it takes over.
 After trouble with the database, when no heartbeat can be sent, everyone gets two intervals to send one again.
 """
 

@@ -1,7 +1,7 @@
 """Records of trials and candidates, rebuilt from what a study's storage keeps; nothing is trained for them.
 
-Trials are scored again from their measurements, at the drop that the study's target allows, so records of one
-study are always comparable. The repeat of an equal plan does not count as a trial and has no record.
+Trials are scored again from their measurements, at the drop that the study's target allows, so records of one study are
+always comparable. The repeat of an equal plan does not count as a trial and has no record.
 """
 
 from __future__ import annotations
