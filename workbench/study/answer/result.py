@@ -245,7 +245,7 @@ def _result(
 
 
 def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float], str]:
-    """Return each parameter's share in what matters for the objective, or an empty dictionary and why, as a sentence.
+    """Return each parameter's share of the influence on the objective, or an empty dictionary and why, as a sentence.
 
     If none matters all are 0, where Optuna's own shares would be equal.
     """

@@ -57,7 +57,7 @@ def prepare_search(search: Search, *, deadline: float | None, on_note: Callable[
 
 
 def ends_of_search(study: optuna.Study, file: StudyFile, deadline: float | None) -> list[float | None]:
-    """Return when a search ends: with what it has found, else later, and at last with all the time there is.
+    """Return when a search ends: first if it has found something, else later, and at last with all the time there is.
 
     The second end leaves a plan that is clearly better time enough to be confirmed. ``deadline`` is when everything
     ends; all by ``time.monotonic()``, None for never.
