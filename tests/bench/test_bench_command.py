@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.cli.conftest import Command, here, workbench  # noqa: F401  # fixtures
@@ -13,6 +12,7 @@ from workbench.bench import questions
 
 QUESTION = """\
 from workbench.bench import Benchmark, Estimate, Finding, Request
+from workbench.core.other_work import OtherWork
 
 
 def measure(request: Request) -> list[Finding]:
@@ -68,10 +68,10 @@ def test_a_busy_machine_is_told_before_anything_is_measured(
     workbench: Command,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(psutil, "getloadavg", lambda: (99.0, 9.0, 9.0))
+    monkeypatch.setattr(OtherWork, "sentence", lambda self: "Other work keeps 1.5 of 2 cores busy")
     outcome = workbench("bench")
-    assert outcome.out.index("The machine is busy: load 99.0 on ") < outcome.out.index("said by a library")
-    assert "The machine is busy" in workbench("bench", "--json").err
+    assert outcome.out.index("Other work keeps 1.5 of 2 cores busy.") < outcome.out.index("said by a library")
+    assert "Other work keeps" in workbench("bench", "--json").err
 
 
 def test_json_is_one_object_whatever_is_printed(workbench: Command) -> None:  # noqa: F811

@@ -75,7 +75,7 @@ def test_the_configuration_is_compared_with_o0_and_the_verdict_is_a_sentence(mad
     assert panel.bar.value == 1.0
     title = drawn(panel.figure).layout.title.text.replace("<br>", " ")
     assert title.startswith("Against O0, this configuration is ")
-    assert len(drawn(panel.figure).data[1].x) == 2
+    assert len(drawn(panel.figure).data[2].x) == 2
 
 
 def test_four_sides_with_a_file_and_json_text_twice_in_a_row(made: Make, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_progress_is_told_with_what_is_left(made: Make) -> None:
         panel._show_progress(asked, number, RunProgress(100, 100, 0.2, 0.5 + number % 2, 1.0, 2.0))
     assert "all 4 runs done; now timing steps side by side" in text_in(panel)
     assert asked.metrics == [[0.5, 0.5], [1.5, 1.5]]
-    assert list(drawn(panel.figure).data[1].x) == [1.0, 1.0]
+    assert list(drawn(panel.figure).data[2].x) == [1.0, 1.0]
 
 
 def test_closing_in_the_middle_leaves_no_thread(made: Make) -> None:
