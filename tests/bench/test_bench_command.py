@@ -11,6 +11,7 @@ from tests.cli.conftest import Command, here, workbench  # noqa: F401  # fixture
 from workbench.bench import questions
 
 QUESTION = """\
+from workbench.core.other_work import OtherWork
 from workbench.bench import Benchmark, Estimate, Finding, Request
 from workbench.core.other_work import OtherWork
 
