@@ -9,11 +9,10 @@ import pytest
 
 from tests.cli.conftest import Command, here, workbench  # noqa: F401  # fixtures
 from workbench.bench import questions
+from workbench.core.other_work import OtherWork
 
 QUESTION = """\
-from workbench.core.other_work import OtherWork
 from workbench.bench import Benchmark, Estimate, Finding, Request
-from workbench.core.other_work import OtherWork
 
 
 def measure(request: Request) -> list[Finding]:
