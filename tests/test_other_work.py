@@ -47,7 +47,7 @@ def test_a_busy_core_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = _Machine(monkeypatch)
     other = OtherWork()
     machine.go_on(10.0, others=15.0, mine=5.0)
-    assert other.sentence().startswith("Other work keeps 1.5 of 2 cores busy: steps on the CPU take longer beside it")
+    assert other.sentence().startswith("Other work keeps 1.5 of 2 cores busy: steps on the CPU take longer meanwhile")
 
 
 def test_a_moment_says_nothing_and_a_look_waits_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,6 +282,25 @@ def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(tmp_pa
         assert len(study.get_trials(deepcopy=False)) > n_trials
 
 
+def test_a_search_that_finds_nothing_uses_all_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, passed = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed[0])
+
+    class Clocked(SurfaceRunner):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            outcome = super().run(job, monitor)
+            passed[0] += getattr(outcome, "seconds", 0.0)
+            return outcome
+
+    folder = write(tmp_path / "study", space=LINEAR, plain_runs=0, n_trials=1000)
+    text = (folder / "study.toml").read_text().replace("[allowed_drop]", "timeout_seconds = 90.0\n[allowed_drop]")
+    (folder / "study.toml").write_text(text)
+    began = time.monotonic()
+    result = run(folder, Clocked(folder, truth=lambda config: 0.98 if optimizer_of(config) == "task" else 0.5))
+    assert result.chosen == {"o1": "O0"}
+    assert time.monotonic() - began > 0.85 * 90.0  # the confirmation would have had 0.4 of it
+
+
 def test_a_search_that_finds_nothing_gets_the_confirmation_s_time(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", plain_runs=0)
     text = (folder / "study.toml").read_text().replace("[allowed_drop]", "timeout_seconds = 400.0\n[allowed_drop]")

@@ -62,7 +62,7 @@ def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
 def tuned_plain_speed(choice: Choice, tuned: TunedPlain) -> float:
     """Return how many times faster than the task as given the fair baseline is, NaN while unknown.
 
-    As measured beside the export where that was done, else as the search predicts.
+    As measured together with the export where that was done, else as the search predicts.
     """
     if choice.candidate is not None and tuned.speedup > 0.0:
         return choice.candidate.speedup / tuned.speedup

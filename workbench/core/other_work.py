@@ -1,4 +1,4 @@
-"""How much other work keeps this machine busy: beside it a step on the CPU may take many times as long."""
+"""How much other work keeps this machine busy: meanwhile a step on the CPU may take many times as long."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OtherWork:
         if time.perf_counter() - self._began < _TOO_SHORT or (cores := self.cores()) < _BUSY_CORES:
             return ""
         return (
-            f"Other work keeps {cores:.1f} of {usable_cores()} cores busy: steps on the CPU take longer beside it, "
+            f"Other work keeps {cores:.1f} of {usable_cores()} cores busy: steps on the CPU take longer meanwhile, "
             "with several threads many times as long, and what is measured holds for a busy machine"
         )
 

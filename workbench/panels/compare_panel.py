@@ -165,7 +165,7 @@ class ComparePanel(WorkPanel):
         self.state_changed(self.state)
 
     def start(self) -> None:
-        """Begin the comparison that the controls describe; a value that cannot be used is refused beside its field."""
+        """Begin the comparison that the controls describe; a value that cannot be used is refused next to its field."""
         asked = self._read()
         if asked is None or not self.machine.try_to(PanelState.RUNNING):
             return
@@ -199,7 +199,7 @@ class ComparePanel(WorkPanel):
         return PanelState.DONE
 
     def _read(self) -> _Comparing | None:
-        """Read the controls; None if one of them cannot be used, with the reason shown beside it."""
+        """Read the controls; None if one of them cannot be used, with the reason shown next to it."""
         seeds = read_from(self.seeds, lambda: seeds_of(str(self.seeds.value)))
         chosen = [choice for choice in self.sides if choice.source.value != _NONE]
         sides = [side for side in [read_from(choice, choice.read) for choice in chosen] if side is not None]

@@ -1,7 +1,7 @@
 """Configure: presets, then switches, then everything else folded; beside it what is in effect, and the JSON.
 
 All controls come from the fields of the configuration, in their order and with their words. What has no effect under
-the present plan is disabled, with the reason. What is refused changes nothing: the rule is shown beside the field.
+the present plan is disabled, with the reason. What is refused changes nothing: the rule is shown next to the field.
 """
 
 from __future__ import annotations

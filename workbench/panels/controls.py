@@ -1,7 +1,7 @@
 """One control per parameter, made from its description: label, input, unit, reset, and a line for what is wrong.
 
 Numbers have a text box that takes anything the configuration takes, and a slider over the search range where there is
-one. The box's text goes to the configuration unchecked, and the configuration's own sentence is shown beside the field:
+one. The box's text goes to the configuration unchecked, whose own sentence is then shown next to the field:
 no rule is stated twice.
 """
 

@@ -111,7 +111,7 @@ class ExportPanel(WorkPanel):
         return self._chosen()[0]
 
     def offer(self, study: str | Path) -> None:
-        """Offer a study beside the configuration shown, unless the user named one or it has exported nothing yet.
+        """Offer a study as well as the configuration shown, unless the user named one or it has exported nothing yet.
 
         What is chosen stays chosen: a study that ended in another tab does not replace a configuration.
         """

@@ -1,6 +1,6 @@
 """Loss scale: what it did in a recorded run, and what other policies would have done.
 
-Opening a run and judging many policies is work with a state. A moved slider is answered beside it: only the newest
+Opening a run and judging many policies is work with a state. A moved slider is answered meanwhile: only the newest
 request counts.
 """
 
@@ -126,7 +126,7 @@ class LossScalePanel(WorkPanel):
 
     @property
     def policy(self) -> ScalePolicy | None:
-        """The policy on the sliders; None while one of them has an invalid value, with the reason shown beside it."""
+        """The policy on the sliders; None while one of them has an invalid value, with the reason shown next to it."""
         from workbench.loss_scale import ScalePolicy
 
         controls = self._policy_controls

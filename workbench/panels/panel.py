@@ -160,7 +160,7 @@ class Panel:
             self._log.value = note_html(self._lines[-1]) + folded
 
     def note(self, sentence: str) -> None:
-        """Show a sentence beside the title, in place of the one before; empty removes it."""
+        """Show a sentence next to the title, replacing the last one; empty removes it."""
         self._header_note.value = note_html(sentence)
 
     def report_error(self, error: BaseException) -> None:

@@ -159,7 +159,7 @@ class SearchSpace:
         self._replace({path: SpaceRow(self._info(path), value, self._remove) for path, value in space.items()})
 
     def add(self, path: str) -> None:
-        """Search one more parameter, over its declared range; a refusal is shown beside the field."""
+        """Search one more parameter, over its declared range; a refusal is shown next to the field."""
         if path in self.rows:
             self._answer.refuse(f"`{path}` is searched already")
             return

@@ -157,7 +157,7 @@ class TrainPanel(WorkPanel):
         self.plots.children = (self.choice, self.live.widget, self.overlay.widget, self._speed_text)
 
     def start(self) -> None:
-        """Begin the run that the controls describe; a value that cannot be used is refused beside its field."""
+        """Begin the run that the controls describe; a value that cannot be used is refused next to its field."""
         if self._are_usable() and self.machine.try_to(PanelState.RUNNING):
             self.trace, self.result = LiveTrace(), None
             self._columns.clear()
@@ -180,7 +180,7 @@ class TrainPanel(WorkPanel):
         self.pause_button.description = "Resume" if state is PanelState.PAUSED else "Pause"
 
     def _are_usable(self) -> bool:
-        """Return whether all counts can be used, and show beside the field if one cannot."""
+        """Return whether all counts can be used, and show next to the field if one cannot."""
         steps, *more = [is_usable_count(control) for control in (self.steps, self.seed, self.evaluate_every)]
         if not all(more):
             self._more.selected_index = 0  # where the sentence stands

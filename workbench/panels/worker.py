@@ -1,4 +1,4 @@
-"""Long work beside the kernel: one function at a time in a thread, and a pump that hands on its messages.
+"""Long work in the background: one function at a time in a thread, and a pump that hands on its messages.
 
 The function sends as often as it likes (``RunControl.send`` never blocks); the pump hands the messages on in batches,
 a few times a second, so that a display costs the same whether a step takes a microsecond or a minute. After the last

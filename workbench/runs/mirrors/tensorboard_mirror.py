@@ -47,7 +47,7 @@ class TensorBoardMirror(Mirror):
         require("tensorboard.summary.writer.record_writer", "TensorBoard")
 
     def state_of(self, run: MirroredRun) -> State:
-        """Return whether the run is there, by our own file beside the event files; others' files are a MirrorError."""
+        """Return whether the run is there, by our own file next to the event files; others' files are a MirrorError."""
         folder = self.folder / run.name
         try:
             mark = json.loads((folder / _MARK).read_text(encoding="utf-8"))

@@ -263,6 +263,6 @@ def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float],
         reason = str(error).splitlines()[0].rstrip(".")
         return {}, f"There are too few trials to estimate the importance of the parameters ({reason})."
     settings = {dimension.path for dimension in file.dimensions if len(dimension.extremes) == 1}
-    total = sum(found.values()) or 1.0
-    shares = {name: one / total for name, one in found.items() if name not in settings}
-    return {name: float(share) for name, share in shares.items() if math.isfinite(share)}, ""
+    known = {name: float(one) for name, one in found.items() if math.isfinite(one)}
+    total = sum(known.values()) or 1.0
+    return {name: one / total for name, one in known.items() if name not in settings}, ""
