@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import sys
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle, islice
@@ -152,6 +154,80 @@ def compiled(
         print(f"mode {mode}: losses of {steps} steps are those of the plain net")
 
 
+def half_norms(device: torch.device, *, steps: int = 5) -> None:
+    """Train BatchNorm whose own weights are float16 (`keep_batchnorm_fp32` off), with LessBN and without (A14)."""
+    for level in ("O0", "O1"):
+        values = {**_SCALED, "amp.level": "O2", "amp.keep_batchnorm_fp32": False}
+        boosted = prepare(
+            load_task("digits-resnet"),
+            BoostConfig().with_values(values),
+            level=level,
+            seed=0,
+            device=device,
+            steps=100,
+        ).boosted
+        task = load_task("digits-resnet")
+        batches = (move_batch(batch, device) for batch in cycle(list(islice(task.batches(0), 4))))
+        outcomes = list(islice(training_loop(boosted, task.compute_loss, batches), steps))
+        formats = Counter(str(one.weight.dtype) for one in boosted.model.modules() if isinstance(one, nn.BatchNorm2d))
+        print(f"level {level}: BatchNorm in {dict(formats)}, loss {float(outcomes[-1].loss):.4f} after {steps} steps")
+
+
+def one_rank(device: torch.device, *, steps: int = 12) -> None:
+    """Train one rank under the device's own backend of collectives, with our buckets and under DDP, frozen groups too.
+
+    Several ranks on one GPU are refused by NCCL; one shows formats and initialisation. The losses are those without.
+    """
+    values = {"boost.mode": "manual", "boost.grad_freeze": True, "grad_freeze.param_groups": 3}
+    config = BoostConfig().with_values({**_SCALED, "amp.level": "O2", **values})
+    losses = {}
+    for kind in ("alone", "ours", "ddp"):
+        if kind == "ours":
+            store = torch.distributed.HashStore()
+            backend = devices.collective_backend(device)
+            torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
+        boosted = apply(config, net, SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True), level="O1")
+        model = net if kind == "alone" else boosted.distribute(ddp=kind == "ddp")
+        outcomes = []
+        for _ in range(steps):
+            with boosted.autocast():
+                loss = model(torch.randn(8, 16, device=device)).square().mean()
+            boosted.backward(loss)
+            outcomes.append(boosted.step())
+        losses[kind] = torch.tensor([float(outcome.loss) for outcome in outcomes])
+        torch.testing.assert_close(losses[kind], losses["alone"], rtol=1e-3, atol=1e-4)
+        print(f"{kind}: losses of {steps} steps are those without a process group")
+    torch.distributed.destroy_process_group()
+
+
+def recording(device: torch.device, *, width: int = 2048, layers: int = 8, steps: int = 20) -> None:
+    """Time and weigh steps of a large transformer with and without a trace, exponents every tenth step (A8)."""
+    encoder = nn.TransformerEncoderLayer(width, width // 64, 4 * width, 0.0, batch_first=True, norm_first=True)
+    for name in ("plain", "recorded"):
+        torch.manual_seed(0)
+        net = nn.TransformerEncoder(encoder, layers, enable_nested_tensor=False).to(device)
+        optimizer = SGD(net.parameters(), lr=1e-4, momentum=0.9, fused=True)
+        boosted = apply(BoostConfig().with_values({**_SCALED, "amp.level": "O2"}), net, optimizer, level="O0")
+        trace = TraceBuffer(boosted, exponents_every=10) if name == "recorded" else None
+        x = torch.randn(8, 256, width, device=device)
+        loop = training_loop(
+            boosted, lambda model, batch: model(batch).float().square().mean(), cycle([x]), trace=trace
+        )
+        list(islice(loop, steps))
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        devices.synchronize(device)
+        began = time.perf_counter()
+        list(islice(loop, steps))
+        devices.synchronize(device)
+        milliseconds = 1e3 * (time.perf_counter() - began) / steps
+        peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
+        number = sum(weight.numel() for weight in net.parameters())
+        print(f"{name}: {number:,} weights, {milliseconds:.2f} ms a step, at most {peak:.2f} GiB")
+
+
 def _tried(name: str, call: Callable[[], object]) -> None:
     try:
         call()
@@ -160,7 +236,10 @@ def _tried(name: str, call: Callable[[], object]) -> None:
         print(f"{name}: {str(error).splitlines()[0]}")
 
 
-CHECKS = {check.__name__: check for check in (operators, parity, no_waits, late_copies, compiled)}
+CHECKS = {
+    check.__name__: check
+    for check in (operators, parity, half_norms, no_waits, late_copies, compiled, one_rank, recording)
+}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

@@ -25,7 +25,10 @@ def experiments(device: str) -> dict[int, tuple[str, list[Command]]]:
     return {
         1: ("which operators refuse which formats", [({}, (*CHECK, "operators", device))]),
         2: ("the tests of accelerators", [({}, (*PYTEST, TESTS))]),
-        3: ("equal scales, skips and weights under GradScaler", [({}, (*CHECK, "parity", device))]),
+        3: (
+            "equal scales, skips and weights under GradScaler",
+            [({}, (*CHECK, "parity", device)), ({}, (*CHECK, "half_norms", device))],
+        ),
         4: ("no wait in a step", [({}, (*BENCH, "host_waits", *on)), ({}, (*CHECK, "no_waits", device))]),
         5: (
             "no race while parameters are offloaded",
@@ -42,10 +45,17 @@ def experiments(device: str) -> dict[int, tuple[str, list[Command]]]:
         7: ("large networks under levels and exports", [({}, (*BENCH, "large_levels", *on, "--rounds", "5"))]),
         8: ("Adam on the host beside Adam on the device", [({}, (*BENCH, "offload", *on, "--rounds", "3"))]),
         9: (
-            "THOR's refresh with both linear algebra libraries",
-            [({}, (*BENCH, "thor", *on)), ({"TORCH_LINALG_PREFER_CUSOLVER": "1"}, (*BENCH, "thor", *on))],
+            "THOR's refresh with both linear algebra libraries, and what a trace costs",
+            [
+                ({}, (*BENCH, "thor", *on)),
+                ({"TORCH_LINALG_PREFER_CUSOLVER": "1"}, (*BENCH, "thor", *on)),
+                ({}, (*CHECK, "recording", device)),
+            ],
         ),
-        10: ("torch.compile, reading earlier losses", [({}, (*CHECK, "compiled", device))]),
+        10: (
+            "torch.compile, reading earlier losses; one rank under the device's collectives",
+            [({}, (*CHECK, "compiled", device)), ({}, (*CHECK, "one_rank", device))],
+        ),
     }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -156,10 +158,8 @@ def test_adam_on_float16_weights_is_warned_of(standin: torch.device) -> None:
         assert all(one.filename == __file__ for one in told)
 
 
-def test_the_loss_of_an_outcome_outlives_the_graph_that_made_it(
-    standin: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch._dynamo", torch)  # as if torch.compile were in use
+def test_the_loss_of_an_outcome_outlives_the_graph_that_made_it(standin: torch.device) -> None:
+    importlib.import_module("torch._dynamo")  # as where torch.compile is in use
     model = nn.Linear(3, 1).to(standin)
     boosted = apply({"amp": {"level": "O0"}}, model, SGD(model.parameters(), lr=0.1, fused=True), level="O0")
     loss = model(torch.ones(2, 3, device=standin)).square().mean()
@@ -169,6 +169,35 @@ def test_the_loss_of_an_outcome_outlives_the_graph_that_made_it(
     with torch.no_grad():
         loss.detach().fill_(-1.0)  # what a replay of reduce-overhead does to its outputs
     assert float(outcome.loss) == value
+
+
+class SameMemory(torch.autograd.Function):
+    """Hands on every gradient in the same memory, as a replayed CUDA graph does."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, memory: Tensor) -> Tensor:
+        ctx.memory = memory
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.memory.copy_(gradients[0])
+        return ctx.memory.view_as(gradients[0]), None
+
+
+def test_gradients_of_a_window_outlive_the_graph_that_made_them(standin: torch.device) -> None:
+    importlib.import_module("torch._dynamo")  # as where torch.compile is in use
+    values = {"boost.mode": "manual", "boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 2}
+    values |= {"boost.less_bn": False, "boost.grad_freeze": False, "amp.level": "O0"}
+    model = nn.Linear(3, 1, bias=False).to(standin)
+    optimizer = SGD(model.parameters(), lr=1.0, fused=True)
+    boosted = apply(BoostConfig().with_values(values), model, optimizer, level="O1")
+    memory, before = torch.zeros(1, 3, device=standin), model.weight.detach().clone()
+    for value in (2.0, 4.0):
+        x = torch.full((1, 3), value, device=standin)
+        boosted.backward((SameMemory.apply(model.weight, memory) * x).sum())  # type: ignore[no-untyped-call]
+        boosted.step()
+    torch.testing.assert_close(before - model.weight, torch.full_like(before, 3.0))
 
 
 def flag(device: torch.device) -> Tensor:

@@ -180,7 +180,7 @@ def test_a_device_chosen_by_its_number_is_current_while_it_is_used(standin: torc
 def test_several_windows_are_timed_between_two_synchronisations(
     name: str, standin: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speed, "_WARM_UP_SECONDS", 0.03)
+    monkeypatch.setattr(speed, "_WARM_UP_SECONDS", (0.03, 0.06))
     values, level = CONFIGS[name]
     config = BoostConfig().with_values({**values, **({"optimizer.frequency": 4} if name == "thor" else {})})
     side = speed.TimedSide(

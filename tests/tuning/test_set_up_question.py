@@ -73,6 +73,18 @@ def test_threads_and_memory_are_tried_where_they_may_matter() -> None:
     assert (found["runtime.threads"], found["runtime.data"]) == ([1], ["resident"])
 
 
+def test_a_gpu_is_asked_for_graphs_tf32_and_a_half_that_it_multiplies() -> None:
+    file = parse_study(asked(replace(LOOK, device="cuda")).text)
+    chosen = {"runtime.cuda_graph", "runtime.matmul_precision", "runtime.cudnn_benchmark"}
+    assert chosen <= file.set_up.runtime.keys()
+    assert file.base_config().amp.dtype == "bfloat16"
+    older = parse_study(asked(replace(LOOK, device="cuda", fast_bfloat16=False, convolutions=0)).text)
+    assert older.set_up.runtime["amp.level"] == ["O0", "O2"]
+    assert older.base_config().amp.dtype == "float16"
+    assert "runtime.cudnn_benchmark" not in older.set_up.runtime
+    assert not chosen & parse_study(asked().text).set_up.runtime.keys()
+
+
 def study_of(task: Task, steps: int = 100) -> tuple[SetUpQuestion, StudyFile]:
     """Look at a task and return the question with the study that its text means."""
     question = ask(look_at(task, CPU), task.name, steps=steps, minutes=60.0, allowed_drop=None)

@@ -292,6 +292,8 @@ def _has_fast_bfloat16(kind: str) -> bool:
     if kind == "cpu":
         known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every torch we support
         return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
+    if kind == "cuda":  # older GPUs emulate it
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     asked = getattr(torch.get_device_module(kind), "is_bf16_supported", None)
     return asked is not None and bool(asked())
 

@@ -177,8 +177,18 @@ class Boosted:
             raise RuntimeError("the loss has no gradient; was it detached, or computed under torch.no_grad()?")
         kept = loss.detach()
         if not kept.is_cpu and "torch._dynamo" in sys.modules:
-            kept = kept.clone()  # a graph of torch.compile's writes the next loss over this one, which outcomes keep
+            # A graph of torch.compile's may be a CUDA graph, which writes its next results over these.
+            kept = kept.clone()  # outcomes keep it
+            if self.window.position == 0 and self.window.n_steps > 1:
+                self._own_gradients()
         self._loss = kept  # last: a backward pass that failed may be tried again
+
+    def _own_gradients(self) -> None:
+        """Copy the gradients of a window's first micro-batch; later ones are added to the copies."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.clone()
 
     def accept_gradients(self, loss: Tensor, parameters: list[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         """Take gradients computed elsewhere in place of ``backward``; they add up in ``.grad``, divided by the window.

@@ -33,7 +33,8 @@ from workbench.training.setup import prepare
 _MEASURED_GROUPS = 5
 _DISTINCT_BATCHES = 8
 _MOST_ROUNDS = 4
-_WARM_UP_SECONDS = 2.0  # of an accelerator, whose clock rate rises under load
+_WARM_UP_SECONDS = (0.25, 2.0)  # least and most of an accelerator, whose clock rate rises under load
+_NO_FASTER = 0.97  # the fastest of three blocks relative to those before: warm
 _SECONDS_PER_SYNCHRONISATION = 0.05
 
 
@@ -122,6 +123,11 @@ def bootstrap_median_interval(values: np.ndarray, seed: int = 0, level: float = 
     return float(np.quantile(medians, tail)), float(np.quantile(medians, 1 - tail))
 
 
+def _gets_faster(steps: Sequence[float]) -> bool:
+    """Return whether the last three blocks still show a faster step than all before them, or are the first."""
+    return len(steps) <= 3 or min(steps[-3:]) < _NO_FASTER * min(steps[:-3])
+
+
 class TimedSide:
     """Trains a configuration in blocks and measures what an average step of its schedule costs."""
 
@@ -168,14 +174,15 @@ class TimedSide:
     def warm_up(self) -> None:
         """Train blocks that are not counted: allocations, lazy initialisation, compilation, an accelerator's clock."""
         began = self.clock()
-        step = self.block()
+        steps = [self.block()]
         if self.device.type != "cpu":
-            while ranks.broadcast_object(self.clock() - began < _WARM_UP_SECONDS):
-                step = self.block()
-            window = max(step, 1e-9) * self.boosted.window.n_steps
+            least, most = (self.clock() + seconds for seconds in _WARM_UP_SECONDS)  # after whatever was compiled
+            while ranks.broadcast_object((now := self.clock()) < least or (now < most and _gets_faster(steps))):
+                steps.append(self.block())
+            window = max(steps[-1], 1e-9) * self.boosted.window.n_steps
             # A cycle has room for as many cheap windows as are timed together.
-            most = sys.maxsize if self.cyclic is None else max(1, self.cyclic.frequency - 1)
-            self.repeats = ranks.broadcast_object(min(max(1, round(_SECONDS_PER_SYNCHRONISATION / window)), most))
+            room = sys.maxsize if self.cyclic is None else max(1, self.cyclic.frequency - 1)
+            self.repeats = ranks.broadcast_object(min(max(1, round(_SECONDS_PER_SYNCHRONISATION / window)), room))
         self.warm_up_seconds, self.warm_up_passes = self.clock() - began, self.position
 
     def cold_seconds(self, step: float) -> float:

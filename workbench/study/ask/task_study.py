@@ -190,7 +190,7 @@ def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: 
             "objective": "time_to_quality",
         },
         "allowed_drop": {} if allowed_drop is None else {"o1": allowed_drop},
-        "baseline": {"amp.dtype": "bfloat16"} if "amp.level" in runtime else {},
+        "baseline": {"amp.dtype": "bfloat16" if look.fast_bfloat16 else "float16"} if "amp.level" in runtime else {},
         "sampler": {"name": "promise"},
         "pruner": {"name": "none"},
         "speed": {"rounds": 4, "steps_per_block": 3},
@@ -311,6 +311,11 @@ def _runtime(look: TaskLook, question: SetUpQuestion) -> dict[str, Any]:
         question.left_out.append(f"bfloat16 is left out, because {no_format}.")
     if look.device == "cpu" and look.threads > 1:
         runtime["runtime.threads"] = [1]  # small networks wait for their threads
+    if look.device == "cuda":
+        runtime["runtime.cuda_graph"] = [True]  # small networks wait for the host, which launches their kernels
+        runtime["runtime.matmul_precision"] = ["high"]
+        if look.convolutions:
+            runtime["runtime.cudnn_benchmark"] = [True]
     if look.gains_from_memory:
         runtime["runtime.data"] = ["resident"]
     if look.convolutions:

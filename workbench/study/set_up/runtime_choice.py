@@ -23,7 +23,13 @@ from workbench.study.set_up.total_time import StepTimes
 
 _CHOICE = "runtime_choice"
 _BATCH_FACTORS = (1.0, 4.0)
-_BY_THEMSELVES = ("runtime.threads", "runtime.data")
+_BY_THEMSELVES = (
+    "runtime.threads",
+    "runtime.data",
+    "runtime.cuda_graph",
+    "runtime.matmul_precision",
+    "runtime.cudnn_benchmark",
+)
 
 
 def ground_of(base: BoostConfig, attributes: Mapping[str, Any]) -> BoostConfig:
@@ -42,8 +48,8 @@ def choose_runtime(
 ) -> None:
     """Time the combinations of the study's runtime choices and keep the fastest, with what was measured.
 
-    Threads and the way to read data hardly depend on the others, so they are chosen first, each by itself. A choice
-    that the study already has is not made again.
+    What hardly depends on the others (threads, how data are read, CUDA graphs, TF32, cuDNN's benchmark) is chosen
+    first, one after the other. A choice that the study already has is not made again.
     """
     from workbench.core import devices
 
