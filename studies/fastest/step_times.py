@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -55,14 +57,23 @@ def tasks(kinds: Sequence[str]) -> list[Task]:
     return [*found, *([RESNET_50.task(), Text().task()] if "large" in kinds else [])]
 
 
-def measure(task: Task, device: torch.device, rounds: int, *, named: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return a row for each setting, or those named: ratio to the task as given, interval, ms, bytes, first seconds."""
+def measure(
+    task: Task, device: torch.device, rounds: int, *, named: Sequence[str] = (), seconds: float = math.inf
+) -> list[dict[str, Any]]:
+    """Return a row for each setting, or those named: ratio to the task as given, its interval, ms, seconds until timed.
+
+    Settings that have not begun to warm up after so many ``seconds`` are not tried.
+    """
     rows, sides = [], list[TimedSide]()
+    ends = time.perf_counter() + seconds
     for name, (values, level) in SETTINGS.items():
         if named and name not in named:
             continue
         row: dict[str, Any] = {"task": task.name, "setting": name}
         began = time.perf_counter()
+        if began > ends:
+            rows.append({**row, "failed": "not tried, no time was left"})
+            continue
         try:
             config = BoostConfig().with_values(values)
             side = TimedSide(task, config, level, device=device, seed=0, at_least=2, before_window=None)
@@ -74,6 +85,7 @@ def measure(task: Task, device: torch.device, rounds: int, *, named: Sequence[st
         row["in_effect"] = "" if side.boosted.plan is None else side.boosted.plan.summary()
         sides.append(side)
         rows.append(row)
+        print(f"{task.name}, {name}: ready after {row['first_seconds']} s", file=sys.stderr, flush=True)
     timed = [row for row in rows if "failed" not in row]
     turns = take_turns(sides)
     times = np.array([next(turns) for _ in range(rounds)])
@@ -90,7 +102,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = ["| network | setting | ms per step | times faster | until timed |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
         if "failed" in row:
-            lines.append(f"| {row['task']} | {row['setting']} | failed: {row['failed'].splitlines()[0]} | | |")
+            lines.append(f"| {row['task']} | {row['setting']} | {row['failed'].splitlines()[0]} | | |")
             continue
         faster = f"{1 / row['ratio']:.2f} x ({1 / row['high']:.2f} to {1 / row['low']:.2f})"
         lines.append(
@@ -106,6 +118,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["small", "large"], choices=["small", "large"])
     parser.add_argument("--settings", nargs="*", default=[], choices=list(SETTINGS), metavar="NAME")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for a network, until no setting is begun")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("result") / "step_times")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -113,7 +126,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for task in tasks(given.tasks):
-        rows += measure(task, device, given.rounds, named=given.settings)
+        rows += measure(task, device, given.rounds, named=given.settings, seconds=given.seconds)
         gc.collect()
         answer = {"environment": collect_environment(device=devices.hardware_summary()), "rows": rows}
         (given.out / "step_times.json").write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")

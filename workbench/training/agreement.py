@@ -53,7 +53,7 @@ def first_losses(
     with _begun(task, config, level, seed, device) as prepared:
         for batch in islice(prepared.batches(seed), n):
             before_batch()
-            losses.append(_loss(prepared, batch).detach())
+            losses.append(_loss(prepared, batch).detach().clone())  # out of a CUDA graph's memory
         return [float(loss) for loss in losses]
 
 
