@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,11 @@ name = "none"
 class TimedRunner(SurfaceRunner):
     """Multiplies the times of what a configuration differs in from the task as given."""
 
-    def __init__(self, directory: Path, factors: Mapping[tuple[str, Any], float], wrong: str = "") -> None:
+    def __init__(
+        self, directory: Path, factors: Mapping[tuple[str, Any], float], wrong: str, on_timed: Callable[[], None]
+    ) -> None:
         super().__init__(directory)
-        self.factors, self.wrong = factors, wrong
+        self.factors, self.wrong, self.on_timed = factors, wrong, on_timed
         self.timed: list[BoostConfig] = []
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
@@ -54,6 +57,7 @@ class TimedRunner(SurfaceRunner):
         assert isinstance(job, SpeedJob)
         leaves = job.candidate[0].leaves()
         self.timed.append(job.candidate[0])
+        self.on_timed()
         ratio = 1.0
         for (path, value), factor in self.factors.items():
             ratio *= factor if leaves[path] == value else 1.0
@@ -61,11 +65,16 @@ class TimedRunner(SurfaceRunner):
 
 
 def chosen(
-    tmp_path: Path, choices: str, factors: Mapping[tuple[str, Any], float], wrong: str = ""
+    tmp_path: Path,
+    choices: str,
+    factors: Mapping[tuple[str, Any], float],
+    wrong: str = "",
+    limit: float | None = None,
+    on_timed: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Any], TimedRunner, list[str]]:
-    runner, notes = TimedRunner(tmp_path, factors, wrong), list[str]()
+    runner, notes = TimedRunner(tmp_path, factors, wrong, on_timed), list[str]()
     file, study = parse_study(STUDY.format(choices=choices)), optuna.create_study()
-    choose_runtime(study, file, runner, StepTimes(study, file, runner), notes.append)
+    choose_runtime(study, file, runner, StepTimes(study, file, runner), notes.append, limit=limit)
     return study.user_attrs["runtime_choice"]["values"], runner, notes
 
 
@@ -77,6 +86,35 @@ def test_threads_are_chosen_before_the_layout_and_kept_beside_it(tmp_path: Path)
     layouts = [one.leaves() for one in runner.timed if one.leaves()["runtime.memory_format"] == "channels_last"]
     assert layouts
     assert all(one["runtime.threads"] == 1 for one in layouts)
+
+
+def test_graphs_are_tried_on_top_of_the_number_format(tmp_path: Path) -> None:
+    choices = '"runtime.cuda_graph" = [true]\n"runtime.memory_format" = ["contiguous", "channels_last"]'
+    factors = {("runtime.cuda_graph", True): 0.5, ("runtime.memory_format", "channels_last"): 0.8}
+    values, runner, _ = chosen(tmp_path, choices, factors)
+    assert values == {"runtime.cuda_graph": True, "runtime.memory_format": "channels_last"}
+    graphs = [one.leaves() for one in runner.timed if one.leaves()["runtime.cuda_graph"]]
+    assert graphs
+    assert all(one["runtime.memory_format"] == "channels_last" for one in graphs)
+
+
+def test_what_a_fifth_of_the_time_does_not_reach_is_left_out_and_the_rest_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, passed = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed[0])
+
+    def ten_seconds() -> None:
+        passed[0] += 10.0
+
+    choices = '"runtime.memory_format" = ["contiguous", "channels_last"]\n"runtime.cuda_graph" = [true]'
+    factors = {("runtime.cuda_graph", True): 0.5, ("runtime.memory_format", "channels_last"): 0.8}
+    values, _, notes = chosen(tmp_path, choices, factors, limit=199.0, on_timed=ten_seconds)
+    assert values == {"runtime.memory_format": "channels_last"}
+    assert notes == [
+        "Left out: runtime.memory_format = channels_last, runtime.cuda_graph = True, because no time was left to "
+        "measure it."
+    ]
 
 
 def test_what_is_slower_than_the_task_as_given_is_not_chosen(tmp_path: Path) -> None:

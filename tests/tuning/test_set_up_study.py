@@ -303,17 +303,16 @@ def test_a_search_that_finds_nothing_uses_all_its_time(tmp_path: Path, monkeypat
 
 def test_a_search_that_finds_nothing_gets_the_confirmation_s_time(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", plain_runs=0)
-    text = (folder / "study.toml").read_text().replace("[allowed_drop]", "timeout_seconds = 400.0\n[allowed_drop]")
-    (folder / "study.toml").write_text(text)
     run(folder, SurfaceRunner(folder), trials=1)
     with searching(folder, SurfaceRunner(folder)) as (file, study, _):
+        assert file.study.timeout_seconds is None  # the command's own limit counts
         end = time.monotonic() + 400.0
-        first, later, last = (end - one for one in ends_of_search(study, file, end) if one is not None)
+        first, later, last = (end - one for one in ends_of_search(study, file, end, 400.0) if one is not None)
         assert first == pytest.approx(2 * later)  # ten pairs of runs, then five
         assert last == 0.0
-        assert ends_of_search(study, file, None) == [None]
+        assert ends_of_search(study, file, None, None) == [None]
         unconfirmed = file.model_copy(update={"confirm": file.confirm.model_copy(update={"enabled": False})})
-        assert ends_of_search(study, unconfirmed, end) == [end]
+        assert ends_of_search(study, unconfirmed, end, 400.0) == [end]
 
 
 def test_a_drawn_plan_that_waits_is_not_taken_for_a_given_one(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def tune(
                 watch.note(f"{busy}.")
             guard.deadline = search_deadline
             if finds_set_up:
-                prepare_search(search, deadline=search_deadline, on_note=watch.note)
+                prepare_search(search, deadline=search_deadline, limit=limit, on_note=watch.note)
             confirms_first = limit is not None and study.user_attrs.get("confirms_first", False)
             if confirms_first:
                 watch.note("the confirmation that the time limit ended goes on before the search does")
@@ -176,11 +176,12 @@ def tune(
             if not any(contenders(study, file, None).values()):
                 # Nothing to confirm: the search has that time, too.
                 if finds_set_up:
-                    guard.deadline = confirmation_begins(study, file, deadline)
+                    guard.deadline = confirmation_begins(study, file, deadline, limit)
                 else:
                     guard.deadline = _half_way(deadline) if _measures_later(file) else deadline
                 search.run_until(guard.deadline)
-            for moment in ends_of_search(study, file, deadline) if finds_set_up and not confirms_first else ():
+            searches_on = finds_set_up and not confirms_first
+            for moment in ends_of_search(study, file, deadline, limit) if searches_on else ():
                 guard.deadline = moment
                 settle(search, deadline=moment)
                 watch.phase("attribution")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,13 +24,9 @@ from workbench.study.set_up.total_time import StepTimes
 
 _CHOICE = "runtime_choice"
 _BATCH_FACTORS = (1.0, 4.0)
-_BY_THEMSELVES = (
-    "runtime.threads",
-    "runtime.data",
-    "runtime.cuda_graph",
-    "runtime.matmul_precision",
-    "runtime.cudnn_benchmark",
-)
+_SHARE = 0.2  # of the time, after which nothing more is timed
+_FIRST = ("runtime.threads", "runtime.data")
+_LAST = ("runtime.cuda_graph", "runtime.matmul_precision", "runtime.cudnn_benchmark")
 
 
 def ground_of(base: BoostConfig, attributes: Mapping[str, Any]) -> BoostConfig:
@@ -45,11 +42,14 @@ def choose_runtime(
     experimenter: Experimenter,
     times: StepTimes,
     on_note: Callable[[str], None] = lambda _: None,
+    *,
+    limit: float | None = None,
 ) -> None:
     """Time the combinations of the study's runtime choices and keep the fastest, with what was measured.
 
-    What hardly depends on the others (threads, how data are read, CUDA graphs, TF32, cuDNN's benchmark) is chosen
-    first, one after the other. A choice that the study already has is not made again.
+    Threads and the way to read data hardly depend on the others, so each is chosen by itself, first; CUDA graphs, TF32
+    and cuDNN's benchmark add to what the others leave, so each is chosen last. Of a time ``limit``, seconds, a share
+    is taken: what would begin later is left out. A choice that the study already has is not made again.
     """
     from workbench.core import devices
 
@@ -62,8 +62,9 @@ def choose_runtime(
     )
     choices, chosen = file.set_up.runtime, dict[str, Any]()
     rows: list[dict[str, Any]] = []
-    alone = [[path] for path in choices if path in _BY_THEMSELVES]
-    for paths in [*alone, [path for path in choices if path not in _BY_THEMSELVES]]:
+    first, last = ([[path] for path in some if path in choices] for some in (_FIRST, _LAST))
+    end = math.inf if limit is None else time.monotonic() + _SHARE * limit
+    for paths in [*first, [path for path in choices if path not in (*_FIRST, *_LAST)], *last]:
         products = itertools.product(*(choices[path] for path in paths))
         combined = (dict(zip(paths, values, strict=True)) for values in products)
         # Values as given add nothing to what was chosen so far, which is always timed.
@@ -73,6 +74,8 @@ def choose_runtime(
             config = base.with_values(row["values"])
             is_bfloat16 = config.effective_amp_level(device.type) != "O0" and config.amp.dtype == "bfloat16"
             row["message"] = no_instructions if is_bfloat16 else ""  # then it need not be timed
+            if time.monotonic() > end and row["values"] != chosen:
+                row["message"] = "no time was left to measure it"
             if row["message"]:
                 continue
             try:

@@ -33,16 +33,21 @@ _FEWEST_PAIRS = 5  # of seeds, by which a plan is confirmed that is clearly bett
 _SEARCHED_ON = 0.4  # share of the time until the confirmation that the search goes on if nothing leads any longer
 
 
-def prepare_search(search: Search, *, deadline: float | None, on_note: Callable[[str], None]) -> None:
-    """Choose the runtime and find tuned plain, before other plans are drawn; the baseline has finished."""
+def prepare_search(
+    search: Search, *, deadline: float | None, limit: float | None, on_note: Callable[[str], None]
+) -> None:
+    """Choose the runtime and find tuned plain, before other plans are drawn; the baseline has finished.
+
+    ``deadline`` is when the search ends, by ``time.monotonic()``, and ``limit`` the seconds of the whole command.
+    """
     study, file = search.study, search.file
     try:
-        choose_runtime(study, file, search.experimenter, search.step_times(), on_note)
+        choose_runtime(study, file, search.experimenter, search.step_times(), on_note, limit=limit)
     except OutOfTimeError:
         return
     end = None
-    if deadline is not None and file.study.timeout_seconds is not None:
-        end = min(deadline, time.monotonic() + file.set_up.plain_share * file.study.timeout_seconds)
+    if deadline is not None and limit is not None:
+        end = min(deadline, time.monotonic() + file.set_up.plain_share * limit)
     while True:
         trials = study.get_trials(deepcopy=False)
         done = sum("trained" in trial.user_attrs and bool(trial.user_attrs.get(PLAIN)) for trial in trials)
@@ -56,13 +61,15 @@ def prepare_search(search: Search, *, deadline: float | None, on_note: Callable[
             return
 
 
-def ends_of_search(study: optuna.Study, file: StudyFile, deadline: float | None) -> list[float | None]:
+def ends_of_search(
+    study: optuna.Study, file: StudyFile, deadline: float | None, limit: float | None
+) -> list[float | None]:
     """Return when a search ends: first if it has found something, else later, and at last with all the time there is.
 
     The second end leaves a plan that is clearly better time enough to be confirmed. ``deadline`` is when everything
-    ends; all by ``time.monotonic()``, None for never.
+    ends; all by ``time.monotonic()``, None for never. ``limit`` is the seconds of the whole command.
     """
-    first, baseline = confirmation_begins(study, file, deadline), baseline_trial(study)
+    first, baseline = confirmation_begins(study, file, deadline, limit), baseline_trial(study)
     if first is None or deadline is None or baseline is None or first == deadline:
         return [first]
     pairs = _SLACK * _FEWEST_PAIRS * (1.0 + _EXPECTED_TIME)
@@ -70,13 +77,15 @@ def ends_of_search(study: optuna.Study, file: StudyFile, deadline: float | None)
     return [first, max(first, later), deadline]
 
 
-def confirmation_begins(study: optuna.Study, file: StudyFile, deadline: float | None) -> float | None:
+def confirmation_begins(
+    study: optuna.Study, file: StudyFile, deadline: float | None, limit: float | None
+) -> float | None:
     """Return when the confirmation must begin at the latest, to have its share of the time or its fewest seeds' time.
 
-    ``deadline`` is when everything ends; both are by ``time.monotonic()``, None for never.
+    ``deadline`` is when everything ends; both are by ``time.monotonic()``, None for never. ``limit`` is the seconds of
+    the whole command, of the study's file or the command's own.
     """
     baseline = baseline_trial(study)
-    limit = file.study.timeout_seconds
     if deadline is None or limit is None or baseline is None or not file.confirm.enabled:
         return deadline
     pair = (1.0 + file.confirm.candidates * _EXPECTED_TIME) * float(baseline.user_attrs["trained"]["seconds"])
