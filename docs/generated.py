@@ -194,7 +194,7 @@ def methods_index() -> str:
         [
             "# Methods",
             "In the order in which they act. Each page says what the method does, when it helps and when it hurts, "
-            "usual values, our own measurements and the source. Measured on CPUs; no GPU so far. Optimizers and loss "
+            "usual values, our own measurements and the source. Measured on CPUs unless a card says where. Optimizers and loss "
             "scales have guides of their own: [THOR and AdamOffload](../guide/optimizers.md), "
             "[loss scales](../guide/loss_scales.md).",
             _table(("method", "what it does", "measured"), rows),
