@@ -194,8 +194,8 @@ def methods_index() -> str:
         [
             "# Methods",
             "In the order in which they act. Each page says what the method does, when it helps and when it hurts, "
-            "usual values, our own measurements and the source. Measured on CPUs unless a card says where. Optimizers and loss "
-            "scales have guides of their own: [THOR and AdamOffload](../guide/optimizers.md), "
+            "usual values, our own measurements and the source. Measured on CPUs unless a card says where. Optimizers "
+            "and loss scales have guides of their own: [THOR and AdamOffload](../guide/optimizers.md), "
             "[loss scales](../guide/loss_scales.md).",
             _table(("method", "what it does", "measured"), rows),
             _toctree(one.name for one in METHODS),
