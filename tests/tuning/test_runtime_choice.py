@@ -15,7 +15,8 @@ from workbench.config import BoostConfig
 from workbench.core import devices
 from workbench.study import parse_study
 from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, SpeedJob, SpeedMeasured
-from workbench.study.set_up.runtime_choice import choose_runtime
+from workbench.study.set_up.proposing import first_batches
+from workbench.study.set_up.runtime_choice import choose_runtime, times_per_sample
 from workbench.study.set_up.total_time import StepTimes
 
 STUDY = """
@@ -141,3 +142,16 @@ def test_bfloat16_is_timed_only_where_the_processor_has_instructions_for_it(
     assert notes == (
         [] if is_fast else ["Left out: amp.level = O2, because this cpu has no instructions for bfloat16."]
     )
+
+
+def test_what_a_sample_takes_in_larger_batches_decides_the_first_plans(tmp_path: Path) -> None:
+    choices = '"runtime.memory_format" = ["contiguous", "channels_last"]'
+    factors = {("runtime.memory_format", "channels_last"): 0.8, ("batch.factor", 4.0): 2.0}
+    file, study = parse_study(STUDY.format(choices=choices)), optuna.create_study()
+    runner = TimedRunner(tmp_path, factors, "", lambda: None)
+    assert times_per_sample(study.user_attrs) == {}
+    choose_runtime(study, file, runner, StepTimes(study, file, runner))
+    assert times_per_sample(study.user_attrs) == pytest.approx({1.0: 0.8, 4.0: 0.4})
+    (best, length), (following, _) = first_batches([1.0, 2.0, 4.0], times_per_sample(study.user_attrs))
+    assert (best, length, following) == (4.0, 0.8, 2.0)
+    assert first_batches([1.0, 2.0], {1.0: 1.0, 4.0: 1.0})[0][0] == 1.0

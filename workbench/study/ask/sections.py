@@ -225,9 +225,9 @@ class SetUpSection(Part):
     )
     plain_shape: str = described("task", "Shape of tuned plain", "Shape of tuned plain's shorter schedule.")
     plain_runs: int = described(
-        12, "Runs of tuned plain", "How many it takes at least; 0 leaves it out.", unit="runs", ge=0
+        12, "Runs of tuned plain", "How many plans of it are tried at most; 0 leaves it out.", unit="runs", ge=0
     )
-    plain_share: float = described(0.15, "Tuned plain's share", "Share of the time that tuned plain takes.", ge=0, lt=1)
+    plain_share: float = described(0.08, "Tuned plain's share", "Share of the time that tuned plain takes.", ge=0, lt=1)
     attribution_share: float = described(
         0.2, "Attribution's share", "Share of the time for finding out where the gain comes from.", ge=0, lt=1
     )

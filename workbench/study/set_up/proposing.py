@@ -6,8 +6,8 @@ That is the expected improvement under a constraint (Gardner et al., "Bayesian O
 Constraints", ICML 2014) with a known objective. Candidates are drawn from the whole space and from around the best
 plans so far.
 
-The first plans are what a practitioner would try: each optimizer in the middle of its ranges, with larger batches and
-without.
+The first plans are what a practitioner would try: each optimizer in the middle of its ranges, with the batch that takes
+least time per sample and with the next, each as long as lets it take a given time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workbench.config import ConfigError, Plan
 from workbench.study.ask.search_space import SearchedSpace, Suggestion
 from workbench.study.run.job import SpeedMeasured
 from workbench.study.sample.whole_space import WholeSpaceSampler
-from workbench.study.set_up.runtime_choice import ground_of
+from workbench.study.set_up.runtime_choice import ground_of, times_per_sample
 from workbench.study.set_up.standing import SURE, Standing, standing_of
 from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, passes_of, total_time
 from workbench.study.store.stored_records import allowed_drop_of
@@ -40,7 +40,11 @@ _LEAST_GAIN = 0.99  # of the leader's time: what is as fast as the leader would 
 _KEPT, _UNMOVED = 0.7, 0.35  # how probably a neighbour has a choice, and a number, in common with its parent
 _FIXED_COST = 0.5  # of trying a plan besides its one run, in runs of the baseline: further seeds if it is good
 _TIMING_COST = 1.0  # of a kind of step that was not timed yet, in the same unit
-_LIKELY_LENGTH = 0.5  # of the first plans: one that keeps the quality soon says more than short ones that do not
+# Of the first plans, relative to today's: one that keeps the quality soon says more than short ones that do not.
+_FIRST_TIME, _FIRST_LENGTHS = 0.4, (0.5, 0.8)
+_FIRST_BATCHES = 2
+_WORTH_DOUBLING = 0.87  # of a sample's time: twice the batch is tried first only where it saves as much
+_USUAL_DOUBLING = 0.9  # the same where nothing was timed
 
 
 class ProposingSampler(WholeSpaceSampler):
@@ -55,7 +59,7 @@ class ProposingSampler(WholeSpaceSampler):
         self._space = replace(self._space, base=ground_of(self._space.base, study.user_attrs))
         trials = study.get_trials(deepcopy=False)
         drawn = [one for one in trials if "given" not in one.user_attrs and not one.user_attrs.get("baseline")]
-        first = list(itertools.islice(self._first_plans(), len(drawn) + 1))
+        first = list(itertools.islice(self._first_plans(times_per_sample(study.user_attrs)), len(drawn) + 1))
         begun = sum(one.state != TrialState.WAITING for one in drawn) - 1  # this one is among them
         if begun < len(first):
             return first[max(begun, 0)].parameters
@@ -105,13 +109,12 @@ class ProposingSampler(WholeSpaceSampler):
         except ConfigError:
             return None
 
-    def _first_plans(self) -> Iterator[Suggestion]:
-        """Yield what a practitioner would try first."""
+    def _first_plans(self, sample_times: Mapping[float, float]) -> Iterator[Suggestion]:
+        """Yield what a practitioner would try first, who knows what a sample takes in batches of some sizes."""
         choices = {one.path: one.choices for one in self._space.dimensions if one.kind == "choice"}
-        factors = choices.get("batch.factor", (1.0,))
-        sizes = [factor for factor in (2.0, 1.0, 4.0) if factor in factors] or list(factors[:1])
-        for factor, name in itertools.product(sizes[:2], choices.get("optimizer.name", (None,))):
-            usual = {"batch.factor": factor, "optimizer.name": name, "schedule.length": _LIKELY_LENGTH}
+        batches = first_batches(choices.get("batch.factor", (1.0,)), sample_times)
+        for (factor, length), name in itertools.product(batches, choices.get("optimizer.name", (None,))):
+            usual = {"batch.factor": factor, "optimizer.name": name, "schedule.length": length}
             drawn = self._draw(functools.partial(_usual, usual))
             if drawn is not None:
                 yield drawn[0]
@@ -135,6 +138,31 @@ class ProposingSampler(WholeSpaceSampler):
         if rng.random() >= _UNMOVED:
             share = float(np.clip(share + rng.normal(0.0, 0.15), 0.0, 1.0))
         return _at(share, distribution)
+
+
+def first_batches(factors: Sequence[float], sample_times: Mapping[float, float]) -> list[tuple[float, float]]:
+    """Return the batch factors to try first, the best one before, each with a length of the schedule.
+
+    ``sample_times`` are a sample's shares of a step, relative to today's, for some factors; between these a power law
+    tells.
+
+    Example:
+        >>> first_batches([1.0, 2.0, 4.0], {1.0: 1.0, 4.0: 0.5})
+        [(4.0, 0.8), (2.0, 0.566)]
+        >>> first_batches([1.0, 2.0, 4.0], {1.0: 1.0, 4.0: 1.0})
+        [(1.0, 0.5), (2.0, 0.5)]
+    """
+    sizes = sorted(factors)
+    known = np.log2(sorted(sample_times.items()) or [(1.0, 1.0), (2.0, _USUAL_DOUBLING)])
+    times = [2.0 ** float(np.interp(math.log2(size), *known.T)) for size in sizes]
+    best = 0
+    while best + 1 < len(sizes) and times[best + 1] < _WORTH_DOUBLING * times[best]:
+        best += 1
+    order = [best, *reversed(range(best)), *range(best + 1, len(sizes))]
+    return [
+        (sizes[index], round(min(max(_FIRST_TIME / times[index], _FIRST_LENGTHS[0]), _FIRST_LENGTHS[1]), 3))
+        for index in order[:_FIRST_BATCHES]
+    ]
 
 
 class _StepGuess:

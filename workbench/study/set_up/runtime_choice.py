@@ -36,6 +36,13 @@ def ground_of(base: BoostConfig, attributes: Mapping[str, Any]) -> BoostConfig:
     return base.with_values({"boost.mode": "manual", **switches, **chosen})
 
 
+def times_per_sample(attributes: Mapping[str, Any]) -> Mapping[float, float]:
+    """Return a sample's share of a step in the chosen runtime, relative to today's, by batch factor; may be empty."""
+    found = attributes.get(_CHOICE, {"values": {}, "measured": []})
+    measured = (row["ratios"] for row in found["measured"] if row["values"] == found["values"] and row["ratios"])
+    return dict(zip(_BATCH_FACTORS, next(measured, ()), strict=False))
+
+
 def choose_runtime(
     study: optuna.Study,
     file: StudyFile,

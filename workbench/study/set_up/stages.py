@@ -24,12 +24,13 @@ from workbench.study.run.objective import baseline_trial
 from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor
 from workbench.study.set_up.runtime_choice import choose_runtime
-from workbench.study.set_up.standing import standing_now
+from workbench.study.set_up.standing import MOST_SEEDS, standing_now
 from workbench.study.set_up.tuned_plain import PLAIN, next_plain
 
 _EXPECTED_TIME = 0.35  # what a candidate's run takes relative to the baseline's, where that is not known better
 _SLACK = 1.25  # what runs may take longer than expected before a confirmation has fewer seeds
 _FEWEST_PAIRS = 5  # of seeds, by which a plan is confirmed that is clearly better
+_PLAIN_SEEDS = 2  # of a plan of tuned plain, at most: those beside the export tell how good it is
 _SEARCHED_ON = 0.4  # share of the time until the confirmation that the search goes on if nothing leads any longer
 
 
@@ -56,7 +57,7 @@ def prepare_search(
         if given is None:
             return
         try:
-            search.run_given(given, {PLAIN: True})
+            search.run_given(given, {PLAIN: True, MOST_SEEDS: _PLAIN_SEEDS})
         except OutOfTimeError:
             return
 
