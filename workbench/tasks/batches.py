@@ -176,7 +176,7 @@ class EvaluationBatches:
 
 def mixed_seed(*words: int) -> int:
     """Mix non-negative integers into one 63-bit seed, so that neighbours in (seed, epoch) share no stream."""
-    return int(np.random.SeedSequence([abs(int(word)) for word in words]).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence([abs(int(word)) for word in words]).generate_state(1, np.uint64)[0]) >> 1
 
 
 def digest_of_batches(batches: Iterable[Any], limit: int | None = None) -> str:
