@@ -21,7 +21,7 @@ from workbench.core import devices
 from workbench.core.batch import move_batch
 from workbench.optim.adam_offload.optimizer import AdamOffload
 from workbench.tasks import load_task
-from workbench.training import TraceBuffer, apply, training_loop
+from workbench.training import Boosted, TraceBuffer, apply, training_loop
 from workbench.training.setup import prepare
 
 _SCALE, _WINDOW = 2.0**10, 40
@@ -143,14 +143,8 @@ def compiled(
             net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)).to(device)
             boosted = apply(config, net, SGD(net.parameters(), lr=0.05, momentum=0.9), level="O1")
             model = torch.compile(net, mode=mode) if kind == "compiled" else net
-            outcomes = []
-            for _ in range(steps):
-                with boosted.autocast():
-                    loss = model(torch.randn(8, 16, device=device)).square().mean()
-                boosted.backward(loss)
-                outcomes.append(boosted.step())
-            losses.append([float(outcome.loss) for outcome in outcomes])
-        torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-4, atol=1e-5)
+            losses.append(_losses(boosted, model, device, steps))
+        torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
         print(f"mode {mode}: losses of {steps} steps are those of the plain net")
 
 
@@ -190,13 +184,7 @@ def one_rank(device: torch.device, *, steps: int = 12) -> None:
         net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
         boosted = apply(config, net, SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True), level="O1")
         model = net if kind == "alone" else boosted.distribute(ddp=kind == "ddp")
-        outcomes = []
-        for _ in range(steps):
-            with boosted.autocast():
-                loss = model(torch.randn(8, 16, device=device)).square().mean()
-            boosted.backward(loss)
-            outcomes.append(boosted.step())
-        losses[kind] = torch.tensor([float(outcome.loss) for outcome in outcomes])
+        losses[kind] = _losses(boosted, model, device, steps)
         torch.testing.assert_close(losses[kind], losses["alone"], rtol=1e-3, atol=1e-4)
         print(f"{kind}: losses of {steps} steps are those without a process group")
     torch.distributed.destroy_process_group()
@@ -226,6 +214,17 @@ def recording(device: torch.device, *, width: int = 2048, layers: int = 8, steps
         peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
         number = sum(weight.numel() for weight in net.parameters())
         print(f"{name}: {number:,} weights, {milliseconds:.2f} ms a step, at most {peak:.2f} GiB")
+
+
+def _losses(boosted: Boosted, model: nn.Module, device: torch.device, steps: int) -> Tensor:
+    """Train on noise; return the losses, read at the end only."""
+    outcomes = []
+    for _ in range(steps):
+        with boosted.autocast():
+            loss = model(torch.randn(8, 16, device=device)).square().mean()
+        boosted.backward(loss)
+        outcomes.append(boosted.step())
+    return torch.tensor([float(outcome.loss) for outcome in outcomes])
 
 
 def _tried(name: str, call: Callable[[], object]) -> None:

@@ -143,8 +143,8 @@ class ProposingSampler(WholeSpaceSampler):
 def first_batches(factors: Sequence[float], sample_times: Mapping[float, float]) -> list[tuple[float, float]]:
     """Return the batch factors to try first, the best one before, each with a length of the schedule.
 
-    ``sample_times`` are a sample's shares of a step, relative to today's, for some factors; between these a power law
-    tells.
+    ``sample_times`` are a sample's shares of a step, relative to today's, for some factors; others are interpolated by
+    a power law.
 
     Example:
         >>> first_batches([1.0, 2.0, 4.0], {1.0: 1.0, 4.0: 0.5})

@@ -30,7 +30,7 @@ from workbench.study.set_up.tuned_plain import PLAIN, next_plain
 _EXPECTED_TIME = 0.35  # what a candidate's run takes relative to the baseline's, where that is not known better
 _SLACK = 1.25  # what runs may take longer than expected before a confirmation has fewer seeds
 _FEWEST_PAIRS = 5  # of seeds, by which a plan is confirmed that is clearly better
-_PLAIN_SEEDS = 2  # of a plan of tuned plain, at most: those beside the export tell how good it is
+_PLAIN_SEEDS = 2  # of a plan of tuned plain, at most: runs on the confirmation's seeds tell how good it is
 _SEARCHED_ON = 0.4  # share of the time until the confirmation that the search goes on if nothing leads any longer
 
 
