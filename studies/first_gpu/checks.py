@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 import sys
 import time
 import warnings
@@ -25,6 +26,7 @@ from workbench.training import Boosted, TraceBuffer, apply, training_loop
 from workbench.training.setup import prepare
 
 _SCALE, _WINDOW = 2.0**10, 40
+_PLANNED = "this failure was planned"
 _SCALED = {
     "amp.level": "O0",
     "loss_scale.kind": "dynamic",
@@ -177,9 +179,7 @@ def one_rank(device: torch.device, *, steps: int = 12) -> None:
     losses = {}
     for kind in ("alone", "ours", "ddp"):
         if kind == "ours":
-            store = torch.distributed.HashStore()
-            backend = devices.collective_backend(device)
-            torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+            _one_process_group(device)
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
         boosted = apply(config, net, SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True), level="O1")
@@ -188,6 +188,35 @@ def one_rank(device: torch.device, *, steps: int = 12) -> None:
         torch.testing.assert_close(losses[kind], losses["alone"], rtol=1e-3, atol=1e-4)
         print(f"{kind}: losses of {steps} steps are those without a process group")
     torch.distributed.destroy_process_group()
+
+
+def exit_after_error(device: torch.device, *, patience: float = 90.0) -> None:
+    """Let a rank fail with collectives of the device under way: its process has to end by itself, and say why (A11)."""
+    command = [sys.executable, "-m", "studies.first_gpu.checks", "failing", str(device)]
+    began = time.monotonic()
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=patience, check=False)
+    if done.returncode == 0 or _PLANNED not in done.stderr:
+        raise AssertionError(f"exit {done.returncode}: {done.stderr}")
+    print(f"exit {done.returncode} after {time.monotonic() - began:.0f} s, which says that {_PLANNED}")
+
+
+def failing(device: torch.device, *, width: int = 4096) -> None:
+    """Fail as one rank whose process group stays, as `joined` leaves it where collectives are not those of gloo."""
+    _one_process_group(device)
+    net = nn.Linear(width, width).to(device)
+    boosted = apply(BoostConfig(), net, SGD(net.parameters(), lr=0.01), level="O0")
+    boosted.distribute()
+    for _ in range(3):
+        boosted.backward(net(torch.randn(width, width, device=device)).square().mean())
+        boosted.step()
+    for _ in range(50):
+        torch.distributed.all_reduce(net.weight.detach().clone(), async_op=True)
+    raise RuntimeError(_PLANNED)
+
+
+def _one_process_group(device: torch.device) -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group(devices.collective_backend(device), store=store, rank=0, world_size=1)
 
 
 def recording(device: torch.device, *, width: int = 2048, layers: int = 8, steps: int = 20) -> None:
@@ -237,7 +266,18 @@ def _tried(name: str, call: Callable[[], object]) -> None:
 
 CHECKS = {
     check.__name__: check
-    for check in (operators, parity, half_norms, no_waits, late_copies, compiled, one_rank, recording)
+    for check in (
+        operators,
+        parity,
+        half_norms,
+        no_waits,
+        late_copies,
+        compiled,
+        one_rank,
+        exit_after_error,
+        failing,
+        recording,
+    )
 }
 
 if __name__ == "__main__":

@@ -48,13 +48,13 @@ def experiments(device: str) -> dict[int, tuple[str, list[Command]]]:
             "THOR's refresh with both linear algebra libraries, and what a trace costs",
             [
                 ({}, (*BENCH, "thor", *on)),
-                ({"TORCH_LINALG_PREFER_CUSOLVER": "1"}, (*BENCH, "thor", *on)),
+                ({"TORCH_LINALG_PREFER_MAGMA": "1"}, (*BENCH, "thor", *on)),
                 ({}, (*CHECK, "recording", device)),
             ],
         ),
         10: (
-            "torch.compile, reading earlier losses; one rank under the device's collectives",
-            [({}, (*CHECK, "compiled", device)), ({}, (*CHECK, "one_rank", device))],
+            "torch.compile, reading earlier losses; one rank under the device's collectives, and its failure",
+            [({}, (*CHECK, name, device)) for name in ("compiled", "one_rank", "exit_after_error")],
         ),
     }
 

@@ -22,10 +22,12 @@ def test_without_an_accelerator_that_is_said() -> None:
 
 
 def test_every_line_is_measured() -> None:
-    ours, torchao, state = offload.measure_encoder(REQUEST, TINY)
+    ours, early, torchao, state = offload.measure_encoder(REQUEST, TINY)
     assert ours.what.endswith("ours / Adam on the device")
-    assert ours.estimate is not None
-    assert 0 < ours.estimate.low <= ours.estimate.high
+    assert early.what.endswith("ours with offload_gradients / Adam on the device")
+    for finding in (ours, early):
+        assert finding.estimate is not None
+        assert 0 < finding.estimate.low <= finding.estimate.high
     assert torchao.verdict == "absent"  # its offloading needs a device to offload from
     assert state.estimate is not None
     assert state.estimate.value == pytest.approx(2.0, rel=0.05)  # both moments: the host is the device here

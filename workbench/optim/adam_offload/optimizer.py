@@ -13,12 +13,13 @@ Where the weights live decides how a step goes:
 * On an accelerator gradients travel to the host and weights back, in buckets (``host_transfer.py``); moments lie in
   host memory and a copy of the weights in pinned memory, no optimizer state on the device. 16-bit weights go the same
   way, wherever they live, and have a float32 master copy on the host; so do weights that are views with gaps, which the
-  kernel cannot take. **On CUDA and NPU this is untested**: it has run on the CPU and on a stand-in that knows streams,
-  pinned memory and devices and detects races by the order of events, but computes in order.
+  kernel cannot take. **On NPU this is untested**: it has run on the CPU, on CUDA (``studies/first_gpu``) and on a
+  stand-in that knows streams, pinned memory and devices and detects races by the order of events, but computes in
+  order.
 
   Such a step takes longer than one on the device, since the next forward pass needs the new weights: for 1e9 float32
-  weights 4 GB each way and 28 GB of host memory traffic, some 0.3 s to 0.6 s beside a step of 0.25 s. It is for what
-  does not fit otherwise.
+  weights 4 GB each way and 28 GB of host memory traffic, 2.4 times the step on an H200. It is for what does not fit
+  otherwise.
 
 By default gradients leave in ``step``, pipelined from bucket to bucket, so that accumulation, unscaling, clipping and
 averaging over ranks need no special care. With ``offload_gradients`` they leave for good during the backward pass, from
