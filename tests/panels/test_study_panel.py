@@ -14,9 +14,9 @@ from torch import nn
 
 from tests.kit.processes import wait_until
 from tests.panels.looking import LONG, ended, everything, one_of, run, text_in
-from tests.reports.synthetic_study import fastest_study, full_study
+from tests.reports.synthetic_study import candidate, fastest_study, full_study
 from workbench.config import BoostConfig
-from workbench.core.records import TrialRecord
+from workbench.core.records import Choice, TrialRecord
 from workbench.panels.export_panel import ExportPanel
 from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
@@ -410,6 +410,18 @@ def test_an_export_goes_to_the_other_panels(made: Make, finished: Path) -> None:
         assert "has not been measured" in text_in(export)
         shared.undo()
         assert measured in text_in(export)
+
+
+def test_a_picked_trial_that_was_exported_brings_its_verdict_along(made: Make, finished: Path) -> None:
+    shared = SharedConfig(level="O0")
+    panel = made(finished, shared)
+    assert panel.study is not None
+    chosen = Choice("o2", candidate(trial_number=1, target="o2"), "Trial 1 is exported.")
+    panel.study = replace(panel.study, choices={**panel.study.choices, "o2": chosen})
+    panel.pick(1)
+    exported = BoostConfig.from_json(finished / "result" / "boost_config.o2.json")
+    assert shared.with_provenance() == (exported, "O2")
+    assert exported.provenance
 
 
 # -- what goes wrong: a sentence, and the panel can be used again at once ----------------------------------------------
