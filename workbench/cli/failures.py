@@ -22,6 +22,7 @@ from typing import Any
 import typer
 
 from workbench.core.files import DISK_FULL_CODES
+from workbench.core.out_of_memory import is_out_of_memory
 from workbench.core.rank_environment import is_first_rank
 from workbench.core.text import printable
 
@@ -126,7 +127,7 @@ def _sentence(error: BaseException) -> str:
         return (
             f"there is not enough memory ({what}); close other programs, or raise the limit (ulimit -v, a job's memory)"
         )
-    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+    if is_out_of_memory(error):
         what += " (make the task's batches smaller; accumulation over several of them keeps the update the same)"
     if part:
         return f"task {task!r}: {part} failed: {what}{line}"

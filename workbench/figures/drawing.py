@@ -203,7 +203,7 @@ class Drawing:
 
     def set_steps(self, unit: str = "micro-batches", **properties: Any) -> None:
         """Make the x axis one of steps."""
-        self.set_x(f"Step ({unit})", tickformat=",d", **properties)
+        self.set_x(f"Step ({unit})", tickformat=",~f", **properties)
 
     def show_legend(self, room: int = 92) -> None:
         """Show the legend below the plot, where it and the axis get so many pixels."""

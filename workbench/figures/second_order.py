@@ -113,7 +113,7 @@ def second_order_drawing(
     drawing.marks(numbers.slow, mark, hover, name="step with a refresh", row=3)
     drawing.set(barmode="stack")
     drawing.show_legend(96)
-    drawing.set_y("Layers", row=1, rangemode="tozero", tickformat=",d")
+    drawing.set_y("Layers", row=1, rangemode="tozero", tickformat=",~f")
     drawing.set_log_y("Damping (log)", numbers.damping.y, row=2)
     drawing.set_y("Time of a step (ms)", row=3, rangemode="tozero")
     drawing.set_steps()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import sys
 import time
 from collections import Counter
@@ -62,6 +63,7 @@ def measure_speed_ratio(
     steps_per_block: int = 6,  # at least
     precision: float = 0.05,  # width of the interval, relative to the ratio, at which no more rounds are added
     loading: bool = False,  # whether a step includes loading its batch
+    apart: bool = False,  # time one after the other, where there is no memory for both; on one rank only
     stop: Callable[[], bool] | None = None,  # asked between rounds; True ends the measurement after at least two
     # Called before every micro-batch, on an accelerator before some updates; what it raises ends the measurement.
     before_window: Callable[[], None] | None = None,
@@ -75,6 +77,10 @@ def measure_speed_ratio(
             raise ValueError(f"`{name}` must be at least 1, got {value!r}")
     options: Any = {"seed": seed, "at_least": steps_per_block, "before_window": before_window, "loading": loading}
     options["device"] = device or devices.select_device("auto")
+    if apart:
+        return _measured_apart(
+            [functools.partial(TimedSide, task, *side, **options) for side in (baseline, candidate)], rounds, seed
+        )
     sides = [TimedSide(task, *side, **options) for side in (baseline, candidate)]
     for side in sides:
         side.warm_up()
@@ -87,6 +93,20 @@ def measure_speed_ratio(
         measured = ranks.broadcast_object(measured)
         if measured is not None:
             return measured
+
+
+def _measured_apart(makes: Sequence[Callable[[], TimedSide]], rounds: int, seed: int) -> SpeedRatio:
+    """Measure one side after the other, the baseline first; what the machine does in between is not made up for."""
+    columns, cold = [], 0.0
+    for make in makes:
+        side = make()
+        side.warm_up()
+        columns.append([side.block() for _ in range(rounds)])
+        cold = side.cold_seconds(float(np.median(columns[-1])))
+        del side  # its memory is needed
+    measured = _answer([list(row) for row in zip(*columns, strict=True)], rounds, math.inf, seed, None)
+    assert measured is not None  # there are enough rounds
+    return replace(measured, cold_ms=1e3 * cold)
 
 
 def take_turns(sides: Sequence[TimedSide]) -> Iterator[list[float]]:

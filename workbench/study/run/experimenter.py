@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.config import NetworkFacts
 from workbench.core.files import free_path
+from workbench.core.out_of_memory import is_out_of_memory
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import (
     UNMONITORED,
@@ -68,7 +70,8 @@ class TaskExperimenter:
 
     ``runs`` is the folder of the run directories; tasks in files may be named relative to its parent folder.
     Without ``threads`` the CPU threads of this process stay as they are. A training that takes longer than
-    ``checkpoint_seconds`` goes on from its last checkpoint when it is run again; on one rank only.
+    ``checkpoint_seconds`` goes on from its last checkpoint when it is run again; on one rank only. There, too, a job
+    that runs out of memory is run again, once: without what earlier jobs left behind, and without a second network.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class TaskExperimenter:
         self._device = devices.select_device(device)
         self._runs = runs
         self._checkpoint_seconds = checkpoint_seconds
+        self._apart = False  # whether there is room for one network only when times are compared
 
     @property
     def metric_name(self) -> str:
@@ -123,11 +127,26 @@ class TaskExperimenter:
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job in this process; a run is recorded under ``runs/<run_id>``, over several ranks by rank 0 alone."""
+        from workbench.core import distributed as ranks
         from workbench.training.setup import callers_generators
 
         with callers_generators(self._device):
-            result: OutcomeT = self._outcome(job, monitor)
-        return result
+            try:
+                result: OutcomeT = self._outcome(job, monitor)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or ranks.world_size() > 1:
+                    raise
+            else:
+                return result
+            gc.collect()  # frames of errors, and what refers to itself, hold networks of earlier jobs
+            together, self._apart = self._apart, True
+            try:
+                result = self._outcome(job, monitor)
+            except BaseException:
+                self._apart = together  # it did not help
+                raise
+            self._apart = together or isinstance(job, SpeedJob)
+            return result
 
     def _outcome(self, job: Job[Any], monitor: Monitor) -> Any:
         match job:
@@ -208,6 +227,7 @@ class TaskExperimenter:
             steps_per_block=job.steps_per_block,
             loading=job.loading,
             precision=job.precision,
+            apart=self._apart,
             stop=stop,
             # Several ranks end together, between two rounds.
             before_window=None if ranks.world_size() > 1 else lambda: end_if_asked(stop),

@@ -18,6 +18,8 @@ import numpy as np
 import optuna
 
 from workbench.config import BoostConfig, Plan
+from workbench.core.out_of_memory import is_out_of_memory
+from workbench.methods.batch.section import BatchSection
 from workbench.study.ask.search_space import Suggestion
 from workbench.study.errors import StudyFailedError
 from workbench.study.run.job import Monitor, Trained, plain
@@ -25,7 +27,7 @@ from workbench.study.run.objective import AS_O0, Objective, metric_deficit
 from workbench.study.run.runner import end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp
 from workbench.study.set_up import standing as standings
-from workbench.study.set_up.runtime_choice import ground_of
+from workbench.study.set_up.runtime_choice import ground_of, note_no_room
 from workbench.study.set_up.standing import Run, Standing, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 from workbench.study.set_up.tuned_plain import PLAIN, plain_standing
@@ -104,6 +106,14 @@ class SetUpObjective(Objective):
         return Suggestion(level, self._start().with_values({"boost.mode": "manual"} | values), given)
 
     def _run(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp) -> tuple[float, ...]:
+        try:
+            return self._timed_and_trained(trial, plan, warm_up)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                note_no_room(self._study, plan.config.part(BatchSection).factor)
+            raise
+
+    def _timed_and_trained(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp) -> tuple[float, ...]:
         baseline = self._stored_baseline()
         self._times.read_again()
         steps = self._file.study.budget_steps

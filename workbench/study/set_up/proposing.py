@@ -26,10 +26,11 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.config import ConfigError, Plan
+from workbench.methods.batch.section import BatchSection
 from workbench.study.ask.search_space import SearchedSpace, Suggestion
 from workbench.study.run.job import SpeedMeasured
 from workbench.study.sample.whole_space import WholeSpaceSampler
-from workbench.study.set_up.runtime_choice import ground_of, times_per_sample
+from workbench.study.set_up.runtime_choice import batches_without_room, ground_of, times_per_sample
 from workbench.study.set_up.standing import SURE, Standing, standing_of
 from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, passes_of, total_time
 from workbench.study.store.stored_records import allowed_drop_of
@@ -53,10 +54,12 @@ class ProposingSampler(WholeSpaceSampler):
     def __init__(self, space: SearchedSpace, seed: int) -> None:
         super().__init__(space, RandomSampler(seed))
         self._rng = np.random.default_rng(seed)
+        self._no_room = math.inf  # the smallest batch factor that does not fit into memory
 
     def propose(self, study: optuna.Study, trial: FrozenTrial) -> Mapping[str, Any]:
         """Return the values of the plan that promises most."""
         self._space = replace(self._space, base=ground_of(self._space.base, study.user_attrs))
+        self._no_room = batches_without_room(study.user_attrs)
         trials = study.get_trials(deepcopy=False)
         drawn = [one for one in trials if "given" not in one.user_attrs and not one.user_attrs.get("baseline")]
         first = list(itertools.islice(self._first_plans(times_per_sample(study.user_attrs)), len(drawn) + 1))
@@ -105,14 +108,16 @@ class ProposingSampler(WholeSpaceSampler):
     def _draw(self, value: Callable[[str, Any], Any]) -> tuple[Suggestion, Plan] | None:
         try:
             suggestion = self._space.suggest(value)
-            return suggestion, self._space.plans.resolve(suggestion.config, suggestion.level)
+            plan = self._space.plans.resolve(suggestion.config, suggestion.level)
         except ConfigError:
             return None
+        return (suggestion, plan) if suggestion.config.part(BatchSection).factor < self._no_room else None
 
     def _first_plans(self, sample_times: Mapping[float, float]) -> Iterator[Suggestion]:
         """Yield what a practitioner would try first, who knows what a sample takes in batches of some sizes."""
         choices = {one.path: one.choices for one in self._space.dimensions if one.kind == "choice"}
-        batches = first_batches(choices.get("batch.factor", (1.0,)), sample_times)
+        factors = [factor for factor in choices.get("batch.factor", (1.0,)) if factor < self._no_room]
+        batches = first_batches(factors, sample_times)
         for (factor, length), name in itertools.product(batches, choices.get("optimizer.name", (None,))):
             usual = {"batch.factor": factor, "optimizer.name": name, "schedule.length": length}
             drawn = self._draw(functools.partial(_usual, usual))

@@ -1,8 +1,9 @@
 """The first stage: what changes a run's time and not its question (compiler, memory format, number format).
 
 What the study names is timed beside the baseline, with the loader's batches and with four of them at once, since
-layout and precision interact with the batch. The fastest whose losses and gradient are the baseline's within rounding
-(`workbench.training.agreement`) becomes the ground that every later plan starts from.
+layout and precision interact with the batch; with the loader's alone where the task as given can do no more, because
+its batches cannot be put together or memory is full. The fastest whose losses and gradient are the baseline's within
+rounding (`workbench.training.agreement`) becomes the ground that every later plan starts from.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any
 import optuna
 
 from workbench.config import SWITCHES, BoostConfig, ConfigError
+from workbench.core.out_of_memory import is_out_of_memory
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import AgreementJob
 from workbench.study.run.runner import Experimenter
 from workbench.study.set_up.total_time import StepTimes
 
-_CHOICE = "runtime_choice"
+_CHOICE, _NO_ROOM = "runtime_choice", "no_room_for_batches"
 _BATCH_FACTORS = (1.0, 4.0)
 _SHARE = 0.2  # of the time, after which nothing more is timed
 _FIRST = ("runtime.threads", "runtime.data")
@@ -34,6 +36,19 @@ def ground_of(base: BoostConfig, attributes: Mapping[str, Any]) -> BoostConfig:
     switches: dict[str, Any] = {f"boost.{name}": False for name in SWITCHES}
     chosen = attributes.get(_CHOICE, {}).get("values", {})
     return base.with_values({"boost.mode": "manual", **switches, **chosen})
+
+
+def batches_without_room(attributes: Mapping[str, Any]) -> float:
+    """Return the smallest batch factor known not to fit into memory; infinity where none is."""
+    found = attributes.get(_CHOICE, {"values": {}, "measured": []})
+    chosen = [row["no_room"] for row in found["measured"] if row["values"] == found["values"] and "no_room" in row]
+    return float(min([*chosen, attributes.get(_NO_ROOM, math.inf)]))
+
+
+def note_no_room(study: optuna.Study, factor: float) -> None:
+    """Note that a batch of so many of the loader's did not fit into memory."""
+    if 1.0 < factor < batches_without_room(study.user_attrs):
+        study.set_user_attr(_NO_ROOM, factor)
 
 
 def times_per_sample(attributes: Mapping[str, Any]) -> Mapping[float, float]:
@@ -64,45 +79,53 @@ def choose_runtime(
         return
     base = file.base_config().with_values({"boost.mode": "disable_all"})
     device = devices.select_device(file.study.device)
-    no_instructions = (
-        "" if devices.has_fast_bfloat16(device) else f"this {device.type} has no instructions for bfloat16"
-    )
-    choices, chosen = file.set_up.runtime, dict[str, Any]()
-    rows: list[dict[str, Any]] = []
-    first, last = ([[path] for path in some if path in choices] for some in (_FIRST, _LAST))
+    is_fast = devices.has_fast_bfloat16(device)
+    no_instructions = "" if is_fast else f"this {device.type} has no instructions for bfloat16"
+    choices = file.set_up.runtime
     end = math.inf if limit is None else time.monotonic() + _SHARE * limit
+
+    def timed(values: Mapping[str, Any], n_needed: int) -> dict[str, Any]:
+        """Return a row: values, ratios by batch factor (as many as needed, or none), why not more."""
+        row: dict[str, Any] = {"values": values, "ratios": [], "message": ""}
+        config = base.with_values(values)
+        is_bfloat16 = config.effective_amp_level(device.type) != "O0" and config.amp.dtype == "bfloat16"
+        row["message"] = no_instructions if is_bfloat16 else ""  # then it need not be timed
+        if time.monotonic() > end and values:
+            row["message"] = "no time was left to measure it"
+        try:
+            for factor in _BATCH_FACTORS if not row["message"] else ():
+                plan = file.plans.resolve(base.with_values({**values, "batch.factor": factor}), "O0")
+                row["ratios"].append(times.measured(plan).ratio / factor)
+        except OutOfTimeError:
+            raise
+        except (ConfigError, RuntimeError, ValueError, TypeError) as error:  # a compiler that fails ends nothing
+            if row["ratios"] and is_out_of_memory(error):
+                row["no_room"] = _BATCH_FACTORS[len(row["ratios"])]
+            if len(row["ratios"]) < n_needed:
+                row["message"], row["ratios"] = f"{type(error).__name__}: {error}", []
+        return row
+
+    chosen = timed({}, 1)
+    rows = [chosen]
+    first, last = ([[path] for path in some if path in choices] for some in (_FIRST, _LAST))
     for paths in [*first, [path for path in choices if path not in (*_FIRST, *_LAST)], *last]:
         products = itertools.product(*(choices[path] for path in paths))
         combined = (dict(zip(paths, values, strict=True)) for values in products)
-        # Values as given add nothing to what was chosen so far, which is always timed.
-        others = [chosen | values for values in combined if base.with_values(values) != base]
-        tried: list[dict[str, Any]] = [{"values": values, "ratios": []} for values in [chosen, *others]]
-        for row in tried:
-            config = base.with_values(row["values"])
-            is_bfloat16 = config.effective_amp_level(device.type) != "O0" and config.amp.dtype == "bfloat16"
-            row["message"] = no_instructions if is_bfloat16 else ""  # then it need not be timed
-            if time.monotonic() > end and row["values"] != chosen:
-                row["message"] = "no time was left to measure it"
-            if row["message"]:
-                continue
-            try:
-                for factor in _BATCH_FACTORS:
-                    plan = file.plans.resolve(base.with_values({**row["values"], "batch.factor": factor}), "O0")
-                    row["ratios"].append(times.measured(plan).ratio / factor)
-            except OutOfTimeError:
-                raise
-            except (ConfigError, RuntimeError, ValueError, TypeError) as error:  # a compiler that fails ends nothing
-                row["message"], row["ratios"] = f"{type(error).__name__}: {error}", []
-        for row in sorted((row for row in tried if row["ratios"]), key=lambda row: math.prod(row["ratios"])):
-            candidate = base.with_values(row["values"])
-            if candidate != base:  # which agrees with itself
+        # Values as given add nothing to what was chosen so far.
+        others = [chosen["values"] | values for values in combined if base.with_values(values) != base]
+        n_ratios = max(1, len(chosen["ratios"]))
+        tried = [timed(values, n_ratios) for values in others]
+        rows += tried
+        able = [row for row in (chosen, *tried) if row["ratios"]]
+        for row in sorted(able, key=lambda row: math.prod(row["ratios"][:n_ratios])):
+            if row is not chosen:  # which agrees
+                candidate = base.with_values(row["values"])
                 job = AgreementJob((base, "O0"), (candidate, "O0"), file.study.seed)
                 row["message"] = experimenter.run(job).why_not
             if not row["message"]:
-                chosen = row["values"]
+                chosen = row
                 break
-        rows += tried
-    study.set_user_attr(_CHOICE, {"values": chosen, "measured": rows})
+    study.set_user_attr(_CHOICE, {"values": chosen["values"], "measured": rows})
     for row in rows:
         if row["message"]:
             values = ", ".join(f"{path} = {value}" for path, value in row["values"].items()) or "nothing"

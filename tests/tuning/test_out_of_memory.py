@@ -1,0 +1,196 @@
+"""A network that fills the memory: what does not fit is left out, and the rest is searched."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from optuna.trial import TrialState
+from torch import Tensor
+
+from tests.experiments.small_tasks import Net, small_task
+from tests.kit.set_up_search import LINEAR, run, stored_trials, write
+from tests.kit.surface_runner import SurfaceRunner
+from workbench.config import BoostConfig
+from workbench.core.out_of_memory import is_out_of_memory
+from workbench.methods.batch.section import BatchSection
+from workbench.study import parse_study
+from workbench.study.run.experimenter import TaskExperimenter
+from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, SpeedJob, TrainJob
+from workbench.study.set_up.runtime_choice import batches_without_room, choose_runtime, note_no_room
+from workbench.study.set_up.total_time import StepTimes
+
+OFF = BoostConfig.from_dict({"boost": {"mode": "disable_all"}})
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+THREE_BATCHES = LINEAR + '\n"batch.factor" = [1.0, 2.0, 4.0]'
+
+
+class FullRunner(SurfaceRunner):
+    """Has no room for batches from some size on, relative to the task's; those of float32 take twice as much."""
+
+    def __init__(self, directory: Path, room: float, error: Exception = FULL) -> None:
+        super().__init__(directory, noise=0.004, seed=3)
+        self.room, self.error = room, error
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, AgreementJob):
+            return Agreement("")
+        config = job.candidate[0] if isinstance(job, SpeedJob) else job.config if isinstance(job, TrainJob) else OFF
+        takes = config.part(BatchSection).factor * (0.5 if config.amp.level == "O2" else 1.0)
+        if takes >= self.room:
+            raise self.error
+        return super().run(job, monitor)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (FULL, True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("the loss has no gradient"), False),
+        (ValueError("can't allocate memory"), False),
+    ],
+)
+def test_what_lacks_memory_is_told_from_other_errors(error: Exception, is_one: bool) -> None:
+    assert is_out_of_memory(error) == is_one
+
+
+def test_a_batch_that_did_not_fit_is_not_tried_again(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", space=THREE_BATCHES, n_trials=12)
+    result = run(folder, FullRunner(folder, room=2.0))
+    trials = stored_trials(folder)
+    failed = [one for one in trials if one.state == TrialState.FAIL]
+    tried = [one.user_attrs["parameters"]["batch.factor"] for one in failed]
+    assert tried == sorted(set(tried), reverse=True)  # each size once at most, and none above one that failed
+    assert set(tried) <= {2.0, 4.0}
+    assert 2.0 in tried
+    after = trials[max(one.number for one in failed) + 1 :]
+    assert len(after) > 3
+    assert all(one.user_attrs["parameters"].get("batch.factor", 1.0) == 1.0 for one in after)
+    assert all(
+        one.message.startswith("OutOfMemoryError") for one in result.trials if one.number in {f.number for f in failed}
+    )
+
+
+RUNTIME = """
+[study]
+task = "fake"
+budget_steps = 200
+n_trials = 5
+objective = "time_to_quality"
+device = "cpu"
+[sampler]
+name = "promise"
+[pruner]
+name = "none"
+[set_up.runtime]
+"amp.level" = ["O0", "O2"]
+[space]
+"schedule.length" = {low = 0.1, high = 0.9}
+"""
+
+
+@pytest.mark.parametrize(
+    ("room", "error", "no_room"),
+    [
+        (4.0, FULL, float("inf")),  # float32 has none for four batches, float16 has
+        (2.0, FULL, 4.0),  # none of them has
+        (2.0, ValueError("batches of texts cannot be concatenated"), float("inf")),  # memory is not to blame
+    ],
+)
+def test_a_runtime_is_chosen_by_the_task_s_own_batches_where_larger_ones_cannot_be_timed(
+    tmp_path: Path, room: float, error: Exception, no_room: float
+) -> None:
+    runner = FullRunner(tmp_path, room, error)
+    file, study, notes = parse_study(RUNTIME), optuna.create_study(), list[str]()
+    choose_runtime(study, file, runner, StepTimes(study, file, runner), notes.append)
+    choice = study.user_attrs["runtime_choice"]
+    assert choice["values"] == {"amp.level": "O2"}
+    assert [len(row["ratios"]) for row in choice["measured"]] == [1, 2 if room == 4.0 else 1]
+    assert batches_without_room(study.user_attrs) == no_room
+    assert notes == []
+    note_no_room(study, 2.0)
+    note_no_room(study, 3.0)  # known already
+    note_no_room(study, 1.0)  # the task's own batch says nothing of larger ones
+    assert batches_without_room(study.user_attrs) == 2.0
+
+
+def test_a_choice_that_fits_less_than_the_task_as_given_is_left_out(tmp_path: Path) -> None:
+    class Reversed(FullRunner):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            if (
+                isinstance(job, SpeedJob)
+                and job.candidate[0].amp.level == "O2"
+                and job.candidate[0].part(BatchSection).factor > 1.0
+            ):
+                raise FULL
+            return super().run(job, monitor)
+
+    runner = Reversed(tmp_path, room=100.0)
+    file, study, notes = parse_study(RUNTIME), optuna.create_study(), list[str]()
+    choose_runtime(study, file, runner, StepTimes(study, file, runner), notes.append)
+    assert study.user_attrs["runtime_choice"]["values"] == {}
+    assert notes == [f"Left out: amp.level = O2, because OutOfMemoryError: {FULL}."]
+
+
+living = weakref.WeakSet[Net]()
+
+
+class Large(Net):
+    """Fits into the memory once and not twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        living.add(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits ``[n, 2]`` for features ``[n, 4]``, unless there are two of these networks."""
+        if len(living) > 1:
+            raise torch.OutOfMemoryError(str(FULL))  # a new one, whose frames die with it
+        return super().forward(x)
+
+
+@pytest.fixture
+def experimenter(tmp_path: Path) -> TaskExperimenter:
+    gc.collect()
+    return TaskExperimenter(small_task(model=Large), "cpu", tmp_path / "runs")
+
+
+SPEED = SpeedJob((OFF, "O0"), (OFF, "O0"), seed=0, rounds=3, steps_per_block=2)
+
+
+def test_times_are_compared_one_after_the_other_where_two_networks_do_not_fit(
+    experimenter: TaskExperimenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = experimenter.run(SPEED)
+    assert measured.low <= measured.ratio <= measured.high
+    assert measured.baseline_ms > 0.0
+    collected = list[int]()
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(1))
+    assert experimenter.run(SPEED).ratio > 0.0
+    assert collected == []  # it is known by now
+
+
+def test_what_an_earlier_job_left_behind_does_not_take_its_memory(experimenter: TaskExperimenter) -> None:
+    left = Large()
+    left.itself = [left]  # type: ignore[assignment]  # as a compiled network has it
+    del left
+    trained = experimenter.run(TrainJob(OFF, "O0", steps=4))
+    assert trained.steps == 4
+    assert not trained.diverged
+
+
+def test_what_does_not_fit_at_all_is_an_error(experimenter: TaskExperimenter) -> None:
+    kept = Large()
+    with pytest.raises(torch.OutOfMemoryError):
+        experimenter.run(TrainJob(OFF, "O0", steps=4))
+    with pytest.raises(torch.OutOfMemoryError):
+        experimenter.run(SPEED)
+    del kept
+    assert experimenter.run(SPEED).ratio > 0.0

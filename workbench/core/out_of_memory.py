@@ -1,0 +1,15 @@
+"""Did something fail because there was too little memory, on a device or on the host?"""
+
+from __future__ import annotations
+
+_OF_TORCH = "OutOfMemoryError"
+"""torch's class, by its name: to import torch takes a second, and a study's state is read without it."""
+
+_OF_THE_HOST = ("cannot allocate memory", "can't allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether less memory asked for at once might have avoided an error."""
+    if type(error).__name__ == _OF_TORCH or isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OF_THE_HOST)
