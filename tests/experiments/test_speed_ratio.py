@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from workbench.tasks import Task
 from workbench.training import Boosted
 from workbench.training import speed as speed_ratio
 from workbench.training.setup import prepare
-from workbench.training.speed import SpeedRatio, bootstrap_median_interval, measure_speed_ratio
+from workbench.training.speed import KeptBaseline, SpeedRatio, bootstrap_median_interval, measure_speed_ratio
 
 CPU = torch.device("cpu")
 PLAIN = BoostConfig()
@@ -77,6 +78,30 @@ def schedule_of(task: Task, config: BoostConfig, seed: int = 0) -> tuple[dict[in
 def measure(task: Task, baseline: BoostConfig, candidate: BoostConfig, **options: Any) -> SpeedRatio:
     options = {"rounds": 3, "steps_per_block": 4} | options
     return measure_speed_ratio(task, (baseline, "O0"), (candidate, "O0"), device=CPU, **options)
+
+
+def test_a_baseline_that_is_kept_is_built_and_warmed_up_once(clock: FakeClock) -> None:
+    task, made, kept = timed_task(clock, lambda n: 1.0 + n), list[nn.Module](), KeptBaseline()
+
+    def model() -> nn.Module:
+        made.append(task.new_model())
+        return made[-1]
+
+    counted = replace(task, model=model)
+    first, again = (measure(counted, PLAIN, freezing(), kept=kept) for _ in range(2))
+    assert again == first
+    assert len(made) == 3
+    measure(counted, PLAIN, PLAIN, kept=kept, seed=1)  # other weights and data
+    assert len(made) == 5
+    kept.drop()
+    measure(counted, PLAIN, PLAIN, kept=kept, seed=1)
+    assert len(made) == 7
+
+
+def test_sides_that_are_timed_apart_have_the_ratio_of_those_that_take_turns(clock: FakeClock) -> None:
+    task = timed_task(clock, lambda n: 1.0 + n)
+    together, apart = (measure(task, PLAIN, freezing(), apart=apart) for apart in (False, True))
+    assert apart == together
 
 
 @pytest.mark.parametrize("freeze_type", [0, 1])

@@ -303,6 +303,17 @@ def test_a_job_of_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert read_run(tmp_path / "cut" / trained.path).finished
 
 
+def test_only_a_folder_that_keeps_every_so_many_steps_keeps_the_end_of_a_whole_run(tmp_path: Path) -> None:
+    by_time = CheckpointFolder(tmp_path / "by_time", None, 3600.0)
+    train(small_task(), NOTHING, checkpoints=by_time)
+    assert by_time.steps() == []
+    train(small_task(), NOTHING, checkpoints=by_time, stop=stopping_after(9))
+    assert by_time.steps() != []
+    by_steps = checkpoints(tmp_path / "by_steps", STEPS - 1)
+    train(small_task(), NOTHING, checkpoints=by_steps)
+    assert by_steps.newest_step() == STEPS
+
+
 def _interrupted_over_ranks(folder: Path) -> tuple[Any, ...]:
     """Train whole, and in two parts of which rank 1 loses its newest checkpoint; return what both came to."""
     new_task = functools.partial(small_task, model=Drawing)

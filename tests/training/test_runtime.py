@@ -18,6 +18,8 @@ import workbench
 from workbench.config import BoostConfig
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.registry import METHODS
+from workbench.study.run.experimenter import TaskExperimenter
+from workbench.study.run.job import AgreementJob
 from workbench.tasks import Task
 from workbench.tasks.digits import ResNet
 from workbench.training import apply
@@ -258,6 +260,24 @@ def test_losses_that_differ_are_told_by_batch_and_share() -> None:
     assert agrees([2.0, 1e-9], [2.0, 2e-9], "float32") == "", "what has fallen to nothing has no relative accuracy"
     with pytest.raises(ValueError, match="as many losses"):
         agrees([1.0], [], "float32")
+
+
+def test_a_baseline_s_first_numbers_are_computed_once_for_all_that_is_compared_with_them(tmp_path: Path) -> None:
+    given, made = image_task(), list[nn.Module]()
+
+    def model() -> nn.Module:
+        made.append(net())
+        return made[-1]
+
+    experimenter = TaskExperimenter(replace(given, model=model), CPU, tmp_path / "runs")
+    plain, other = (config(), "O0"), (config(memory_format="channels_last"), "O0")
+    jobs = [AgreementJob(plain, other, seed) for seed in (0, 0, 1)]
+    counts = []
+    for job in jobs:
+        made.clear()
+        assert experimenter.run(job).why_not == ""
+        counts.append(len(made))
+    assert counts == [4, 2, 4]
 
 
 def test_first_losses_leave_the_generators_alone_and_begin_as_a_run_does() -> None:

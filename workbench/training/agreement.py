@@ -58,11 +58,11 @@ def first_losses(
 
 
 def first_gradient(task: Task, config: BoostConfig, level: str, seed: int, device: torch.device) -> Tensor:
-    """Return the unscaled gradient of the first batch's loss at the weights that a run begins with, float64 ``[n]``."""
+    """Return the unscaled gradient of the first batch's loss at the weights that a run begins with, float32 ``[n]``."""
     with _begun(task, config, level, seed, device) as prepared:
         _loss(prepared, next(iter(prepared.batches(seed)))).float().backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in unwrapped(prepared.boosted.model).parameters() if p.grad is not None]
-        return torch.cat([gradient.detach().cpu().double().reshape(-1) for gradient in gradients])
+        return torch.cat([gradient.detach().cpu().float().reshape(-1) for gradient in gradients])
 
 
 @contextlib.contextmanager

@@ -28,7 +28,8 @@ class CheckpointFolder:
 
     Args:
         folder: Made when it is missing. It should belong to one run.
-        every_steps: Steps between two checkpoints, at least 1; None writes none by step.
+        every_steps: Steps between two checkpoints, at least 1; None writes none by step, and none at the end of a run
+            that went through.
         every_seconds: Seconds between two checkpoints; None writes none by time.
         keep: How many of the newest are kept, at least 1.
         also: Objects with ``state_dict`` and ``load_state_dict`` whose state is kept, too, by name: a learning-rate
@@ -78,6 +79,11 @@ class CheckpointFolder:
     def is_at(self, n_steps: int) -> bool:
         """Return whether ``n_steps`` is a multiple of ``every_steps``."""
         return self._every_steps is not None and n_steps % self._every_steps == 0
+
+    @property
+    def keeps_ends(self) -> bool:
+        """Whether the state at the end of a run that went through is kept, too."""
+        return self._every_steps is not None
 
     def is_due(self, n_steps: int) -> bool:
         """Return whether a checkpoint is due after ``n_steps`` steps and the last one is on the disk."""

@@ -333,7 +333,8 @@ class _Run:
         if self.votes is not None:
             self.votes.settle()
         self.flush()
-        if self.checkpoints is not None and not (self.diverged or self.ended_early or self.finished):
+        ended = self.diverged or self.ended_early or self.finished
+        if self.checkpoints is not None and not ended and (self.stopped or self.checkpoints.keeps_ends):
             self.checkpoint()
         self.boosted.finish()
         if not (self.diverged or self.stopped or self.ended_early):

@@ -64,6 +64,7 @@ def measure_speed_ratio(
     precision: float = 0.05,  # width of the interval, relative to the ratio, at which no more rounds are added
     loading: bool = False,  # whether a step includes loading its batch
     apart: bool = False,  # time one after the other, where there is no memory for both; on one rank only
+    kept: KeptBaseline | None = None,  # where the baseline's network stays between two measurements
     stop: Callable[[], bool] | None = None,  # asked between rounds; True ends the measurement after at least two
     # Called before every micro-batch, on an accelerator before some updates; what it raises ends the measurement.
     before_window: Callable[[], None] | None = None,
@@ -77,13 +78,16 @@ def measure_speed_ratio(
             raise ValueError(f"`{name}` must be at least 1, got {value!r}")
     options: Any = {"seed": seed, "at_least": steps_per_block, "before_window": before_window, "loading": loading}
     options["device"] = device or devices.select_device("auto")
+    makes = [functools.partial(TimedSide, task, *side, **options) for side in (baseline, candidate)]
     if apart:
-        return _measured_apart(
-            [functools.partial(TimedSide, task, *side, **options) for side in (baseline, candidate)], rounds, seed
-        )
-    sides = [TimedSide(task, *side, **options) for side in (baseline, candidate)]
-    for side in sides:
-        side.warm_up()
+        return _measured_apart(makes, rounds, seed)
+    if kept is None:
+        sides = [make() for make in makes]
+        sides[0].warm_up()
+    else:
+        sides = [kept.side((baseline, seed, steps_per_block, loading), makes[0]), makes[1]()]
+        sides[0].before_window = before_window
+    sides[1].warm_up()
     rows, turns = [], take_turns(sides)
     while True:
         rows.append(next(turns))
@@ -93,6 +97,32 @@ def measure_speed_ratio(
         measured = ranks.broadcast_object(measured)
         if measured is not None:
             return measured
+
+
+class KeptBaseline:
+    """Keeps the side of a baseline, warm, between two measurements of one task.
+
+    For accelerators, whose memory has to have room for it: on a CPU numbers become denormal, and slow, where a network
+    is trained for long on few batches.
+    """
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._side: TimedSide | None = None
+
+    def side(self, key: object, make: Callable[[], TimedSide]) -> TimedSide:
+        """Return the side that was kept under an equal key, or make and warm up one to be kept in its place."""
+        if self._side is not None and key == self._key:
+            return self._side
+        self.drop()
+        side = make()
+        side.warm_up()
+        self._key, self._side = key, side
+        return side
+
+    def drop(self) -> None:
+        """Give up what is kept, and its memory."""
+        self._key = self._side = None
 
 
 def _measured_apart(makes: Sequence[Callable[[], TimedSide]], rounds: int, seed: int) -> SpeedRatio:

@@ -59,6 +59,7 @@ def look_at(task: Task, device: torch.device, seed: int = 0) -> TaskLook:
     with kept_generators(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         network = network_facts(task)
+        step_seconds = _step_seconds(task, device, seed)  # before there is another copy, since memory may be short
         model = task.new_model().to(device)
         optimizer = task.new_optimizer(model)
         groups = optimizer.param_groups
@@ -80,7 +81,7 @@ def look_at(task: Task, device: torch.device, seed: int = 0) -> TaskLook:
             device=device.type,
             gains_from_memory=gains_from_memory(task.train, seed, device),
             threads=torch.get_num_threads(),
-            step_seconds=_step_seconds(task, device, seed),
+            step_seconds=step_seconds,
             epoch_batches=n_batches,
         )
 

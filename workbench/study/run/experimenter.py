@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from workbench.tasks import Task
     from workbench.training.checkpoint_folder import CheckpointFolder
+    from workbench.training.speed import KeptBaseline
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder in a study's folder for the states of runs that are not over."""
@@ -83,6 +84,7 @@ class TaskExperimenter:
         checkpoint_seconds: float = 60.0,
     ) -> None:
         from workbench.core import devices
+        from workbench.core import distributed as ranks
         from workbench.tasks import load_task
 
         if threads is not None:
@@ -92,6 +94,13 @@ class TaskExperimenter:
         self._runs = runs
         self._checkpoint_seconds = checkpoint_seconds
         self._apart = False  # whether there is room for one network only when times are compared
+        self._kept: KeptBaseline | None = None  # the baseline's network, while times are compared
+        if self._device.type != "cpu" and ranks.world_size() == 1:
+            from workbench.training.speed import KeptBaseline
+
+            self._kept = KeptBaseline()
+        #: A baseline and its seed, its first losses and its first gradient.
+        self._first_numbers: tuple[Any, list[float], torch.Tensor] | None = None
 
     @property
     def metric_name(self) -> str:
@@ -138,14 +147,16 @@ class TaskExperimenter:
                     raise
             else:
                 return result
-            gc.collect()  # frames of errors, and what refers to itself, hold networks of earlier jobs
             together, self._apart = self._apart, True
+            if self._kept is not None:
+                self._kept.drop()
+            gc.collect()  # frames of errors, and what refers to itself, hold networks of earlier jobs
             try:
                 result = self._outcome(job, monitor)
             except BaseException:
                 self._apart = together  # it did not help
                 raise
-            self._apart = together or isinstance(job, SpeedJob)
+            self._apart, self._kept = together or isinstance(job, SpeedJob), None
             return result
 
     def _outcome(self, job: Job[Any], monitor: Monitor) -> Any:
@@ -228,6 +239,7 @@ class TaskExperimenter:
             loading=job.loading,
             precision=job.precision,
             apart=self._apart,
+            kept=self._kept,
             stop=stop,
             # Several ranks end together, between two rounds.
             before_window=None if ranks.world_size() > 1 else lambda: end_if_asked(stop),
@@ -239,17 +251,23 @@ class TaskExperimenter:
         from workbench.core import distributed as ranks
         from workbench.training.agreement import agrees, first_gradient, first_losses, gradient_agrees
 
-        sides = [(self._task, config, level, job.seed, self._device) for config, level in (job.baseline, job.candidate)]
+        given, asked = (
+            (self._task, config, level, job.seed, self._device) for config, level in (job.baseline, job.candidate)
+        )
         config, _ = job.candidate
         coarse = config.amp.dtype if config.effective_amp_level(self._device.type) != "O0" else "float32"
         # Several ranks compute all of it together.
         before_batch = functools.partial(end_if_asked, stop if ranks.world_size() == 1 else None)
-        baseline, losses = (first_losses(*side, before_batch=before_batch) for side in sides)
-        why_not = agrees(losses, baseline, coarse)
+        key = job.baseline, job.seed
+        if self._first_numbers is None or self._first_numbers[0] != key:
+            losses = first_losses(*given, before_batch=before_batch)
+            before_batch()
+            self._first_numbers = key, losses, first_gradient(*given)
+        _, expected, expected_gradient = self._first_numbers
+        why_not = agrees(first_losses(*asked, before_batch=before_batch), expected, coarse)
         if not why_not:
             before_batch()
-            expected, gradient = (first_gradient(*side) for side in sides)
-            why_not = gradient_agrees(gradient, expected, coarse)
+            why_not = gradient_agrees(first_gradient(*asked), expected_gradient, coarse)
         return Agreement(why_not)
 
     def _freezing_limit(self, job: FreezingLimitJob, stop: Callable[[], bool] | None) -> FreezingLimitMeasured:
