@@ -29,9 +29,10 @@ from workbench.study import StudyFile, TuneProgress, read_study, tune
 from workbench.study.ask.plans import explicit_config
 from workbench.study.ask.search_space import all_off, suggest
 from workbench.study.ask.task_study import ask
-from workbench.study.run.experimenter import TaskExperimenter
+from workbench.study.run.experimenter import MakeExperimenter, TaskExperimenter
 from workbench.study.run.job import TrainJob
 from workbench.study.run.objective import metric_deficit
+from workbench.study.run.runner import Experimenter
 from workbench.study.set_up.runtime_choice import ground_of
 from workbench.tasks import load_task
 from workbench.training.task_look import look_at
@@ -58,19 +59,29 @@ def asked(folder: Path, name: str, minutes: float) -> Path:
     return path
 
 
-def staged(study: Path, seed: int, minutes: float, folder: Path) -> tuple[Held, dict[str, Any] | None]:
-    """Run the staged search; return what it held when, and what it exported."""
+def staged(
+    study: Path,
+    seed: int,
+    minutes: float,
+    folder: Path,
+    make_experimenter: MakeExperimenter | None = None,
+    began: float | None = None,
+) -> tuple[Held, dict[str, Any] | None]:
+    """Run the staged search; return what it held when, and what it exported.
+
+    The time counts from ``began``, by ``time.monotonic()``; None is now.
+    """
     folder.mkdir()
     (folder / "study.toml").write_text(re.sub(r"(?m)^seed = .*$", f"seed = {seed}", (study / "study.toml").read_text()))
     led: list[tuple[float, int]] = []
-    began = time.monotonic()
+    began = time.monotonic() if began is None else began
 
     def watch(progress: TuneProgress) -> None:
         found = re.match(r"trial (\d+)", progress.best)
         if found and (not led or led[-1][1] != int(found[1])):
             led.append((time.monotonic() - began, int(found[1])))
 
-    result = tune(folder, on_progress=watch)
+    result = tune(folder, on_progress=watch, make_experimenter=make_experimenter, began=began)
     configs = {trial.number: dict(trial.config) for trial in result.trials if trial.config}
     taken = result.choices["o1"].candidate
     exported = None if taken is None else dict(taken.config)
@@ -78,10 +89,11 @@ def staged(study: Path, seed: int, minutes: float, folder: Path) -> tuple[Held, 
     return [*held, (60.0 * minutes, exported)], exported
 
 
-def plain(file: StudyFile, seed: int, minutes: float, runs: Path) -> tuple[Held, dict[str, Any] | None]:
+def plain(
+    file: StudyFile, seed: int, minutes: float, experimenter: Experimenter, began: float | None = None
+) -> tuple[Held, dict[str, Any] | None]:
     """Run Optuna's TPE on the same space: whole runs, a constraint on the metric, nothing else."""
-    began = time.monotonic()
-    experimenter = TaskExperimenter(file.study.task, "cpu", runs, file.study.threads)
+    began = time.monotonic() if began is None else began
     base, steps, held = ground_of(file.base_config(), {}), file.study.budget_steps, Held()
     given = all_off(file.base_config())
     baseline = [experimenter.run(TrainJob(given, "O0", seed + one, steps, steps)) for one in range(BASELINE_SEEDS)]
@@ -169,10 +181,24 @@ def searches(folder: Path, name: str, minutes: float, repetitions: int) -> Itera
                         file = read_study(study)
                         experimenter = TaskExperimenter(file.study.task, "cpu", Path(scratch), file.study.threads)
                         file = file.on_network(experimenter.network_facts())
-                        held, exported = plain(file, seed, minutes, Path(scratch))
+                        held, exported = plain(file, seed, minutes, experimenter)
                 write_text_atomically(path, json.dumps({"held": held, "exported": exported}))
                 print(f"{name}, {method} {repetition}: held {len(held)} in turn", flush=True)
             yield method, repetition, [(one[0], one[1]) for one in json.loads(path.read_text())["held"]]
+
+
+def table(values: Mapping[str, list[list[float]]], failed: Mapping[str, int]) -> str:
+    """Return the median time that each kind of search holds after each share of the budget, in Markdown."""
+    medians = {method: np.median(np.array(rows), axis=0) for method, rows in values.items()}
+    reached = np.flatnonzero(medians[OURS] <= medians[PLAIN][-1])
+    lines = ["| share of the budget | " + " | ".join(f"{share:.3g}" for share in SHARES) + " | fails the judgement |"]
+    lines.append("|" + " --- |" * (len(SHARES) + 2))
+    for method, median in medians.items():
+        cells = " | ".join(f"{one:.3f}" for one in median)
+        lines.append(f"| {method} | {cells} | {failed[method]} of {len(values[method])} |")
+    told = f"after {SHARES[reached[0]]:.3g} of the budget" if len(reached) else "not within the budget"
+    lines += ["", f"The median staged search holds what plain Optuna's ends with {told}."]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -200,17 +226,9 @@ def main() -> None:
             failed[method] += drop > allowed
             values[method].append(row)
             print(f"{method} {repetition}: {time_ratio:.3f} of the time, drop {drop:.4f} of {allowed:.4f}", flush=True)
-    medians = {method: np.median(np.array(rows), axis=0) for method, rows in values.items()}
-    reached = np.flatnonzero(medians[OURS] <= medians[PLAIN][-1])
-    lines = ["| share of the budget | " + " | ".join(f"{share:.3g}" for share in SHARES) + " | fails the judgement |"]
-    lines.append("|" + " --- |" * (len(SHARES) + 2))
-    for method, median in medians.items():
-        cells = " | ".join(f"{one:.3f}" for one in median)
-        lines.append(f"| {method} | {cells} | {failed[method]} of {len(values[method])} |")
-    told = f"after {SHARES[reached[0]]:.3g} of the budget" if len(reached) else "not within the budget"
-    lines += ["", f"The median staged search holds what plain Optuna's ends with {told}."]
-    write_text_atomically(folder / "results.md", "\n".join(lines) + "\n")
-    print("\n".join(lines))
+    text = table(values, failed)
+    write_text_atomically(folder / "results.md", text)
+    print(text, end="")
 
 
 if __name__ == "__main__":

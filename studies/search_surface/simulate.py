@@ -3,12 +3,14 @@
     python -m studies.search_surface.simulate after --studies 30 [--minutes 4] [--allowed-drop 0.01]
 
 A study takes some seconds instead of minutes, so a change of the search can be judged by thirty of them. Jobs take what
-they take on one core without instructions for bfloat16; what the search itself computes counts as it is here.
+they take on one core without instructions for bfloat16. What the search itself computes takes a usual time, whatever
+else this machine does meanwhile, so that a study's answer depends on its seed alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import re
@@ -16,7 +18,8 @@ import tempfile
 import time
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,7 +28,8 @@ import numpy as np
 
 from studies.search_surface.surface import FOLDER, Surface
 from workbench.config import BoostConfig, NetworkFacts
-from workbench.study import tune
+from workbench.core import devices
+from workbench.study import TuneProgress, tune
 from workbench.study.run.experimenter import TaskExperimenter
 from workbench.study.run.job import (
     UNMONITORED,
@@ -38,20 +42,23 @@ from workbench.study.run.job import (
     TrainJob,
 )
 
-_STARTING, _BUILDING = 10.0, 0.5  # seconds of a command, and of a run beside its steps
+STARTING, _BUILDING = 10.0, 0.5  # seconds of a command, and of a run beside its steps
+_LOOKED = 0.004  # seconds from one look at the clock to the next, without jobs: a study then computes for 8 s in all
+_STEPS_AT_ONCE = 10  # of a run, between two looks at whether it shall end
 _TIMING, _TIMED = 0.4, 0.83  # seconds of a ratio of step times: what begins it, and per step relative to today's
 _COMMON, _OWN = 0.003, 0.005  # standard deviations of a seed's luck: shared by all plans, and of a plan like today's
 
 
 class SurfaceClock:
-    """``time.monotonic`` with the seconds that jobs would have taken."""
+    """Stands in for ``time.monotonic``: jobs move it by what they would have taken, looks at it by a little."""
 
     def __init__(self) -> None:
-        self._real, self.passed = time.monotonic, 0.0
+        self.passed = 0.0
 
     def __call__(self) -> float:
         """Return the time in seconds."""
-        return self._real() + self.passed
+        self.passed += _LOOKED
+        return self.passed
 
 
 class SurfaceTrainer:
@@ -74,11 +81,12 @@ class SurfaceTrainer:
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         """Run a job: it takes its time at once."""
         if isinstance(job, TrainJob):
-            trained = self._trained(job)
-            self.clock.passed += trained.seconds + _BUILDING
-            if monitor.stop is not None:
-                monitor.stop()
-            return trained
+            trained, steps = self._trained(job), 0
+            self.clock.passed += _BUILDING
+            while steps < job.steps and not (monitor.stop is not None and monitor.stop()):
+                steps = min(steps + _STEPS_AT_ONCE, job.steps)
+                self.clock.passed += trained.seconds * _STEPS_AT_ONCE / job.steps
+            return replace(trained, steps=steps, seconds=trained.seconds * steps / job.steps)
         if isinstance(job, SpeedJob):
             ratio = self.surface.step_ratio(job.candidate[0])
             self.clock.passed += _TIMING + _TIMED * (1.0 + ratio)
@@ -99,28 +107,69 @@ class SurfaceTrainer:
         return np.random.default_rng([self.seed, *numbers, zlib.crc32(repr(config).encode())])
 
 
-def study(surface: Surface, facts: NetworkFacts | None, seed: int, minutes: float, allowed: float) -> dict[str, Any]:
-    """Run one study; return its verdict, and the true time and drop of what it exports and of tuned plain."""
+@contextlib.contextmanager
+def surface_clock() -> Iterator[SurfaceClock]:
+    """Let time go by a clock of its own, and no processor have instructions for bfloat16."""
+    clock = SurfaceClock()
+    slow = mock.patch.object(devices, "has_fast_bfloat16", return_value=False)
+    with mock.patch.object(time, "monotonic", clock), slow:
+        yield clock
+
+
+def network_facts() -> NetworkFacts | None:
+    """Return what the real network has."""
     with tempfile.TemporaryDirectory() as scratch:
-        folder, text = Path(scratch) / "study", (FOLDER / "study" / "study.toml").read_text(encoding="utf-8")
-        folder.mkdir()
-        for key, value in (("seed", seed), ("timeout_seconds", 60.0 * minutes), ("o1", allowed)):
-            text = re.sub(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
-        (folder / "study.toml").write_text(text, encoding="utf-8")
-        clock = SurfaceClock()
+        return TaskExperimenter("digits-resnet", "cpu", Path(scratch), 1).network_facts()
+
+
+def write_study(folder: Path, source: Path, seed: int, minutes: float, allowed: float) -> None:
+    """Write a study like another one, with a seed, a time limit and an allowed drop of its own."""
+    text = (source / "study.toml").read_text(encoding="utf-8")
+    for key, value in (("seed", seed), ("timeout_seconds", 60.0 * minutes), ("o1", allowed)):
+        text = re.sub(rf"(?m)^{key} = [^#\n]*", f"{key} = {value} ", text)
+    folder.mkdir()
+    (folder / "study.toml").write_text(text, encoding="utf-8")
+
+
+def study(
+    surface: Surface,
+    facts: NetworkFacts | None,
+    seed: int,
+    minutes: float,
+    allowed: float,
+    source: Path = FOLDER / "study",
+) -> dict[str, Any]:
+    """Run one study; return its verdict, the true time and drop of what it exports and of tuned plain, and its stages.
+
+    ``stages`` are the seconds from the command's start to the end of each.
+    """
+    stages: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as scratch, surface_clock() as clock:
+        folder = Path(scratch) / "study"
+        write_study(folder, source, seed, minutes, allowed)
+        began = clock.passed
+        clock.passed += STARTING
+
+        def watch(progress: TuneProgress) -> None:
+            stages[progress.phase] = round(clock.passed - began, 1)
+
         trainer = SurfaceTrainer(folder, surface, clock, facts, seed)
-        with mock.patch.object(time, "monotonic", clock):
-            began = time.monotonic()
-            clock.passed += _STARTING
-            result = tune(folder, make_experimenter=lambda *_: trainer, began=began)
+        result = tune(folder, make_experimenter=lambda *_: trainer, began=began, on_progress=watch)
     taken, plain = result.choices["o1"].candidate, result.tuned_plain.get("o1")
     found: dict[str, Any] = {"seed": seed, "verdict": "O0" if taken is None else str(taken.verdict)}
     for name, config in (("", taken and taken.config), ("plain_", plain and plain.config)):
-        found |= {f"{name}time": 1.0, f"{name}drop": 0.0}
-        if config:
-            known = BoostConfig.from_dict(dict(config))
-            found |= {f"{name}time": surface.time(known), f"{name}drop": surface.given_metric - surface.metric(known)}
-    return {**found, "summary": "" if taken is None else taken.summary}
+        time_ratio, drop = true_time_and_drop(surface, config)
+        found |= {f"{name}time": time_ratio, f"{name}drop": drop}
+    tested = [[str(one.verdict), one.n_seeds, round(one.speedup, 2), one.sentence] for one in result.candidates]
+    return {**found, "summary": "" if taken is None else taken.summary, "stages": stages, "tested": tested}
+
+
+def true_time_and_drop(surface: Surface, config: Mapping[str, Any] | None) -> tuple[float, float]:
+    """Return a configuration's time relative to today's and what it loses, on average; None is the task as given."""
+    if not config:
+        return 1.0, 0.0
+    known = BoostConfig.from_dict(dict(config))
+    return surface.time(known), surface.given_metric - surface.metric(known)
 
 
 def told(rows: Sequence[dict[str, Any]], allowed: float) -> str:
@@ -143,14 +192,13 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=30)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--allowed-drop", type=float, default=0.01)
+    parser.add_argument("--study", type=Path, default=FOLDER / "study", help="folder of the study that is simulated")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as scratch:
-        facts = TaskExperimenter("digits-resnet", "cpu", Path(scratch), 1).network_facts()
-    surface, rows = Surface(), []
+    surface, facts, rows = Surface(), network_facts(), []
     with (FOLDER / "result" / f"{given.name}.jsonl").open("w", encoding="utf-8") as file:
         for seed in range(given.studies):
-            rows.append(study(surface, facts, seed, given.minutes, given.allowed_drop))
+            rows.append(study(surface, facts, seed, given.minutes, given.allowed_drop, given.study))
             file.write(json.dumps(rows[-1]) + "\n")
             file.flush()
     print("| search | times as fast | lower quarter | confirmed | tuned plain |\n| --- | --- | --- | --- | --- |")

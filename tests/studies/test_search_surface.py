@@ -7,7 +7,9 @@ import time
 import pandas as pd
 import pytest
 
-from studies.search_surface.simulate import study, told
+from studies.plain_optuna.compare import OURS, PLAIN, SHARES, table
+from studies.search_surface.plain_optuna import search
+from studies.search_surface.simulate import network_facts, study, told
 from studies.search_surface.surface import COLUMNS, FOLDER, Surface
 from workbench.config import BoostConfig
 
@@ -52,6 +54,23 @@ def test_a_whole_study_keeps_its_time_and_exports_what_keeps_the_quality(surface
     assert time.monotonic() - began < 60.0
     assert found["drop"] <= 0.01
     assert found["time"] < 1.0 or found["verdict"] == "O0"
+    assert max(found["stages"].values()) <= 120.0
+    assert study(surface, None, 0, 2.0, 0.01) == found  # by its seed alone
+
+
+def test_plain_optuna_searches_on_the_surface(surface: Surface) -> None:
+    found = search(PLAIN, surface, network_facts(), 0, 2.0, 0.01)
+    assert len(found) == len(SHARES)
+    assert found[0] == (1.0, 0.0)  # the task's own runs are not over by then
+    assert found[-1][0] < 1.0
+
+
+def test_searches_are_compared_by_their_medians() -> None:
+    slow, fast, failed = [1.0] * 8, [1.0] * 4 + [0.5] * 4, {OURS: 0, PLAIN: 1}
+    text = table({OURS: [fast, fast, slow], PLAIN: [[1.0] * 7 + [0.5]] * 2}, failed)
+    assert "| plain Optuna | 1.000 | 1.000 | 1.000 | 1.000 | 1.000 | 1.000 | 1.000 | 0.500 | 1 of 2 |" in text
+    assert "after 0.625 of the budget" in text
+    assert "not within the budget" in table({OURS: [slow], PLAIN: [fast]}, failed)
 
 
 def test_what_loses_too_much_counts_as_no_gain() -> None:
