@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -230,3 +231,43 @@ def test_without_time_nothing_is_run_and_the_verdict_is_open(tmp_path: Path) -> 
     assert record.speedup == pytest.approx(1.25)  # the search's own measurement
     assert (record.speedup_low, record.speedup_high) == (0.0, math.inf)  # one run has no interval
     assert "it was not tested over seeds, since time ran out" in record.sentence
+
+
+class Clocked(Scripted):
+    """Moves a clock by what runs take: two seconds each, and as much beside what counts as theirs."""
+
+    now = 0.0
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        outcome = super().run(job, monitor)
+        self.now += 4.0 * isinstance(job, TrainJob)
+        return outcome
+
+
+def test_what_runs_take_besides_their_steps_counts_when_a_test_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experimenter = Clocked(tmp_path, {0.5: 0.015}, noise=0.02)
+    monkeypatch.setattr(time, "monotonic", lambda: experimenter.now)
+    (record,) = judge(experimenter, [contender(1, 0.5)], deadline=60.0)
+    assert record.n_seeds == 7  # five pairs take 40 s, and eight are wanted
+    assert "planned seeds are trained" not in record.sentence
+
+
+@pytest.mark.parametrize(("deadline", "is_together"), [(80.0, False), (200.0, True)], ids=["short", "enough"])
+def test_where_time_is_short_the_plan_that_is_tested_first_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadline: float, is_together: bool
+) -> None:
+    experimenter, study = Clocked(tmp_path, {0.5: 0.019, 0.7: 0.019}, noise=0.02), optuna.create_study()
+    monkeypatch.setattr(time, "monotonic", lambda: experimenter.now)
+    faster = contender(2, 0.7)
+    pool = [contender(1, 0.5), replace(faster, trial=replace(faster.trial, relative_step_time=0.7))]
+    file = FILE.model_copy(update={"study": FILE.study.model_copy(update={"objective": "time_to_quality"})})
+    for plan in (file.baseline_plan(), *(one.plan for one in pool)):
+        known = {"plan_key": plan.key(), "trained": Trained(0.9, ((100, 0.9),), 4.0).to_json()}
+        study.add_trial(optuna.trial.create_trial(value=1.0, user_attrs=known))
+    warm_ups = WarmUps(file, tmp_path, experimenter)
+    Confirmation(study, file, experimenter, warm_ups, deadline=deadline).judge({"o1": pool})
+    trained = [call.split()[1] for call in calls(tmp_path) if call.startswith("trained")]
+    assert {"O0", "0.5"} <= set(trained[:6])
+    assert ("0.7" in trained[:6]) is is_together

@@ -310,7 +310,7 @@ def test_a_search_that_finds_nothing_gets_the_confirmation_s_time(tmp_path: Path
         assert file.study.timeout_seconds is None  # the command's own limit counts
         end = time.monotonic() + 400.0
         first, later, last = (end - one for one in ends_of_search(study, file, end, 400.0) if one is not None)
-        assert first == pytest.approx(2 * later)  # ten pairs of runs, then five
+        assert first == pytest.approx(10 / 7 * later)  # ten pairs of runs, then seven
         assert last == 0.0
         assert ends_of_search(study, file, None, None) == [None]
         unconfirmed = file.model_copy(update={"confirm": file.confirm.model_copy(update={"enabled": False})})

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import optuna
@@ -37,6 +38,7 @@ from workbench.study.run.warm_up import WarmUpError, WarmUps
 from workbench.study.store.stored_records import trials_of
 
 _N_PILOTS = 5  # pairs of a test from whose standard deviation its number of pairs is planned
+FEWEST_PAIRS = 7  # for which a test should have time: fewer hardly confirm a plan that is not better than today's
 _SHARE_OF_TIME = 0.9  # of what is left, for which a test is planned; the rest is for what takes longer than before
 
 
@@ -62,6 +64,7 @@ class Confirmation:
         self.is_open = False  # whether a test that has begun lacks pairs for that reason
         self._trained_alongside: list[Contender] = []
         self._runs_ended = 0  # over all tests: a further one does not seem to begin from zero
+        self._beside_seconds: list[float] = []  # what runs took besides what counts as theirs: building, evaluation
         self._counts_steps = file.study.objective == "time_to_target"
         self._counts_runs = file.study.objective == "time_to_quality"
         self._runs = ConfirmationRuns(study, file)
@@ -102,6 +105,8 @@ class Confirmation:
         if self._counts_runs and not why:
             first = [one for at, one in enumerate(pool[:wanted]) if not self._is_beaten(one, pool[:at])]
             self._trained_alongside = [one for one in first if self._measure_and_is_faster(one)]
+            while len(self._trained_alongside) > 1 and self._is_short(self._trained_alongside[0]):
+                self._trained_alongside.pop()
         for contender in pool:
             confirmed = [one for one, _ in begun if self._judged(one).verdict is Verdict.CONFIRMED]
             if wanted == 0 or self._is_beaten(contender, confirmed):
@@ -190,15 +195,19 @@ class Confirmation:
         self._keep_test(contender, test)
         return ""
 
+    def _is_short(self, contender: Contender) -> bool:
+        """Return whether the time is short for a contender's test while others are trained alongside."""
+        return self.deadline is not None and self._affordable(contender, 0, FEWEST_PAIRS) < FEWEST_PAIRS
+
     def _affordable(self, contender: Contender, n_done: int, n_wanted: int) -> int:
         """Return how many pairs the time allows: a pair takes the time of its missing runs."""
         assert self.deadline is not None
         left = _SHARE_OF_TIME * (self.deadline - time.monotonic())
         keys = self._trained_together(contender)
-        if not sum(self._runs.seconds(key) for key in keys) > 0.0:
+        if not sum(self._seconds_of_run(key) for key in keys) > 0.0:
             return n_wanted
         for n_pairs, seed in enumerate(self._runs.seeds(n_done, n_wanted - n_done), start=n_done):
-            left -= sum(self._runs.seconds(key) for key in keys if self._runs.run(key, seed) is None)
+            left -= sum(self._seconds_of_run(key) for key in keys if self._runs.run(key, seed) is None)
             if left < 0.0:
                 return n_pairs
         return n_wanted
@@ -237,15 +246,18 @@ class Confirmation:
                 if self._runs.diverged(contender.key, test.first, n_pairs):
                     return
                 self.on_run(self._runs_ended, planned)
-                # One that would not end in time is not begun, by its runs here or else in the search.
-                seconds = self._runs.seconds(key)
-                seconds = self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds
-                end_if_over(self.deadline, seconds)
+                end_if_over(self.deadline, self._seconds_of_run(key))  # one that would not end in time is not begun
                 self._train(plans[key], seed)
                 self._runs_ended += 1
         except OutOfTimeError:
             self.cut_short = True
         self.on_run(self._runs_ended, planned)
+
+    def _seconds_of_run(self, key: str) -> float:
+        """Return what a plan's run takes by the clock, by its runs here or else in the search; NaN when unknown."""
+        seconds = self._runs.seconds(key)
+        seconds = self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds
+        return seconds + (fmean(self._beside_seconds) if self._beside_seconds else 0.0)
 
     def _trained_together(self, contender: Contender) -> dict[str, Plan]:
         """Return the plans that take turns on a seed; where runs are timed, those to be tested later are among them.
@@ -361,7 +373,9 @@ class Confirmation:
             warm_up = self.warm_ups.before(plan, seed)
             runs = self._runs
             job = warm_up.train_job(plan, seed=seed, steps=runs.steps, evaluate_every=runs.evaluate_every)
+            began = time.monotonic()
             trained = self.experimenter.run(job, Monitor(on_step=self.on_step))
+            self._beside_seconds.append(max(time.monotonic() - began - trained.seconds, 0.0))
             # What one more seed would take, which needs its own warm-up.
             trained = replace(trained, seconds=trained.seconds + warm_up.seconds)
         except WarmUpError as error:

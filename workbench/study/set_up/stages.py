@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import optuna
 
+from workbench.study.answer.confirming import FEWEST_PAIRS
 from workbench.study.answer.selection import first_contender, is_taken_apart
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
@@ -29,7 +30,6 @@ from workbench.study.set_up.tuned_plain import PLAIN, next_plain
 
 _EXPECTED_TIME = 0.35  # what a candidate's run takes relative to the baseline's, where that is not known better
 _SLACK = 1.25  # what runs may take longer than expected before a confirmation has fewer seeds
-_FEWEST_PAIRS = 5  # of seeds, by which a plan is confirmed that is clearly better
 _PLAIN_SEEDS = 2  # of a plan of tuned plain, at most: runs on the confirmation's seeds tell how good it is
 _SEARCHED_ON = 0.4  # share of the time until the confirmation that the search goes on if nothing leads any longer
 
@@ -67,13 +67,13 @@ def ends_of_search(
 ) -> list[float | None]:
     """Return when a search ends: first if it has found something, else later, and at last with all the time there is.
 
-    The second end leaves a plan that is clearly better time enough to be confirmed. ``deadline`` is when everything
-    ends; all by ``time.monotonic()``, None for never. ``limit`` is the seconds of the whole command.
+    The second end leaves time for a test of the fewest pairs. ``deadline`` is when everything ends; all by
+    ``time.monotonic()``, None for never. ``limit`` is the seconds of the whole command.
     """
     first, baseline = confirmation_begins(study, file, deadline, limit), baseline_trial(study)
     if first is None or deadline is None or baseline is None or first == deadline:
         return [first]
-    pairs = _SLACK * _FEWEST_PAIRS * (1.0 + _EXPECTED_TIME)
+    pairs = _SLACK * FEWEST_PAIRS * (1.0 + _EXPECTED_TIME)
     later = deadline - pairs * float(baseline.user_attrs["trained"]["seconds"])
     return [first, max(first, later), deadline]
 
