@@ -30,13 +30,14 @@ from workbench.core.trial_counts import outcome_of
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
 from workbench.study import read_result
-from workbench.study.answer.selection import FORM_OF
+from workbench.study.answer.selection import FORM_OF, first_contender
 from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
 from workbench.study.set_up.objective import SKIPPED
-from workbench.study.set_up.stages import ends_of_search, settle
+from workbench.study.set_up.stages import ends_of_search, has_found, settle
 from workbench.study.set_up.standing import standing_now
+from workbench.study.set_up.tuned_plain import PLAIN
 
 SHORTER = "The study trains 36 of 430 batches. For 430, give it --minutes 47 --fresh."
 NOT_CAST = "bfloat16 is left out, because this cpu has no instructions for it."
@@ -315,6 +316,21 @@ def test_a_search_that_finds_nothing_gets_the_confirmation_s_time(tmp_path: Path
         assert ends_of_search(study, file, None, None) == [None]
         unconfirmed = file.model_copy(update={"confirm": file.confirm.model_copy(update={"enabled": False})})
         assert ends_of_search(study, unconfirmed, end, 400.0) == [end]
+
+
+def test_a_search_in_which_tuned_plain_leads_has_found_nothing_yet(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", plain_runs=0)
+    runner = SurfaceRunner(folder, noise=0.001)
+    run(folder, runner, trials=1)
+    with searching(folder, runner) as (file, study, search):
+        assert not has_found(study, file)
+        plain = search.run_given({"schedule.length": 0.8, "optimizer.lr": 0.1}, {"n_seeds": 3, PLAIN: True})
+        assert first_contender(study, file) == plain
+        assert not has_found(study, file)
+        better = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}
+        number = search.run_given(better, {"n_seeds": 3})
+        assert first_contender(study, file) == number
+        assert has_found(study, file)
 
 
 def test_a_drawn_plan_that_waits_is_not_taken_for_a_given_one(tmp_path: Path) -> None:

@@ -53,7 +53,14 @@ from workbench.study.run.ray_engine import RayEngine
 from workbench.study.run.runner import Experimenter, StoppableExperimenter, end_if_asked
 from workbench.study.run.searching import Search
 from workbench.study.run.workers import run_workers
-from workbench.study.set_up.stages import confirmation_begins, ends_of_search, prepare_search, settle, take_apart
+from workbench.study.set_up.stages import (
+    confirmation_begins,
+    ends_of_search,
+    has_found,
+    prepare_search,
+    settle,
+    take_apart,
+)
 from workbench.study.set_up.tuned_plain import compare_with_plain
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
@@ -173,14 +180,15 @@ def tune(
                         kept.requeue_interrupted(database, study)  # the workers were ended in the middle of theirs
                         raise
                 search.run()
-            if not any(contenders(study, file, None).values()):
-                # Nothing to confirm: the search has that time, too.
+            searches_on = finds_set_up and not confirms_first
+            found = has_found(study, file) if searches_on else any(contenders(study, file, None).values())
+            if not found:
+                # Nothing to take apart, or to confirm: the search has that time, too.
                 if finds_set_up:
                     guard.deadline = confirmation_begins(study, file, deadline, limit)
                 else:
                     guard.deadline = _half_way(deadline) if _measures_later(file) else deadline
                 search.run_until(guard.deadline)
-            searches_on = finds_set_up and not confirms_first
             for moment in ends_of_search(study, file, deadline, limit) if searches_on else ():
                 guard.deadline = moment
                 settle(search, deadline=moment)

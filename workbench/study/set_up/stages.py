@@ -62,6 +62,12 @@ def prepare_search(
             return
 
 
+def has_found(study: optuna.Study, file: StudyFile) -> bool:
+    """Return whether a set-up competes that has more than tuned plain has: there is something to take apart."""
+    first = first_contender(study, file)
+    return first is not None and not study.get_trials(deepcopy=False)[first].user_attrs.get(PLAIN)
+
+
 def ends_of_search(
     study: optuna.Study, file: StudyFile, deadline: float | None, limit: float | None
 ) -> list[float | None]:
