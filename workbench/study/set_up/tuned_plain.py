@@ -39,6 +39,7 @@ _SHORTEST, _N_LENGTHS, _N_RATES = 0.1, 24, 9
 _FIRST_LENGTHS = (0.6, 0.5, 0.4)
 _LIKELY = 0.5
 _MOST_PAIRS = 10
+_FEWEST_PAIRS = 5  # an interval from fewer spans everything where a machine is busy, and the predicted time is better
 _ERROR = 0.025  # of each end of the interval of a ratio of times
 
 
@@ -145,14 +146,14 @@ def _beside(
 ) -> TunedPlain:
     both = [(runs.run(own, seed), runs.run(exported, seed)) for seed in runs.seeds(0, _MOST_PAIRS)]
     seconds = [(mine.seconds, its.seconds) for mine, its in both if mine is not None and its is not None]
-    if len(seconds) < 2:
-        return known
     metrics = [(metric_of(reference), metric_of(mine)) for reference, mine in runs.pairs(own, 0, _MOST_PAIRS)]
     finite = [pair for pair in metrics if all(map(math.isfinite, pair))]
     drops = paired_drops(finite, higher_is_better=higher_is_better)
+    known = replace(known, drop=sum(drops) / len(drops) if drops else math.nan)
+    if len(seconds) < _FEWEST_PAIRS:
+        return known
     ratio = run_time_ratio(seconds, error=_ERROR)
-    drop = sum(drops) / len(drops) if drops else math.nan
-    return replace(known, speedup=ratio.ratio, speedup_low=ratio.low, speedup_high=ratio.high, drop=drop)
+    return replace(known, speedup=ratio.ratio, speedup_low=ratio.low, speedup_high=ratio.high)
 
 
 def tuned_plain_of(attributes: Mapping[str, Any]) -> dict[str, TunedPlain]:
