@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 
+from tests.kit.set_up_search import predicted_time, run, taken_of, write
 from tests.kit.surface_runner import STEP_MS, SurfaceRunner, step_ratio
 from workbench.config import BoostConfig, NetworkFacts, Plan
+from workbench.methods.runtime.section import RuntimeSection
 from workbench.study.ask.study_file import StudyFile, parse_study
-from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured
+from workbench.study.run.job import (
+    UNMONITORED,
+    Agreement,
+    AgreementJob,
+    Job,
+    Monitor,
+    SpeedJob,
+    SpeedMeasured,
+    TrainJob,
+)
 from workbench.study.set_up.total_time import (
     StepTimes,
+    compile_seconds,
     kinds_of_steps,
     known_step_times,
     mean_step,
@@ -22,6 +36,8 @@ from workbench.study.set_up.total_time import (
 )
 
 STEPS = 200
+OFF = BoostConfig()
+COLD_MS = 200.0
 RESIZABLE = NetworkFacts(0, 0, 4, 4, 0, 4, no_sequence="it takes images")
 
 
@@ -139,3 +155,45 @@ def test_what_another_process_has_timed_is_taken(file: StudyFile, tmp_path: Path
     times.read_again()
     times.measured(plan)
     assert (here.timed, there.timed) == (0, 1)
+
+
+class CompilingRunner(SurfaceRunner):
+    """Halves a step's time by compiling, which takes a while before a plan's steps are timed and in no run."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, AgreementJob):
+            return Agreement("")
+        found = super().run(job, monitor)
+        config = job.candidate[0] if isinstance(job, SpeedJob) else job.config if isinstance(job, TrainJob) else OFF
+        if config.part(RuntimeSection).compile == "off":
+            return found
+        if isinstance(found, SpeedMeasured):
+            halved = {name: 0.5 * getattr(found, name) for name in ("ratio", "low", "high")}
+            return replace(found, **halved, cold_ms=COLD_MS)
+        return replace(found, seconds=0.5 * found.seconds)
+
+
+def test_the_verdict_counts_compiling_and_says_in_how_long_a_training_it_pays(tmp_path: Path) -> None:
+    runtime = '[set_up.runtime]\n"runtime.compile" = ["off", "default"]'
+    folder = write(tmp_path / "study", set_up=runtime)
+    taken, config = taken_of(run(folder, CompilingRunner(folder, noise=0.004, seed=3)))
+    assert config.part(RuntimeSection).compile == "default"
+    run_ms = STEPS * STEP_MS
+    assert 1.0 / taken.speedup == pytest.approx(0.5 * predicted_time(config) + COLD_MS / run_ms, rel=0.05)
+    said = re.search(
+        r"includes 1 s of compiling: the set-up gains in trainings of more than (\d+) batches\.", taken.sentence
+    )
+    assert said is not None
+    saved_ms = STEP_MS * (1.0 - 0.5 * predicted_time(config))
+    assert int(said[1]) == pytest.approx(COLD_MS / saved_ms, rel=0.1)
+
+
+def test_nothing_is_counted_where_nothing_is_compiled(file: StudyFile) -> None:
+    plain, compiled = plan_of(file), plan_of(file, runtime__compile="default")
+    known = {
+        f"step_time:{plan.step_key()}": SpeedMeasured(1.0, 1.0, 1.0, 20.0, 700.0).to_json()
+        for plan in (plain, compiled)
+    }
+    assert compile_seconds(plain, file, known) == 0.0
+    assert compile_seconds(compiled, file, known) == pytest.approx(0.7)
+    assert compile_seconds(compiled, file, {}) == 0.0

@@ -35,6 +35,7 @@ from workbench.study.run.job import Monitor, RunStep, SpeedMeasured, Trained
 from workbench.study.run.objective import goal, steps_to_target
 from workbench.study.run.runner import Experimenter, end_if_over
 from workbench.study.run.warm_up import WarmUpError, WarmUps
+from workbench.study.set_up.total_time import compile_seconds
 from workbench.study.store.stored_records import trials_of
 
 _N_PILOTS = 5  # pairs of a test from whose standard deviation its number of pairs is planned
@@ -289,6 +290,7 @@ class Confirmation:
         )
         if needs_warm_up(contender.plan):
             sentence = f"After a warm-up of {self.file.warm_up_steps} micro-batches of O0. {sentence}"
+        sentence += self._about_compiling(contender)
         bounds, ratio = judged.quality.bounds, judged.time
         pairs = [pair for test in self._tests(contender) for pair in self._runs.metrics(contender.key, test)]
         return CandidateRecord(
@@ -376,11 +378,24 @@ class Confirmation:
             began = time.monotonic()
             trained = self.experimenter.run(job, Monitor(on_step=self.on_step))
             self._beside_seconds.append(max(time.monotonic() - began - trained.seconds, 0.0))
-            # What one more seed would take, which needs its own warm-up.
-            trained = replace(trained, seconds=trained.seconds + warm_up.seconds)
+            # What one more training would take, which needs its own warm-up, and compiles.
+            trained = replace(trained, seconds=trained.seconds + warm_up.seconds + self._compile_seconds(plan))
         except WarmUpError as error:
             trained = Trained(math.nan, (), 0.0, diverged=True, message=str(error))
         self._runs.keep_run(plan.key(), seed, trained)
+
+    def _compile_seconds(self, plan: Plan) -> float:
+        return compile_seconds(plan, self.file, self.study.user_attrs) if self._counts_runs else 0.0
+
+    def _about_compiling(self, contender: Contender) -> str:
+        """Say what compiling takes, and in how long a training it pays; empty where nothing is compiled."""
+        compiling = self._compile_seconds(contender.plan)
+        mine, given = (self._runs.seconds(key) for key in (contender.key, self._runs.baseline_key))
+        saved = (given - mine + compiling) / self._runs.steps  # by each of today's batches
+        if not (compiling > 0.0 and saved > 0.0):
+            return ""
+        pays = f"the set-up gains in trainings of more than {math.ceil(compiling / saved):,} batches"
+        return f" Its time includes {format_duration(compiling)} of compiling: {pays}."
 
     def _measure_step_time(self, contender: Contender) -> None:
         """Time the contender's steps again: it was picked by the search's timing, which therefore flatters it."""

@@ -15,6 +15,7 @@ from typing import Any
 import optuna
 
 from workbench.config import Plan
+from workbench.methods.runtime.section import RuntimeSection
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import SpeedMeasured
@@ -96,6 +97,19 @@ def total_time(plan: Plan, step: SpeedMeasured, steps: int, warm_up_steps: int =
     before = cold + warm_up_steps / steps
     ratio, low, high = (before + share * one for one in (step.ratio, step.low, step.high))
     return SpeedMeasured(ratio, low, high, step.baseline_ms, step.cold_ms)
+
+
+def compile_seconds(plan: Plan, file: StudyFile, attributes: Mapping[str, Any]) -> float:
+    """Return how long the first steps of a plan's run compile, as the search has timed it; 0 where nothing is compiled.
+
+    It is part of a run's total time, and of a training in a process of its own; a study's runs after the first find
+    everything made.
+    """
+    if not plan.config.part(RuntimeSection).compiles:
+        return 0.0
+    known = known_step_times(attributes)
+    kinds = kinds_of_steps(plan, file.plans, passes_of(plan, file.study.budget_steps))
+    return 1e-3 * sum(known[kind.step_key()].cold_ms for kind, _ in kinds if kind.step_key() in known)
 
 
 def passes_of(plan: Plan, steps: int) -> int:
