@@ -417,11 +417,13 @@ def test_a_picked_trial_that_was_exported_brings_its_verdict_along(made: Make, f
     panel = made(finished, shared)
     assert panel.study is not None
     chosen = Choice("o2", candidate(trial_number=1, target="o2"), "Trial 1 is exported.")
-    panel.study = replace(panel.study, choices={**panel.study.choices, "o2": chosen})
+    panel.study = replace(panel.study, choices={"o2": chosen})
     panel.pick(1)
     exported = BoostConfig.from_json(finished / "result" / "boost_config.o2.json")
-    assert shared.with_provenance() == (exported, "O2")
     assert exported.provenance
+    assert shared.with_provenance()[0].provenance == exported.provenance
+    trial = panel.study.trials[1]
+    assert shared.both() == (BoostConfig.from_dict(trial.config), trial.level)
 
 
 # -- what goes wrong: a sentence, and the panel can be used again at once ----------------------------------------------

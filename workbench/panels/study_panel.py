@@ -206,10 +206,10 @@ class StudyPanel(WorkPanel):
         if study is None or trial is None or not trial.config:
             self.log(f"trial {number} has no configuration to show yet")
             return
-        (config, level), name = _set_up_of(study, trial), f"trial {trial.number}"
+        config, name = _config_of(study, trial), f"trial {trial.number}"
         self._taking.take(
             config,
-            level,
+            trial.level,
             name,
             lambda: self.log(f"{name} is in the configuration now: {trial.summary or trial.level}"),
         )
@@ -388,13 +388,14 @@ class StudyPanel(WorkPanel):
         return 0 if self.study is None else len(self.study.ended)
 
 
-def _set_up_of(study: StudyResult, trial: TrialRecord) -> tuple[BoostConfig, str]:
-    """Return a trial's configuration and level; those of the file it was exported to, with the verdict, if it was."""
+def _config_of(study: StudyResult, trial: TrialRecord) -> BoostConfig:
+    """Return a trial's configuration, with the provenance of the file it was exported to, if it was."""
+    config = BoostConfig.from_dict(trial.config)
     for target, choice in study.choices.items():
         chosen = choice.candidate
         if target in study.exported and chosen is not None and chosen.trial_number == trial.number:
-            return BoostConfig.from_json(study.exported[target]), target.upper()
-    return BoostConfig.from_dict(trial.config), trial.level
+            return config.with_values({"provenance": BoostConfig.from_json(study.exported[target]).provenance})
+    return config
 
 
 def _task_and_folder(given: Task | str | Path, studies: Path) -> tuple[str, Path]:
