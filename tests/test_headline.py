@@ -78,6 +78,12 @@ def test_tuned_plain_is_measured_beside_the_export_or_else_predicted() -> None:
     assert tuned_plain_sentence(CHOICE, unknown) == "How long tuned plain takes is not known."
 
 
+def test_where_nothing_plainer_was_found_tuned_plain_is_the_task_as_given() -> None:
+    found_nothing = replace(TUNED, relative_time=1.0, n_runs=9)
+    assert "Tuned plain is the task as given: no shorter schedule" in headline(CHOICE, "accuracy", found_nothing)
+    assert "Tuned plain needs 0.80" in headline(CHOICE, "accuracy", replace(found_nothing, n_runs=0))
+
+
 def test_an_export_that_is_tuned_plain_says_so() -> None:
     own = replace(TUNED, config={"batch": {"factor": 4}})
     assert "It is tuned plain itself" in headline(CHOICE, "accuracy", own)

@@ -49,6 +49,9 @@ def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
     taken = choice.candidate
     if taken is not None and taken.config == tuned.config:
         return "It is tuned plain itself: a tuned length and learning rate, and nothing else."
+    if tuned.relative_time == 1.0 and tuned.n_runs:
+        lost = "no shorter schedule and no other learning rate alone was faster and kept the quality"
+        return f"Tuned plain is the task as given: {lost}."
     speed = tuned_plain_speed(choice, tuned)
     if not math.isfinite(speed):
         return "How long tuned plain takes is not known."
