@@ -145,6 +145,20 @@ def test_sizes_are_tried_without_a_trace() -> None:
     assert reason == "this network takes inputs of 8 x 8, 16 x 16, but not of 12 x 12"
 
 
+@pytest.mark.parametrize("fewest", [1, 3])
+def test_two_samples_are_tried_and_the_whole_batch_where_they_have_no_loss(fewest: int) -> None:
+    seen: list[int] = []
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        seen.append(len(batch[1]))
+        if len(batch[1]) < fewest:
+            raise ValueError("this loss compares samples")
+        return cross_entropy(model, batch)
+
+    assert why_not_smaller(loss, Fixed(multiple=8), images()[0], "resolution", [0.5]) == ""
+    assert seen == ([2, 2] if fewest == 1 else [2, 2, len(images()[0][1]), len(images()[0][1])])
+
+
 def task(multiple: int, seen: list[Any] | None = None) -> Task:
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         if seen is not None:

@@ -128,11 +128,16 @@ def accepted_sizes(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes
 
 
 def why_not_smaller(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes: Sequence[float] = PROBED) -> str:
-    """Return why a network cannot be trained with inputs of these sizes, found as by `accepted_sizes`; else empty."""
+    """Return why a network cannot be trained with inputs of these sizes, found as by `accepted_sizes`; else empty.
+
+    Two samples are tried, and the batch where these alone have no loss: a large network may compute on a CPU here.
+    """
     smaller = {relative: _SHRINK[kind](batch, relative) for relative in sizes}
     if None in smaller.values():
         return _nothing_to_shrink(kind)
-    accepted = accepted_sizes(call, network, batch, kind, [1.0, *sizes])
+    accepted = accepted_sizes(call, network, _two_samples(batch, kind), kind, [1.0, *sizes])
+    if 1.0 not in accepted:
+        accepted = accepted_sizes(call, network, batch, kind, [1.0, *sizes])
     if 1.0 not in accepted:
         return "the loss of a batch cannot be computed in evaluation mode, so that other sizes cannot be tried"
     refused = [relative for relative in sizes if relative not in accepted]
@@ -207,9 +212,19 @@ def _nothing_to_shrink(kind: Kind) -> str:
     return f"the batches hold no {what}"
 
 
-def _shape(batch: Any, kind: Kind) -> str:
+def _two_samples(batch: Any, kind: Kind) -> Any:
+    n_samples = len(_inputs_in(batch, kind))
+    return mapped(batch, lambda one: one[:2] if one.ndim and len(one) == n_samples else one)
+
+
+def _inputs_in(batch: Any, kind: Kind) -> Tensor:
     found = _image_in(batch) if kind == "resolution" else _tokens_in(batch)
     assert found is not None, "asked of batches that could be shrunk"
+    return found
+
+
+def _shape(batch: Any, kind: Kind) -> str:
+    found = _inputs_in(batch, kind)
     return f"{found.shape[2]} x {found.shape[3]}" if kind == "resolution" else f"{found.shape[1]} tokens"
 
 
