@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,34 @@ def test_a_baseline_that_is_kept_is_built_and_warmed_up_once(clock: FakeClock) -
     kept.drop()
     measure(counted, PLAIN, PLAIN, kept=kept, seed=1)
     assert len(made) == 7
+
+
+def test_a_baseline_that_is_kept_is_made_anew_before_its_schedule_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_cycle(optimizer: torch.optim.Optimizer, steps: int) -> Any:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)  # raises beyond its end
+
+    monkeypatch.setattr(speed_ratio, "_COURSE", 100)
+    monkeypatch.setattr(speed_ratio, "_KEPT_PASSES", 50)
+    kept = KeptBaseline()
+    for _ in range(4):
+        measure(
+            replace(small_task(), scheduler=one_cycle), PLAIN, PLAIN, kept=kept, steps_per_block=10, precision=math.inf
+        )
+
+
+def test_a_baseline_is_not_kept_after_an_error(clock: FakeClock) -> None:
+    task, made, kept = timed_task(clock, lambda n: 1.0 + n), list[int](), KeptBaseline()
+    counted = replace(task, model=lambda: (made.append(1), task.new_model())[1])
+
+    def stopped() -> None:
+        raise InterruptedError
+
+    measure(counted, PLAIN, PLAIN, kept=kept)
+    with pytest.raises(InterruptedError):
+        measure(counted, PLAIN, PLAIN, kept=kept, before_window=stopped)
+    made.clear()
+    measure(counted, PLAIN, PLAIN, kept=kept)
+    assert len(made) == 2
 
 
 def test_sides_that_are_timed_apart_have_the_ratio_of_those_that_take_turns(clock: FakeClock) -> None:

@@ -303,15 +303,16 @@ def test_a_job_of_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert read_run(tmp_path / "cut" / trained.path).finished
 
 
-def test_only_a_folder_that_keeps_every_so_many_steps_keeps_the_end_of_a_whole_run(tmp_path: Path) -> None:
-    by_time = CheckpointFolder(tmp_path / "by_time", None, 3600.0)
-    train(small_task(), NOTHING, checkpoints=by_time)
-    assert by_time.steps() == []
-    train(small_task(), NOTHING, checkpoints=by_time, stop=stopping_after(9))
-    assert by_time.steps() != []
-    by_steps = checkpoints(tmp_path / "by_steps", STEPS - 1)
-    train(small_task(), NOTHING, checkpoints=by_steps)
-    assert by_steps.newest_step() == STEPS
+def test_the_end_of_a_completed_run_is_kept_unless_it_shall_not(tmp_path: Path) -> None:
+    kept, other = (
+        CheckpointFolder(tmp_path / name, None, 3600.0, keep_end=name == "kept") for name in ("kept", "other")
+    )
+    for folder in (kept, other):
+        train(small_task(), NOTHING, checkpoints=folder)
+    assert kept.newest_step() == STEPS
+    assert other.steps() == []
+    train(small_task(), NOTHING, checkpoints=other, stop=stopping_after(9))
+    assert other.steps() != []  # it can go on
 
 
 def _interrupted_over_ranks(folder: Path) -> tuple[Any, ...]:

@@ -254,9 +254,13 @@ def test_what_runs_take_besides_their_steps_counts_when_a_test_is_planned(
     assert "planned seeds are trained" not in record.sentence
 
 
-@pytest.mark.parametrize(("deadline", "is_together"), [(80.0, False), (200.0, True)], ids=["short", "enough"])
+@pytest.mark.parametrize(
+    ("deadline", "seeds", "is_together"),
+    [(80.0, None, False), (200.0, None, True), (80.0, 3, True)],
+    ids=["short", "enough", "few wanted"],
+)
 def test_where_time_is_short_the_plan_that_is_tested_first_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadline: float, is_together: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadline: float, seeds: int | None, is_together: bool
 ) -> None:
     experimenter, study = Clocked(tmp_path, {0.5: 0.019, 0.7: 0.019}, noise=0.02), optuna.create_study()
     monkeypatch.setattr(time, "monotonic", lambda: experimenter.now)
@@ -267,7 +271,33 @@ def test_where_time_is_short_the_plan_that_is_tested_first_has_it(
         known = {"plan_key": plan.key(), "trained": Trained(0.9, ((100, 0.9),), 4.0).to_json()}
         study.add_trial(optuna.trial.create_trial(value=1.0, user_attrs=known))
     warm_ups = WarmUps(file, tmp_path, experimenter)
-    Confirmation(study, file, experimenter, warm_ups, deadline=deadline).judge({"o1": pool})
+    Confirmation(study, file, experimenter, warm_ups, deadline=deadline, confirm_seeds=seeds).judge({"o1": pool})
     trained = [call.split()[1] for call in calls(tmp_path) if call.startswith("trained")]
     assert {"O0", "0.5"} <= set(trained[:6])
     assert ("0.7" in trained[:6]) is is_together
+
+
+def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> CandidateRecord:
+    """Judge a plan of which the search has seen that it compiles for so long, in 110 seconds."""
+    experimenter, study = Clocked(folder, {0.5: 0.015}, noise=0.02), optuna.create_study()
+    monkeypatch.setattr(time, "monotonic", lambda: experimenter.now)
+    config = contender(1, 0.5).config.with_values({"runtime.compile": "default"})
+    plan = FILE.plans.resolve(config, "O1")
+    timed = SpeedMeasured(0.8, 0.7, 0.9, 20.0, 1000.0 * seconds)
+    study.set_user_attr(f"step_time:{plan.step_key()}", timed.to_json())
+    file = FILE.model_copy(update={"study": FILE.study.model_copy(update={"objective": "time_to_quality"})})
+    confirmation = Confirmation(study, file, experimenter, WarmUps(file, folder, experimenter), deadline=110.0)
+    (record,) = confirmation.judge({"o1": [replace(contender(1, 0.5), config=config, plan=plan)]})
+    return record
+
+
+def test_compiling_counts_in_the_verdict_and_not_where_runs_are_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / name for name in ("without", "with")]
+    for folder in folders:
+        folder.mkdir()
+    without, with_it = (compiled(folder, monkeypatch, at) for folder, at in zip(folders, (0.0, 6.0), strict=True))
+    assert len(with_it.metrics) == len(without.metrics) > 5
+    run_seconds = 2.0  # of the candidate, as of O0
+    assert without.speedup / with_it.speedup == pytest.approx((run_seconds + 6.0) / run_seconds)

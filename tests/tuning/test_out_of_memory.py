@@ -52,6 +52,8 @@ class FullRunner(SurfaceRunner):
     [
         (FULL, True),
         (MemoryError(), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB, max allowed: 9.07 GB)."), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"), True),
         (RuntimeError("the loss has no gradient"), False),
         (ValueError("can't allocate memory"), False),

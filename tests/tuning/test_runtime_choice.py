@@ -155,3 +155,4 @@ def test_what_a_sample_takes_in_larger_batches_decides_the_first_plans(tmp_path:
     (best, length), (following, _) = first_batches([1.0, 2.0, 4.0], times_per_sample(study.user_attrs))
     assert (best, length, following) == (4.0, 0.8, 2.0)
     assert first_batches([1.0, 2.0], {1.0: 1.0, 4.0: 1.0})[0][0] == 1.0
+    assert first_batches([], {1.0: 1.0}) == []

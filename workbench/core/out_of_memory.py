@@ -5,11 +5,12 @@ from __future__ import annotations
 _OF_TORCH = "OutOfMemoryError"
 """torch's class, by its name: to import torch takes a second, and a study's state is read without it."""
 
-_OF_THE_HOST = ("cannot allocate memory", "can't allocate memory")
+_SAID = ("out of memory", "cannot allocate memory", "can't allocate memory", "alloc_failed")
+"""In a RuntimeError, of backends whose errors have no class of their own and of CUDA's libraries."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether less memory asked for at once might have avoided an error."""
+    """Return whether an error was a lack of memory."""
     if type(error).__name__ == _OF_TORCH or isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OF_THE_HOST)
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _SAID)

@@ -7,13 +7,14 @@ was stopped. Opening a folder that holds a study shows its state; nothing is tra
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, ConfigError
 from workbench.core.files import write_text_atomically
 from workbench.core.records import StudyResult, TrialRecord
 from workbench.core.text import format_duration
@@ -389,12 +390,17 @@ class StudyPanel(WorkPanel):
 
 
 def _config_of(study: StudyResult, trial: TrialRecord) -> BoostConfig:
-    """Return a trial's configuration, with the provenance of the file it was exported to, if it was."""
+    """Return a trial's configuration, with the provenance of the file that it was exported to as it is, if it was."""
     config = BoostConfig.from_dict(trial.config)
     for target, choice in study.choices.items():
         chosen = choice.candidate
-        if target in study.exported and chosen is not None and chosen.trial_number == trial.number:
-            return config.with_values({"provenance": BoostConfig.from_json(study.exported[target]).provenance})
+        if target not in study.exported or chosen is None or chosen.trial_number != trial.number:
+            continue
+        with contextlib.suppress(ConfigError, OSError):  # somebody may have changed the file, or removed it
+            exported = BoostConfig.from_json(study.exported[target])
+            # An export may have a loss-scale policy that the trial had not.
+            if exported.resolve(target.upper()).key() == config.resolve(trial.level).key():
+                return config.with_values({"provenance": exported.provenance})
     return config
 
 

@@ -28,10 +28,10 @@ class CheckpointFolder:
 
     Args:
         folder: Made when it is missing. It should belong to one run.
-        every_steps: Steps between two checkpoints, at least 1; None writes none by step, and none at the end of a run
-            that went through.
+        every_steps: Steps between two checkpoints, at least 1; None writes none by step.
         every_seconds: Seconds between two checkpoints; None writes none by time.
         keep: How many of the newest are kept, at least 1.
+        keep_end: Whether the state at the end of a completed run is kept, too.
         also: Objects with ``state_dict`` and ``load_state_dict`` whose state is kept, too, by name: a learning-rate
             scheduler that a callback steps, for example.
     """
@@ -43,13 +43,14 @@ class CheckpointFolder:
         every_seconds: float | None = None,
         keep: int = 3,
         also: Mapping[str, Any] | None = None,
+        keep_end: bool = True,
     ) -> None:
         self._every_steps, self._every_seconds = every_steps, every_seconds
         self._writer = BackgroundWriter("a checkpoint", every_steps, every_seconds)
         if keep < 1:
             raise ValueError(f"`keep` must be at least 1, got {keep}")
         self.folder = Path(folder)
-        self.keep = keep
+        self.keep, self.keep_end = keep, keep_end
         self.also = dict(also or {})
 
     def newest(self) -> Path | None:
@@ -74,16 +75,11 @@ class CheckpointFolder:
 
     def at(self, folder: Path) -> CheckpointFolder:
         """Return a folder elsewhere whose checkpoints are due at the same times."""
-        return CheckpointFolder(folder, self._every_steps, self._every_seconds, self.keep, self.also)
+        return CheckpointFolder(folder, self._every_steps, self._every_seconds, self.keep, self.also, self.keep_end)
 
     def is_at(self, n_steps: int) -> bool:
         """Return whether ``n_steps`` is a multiple of ``every_steps``."""
         return self._every_steps is not None and n_steps % self._every_steps == 0
-
-    @property
-    def keeps_ends(self) -> bool:
-        """Whether the state at the end of a run that went through is kept, too."""
-        return self._every_steps is not None
 
     def is_due(self, n_steps: int) -> bool:
         """Return whether a checkpoint is due after ``n_steps`` steps and the last one is on the disk."""

@@ -334,7 +334,7 @@ class _Run:
             self.votes.settle()
         self.flush()
         ended = self.diverged or self.ended_early or self.finished
-        if self.checkpoints is not None and not ended and (self.stopped or self.checkpoints.keeps_ends):
+        if self.checkpoints is not None and not ended and (self.stopped or self.checkpoints.keep_end):
             self.checkpoint()
         self.boosted.finish()
         if not (self.diverged or self.stopped or self.ended_early):

@@ -37,6 +37,8 @@ _MOST_ROUNDS = 4
 _WARM_UP_SECONDS = (0.25, 2.0)  # least and most of an accelerator, whose clock rate rises under load
 _NO_FASTER = 0.97  # the fastest of three blocks relative to those before: warm
 _SECONDS_PER_SYNCHRONISATION = 0.05
+_COURSE = 10_000  # batches for which a side is set up: schedules of some kinds end there, with an error
+_KEPT_PASSES = 5_000  # after which a side that is kept is made anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,20 @@ def measure_speed_ratio(
     if kept is None:
         sides = [make() for make in makes]
         sides[0].warm_up()
-    else:
+        return _measured_in_turns(sides, rounds, precision, seed, stop)
+    try:
         sides = [kept.side((baseline, seed, steps_per_block, loading), makes[0]), makes[1]()]
         sides[0].before_window = before_window
+        return _measured_in_turns(sides, rounds, precision, seed, stop)
+    except BaseException:
+        kept.drop()  # nobody knows in which state it is
+        raise
+
+
+def _measured_in_turns(
+    sides: Sequence[TimedSide], rounds: int, precision: float, seed: int, stop: Callable[[], bool] | None
+) -> SpeedRatio:
+    """Measure two sides, of which the baseline is warm."""
     sides[1].warm_up()
     rows, turns = [], take_turns(sides)
     while True:
@@ -102,8 +115,7 @@ def measure_speed_ratio(
 class KeptBaseline:
     """Keeps the side of a baseline, warm, between two measurements of one task.
 
-    For accelerators, whose memory has to have room for it: on a CPU numbers become denormal, and slow, where a network
-    is trained for long on few batches.
+    For accelerators with memory to spare: on a CPU, long training on few batches ends in slow denormal numbers.
     """
 
     def __init__(self) -> None:
@@ -112,7 +124,7 @@ class KeptBaseline:
 
     def side(self, key: object, make: Callable[[], TimedSide]) -> TimedSide:
         """Return the side that was kept under an equal key, or make and warm up one to be kept in its place."""
-        if self._side is not None and key == self._key:
+        if self._side is not None and key == self._key and self._side.position < _KEPT_PASSES:
             return self._side
         self.drop()
         side = make()
@@ -121,12 +133,12 @@ class KeptBaseline:
         return side
 
     def drop(self) -> None:
-        """Give up what is kept, and its memory."""
+        """Release the side that is kept, and its memory."""
         self._key = self._side = None
 
 
 def _measured_apart(makes: Sequence[Callable[[], TimedSide]], rounds: int, seed: int) -> SpeedRatio:
-    """Measure one side after the other, the baseline first; what the machine does in between is not made up for."""
+    """Measure one side after the other, the baseline first; changes of its speed in between are not corrected."""
     columns, cold = [], 0.0
     for make in makes:
         side = make()
@@ -196,7 +208,7 @@ class TimedSide:
         self.before_window = before_window
         self.clock = time.perf_counter
         self.device, self.at_least = device, at_least
-        prepared = prepare(task, config, level=level, seed=seed, device=device, steps=10_000)
+        prepared = prepare(task, config, level=level, seed=seed, device=device, steps=_COURSE)
         self.boosted, self.task = prepared.boosted, prepared.task
         self.batches = []
         stream, loads = prepared.batches(seed), []

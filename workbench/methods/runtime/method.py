@@ -92,7 +92,7 @@ class RuntimeMethod(Method):
         cuda_graph = self._cuda_graph and devices.has_graphs(devices.device_of(model))
         if self._mode == "off" and not cuda_graph:
             return model
-        key = (self.plan.step_key(), repr(unwrapped(model)))  # lengths and rates are no part of a model's graph
+        key = (self.plan.step_key(), repr(unwrapped(model)))  # lengths and rates do not change a model's graph
         return compiled(model, self._mode, cuda_graph=cuda_graph, channels_last=self._channels_last, key=key)
 
     def reading(self) -> Reading:

@@ -61,11 +61,6 @@ class RuntimeSection(MethodSection):
         "training by another process.",
     )
 
-    @property
-    def compiles(self) -> bool:
-        """Whether the first steps of a run make something, a graph or its kernels, that later ones use."""
-        return self.compile != "off" or self.cuda_graph
-
     def why_not(self, config: BoostConfig, facts: Facts) -> str:
         """Return why nothing of what is asked for is in effect."""
         reasons = self.left_out(config, facts)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 import optuna
@@ -39,7 +39,7 @@ from workbench.study.set_up.total_time import compile_seconds
 from workbench.study.store.stored_records import trials_of
 
 _N_PILOTS = 5  # pairs of a test from whose standard deviation its number of pairs is planned
-FEWEST_PAIRS = 7  # for which a test should have time: fewer hardly confirm a plan that is not better than today's
+FEWEST_PAIRS = 7  # a test should have time for these: fewer rarely confirm a plan no better than today's
 _SHARE_OF_TIME = 0.9  # of what is left, for which a test is planned; the rest is for what takes longer than before
 
 
@@ -65,7 +65,9 @@ class Confirmation:
         self.is_open = False  # whether a test that has begun lacks pairs for that reason
         self._trained_alongside: list[Contender] = []
         self._runs_ended = 0  # over all tests: a further one does not seem to begin from zero
-        self._beside_seconds: list[float] = []  # what runs took besides what counts as theirs: building, evaluation
+        self._beside_seconds: list[
+            float
+        ] = []  # wall time of runs that their own seconds leave out: building, evaluation
         self._counts_steps = file.study.objective == "time_to_target"
         self._counts_runs = file.study.objective == "time_to_quality"
         self._runs = ConfirmationRuns(study, file)
@@ -198,7 +200,8 @@ class Confirmation:
 
     def _is_short(self, contender: Contender) -> bool:
         """Return whether the time is short for a contender's test while others are trained alongside."""
-        return self.deadline is not None and self._affordable(contender, 0, FEWEST_PAIRS) < FEWEST_PAIRS
+        fewest = min(FEWEST_PAIRS, self.confirm_seeds or self.file.confirm.seeds_max)
+        return self.deadline is not None and self._affordable(contender, 0, fewest) < fewest
 
     def _affordable(self, contender: Contender, n_done: int, n_wanted: int) -> int:
         """Return how many pairs the time allows: a pair takes the time of its missing runs."""
@@ -258,7 +261,7 @@ class Confirmation:
         """Return what a plan's run takes by the clock, by its runs here or else in the search; NaN when unknown."""
         seconds = self._runs.seconds(key)
         seconds = self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds
-        return seconds + (fmean(self._beside_seconds) if self._beside_seconds else 0.0)
+        return seconds + (median(self._beside_seconds) if self._beside_seconds else 0.0)
 
     def _trained_together(self, contender: Contender) -> dict[str, Plan]:
         """Return the plans that take turns on a seed; where runs are timed, those to be tested later are among them.
@@ -338,8 +341,9 @@ class Confirmation:
         """Return how much faster the contender is at a look, by the study's objective."""
         if self._counts_runs:
             pairs = self._runs.pairs(contender.key, test.first, n_pairs)
+            compiling = compile_seconds(contender.plan, self.file, self.study.user_attrs)
             return paired_bounds.run_time_ratio(
-                [(baseline.seconds, candidate.seconds) for baseline, candidate in pairs], error=error
+                [(baseline.seconds, candidate.seconds + compiling) for baseline, candidate in pairs], error=error
             )
         measured = self._step_time(contender)
         if measured is None or not self._counts_steps:
@@ -378,24 +382,22 @@ class Confirmation:
             began = time.monotonic()
             trained = self.experimenter.run(job, Monitor(on_step=self.on_step))
             self._beside_seconds.append(max(time.monotonic() - began - trained.seconds, 0.0))
-            # What one more training would take, which needs its own warm-up, and compiles.
-            trained = replace(trained, seconds=trained.seconds + warm_up.seconds + self._compile_seconds(plan))
+            # What one more seed would take, which needs its own warm-up.
+            trained = replace(trained, seconds=trained.seconds + warm_up.seconds)
         except WarmUpError as error:
             trained = Trained(math.nan, (), 0.0, diverged=True, message=str(error))
         self._runs.keep_run(plan.key(), seed, trained)
 
-    def _compile_seconds(self, plan: Plan) -> float:
-        return compile_seconds(plan, self.file, self.study.user_attrs) if self._counts_runs else 0.0
-
     def _about_compiling(self, contender: Contender) -> str:
-        """Say what compiling takes, and in how long a training it pays; empty where nothing is compiled."""
-        compiling = self._compile_seconds(contender.plan)
+        """Say what compiling takes, and from what length of training it pays off; empty where nothing is compiled."""
+        compiling = compile_seconds(contender.plan, self.file, self.study.user_attrs) if self._counts_runs else 0.0
         mine, given = (self._runs.seconds(key) for key in (contender.key, self._runs.baseline_key))
-        saved = (given - mine + compiling) / self._runs.steps  # by each of today's batches
+        saved = (given - mine) / self._runs.steps  # by each of today's batches
         if not (compiling > 0.0 and saved > 0.0):
             return ""
-        pays = f"the set-up gains in trainings of more than {math.ceil(compiling / saved):,} batches"
-        return f" Its time includes {format_duration(compiling)} of compiling: {pays}."
+        took = f"{compiling:.2g} s" if compiling < 10.0 else format_duration(compiling)
+        pays = f"which pays off in trainings of more than {math.ceil(compiling / saved):,} batches"
+        return f" Its time includes {took} of compiling, timed once, {pays}."
 
     def _measure_step_time(self, contender: Contender) -> None:
         """Time the contender's steps again: it was picked by the search's timing, which therefore flatters it."""

@@ -93,7 +93,7 @@ class TaskExperimenter:
         self._device = devices.select_device(device)
         self._runs = runs
         self._checkpoint_seconds = checkpoint_seconds
-        self._apart = False  # whether there is room for one network only when times are compared
+        self._apart = False  # whether only one network fits while times are compared
         self._kept: KeptBaseline | None = None  # the baseline's network, while times are compared
         if self._device.type != "cpu" and ranks.world_size() == 1:
             from workbench.training.speed import KeptBaseline
@@ -222,7 +222,9 @@ class TaskExperimenter:
 
         asked = {field.name: getattr(job, field.name) for field in fields(job) if field.name != "run_id"}
         name = hashlib.sha256(json.dumps(asked | {"config": job.config.to_dict()}).encode()).hexdigest()[:16]
-        return CheckpointFolder(self._runs.parent / CHECKPOINTS / name, None, self._checkpoint_seconds, keep=2)
+        return CheckpointFolder(
+            self._runs.parent / CHECKPOINTS / name, None, self._checkpoint_seconds, keep=2, keep_end=False
+        )
 
     def _speed(self, job: SpeedJob, stop: Callable[[], bool] | None) -> SpeedMeasured:
         from workbench.core import distributed as ranks

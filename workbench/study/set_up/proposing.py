@@ -158,6 +158,8 @@ def first_batches(factors: Sequence[float], sample_times: Mapping[float, float])
         [(1.0, 0.5), (2.0, 0.5)]
     """
     sizes = sorted(factors)
+    if not sizes:
+        return []
     known = np.log2(sorted(sample_times.items()) or [(1.0, 1.0), (2.0, _USUAL_DOUBLING)])
     times = [2.0 ** float(np.interp(math.log2(size), *known.T)) for size in sizes]
     best = 0

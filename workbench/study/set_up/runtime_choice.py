@@ -46,7 +46,7 @@ def batches_without_room(attributes: Mapping[str, Any]) -> float:
 
 
 def note_no_room(study: optuna.Study, factor: float) -> None:
-    """Note that a batch of so many of the loader's did not fit into memory."""
+    """Note that a batch of this factor did not fit into memory, whatever else the plan had that takes some."""
     if 1.0 < factor < batches_without_room(study.user_attrs):
         study.set_user_attr(_NO_ROOM, factor)
 
@@ -85,7 +85,7 @@ def choose_runtime(
     end = math.inf if limit is None else time.monotonic() + _SHARE * limit
 
     def timed(values: Mapping[str, Any], n_needed: int) -> dict[str, Any]:
-        """Return a row: values, ratios by batch factor (as many as needed, or none), why not more."""
+        """Return a row: values, ratios by batch factor (as many as needed, or none), why there are no more."""
         row: dict[str, Any] = {"values": values, "ratios": [], "message": ""}
         config = base.with_values(values)
         is_bfloat16 = config.effective_amp_level(device.type) != "O0" and config.amp.dtype == "bfloat16"

@@ -63,7 +63,7 @@ def prepare_search(
 
 
 def has_found(study: optuna.Study, file: StudyFile) -> bool:
-    """Return whether a set-up competes that has more than tuned plain has: there is something to take apart."""
+    """Return whether a set-up competes that goes beyond tuned plain: there is something to take apart."""
     first = first_contender(study, file)
     return first is not None and not study.get_trials(deepcopy=False)[first].user_attrs.get(PLAIN)
 

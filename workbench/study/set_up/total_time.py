@@ -103,13 +103,23 @@ def compile_seconds(plan: Plan, file: StudyFile, attributes: Mapping[str, Any]) 
     """Return how long the first steps of a plan's run compile, as the search has timed it; 0 where nothing is compiled.
 
     It is part of a run's total time, and of a training in a process of its own; a study's runs after the first find
-    everything made.
+    everything compiled.
     """
-    if not plan.config.part(RuntimeSection).compiles:
+    if not _compiles(plan, file):
         return 0.0
     known = known_step_times(attributes)
     kinds = kinds_of_steps(plan, file.plans, passes_of(plan, file.study.budget_steps))
     return 1e-3 * sum(known[kind.step_key()].cold_ms for kind, _ in kinds if kind.step_key() in known)
+
+
+def _compiles(plan: Plan, file: StudyFile) -> bool:
+    from workbench.core import devices
+
+    asked = plan.config.part(RuntimeSection)
+    if asked.compile != "off" and not plan.why_not("runtime.compile"):
+        return True
+    captures = asked.cuda_graph and not plan.why_not("runtime.cuda_graph")
+    return captures and devices.has_graphs(devices.select_device(file.study.device))
 
 
 def passes_of(plan: Plan, steps: int) -> int:

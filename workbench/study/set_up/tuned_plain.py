@@ -29,6 +29,7 @@ from workbench.study.run.objective import baseline_trial
 from workbench.study.run.runner import Experimenter, end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP
 from workbench.study.set_up.standing import Standing, Trying, standing_of
+from workbench.study.set_up.total_time import compile_seconds
 from workbench.study.store.stored_records import allowed_drop_of
 
 PLAIN = "tuned_plain"  # user attribute of a trial of tuned plain
@@ -137,15 +138,21 @@ def compare_with_plain(
                 end_if_over(deadline, relative * runs.seconds(runs.baseline_key))
                 job = NO_WARM_UP.train_job(plan, seed=seed, steps=runs.steps, evaluate_every=runs.steps)
                 runs.keep_run(plan.key(), seed, experimenter.run(job, monitor))
-        answers[target] = _beside(known, runs, plan.key(), key, higher_is_better=experimenter.higher_is_better)
+        its = next((one.user_attrs for one in trials if one.user_attrs.get("plan_key") == key), None)
+        compiling = 0.0
+        if its is not None:
+            exported_plan = file.plans.resolve(BoostConfig.from_dict(its["config"]), its["level"])
+            compiling = compile_seconds(exported_plan, file, study.user_attrs)
+        higher = experimenter.higher_is_better
+        answers[target] = _beside(known, runs, plan.key(), key, compiling, higher_is_better=higher)
     study.set_user_attr(_STORED, plain(answers))
 
 
 def _beside(
-    known: TunedPlain, runs: ConfirmationRuns, own: str, exported: str, *, higher_is_better: bool
+    known: TunedPlain, runs: ConfirmationRuns, own: str, exported: str, compiling: float, *, higher_is_better: bool
 ) -> TunedPlain:
     both = [(runs.run(own, seed), runs.run(exported, seed)) for seed in runs.seeds(0, _MOST_PAIRS)]
-    seconds = [(mine.seconds, its.seconds) for mine, its in both if mine is not None and its is not None]
+    seconds = [(mine.seconds, its.seconds + compiling) for mine, its in both if mine is not None and its is not None]
     metrics = [(metric_of(reference), metric_of(mine)) for reference, mine in runs.pairs(own, 0, _MOST_PAIRS)]
     finite = [pair for pair in metrics if all(map(math.isfinite, pair))]
     drops = paired_drops(finite, higher_is_better=higher_is_better)
