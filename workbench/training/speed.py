@@ -38,7 +38,7 @@ _WARM_UP_SECONDS = (0.25, 2.0)  # least and most of an accelerator, whose clock 
 _NO_FASTER = 0.97  # the fastest of three blocks relative to those before: warm
 _SECONDS_PER_SYNCHRONISATION = 0.05
 _COURSE = 10_000  # batches for which a side is set up: schedules of some kinds end there, with an error
-_KEPT_PASSES = 5_000  # after which a side that is kept is made anew
+_KEPT_PASSES = 5_000  # after which a kept side is rebuilt
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def measure_speed_ratio(
         sides[0].before_window = before_window
         return _measured_in_turns(sides, rounds, precision, seed, stop)
     except BaseException:
-        kept.drop()  # nobody knows in which state it is
+        kept.drop()  # its state is unknown
         raise
 
 
@@ -138,7 +138,7 @@ class KeptBaseline:
 
 
 def _measured_apart(makes: Sequence[Callable[[], TimedSide]], rounds: int, seed: int) -> SpeedRatio:
-    """Measure one side after the other, the baseline first; changes of its speed in between are not corrected."""
+    """Measure one side after the other, the baseline first; a machine that slows down in between shows."""
     columns, cold = [], 0.0
     for make in makes:
         side = make()
