@@ -48,6 +48,26 @@ seeds_min = 10
 seeds_max = 20
 candidates = {candidates}
 """
+RUNTIME_STUDY = """
+[study]
+task = "fake"
+budget_steps = 200
+n_trials = 5
+objective = "time_to_quality"
+device = "cpu"
+[allowed_drop]
+o1 = 0.01
+[baseline]
+"amp.dtype" = "bfloat16"
+[sampler]
+name = "promise"
+[pruner]
+name = "none"
+[set_up.runtime]
+{choices}
+[space]
+"schedule.length" = {{low = 0.1, high = 0.9}}
+"""
 LINEAR = '"schedule.shape" = ["linear"]'
 USUAL = {"space": LINEAR + '\n"batch.factor" = [1.0, 2.0]', "allowed": ALLOWED, "set_up": "", "n_trials": 14}
 USUAL |= {"plain_runs": 9, "candidates": 1}

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from torch import Tensor
 
 from tests.experiments.small_tasks import Net, small_task
-from tests.kit.set_up_search import LINEAR, run, stored_trials, write
+from tests.kit.set_up_search import LINEAR, RUNTIME_STUDY, run, stored_trials, write
 from tests.kit.surface_runner import SurfaceRunner
 from workbench.config import BoostConfig
 from workbench.core.out_of_memory import is_out_of_memory
@@ -80,22 +80,7 @@ def test_a_batch_that_did_not_fit_is_not_tried_again(tmp_path: Path) -> None:
     )
 
 
-RUNTIME = """
-[study]
-task = "fake"
-budget_steps = 200
-n_trials = 5
-objective = "time_to_quality"
-device = "cpu"
-[sampler]
-name = "promise"
-[pruner]
-name = "none"
-[set_up.runtime]
-"amp.level" = ["O0", "O2"]
-[space]
-"schedule.length" = {low = 0.1, high = 0.9}
-"""
+RUNTIME = RUNTIME_STUDY.format(choices='"amp.level" = ["O0", "O2"]').replace('"amp.dtype" = "bfloat16"', "")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import optuna
 import pytest
 
+from tests.kit.set_up_search import RUNTIME_STUDY
 from tests.kit.surface_runner import SurfaceRunner
 from workbench.config import BoostConfig
 from workbench.core import devices
@@ -18,27 +19,6 @@ from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, M
 from workbench.study.set_up.proposing import first_batches
 from workbench.study.set_up.runtime_choice import choose_runtime, times_per_sample
 from workbench.study.set_up.total_time import StepTimes
-
-STUDY = """
-[study]
-task = "fake"
-budget_steps = 200
-n_trials = 5
-objective = "time_to_quality"
-device = "cpu"
-[allowed_drop]
-o1 = 0.01
-[baseline]
-"amp.dtype" = "bfloat16"
-[sampler]
-name = "promise"
-[pruner]
-name = "none"
-[set_up.runtime]
-{choices}
-[space]
-"schedule.length" = {{low = 0.1, high = 0.9}}
-"""
 
 
 class TimedRunner(SurfaceRunner):
@@ -74,7 +54,7 @@ def chosen(
     on_timed: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Any], TimedRunner, list[str]]:
     runner, notes = TimedRunner(tmp_path, factors, wrong, on_timed), list[str]()
-    file, study = parse_study(STUDY.format(choices=choices)), optuna.create_study()
+    file, study = parse_study(RUNTIME_STUDY.format(choices=choices)), optuna.create_study()
     choose_runtime(study, file, runner, StepTimes(study, file, runner), notes.append, limit=limit)
     return study.user_attrs["runtime_choice"]["values"], runner, notes
 
@@ -147,7 +127,7 @@ def test_bfloat16_is_timed_only_where_the_processor_has_instructions_for_it(
 def test_what_a_sample_takes_in_larger_batches_decides_the_first_plans(tmp_path: Path) -> None:
     choices = '"runtime.memory_format" = ["contiguous", "channels_last"]'
     factors = {("runtime.memory_format", "channels_last"): 0.8, ("batch.factor", 4.0): 2.0}
-    file, study = parse_study(STUDY.format(choices=choices)), optuna.create_study()
+    file, study = parse_study(RUNTIME_STUDY.format(choices=choices)), optuna.create_study()
     runner = TimedRunner(tmp_path, factors, "", lambda: None)
     assert times_per_sample(study.user_attrs) == {}
     choose_runtime(study, file, runner, StepTimes(study, file, runner))
