@@ -384,4 +384,4 @@ def test_the_first_page_is_short() -> None:
 
 def test_where_it_has_not_run_stands_on_the_first_screen() -> None:
     head = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Install")[0]
-    assert "nothing has run on a GPU or an NPU so far" in " ".join(head.split())
+    assert "tested against stand-ins only. macOS and Windows are untested." in " ".join(head.split())

@@ -412,18 +412,24 @@ def test_an_export_goes_to_the_other_panels(made: Make, finished: Path) -> None:
         assert measured in text_in(export)
 
 
-def test_a_picked_trial_that_was_exported_brings_its_verdict_along(made: Make, finished: Path) -> None:
+@pytest.mark.parametrize("as_trained", [True, False])
+def test_a_picked_trial_brings_the_verdict_of_an_export_that_means_the_same(
+    made: Make, finished: Path, tmp_path: Path, as_trained: bool
+) -> None:
     shared = SharedConfig(level="O0")
     panel = made(finished, shared)
     assert panel.study is not None
-    chosen = Choice("o2", candidate(trial_number=1, target="o2"), "Trial 1 is exported.")
-    panel.study = replace(panel.study, choices={"o2": chosen})
-    panel.pick(1)
-    exported = BoostConfig.from_json(finished / "result" / "boost_config.o2.json")
-    assert exported.provenance
-    assert shared.with_provenance()[0].provenance == exported.provenance
     trial = panel.study.trials[1]
-    assert shared.both() == (BoostConfig.from_dict(trial.config), trial.level)
+    config = BoostConfig.from_dict(trial.config)
+    verdict = BoostConfig.from_json(panel.study.exported["o2"]).provenance
+    assert verdict
+    exported = config if as_trained else BoostConfig.from_dict({"boost": {"less_bn": True}})
+    file = exported.with_values({"provenance": verdict}).save(tmp_path / "boost_config.o2.json")
+    chosen = Choice("o2", candidate(trial_number=1, target="o2"), "Trial 1 is exported.")
+    panel.study = replace(panel.study, choices={"o2": chosen}, exported={"o2": file})
+    panel.pick(1)
+    assert shared.both() == (config, trial.level)
+    assert shared.with_provenance()[0].provenance == (verdict if as_trained else None)
 
 
 # -- what goes wrong: a sentence, and the panel can be used again at once ----------------------------------------------
