@@ -34,7 +34,8 @@ class OtherWork:
             return ""
         return (
             f"Other work keeps {cores:.1f} of {usable_cores()} cores busy: steps on the CPU take longer meanwhile, "
-            "with several threads many times as long, and what is measured holds for a busy machine"
+            "with several threads many times as long (OMP_NUM_THREADS=1 before the command avoids that), and what is "
+            "measured holds for a busy machine"
         )
 
 
