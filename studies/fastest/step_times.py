@@ -87,7 +87,7 @@ def measure(
         rows.append(row)
         print(f"{task.name}, {name}: ready after {row['first_seconds']} s", file=sys.stderr, flush=True)
     timed = [row for row in rows if "failed" not in row]
-    turns = take_turns(sides)
+    turns = take_turns([side.block for side in sides])
     times = np.array([next(turns) for _ in range(rounds)])
     for number, row in enumerate(timed):
         ratios = times[:, number] / times[:, 0]

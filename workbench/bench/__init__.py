@@ -10,7 +10,8 @@ from __future__ import annotations
 from workbench.bench.benchmark import Answer, Benchmark, Finding, Request, run_benchmark
 from workbench.bench.contest import Side, Sides, contest, is_installed, require_equal
 from workbench.bench.questions import BenchError, benchmarks, chosen
-from workbench.bench.rounds import Estimate, fair_clock, interleaved, median_of, median_of_copies, ratio_of, timed
+from workbench.bench.rounds import Estimate, interleaved, median_of, median_of_copies, ratio_of, timed
+from workbench.training.speed import fair_clock
 
 __all__ = [
     "Answer",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
-import torch
 
-from workbench.training.speed import bootstrap_median_interval
+from workbench.training.speed import bootstrap_median_interval, take_turns
 
 T = TypeVar("T")
 
@@ -33,20 +33,14 @@ class Estimate:
 
 
 def interleaved(sides: Sequence[Callable[[], T]], rounds: int, *, warm_up: int = 1) -> list[tuple[T, ...]]:
-    """Let sides take turns, every other round in reverse order: A B, B A, A B, ...
+    """Let sides take turns: A B, B A, A B, ...
 
     The rounds that warm up, with their allocations, imports and caches, do not count. Returns one row per round, in the
     order of the sides.
     """
     if not rounds >= 1:
         raise ValueError(f"`rounds` must be at least 1, got {rounds!r}")
-    rows = []
-    for number in range(warm_up + rounds):
-        order = range(len(sides)) if number % 2 == 0 else reversed(range(len(sides)))
-        answers = {index: sides[index]() for index in order}
-        if number >= warm_up:
-            rows.append(tuple(answers[index] for index in range(len(sides))))
-    return rows
+    return list(islice(take_turns(sides), warm_up, warm_up + rounds))
 
 
 def timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> Callable[[], float]:
@@ -58,12 +52,6 @@ def timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_cou
         return clock() - began
 
     return measure
-
-
-def fair_clock(device: torch.device) -> Callable[[], float]:
-    """Return processor time for one thread on a CPU, as on a machine that does nothing else; else time as it passes."""
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    return time.process_time if alone else time.perf_counter
 
 
 def median_of(values: Sequence[float]) -> Estimate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any
 
 import torch
@@ -91,3 +92,30 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
             yield from tensors_of(part)
     elif (held := fields_of(batch)) is not None:
         yield from tensors_of(held)
+
+
+def tell_epoch(dataset: Any, epoch: int) -> None:
+    """Call ``set_epoch`` of a dataset about to be iterated and of its samplers, if they have it.
+
+    Samplers that share an epoch's order between ranks have to be told which epoch it is.
+    """
+    for holder in (dataset, getattr(dataset, "sampler", None), getattr(dataset, "batch_sampler", None)):
+        set_epoch = getattr(holder, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+
+def epochs_of(loader: Iterable[Any], epochs: int | None, on_epoch: Callable[[Any, int], None] | None) -> Iterator[Any]:
+    """Yield the batches of one epoch after the other, without end where ``epochs`` is None; samplers are told."""
+    for epoch in count() if epochs is None else range(epochs):
+        tell_epoch(loader, epoch)
+        if on_epoch is not None:
+            on_epoch(loader, epoch)
+        batch = None
+        for batch in loader:
+            yield batch
+        if batch is None:
+            raise ValueError(
+                f"the loader held no batch in epoch {epoch}; an iterator can be read only once, give something that "
+                "can be iterated again, such as a list or a DataLoader"
+            )

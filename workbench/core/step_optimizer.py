@@ -91,12 +91,14 @@ def skips_on_device(optimizer: Optimizer) -> TypeGuard[SkipsOnDevice]:
     return hasattr(optimizer, "step_with_found_inf")
 
 
-def clears_as_torch_does(optimizer: Optimizer) -> bool:
-    """Return whether ``zero_grad(set_to_none=True)`` of an optimizer is torch's own: each ``.grad`` becomes None.
-
-    If so, a loop does the same in a sixth of the time; the rest is for a profiler.
-    """
-    return type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in optimizer.__dict__
+def clear_gradients(optimizer: Optimizer) -> None:
+    """Set all gradients to None as ``zero_grad`` does, where it is torch's own in a sixth of its time."""
+    if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in optimizer.__dict__:
+        optimizer.zero_grad(set_to_none=True)
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 def exact_flag(found_inf: Tensor) -> Tensor:

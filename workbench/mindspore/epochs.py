@@ -10,7 +10,7 @@ from torch import distributed
 
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
-from workbench.core.sampler_epoch import tell_epoch
+from workbench.core.batch import tell_epoch
 from workbench.mindspore.resuming import Progress, ResumedTraining
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint_folder import CheckpointFolder

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-from workbench.core.sampler_epoch import tell_epoch
+from workbench.core.batch import tell_epoch
 from workbench.mindspore.model_arguments import check_dataset
 
 OpenStream = Callable[[int], Iterable[Any]]

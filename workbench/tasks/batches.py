@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from workbench.core.batch import fields_of, move_batch
+from workbench.core.batch import fields_of, move_batch, tell_epoch
 from workbench.core.own_generators import cpu_generator
-from workbench.core.sampler_epoch import tell_epoch
 from workbench.tasks.errors import TaskError
 
 

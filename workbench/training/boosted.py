@@ -1,6 +1,6 @@
 """One training step, written once: the loop, the train-one-step modules and a user's own loop all use it.
 
-The file is long because a step, its state and its batches belong to one class, the one that a training loop calls.
+The file is long because a step and its state belong to one class, the one that a training loop calls.
 
 In pseudocode, each line with the reason for its place::
 
@@ -21,9 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from itertools import count, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,26 +31,27 @@ from torch.optim import Optimizer
 
 from workbench.config import Plan
 from workbench.core import devices
-from workbench.core.batch import move_batch
-from workbench.core.compiled_graphs import allow_one_graph_per_group
 from workbench.core.records import EventSink
-from workbench.core.sampler_epoch import tell_epoch
-from workbench.core.step_optimizer import StepOptimizer, clears_as_torch_does
+from workbench.core.step_optimizer import StepOptimizer, clear_gradients
 from workbench.core.torch_internals import mark_stepped
-from workbench.core.wrapped_model import unwrapped
+from workbench.core.wrapped_model import allow_one_graph_per_group, by_plain_names, unwrapped
 from workbench.loss_scale import host_values
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.accumulation_window import AccumulationWindow
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
-from workbench.methods.parameter_groups import plain_name
 from workbench.methods.plan_mark import boosted_module_of
 from workbench.methods.protocol import GroupSchedule
 from workbench.methods.weight_update import CompleteWindow
-from workbench.tasks.reading import resident
 from workbench.training.averaged_weights import OptimizersAverage, averages_weights
 from workbench.training.course import Course
-from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first, require_same_tensors
+from workbench.training.gradient_reduction import (
+    GradientReduction,
+    broadcast_from_first,
+    largest_over_ranks,
+    require_same_tensors,
+    without_sync,
+)
 from workbench.training.outcome import StepOutcome
 from workbench.training.precision import Precision, avoid_broken_kernel_, warn_of_short_moments
 
@@ -126,7 +125,7 @@ class Boosted:
         self._distributed = False
         self._room_for_graphs = self._schedule is None
         if isinstance(model, DistributedDataParallel):
-            self.loss_scaling.agree = _largest_over_ranks
+            self.loss_scaling.agree = largest_over_ranks
         avoid_broken_kernel_(self._active_optimizer, self.optimizer.param_groups)
         warn_of_short_moments(self._active_optimizer)
 
@@ -139,7 +138,7 @@ class Boosted:
         """Return the context for the forward pass and the loss."""
         precision = self.precision.autocast() if self.loss_scaling.autocast_allowed else contextlib.nullcontext()
         if self.window.position + 1 < self.window.n_steps and isinstance(self.model, DistributedDataParallel):
-            return _without_sync(self.model, precision)
+            return without_sync(self.model, precision)
         return precision  # as it is: another context around it would cost every micro-batch 20 microseconds
 
     def backward(self, loss: Tensor) -> None:
@@ -288,12 +287,7 @@ class Boosted:
         mark_stepped(self.optimizer)  # an update was attempted
         if self._schedule is not None:
             self._schedule.advance()
-        if clears_as_torch_does(self.optimizer):
-            for group in self.optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
-        else:
-            self.optimizer.zero_grad(set_to_none=True)
+        clear_gradients(self.optimizer)
         if self._schedule is not None:
             self.frozen_groups = self._schedule.begin_step()
         if self.course.has_schedule:
@@ -338,42 +332,10 @@ class Boosted:
             on_epoch: Called with what is about to be iterated and the epoch's number, from 0.
 
         Raises:
-            ValueError: When the loader's batches in all epochs are not the ``total_steps`` that ``apply`` was given, or
-            neither says how long the run is. While iterating, when an epoch holds no batch or the loader ends
-            before the run.
+            ValueError: When the length of the run is not known, or not the ``total_steps`` that ``apply`` was given;
+                while iterating, when an epoch holds no batch or the loader ends before the run.
         """
-        given = len(loader) * epochs if epochs is not None and isinstance(loader, Sized) else None
-        total = self.course.total_steps
-        if given is not None and total is not None and given != total:
-            raise ValueError(
-                f"{epochs} epochs of {given // (epochs or 1)} batches are {given} batches, but `total_steps` is {total}"
-            )
-        if given is not None:
-            self.course.begin(given)
-        elif total is None:
-            raise ValueError(
-                "how long is the run? Give apply() `total_steps`, or `epochs` and a loader that has a length"
-            )
-        passes = self.course.passes or 1
-        # The epochs of a loader with a length are counted above; it goes on, so that a last pass is merged in full.
-        last = None if given is not None else epochs
-        reading = self.methods.reading()
-        if reading == "resident":
-            loader = resident(loader, self.device)
-        elif reading == "prefetch":  # another process would draw other numbers than a loader does here
-            advice = "give the loader `num_workers`"
-            warnings.warn(f"`runtime.data` = prefetch has no effect in a loop of your own; {advice}", stacklevel=2)
-        moved = (move_batch(batch, self.device) for batch in _epochs_of(loader, last, on_epoch))
-        return self._checked(islice(self.methods.batches(moved, passes), start, passes), passes - start)
-
-    def _checked(self, batches: Iterator[Any], wanted: int) -> Iterator[Any]:
-        n_seen = 0
-        with self.methods.running():
-            for n_seen, batch in enumerate(batches, start=1):  # noqa: B007
-                yield batch
-        if n_seen < wanted:
-            total = self.course.total_steps
-            raise ValueError(f"the loader ended after {n_seen} of {wanted} forward passes; `total_steps` is {total}")
+        return self.course.batches(loader, epochs, self.device, start=start, on_epoch=on_epoch)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -410,7 +372,7 @@ class Boosted:
         if options and not ddp:
             raise TypeError(f"distribute() takes {', '.join(options)} with ddp=True only")
         require_same_tensors(self.model)
-        self.loss_scaling.agree = _largest_over_ranks
+        self.loss_scaling.agree = largest_over_ranks
         if ddp:
             unfrozen = self._schedule.unfreeze_all() if self._schedule is not None else contextlib.nullcontext()
             with unfrozen:
@@ -457,7 +419,7 @@ class Boosted:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` of the same set-up was taken, with the same bits on a CPU."""
         model = unwrapped(self.model)
-        saved, gradients = (_without_wrappers(state[part], model) for part in ("model", "gradients"))
+        saved, gradients = (by_plain_names(state[part], model) for part in ("model", "gradients"))
         if other := sorted(model.state_dict().keys() ^ saved.keys()):
             raise RuntimeError(
                 "exact resumption needs the same weights, but the BatchNorms had learned something else before "
@@ -500,37 +462,6 @@ class Boosted:
         effect = self.plan.summary() if self.plan is not None else "no plan"
         notes = "".join(f"{note}, " for note in self.notes)
         return f"Boosted({type(self.model).__name__}, {effect}, {notes}step {self.step_index})"
-
-
-@contextlib.contextmanager
-def _without_sync(model: DistributedDataParallel, precision: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    with precision, model.no_sync():  # only a window's sum is worth sending
-        yield
-
-
-def _largest_over_ranks(flags: Tensor) -> None:
-    distributed.all_reduce(flags, op=distributed.ReduceOp.MAX)
-
-
-def _without_wrappers(named: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return tensors by the model's own names; older checkpoints of wrapped models have the wrappers' in front."""
-    own = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
-    return {name if name in own else plain_name(name): value for name, value in named.items()}
-
-
-def _epochs_of(loader: Iterable[Any], epochs: int | None, on_epoch: Callable[[Any, int], None] | None) -> Iterator[Any]:
-    for epoch in count() if epochs is None else range(epochs):
-        tell_epoch(loader, epoch)
-        if on_epoch is not None:
-            on_epoch(loader, epoch)
-        batch = None
-        for batch in loader:
-            yield batch
-        if batch is None:
-            raise ValueError(
-                f"the loader held no batch in epoch {epoch}; an iterator can be read only once, give something that "
-                "can be iterated again, such as a list or a DataLoader"
-            )
 
 
 def _parameters_of(model: nn.Module, optimizer: Optimizer) -> Iterable[nn.Parameter]:

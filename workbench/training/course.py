@@ -7,13 +7,17 @@ learning rate follows a method's schedule, or today's, stretched if the number o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import islice
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
+from workbench.core.batch import epochs_of, move_batch
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.schedule.method import StandIn, recorded, stretched
+from workbench.tasks.reading import resident
 
 _MANY = 10_000
 
@@ -60,6 +64,49 @@ class Course:
         if self._takes_schedule:
             self.scheduler = self._made(total_steps, self.passes, self.updates)
         self._make_scheduler = None  # it may hold the task and its data, which copies need not
+
+    def batches(
+        self,
+        loader: Iterable[Any],
+        epochs: int | None,
+        device: torch.device,
+        *,
+        start: int = 0,
+        on_epoch: Callable[[Any, int], None] | None = None,
+    ) -> Iterator[Any]:
+        """Return the batches of the run, see `Boosted.batches`."""
+        given = len(loader) * epochs if epochs is not None and isinstance(loader, Sized) else None
+        if given is not None and self.total_steps is not None and given != self.total_steps:
+            raise ValueError(
+                f"{epochs} epochs of {given // (epochs or 1)} batches are {given} batches, but `total_steps` is "
+                f"{self.total_steps}"
+            )
+        if given is not None:
+            self.begin(given)
+        elif self.total_steps is None:
+            raise ValueError(
+                "how long is the run? Give apply() `total_steps`, or `epochs` and a loader that has a length"
+            )
+        reading = self._methods.reading()
+        if reading == "resident":
+            loader = resident(loader, device)
+        elif reading == "prefetch":  # another process would draw other numbers than a loader does here
+            advice = "give the loader `num_workers`"
+            warnings.warn(f"`runtime.data` = prefetch has no effect in a loop of your own; {advice}", stacklevel=3)
+        # The epochs of a loader with a length are counted above; it goes on, so that a last pass is merged in full.
+        last = None if given is not None else epochs
+        passes = self.passes or 1
+        moved = (move_batch(batch, device) for batch in epochs_of(loader, last, on_epoch))
+        return self._checked(islice(self._methods.batches(moved, passes), start, passes), passes - start)
+
+    def _checked(self, batches: Iterator[Any], wanted: int) -> Iterator[Any]:
+        n_seen = 0
+        with self._methods.running():
+            for n_seen, batch in enumerate(batches, start=1):  # noqa: B007
+                yield batch
+        if n_seen < wanted:
+            ended = f"the loader ended after {n_seen} of {wanted} forward passes"
+            raise ValueError(f"{ended}; `total_steps` is {self.total_steps}")
 
     def advance(self) -> None:
         """Advance the schedule by one update; a RuntimeError if the length of the run is not known."""

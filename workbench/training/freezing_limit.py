@@ -6,7 +6,6 @@ net, the schedule and the net with everything trained take turns in one process,
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from workbench.methods.parameter_groups import rebuild_optimizer
 from workbench.methods.registry import METHODS
 from workbench.tasks import Task
 from workbench.training.apply import part_of_group
-from workbench.training.speed import TimedSide, bootstrap_median_interval, take_turns
+from workbench.training.speed import TimedSide, bootstrap_median_interval, fair_clock, take_turns
 
 Interval = tuple[float, float, float]
 
@@ -66,11 +65,9 @@ def measure_freezing_limit(
     resting = _RestingSide(task, *full, like=scheduled, **options)
     sides = (TimedSide(task, *full, **options), scheduled, resting)
     for one in sides:
-        if device.type == "cpu" and torch.get_num_threads() == 1:
-            # One thread that never waits: its processor time is its time on a machine that does nothing else.
-            one.clock = time.process_time
+        one.clock = fair_clock(device)
         one.block()  # warm-up
-    turns = take_turns(sides)
+    turns = take_turns([one.block for one in sides])
     times = np.array([next(turns) for _ in range(rounds)])
     return FreezingLimit(
         realised=_interval(times[:, 0] / times[:, 1], seed),

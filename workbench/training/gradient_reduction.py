@@ -6,28 +6,41 @@ accumulation window, and the model stays as it is. In return nothing is hidden b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 _BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's size: large enough for bandwidth, small enough to overlap copies
 
 
-def broadcast_from_first(tensors: Iterable[Tensor], group: distributed.ProcessGroup | None = None) -> None:
+def broadcast_from_first(tensors: Iterable[Tensor]) -> None:
     """Give all ranks the values of the first one, in place."""
-    source = 0 if group is None else distributed.get_global_rank(group, 0)
     for tensor in tensors:
         if tensor.is_contiguous():
-            distributed.broadcast(tensor.detach(), source, group=group)
+            distributed.broadcast(tensor.detach(), 0)
         else:
             # An expanded buffer repeats one place in memory along a stride of 0; torch refuses to write it twice.
             own = tensor.detach()[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
             dense = own.contiguous()
-            distributed.broadcast(dense, source, group=group)
+            distributed.broadcast(dense, 0)
             own.copy_(dense)
+
+
+def largest_over_ranks(flags: Tensor) -> None:
+    """Replace flags by their largest values over ranks."""
+    distributed.all_reduce(flags, op=distributed.ReduceOp.MAX)
+
+
+@contextlib.contextmanager
+def without_sync(model: DistributedDataParallel, precision: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    """Surround a forward pass whose gradients are not sent yet: only a window's sum is worth it."""
+    with precision, model.no_sync():
+        yield
 
 
 def require_same_tensors(model: nn.Module) -> None:

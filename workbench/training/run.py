@@ -2,8 +2,7 @@
 
 What was drained from the device is kept until the recorder has it on the disk, so neither a full disk nor Ctrl-C loses
 a step that was measured. Of several ranks all train; rank 0 alone records, evaluates, reports and asks its caller. What
-a clock or a caller decides (drain now, stop) is put to the vote at each step and done by all at the next one. The file
-is long because what a run is asked, what it reports and its one loop are read together.
+a clock or a caller decides (drain now, stop) is put to the vote at each step and done by all at the next one.
 """
 
 from __future__ import annotations
@@ -13,18 +12,16 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from workbench.config import Plan
 from workbench.config.run_request import RunRequest
 from workbench.core import devices
 from workbench.core import distributed as ranks
+from workbench.core.arguments import checked_count
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale import ScaleCollapseError, collapsed_at
@@ -35,6 +32,7 @@ from workbench.training.checkpoint import checkpoint_state, restore_generators, 
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.evaluation import check_outputs, evaluate
 from workbench.training.resuming import finished_before, identity, is_due, resumed_recorder, state_to_resume
+from workbench.training.run_monitor import UNWATCHED, Pause, RunMonitor, RunObserver, RunProgress, RunResult
 from workbench.training.setup import Prepared, prepare, run_environment
 from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder
 from workbench.training.trace_buffer import AT_FLOOR_COLUMN
@@ -42,78 +40,6 @@ from workbench.training.trace_buffer import AT_FLOOR_COLUMN
 __all__ = ["UNWATCHED", "Pause", "RunMonitor", "RunObserver", "RunProgress", "RunRequest", "RunResult", "run_task"]
 
 _TRACE_ROWS = 1024
-
-
-class Pause(Protocol):
-    """How a caller holds a run between two steps."""
-
-    def requested(self) -> bool:
-        """Return whether to hold; called once per step, so it must be quick."""
-
-    def wait(self) -> None:
-        """Return once the run is to go on or to stop."""
-
-
-class RunObserver(Protocol):
-    """Sees a whole run, in blocks: a mirror to another tool. Only ``begin`` may raise, which ends the run."""
-
-    def begin(self, name: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-        """See a run before its first step."""
-
-    def write(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
-        """Take a block; must return at once."""
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """See how it ended, as in ``summary.json``."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunProgress:
-    """Where a run stands, for progress displays."""
-
-    step: int  # micro-batches done
-    steps: int  # and planned
-    loss: float  # last drained one
-    metric: float  # last evaluated one; NaN before the first evaluation
-    loss_scale: float  # last drained one
-    seconds: float  # since the start
-
-
-@dataclass(frozen=True, slots=True)
-class RunMonitor:
-    """What watches a run and may end it; all but ``stop`` are used on rank 0 only."""
-
-    on_progress: Callable[[RunProgress], None] | None = None  # called at drains and evaluations
-    on_evaluation: Callable[[int, float], bool] | None = None  # with (steps done, metric); True ends the run
-    stop: Callable[[], bool] | None = None  # asked once per step; over several ranks the run ends with the next one
-    on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None = None  # with each drain
-    drain_seconds: float = 1.0  # age at which recorded steps are drained from the device
-    pause: Pause | None = None  # holds the run between two steps, not counted in its time; on one rank only
-    observer: RunObserver | None = None  # sees the run from its beginning to its end, with the blocks of on_records
-
-
-UNWATCHED = RunMonitor()
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What one training run came to, also when it diverged or was stopped."""
-
-    metric: float  # of the last evaluation, in the task's unit; NaN when the run diverged or was never evaluated
-    metric_name: str
-    higher_is_better: bool
-    curve: tuple[tuple[int, float], ...]  # pairs (loader batches used, metric)
-    steps: int  # forward passes (micro-batches) trained, on each rank
-    seconds: float  # spent training, evaluation not included
-    overflows: int  # windows whose gradients overflowed
-    final_loss: float  # mean over the last tenth of the steps
-    final_loss_scale: float
-    diverged: bool  # the loss or the metric became NaN or inf, or the loss scale collapsed
-    stopped: bool  # somebody asked it to stop
-    message: str  # one sentence when it did not end as planned (diverged, stopped, ended early, was over before)
-    path: Path | None  # run directory; None when nothing was recorded
-    plan: Plan  # what was in effect
-    notes: tuple[str, ...] = ()  # what became of the network, one line each
 
 
 def run_task(
@@ -147,10 +73,9 @@ def run_task(
         RankFailure: If another rank has died or does not answer.
         TelemetryError: If the run directory cannot be written.
     """
-    for name, count in (("steps", request.steps), ("evaluate_every", request.evaluate_every)):
-        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 1
-        if not (is_count or (count is None and name == "evaluate_every")):
-            raise ValueError(f"`{name}` must be a whole number of micro-batches, 1 or more, got {count!r}")
+    checked_count("steps", request.steps, kind="a whole number of micro-batches")
+    if request.evaluate_every is not None:
+        checked_count("evaluate_every", request.evaluate_every, kind="a whole number of micro-batches")
     if monitor.pause is not None and ranks.world_size() > 1:
         raise ValueError("`pause` holds a run on one rank only: the other ranks would wait for it until they give up")
     device = device or devices.select_device("auto")
@@ -261,12 +186,9 @@ class _Run:
     def checkpoint(self) -> None:
         """Keep the state reached; everything recorded before it is on the disk by then."""
         assert self.checkpoints is not None
-        names = ("done", "overflows", "streak", "seconds", "loss_scale")
-        run = {name: getattr(self, name) for name in names}
-        run |= {
-            "curve": [list(point) for point in self.curve],
-            "losses": torch.tensor(self.losses, dtype=torch.float64),
-        }
+        run = {name: getattr(self, name) for name in ("done", "overflows", "streak", "seconds", "loss_scale")}
+        curve, losses = [list(point) for point in self.curve], torch.tensor(self.losses, dtype=torch.float64)
+        run |= {"curve": curve, "losses": losses}
         state = {
             **checkpoint_state(self.boosted),
             "identity": self.identity,
@@ -458,8 +380,7 @@ class _Run:
             return []
         overflowed = [record.overflow for record in windows]
         heights = [_height(record, scaling.minimum) for record in windows]
-        rule = scaling.minimum, scaling.collapse_after
-        at, self.streak = collapsed_at(overflowed, heights, *rule, self.streak)
+        at, self.streak = collapsed_at(overflowed, heights, scaling.minimum, scaling.collapse_after, self.streak)
         if at is None or self.diverged:
             return []
         step, scale = windows[at].step, windows[at].loss_scale_after

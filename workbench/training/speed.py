@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from workbench.methods.protocol import GroupSchedule
 from workbench.optim.thor.optimizer import Thor
 from workbench.tasks import Task
 from workbench.training.setup import prepare
+
+T = TypeVar("T")
 
 _MEASURED_GROUPS = 5
 _DISTINCT_BATCHES = 8
@@ -101,7 +103,7 @@ def _measured_in_turns(
 ) -> SpeedRatio:
     """Measure two sides, of which the baseline is warm."""
     sides[1].warm_up()
-    rows, turns = [], take_turns(sides)
+    rows, turns = [], take_turns([side.block for side in sides])
     while True:
         rows.append(next(turns))
         measured = _answer(rows, rounds, precision, seed, stop) if ranks.rank() == 0 else None
@@ -146,22 +148,26 @@ def _measured_apart(makes: Sequence[Callable[[], TimedSide]], rounds: int, seed:
         columns.append([side.block() for _ in range(rounds)])
         cold = side.cold_seconds(float(np.median(columns[-1])))
         del side  # its memory is needed
-    measured = _answer([list(row) for row in zip(*columns, strict=True)], rounds, math.inf, seed, None)
+    measured = _answer(list(zip(*columns, strict=True)), rounds, math.inf, seed, None)
     assert measured is not None  # there are enough rounds
     return replace(measured, cold_ms=1e3 * cold)
 
 
-def take_turns(sides: Sequence[TimedSide]) -> Iterator[list[float]]:
-    """Yield the step times of round after round, endlessly; no side always follows the same other (A B, B A, ...)."""
+def take_turns(sides: Sequence[Callable[[], T]]) -> Iterator[tuple[T, ...]]:
+    """Yield what sides return round after round, endlessly; no side always follows the same other (A B, B A, ...)."""
     for number in itertools.count():
-        row = [0.0] * len(sides)
-        for index in np.roll(range(len(sides)), number):
-            row[index] = sides[index].block()
-        yield row
+        answers = {index: sides[index]() for index in np.roll(range(len(sides)), number).tolist()}
+        yield tuple(answers[index] for index in range(len(sides)))
+
+
+def fair_clock(device: torch.device) -> Callable[[], float]:
+    """Return processor time for one thread on a CPU, as on a machine that does nothing else; else time as it passes."""
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return time.process_time if alone else time.perf_counter
 
 
 def _answer(
-    rows: list[list[float]], rounds: int, precision: float, seed: int, stop: Callable[[], bool] | None
+    rows: Sequence[Sequence[float]], rounds: int, precision: float, seed: int, stop: Callable[[], bool] | None
 ) -> SpeedRatio | None:
     done = len(rows)
     if done < rounds and not (stop is not None and done >= 2 and stop()):

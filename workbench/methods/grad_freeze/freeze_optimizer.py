@@ -26,8 +26,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from workbench.core.compiled_graphs import allow_one_graph_per_group as allow_one_graph_per_group
 from workbench.core.torch_internals import mark_stepped
+from workbench.core.wrapped_model import allow_one_graph_per_group as allow_one_graph_per_group
 from workbench.methods.grad_freeze.group_arguments import (
     NOT_AN_OPTION,
     Groups,
