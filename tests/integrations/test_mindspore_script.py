@@ -16,7 +16,6 @@ import pytest
 from tests.interoperability.test_mindspore import VARIABLE, needs_mindspore
 from workbench.config import BoostConfig
 from workbench.integrations.float32_layers import float32_layers
-from workbench.integrations.mindspore_model import carried
 from workbench.integrations.scripts.set_up import SetUp
 from workbench.integrations.scripts.writing import write_script
 from workbench.loss_scale import ScalePolicy
@@ -32,52 +31,6 @@ FLOAT16 = PLAIN | {
     "schedule": {"shape": "cosine", "final": 0.1},
 }
 BOOSTED: dict[str, Any] = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": True}}
-MANAGER = "amp.DynamicLossScaleManager"
-
-
-@pytest.mark.parametrize(
-    ("set_up", "call", "arguments"),
-    [
-        (FLOAT16, MANAGER, {"init_loss_scale": 1024.0, "scale_factor": 4.0, "scale_window": 50}),
-        (FLOAT16, "Model", {"amp_level": "O2"}),
-        (FLOAT16, "nn.Momentum", {"learning_rate": 0.1, "momentum": 0.9}),
-        (BOOSTED, "Model", {"boost_level": "O1", "boost_config_dict": "the exported file"}),
-        (PLAIN | {"optimizer": {"name": "SGD"}}, "nn.SGD", {"learning_rate": 0.001}),
-        (
-            PLAIN | {"optimizer": {"name": "AdamW", "betas": [0.8, 0.9]}, "batch": {"factor": 4, "lr_rule": "sqrt"}},
-            "nn.AdamWeightDecay",
-            {"eps": 1e-8, "weight_decay": 0.01, "beta1": 0.8, "beta2": 0.9, "learning_rate": 0.002},
-        ),
-        (
-            PLAIN | {"loss_scale": {"kind": "fixed", "init": 8.0, "drop_overflow_update": False}},
-            "amp.FixedLossScaleManager",
-            {"loss_scale": 8.0, "drop_overflow_update": False},
-        ),
-        (
-            PLAIN | {"amp": {"level": "O2", "dtype": "bfloat16"}},
-            "amp.auto_mixed_precision",
-            {"amp_level": "O2", "dtype": "ms.bfloat16"},
-        ),
-    ],
-)
-def test_mindspore_s_names_carry(set_up: dict[str, Any], call: str, arguments: dict[str, Any]) -> None:
-    answer = carried(BoostConfig.from_dict(set_up))
-    assert (answer.arguments[call], dict(answer.left)) == (arguments, {})
-
-
-@pytest.mark.parametrize(
-    ("set_up", "path", "why"),
-    [
-        ({"optimizer": {"name": "Muon"}}, "optimizer.name", "no such optimizer"),
-        ({"optimizer": {"name": "thor", "damping": 0.2}}, "optimizer.damping", "no such optimizer"),
-        ({"regularization": {"weight_average": "ema"}}, "regularization.weight_average", "as they are"),
-        ({"runtime": {"compile": "default"}}, "runtime.compile", "by itself"),
-        ({"amp": {"level": "O2"}, "loss_scale": {"minimum": 4.0}}, "loss_scale.minimum", "floor of 1"),
-        ({"amp": {"level": "auto"}}, "amp.level", "the device decides"),
-    ],
-)
-def test_what_mindspore_lacks_says_why(set_up: dict[str, Any], path: str, why: str) -> None:
-    assert why in carried(BoostConfig.from_dict(PLAIN | set_up)).left[path]
 
 
 def text_of(set_up: dict[str, Any], **more: Any) -> str:

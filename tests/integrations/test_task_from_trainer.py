@@ -14,7 +14,7 @@ from transformers import Trainer
 
 from tests.kit.hugging_face import NO_METHODS, arguments, classifier, padded, sentences
 from tests.kit.runs import run_task
-from workbench import apply
+from workbench import apply, tune
 from workbench.config import BoostConfig
 from workbench.integrations.transformers import BoostedTrainer, task_from_trainer
 
@@ -123,3 +123,21 @@ def test_gradients_are_clipped_with_an_optimizer_of_the_set_ups_too(tmp_path: Pa
     boosted.step()
     moved = torch.cat([(b - p).flatten() for b, p in zip(before, model.parameters(), strict=True)]).norm().item()
     assert moved == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.long
+def test_a_search_from_a_trainer_finds_what_trains_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = sentences(512 + 256)
+    args = arguments(tmp_path / "out", max_steps=160, metric_for_best_model="accuracy")
+    held = {"train_dataset": data[:512], "eval_dataset": data[512:], "compute_metrics": accuracy}
+    result = tune(task_from_trainer(Trainer(classifier(), args, **held), name="texts"), minutes=1.5, confirm_seeds=4)
+    files = sorted((tmp_path / "studies" / "texts").rglob("boost_config.o1.json"))
+    assert files, result
+    config = BoostConfig.from_json(files[0])
+    before = Trainer(classifier(), args, **held)
+    before.train()
+    after = BoostedTrainer(classifier(), args, boost=config, **held)
+    after.train()
+    assert after.state.global_step > 0
+    assert after.evaluate()["eval_accuracy"] >= before.evaluate()["eval_accuracy"] - 0.05

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,73 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.config import BoostConfig
-from workbench.integrations.carried import choices
 from workbench.integrations.transformers import carried, training_arguments
 from workbench.methods.schedule.method import factor_at
 
 transformers = pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
 
 NONE = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
-NATIVE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "bfloat16": ({"amp": {"level": "O2", "dtype": "bfloat16"}}, {"bf16": True}),
-    "float16 with its usual scale": ({"amp": {"level": "O2"}}, {"fp16": True}),
-    "compiler": (
-        {"runtime": {"compile": "max-autotune"}},
-        {"torch_compile": True, "torch_compile_mode": "max-autotune"},
-    ),
-    "accumulation": (
-        {"boost": NONE["boost"] | {"grad_accumulation": True}, "grad_accumulation": {"grad_accumulation_step": 4}},
-        {"gradient_accumulation_steps": 4},
-    ),
-    "smoothing": ({"regularization": {"label_smoothing": 0.1}}, {"label_smoothing_factor": 0.1}),
-    "rate": (
-        {"optimizer": {"lr": 0.01, "betas": [0.8, 0.9]}},
-        {"learning_rate": 0.01, "adam_beta1": 0.8, "adam_beta2": 0.9},
-    ),
-    "SGD": (
-        {"optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9, "nesterov": True}},
-        {"optim": "sgd", "learning_rate": 0.1, "weight_decay": 0.0, "optim_args": "momentum=0.9,nesterov=true"},
-    ),
-    "data": ({"runtime": {"data": "prefetch"}}, {"dataloader_num_workers": 1}),
-}
-LEFT = {
-    "scale": ({"amp": {"level": "O2"}, "loss_scale": {"init": 1024.0}}, "amp.level", "dynamic loss scale"),
-    "fixed scale": ({"amp": {"level": "O2"}, "loss_scale": {"kind": "fixed"}}, "loss_scale.kind", "loss scale"),
-    "cast weights": ({"amp": {"level": "O3", "dtype": "bfloat16"}}, "amp.level", "casts no weights"),
-    "auto": ({"amp": {"level": "auto"}}, "amp.level", "depends on the device"),
-    "Muon": ({"optimizer": {"name": "Muon"}}, "optimizer.name", "no optimizer Muon"),
-    "freezing": ({"boost": NONE["boost"] | {"grad_freeze": True}}, "boost.grad_freeze", "no argument"),
-    "average": ({"regularization": {"weight_average": "ema"}}, "regularization.weight_average", "no argument"),
-    "growth": ({"curriculum": {"kind": "sequence"}}, "curriculum.kind", "no argument"),
-    "threads": ({"runtime": {"threads": 2}}, "runtime.threads", "torch.set_num_threads"),
-}
 
 
 def today(tmp_path: Path, **given: Any) -> Any:
     return transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], **given)
-
-
-@pytest.mark.parametrize("name", NATIVE)
-def test_a_choice_becomes_the_argument_that_says_the_same(name: str, tmp_path: Path) -> None:
-    values, expected = NATIVE[name]
-    found = carried(NONE | values)
-    assert found.is_whole, found.left
-    assert dict(found.arguments) == expected
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        assert training_arguments(NONE | values, today=today(tmp_path)) == expected
-
-
-@pytest.mark.parametrize("name", LEFT)
-def test_a_choice_without_an_argument_is_left_with_its_reason_and_named_in_a_warning(name: str, tmp_path: Path) -> None:
-    values, path, why = LEFT[name]
-    found = carried(NONE | values)
-    assert why in found.left[path]
-    assert not found.is_whole
-    assert {*found.carriers, *found.left} == set(choices(BoostConfig.from_dict(NONE | values).resolve("O1")))
-    with pytest.warns(UserWarning, match=rf"BoostedTrainer\(.*{path}.*{why}"):
-        training_arguments(NONE | values, today=today(tmp_path))
 
 
 SHORT = NONE | {

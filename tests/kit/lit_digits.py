@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from workbench.tasks.digits import digits_resnet
+from workbench.tasks.digits import ResNet
 
 
 def small_network() -> nn.Module:
@@ -22,7 +22,7 @@ def small_network() -> nn.Module:
 
 def residual_network() -> nn.Module:
     """Return a residual network with BatchNorms that can go."""
-    return digits_resnet().new_model()
+    return ResNet(widths=(8, 16), n_blocks=1)
 
 
 class LitDigits(LightningModule):

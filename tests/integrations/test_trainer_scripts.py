@@ -1,0 +1,99 @@
+"""A set-up as a script of another trainer: its arguments alone where they carry it, a class of ours where not."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.test_torch_scripts import PLAIN, QUICKSTART, trained_here, written
+from tests.kit.script_runs import run_script
+from workbench.config import BoostConfig
+
+QUIET: dict[str, dict[str, Any]] = {
+    "lightning": {
+        "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu",
+    },
+    "transformers": {"disable_tqdm": True, "use_cpu": True},
+}  # fmt: skip
+BFLOAT16 = PLAIN | {"amp": {"level": "O2", "dtype": "bfloat16"}}
+FREEZING: dict[str, Any] = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": True}}
+CONFIGS = {
+    "bfloat16": BoostConfig.from_dict(BFLOAT16),
+    "native": BoostConfig.from_dict(
+        BFLOAT16
+        | {
+            "optimizer": {"name": "AdamW", "lr": 0.005},
+            "schedule": {"length": 0.5, "shape": "linear"},
+            "batch": {"factor": 2.0, "lr_rule": "sqrt"},
+            "regularization": {"label_smoothing": 0.1},
+        }
+    ),
+    "own rate": BoostConfig.from_dict(PLAIN | {"optimizer": {"lr": 0.05}, "batch": {"factor": 2.0, "lr_rule": "sqrt"}}),
+    "quickstart": BoostConfig.from_json(QUICKSTART),
+    "freezing": BoostConfig.from_dict(FREEZING),
+    "freezing without norms": BoostConfig.from_dict({"boost": FREEZING["boost"] | {"less_bn": True}}),
+}
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "argument"),
+    [("lightning", "bfloat16", "precision='bf16-mixed'"), ("transformers", "native", "bf16=True")],
+)
+def test_arguments_alone_carry_what_they_can(framework: str, name: str, argument: str, tmp_path: Path) -> None:
+    worth = {"amp.level": "1.30 x as fast (95 % interval 1.20 to 1.40)"}
+    script = written(tmp_path, "digits-lenet", CONFIGS[name], 12, framework, worth=worth)
+    assert not script.why_ours
+    assert f"        {argument},  # 1.30 x as fast (95 % interval 1.20 to 1.40)\n" in script.text
+    assert "workbench import" not in script.text
+
+
+def test_a_rate_of_todays_optimizer_is_set_in_its_groups(tmp_path: Path) -> None:
+    own = written(tmp_path, "digits-lenet", CONFIGS["own rate"], 12, "transformers").text
+    assert 'group["lr"] = 0.0707' in own
+    assert "learning_rate=" not in own
+
+
+@pytest.mark.parametrize(
+    ("framework", "why", "ours"),
+    [
+        ("lightning", "Lightning has no counterpart for", "lightning import Boost\n"),
+        ("transformers", "no counterpart for runtime.memory_format", "transformers import BoostedTrainer\n"),
+    ],
+)
+def test_the_rest_goes_in_through_a_class_of_ours(framework: str, why: str, ours: str, tmp_path: Path) -> None:
+    script = written(tmp_path, "digits-resnet", CONFIGS["quickstart"], 12, framework)
+    assert why in script.why_ours
+    assert f"from workbench.integrations.{ours}" in script.text
+    assert framework != "lightning" or "callbacks=[boost]" in script.text
+
+
+def trained(framework: str, name: str, steps: int, *, long: bool = False) -> Any:
+    return pytest.param(framework, name, steps, marks=[pytest.mark.long] * long)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "name", "steps"),
+    [
+        trained("lightning", "bfloat16", 40),
+        trained("lightning", "quickstart", 16, long=True),
+        trained("lightning", "freezing without norms", 16, long=True),
+        trained("transformers", "native", 240),
+        trained("transformers", "own rate", 240, long=True),
+        trained("transformers", "quickstart", 180, long=True),
+        trained("transformers", "freezing", 60),
+    ],
+)
+def test_each_script_trains_in_its_trainer(framework: str, name: str, steps: int, tmp_path: Path) -> None:
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"needs the extra `{framework}`")
+    task = "digits-lenet" if name in ("bfloat16", "native", "own rate") else "digits-resnet"
+    script = written(tmp_path, task, CONFIGS[name], steps, framework)
+    refused = [] if script.why_ours else ["workbench"]
+    ran = run_script(tmp_path / script.name, without=refused, options=QUIET[framework], strict=False)
+    # The trainers shuffle by themselves, so that the run is another one of the same kind.
+    within = {"lightning": 0.03, "transformers": 0.06}[framework]
+    assert ran["metric"] == pytest.approx(trained_here(task, CONFIGS[name], steps)["metric"], abs=within)
