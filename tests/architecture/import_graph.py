@@ -7,12 +7,13 @@ never happen. ``importlib.import_module("a.b")`` counts when the name is written
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "Import", "home", "imports_below", "imports_of", "module_name"]
+__all__ = ["ROOT", "Import", "home", "imports_below", "imports_of", "module_name", "tree_of"]
 
 ROOT = Path(__file__).resolve().parents[2] / "workbench"
 PACKAGE = ROOT.name
@@ -55,19 +56,26 @@ def home(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """Return a source file as Python reads it, once per process."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
 def imports_of(path: Path, root: Path = ROOT) -> list[Import]:
     """Return what one source file imports, in the order of the file."""
     importer = module_name(path, root)
     package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
     found = []
-    for node in _running(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+    for node in _running(tree_of(path)):
         found += [Import(importer, target, path, node.lineno) for target in _targets(node, package, root)]
     return sorted(found, key=lambda entry: entry.line)
 
 
-def imports_below(root: Path = ROOT) -> list[Import]:
+@functools.cache
+def imports_below() -> tuple[Import, ...]:
     """Return every import of the package."""
-    return [entry for path in sorted(root.rglob("*.py")) for entry in imports_of(path, root)]
+    return tuple(entry for path in sorted(ROOT.rglob("*.py")) for entry in imports_of(path))
 
 
 def _running(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.Call]:

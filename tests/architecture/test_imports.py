@@ -111,8 +111,6 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "psutil": {"bench", "core", "runs"},
 }
 
-ALL_IMPORTS = imports_below()
-
 
 def breaks_an_arrow(entry: Import) -> bool:
     """Whether an import within the package points sideways or upward."""
@@ -147,7 +145,7 @@ def listed(offences: list[Import]) -> str:
 def test_every_package_has_a_place_in_the_table() -> None:
     present = {home(module_name(path)) for path in ROOT.rglob("*.py")}
     assert present <= set(MAY_IMPORT), f"give these a line in MAY_IMPORT: {sorted(present - set(MAY_IMPORT))}"
-    assert len(ALL_IMPORTS) > 500, "the graph was not read"
+    assert len(imports_below()) > 500, "the graph was not read"
 
 
 def test_the_arrows_of_the_table_have_no_cycle() -> None:
@@ -159,17 +157,17 @@ def test_the_arrows_of_the_table_have_no_cycle() -> None:
 
 
 def test_imports_point_only_downward() -> None:
-    offences = [entry for entry in ALL_IMPORTS if entry.is_ours and breaks_an_arrow(entry)]
+    offences = [entry for entry in imports_below() if entry.is_ours and breaks_an_arrow(entry)]
     assert not offences, listed(offences)
 
 
 def test_a_method_knows_no_other_method() -> None:
-    offences = [entry for entry in ALL_IMPORTS if meets_another_method(entry)]
+    offences = [entry for entry in imports_below() if meets_another_method(entry)]
     assert not offences, listed(offences)
 
 
 def test_every_library_is_imported_at_home_only() -> None:
-    offences = [entry for entry in ALL_IMPORTS if is_away_from_home(entry)]
+    offences = [entry for entry in imports_below() if is_away_from_home(entry)]
     assert not offences, listed(offences)
 
 
@@ -179,7 +177,7 @@ def test_every_imported_library_is_a_declared_dependency() -> None:
     distributions = metadata.packages_distributions()
     offences = [
         entry
-        for entry in ALL_IMPORTS
+        for entry in imports_below()
         if entry.is_third_party
         and entry.target.partition(".")[0] not in OPTIONAL
         and not declared & {canonical(name) for name in distributions.get(entry.target.partition(".")[0], [])}
@@ -241,22 +239,6 @@ def test_the_reader_sees_an_arrow_that_points_up(tmp_path: Path, source: str, ta
     found = [e for e in imports_of(root / source, root) if e.is_ours and breaks_an_arrow(e)]
     assert bool(found) is offends
     assert all(str(entry.path) == str(root / source) and entry.line == target.count("\n") + 1 for entry in found)
-
-
-def loaded_by(*arguments: str) -> set[str]:
-    """Return the top-level packages that a fresh interpreter has imported after running something."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
-    return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
-
-
-def test_help_loads_neither_torch_nor_plotly() -> None:
-    loaded = loaded_by("-m", "workbench", "--help")
-    assert "workbench" in loaded
-    assert not loaded & {"torch", "plotly", "optuna", "pandas", "sklearn"}
 
 
 LIGHT = {"torch", "plotly", "optuna", "pandas"}

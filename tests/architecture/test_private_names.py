@@ -8,7 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from tests.architecture.import_graph import ROOT
+from tests.architecture.import_graph import ROOT, tree_of
 
 # File -> why no public name does. The names of torch are in one file, with a reason each.
 KNOWN = {
@@ -33,10 +33,6 @@ DOCUMENTED = re.compile(r"_(foreach_\w+|indices|values|fields|asdict|replace|exi
 
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and not DOCUMENTED.fullmatch(name)
-
-
-def nodes_of(source: str) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(source)))
 
 
 def defined(nodes: Sequence[ast.AST]) -> Iterator[str]:
@@ -72,9 +68,7 @@ def used(nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 
 def test_private_names_of_other_libraries_are_few_and_known() -> None:
-    nodes = {
-        path.relative_to(ROOT).as_posix(): nodes_of(path.read_text(encoding="utf-8")) for path in ROOT.rglob("*.py")
-    }
+    nodes = {path.relative_to(ROOT).as_posix(): list(ast.walk(tree_of(path))) for path in ROOT.rglob("*.py")}
     ours = {name for of_file in nodes.values() for name in defined(of_file)} - OURS_AND_THEIRS
     found = defaultdict(set)
     for file, of_file in nodes.items():
@@ -98,4 +92,12 @@ from os import _exit
 trial._trial_id, self._storage, torch._foreach_add_(a, b), point._asdict()
 getattr(widget, "_dom_classes", ()), hasattr(widget, "__class__"), attrgetter("_cdata")
 """
-    assert list(used(nodes_of(source))) == ["_dynamo", "_rdb", "_Base", "_trial_id", "_dom_classes", "_cdata"]
+    nodes = list(ast.walk(ast.parse(source)))
+    assert list(used(nodes)) == [
+        "_dynamo",
+        "_rdb",
+        "_Base",
+        "_trial_id",
+        "_dom_classes",
+        "_cdata",
+    ]

@@ -16,21 +16,6 @@ from workbench.config import BoostConfig
 from workbench.runs import read_run
 
 
-def test_help_lists_every_command_and_needs_neither_torch_nor_plotly() -> None:
-    code = (
-        "import sys\n"
-        "from workbench.cli import main\n"
-        "try:\n    main(['--help'])\n"
-        "except SystemExit as ended:\n    assert not ended.code\n"
-        "heavy = {'torch', 'plotly', 'optuna', 'pandas', 'sklearn'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    names = ["tune", "status", "export", "train", "compare", "replay", "runs", "validate", "schema", "init", "doctor"]
-    assert all(f" {name} " in done.stdout for name in names)
-
-
 def test_version_is_printed(workbench: Command) -> None:
     outcome = workbench("--version")
     assert (outcome.code, outcome.out) == (0, f"{__version__}\n")

@@ -12,59 +12,58 @@ from tests.cli.conftest import Outcome
 from workbench.study.store.status_file import STATUS_NAME
 
 HEAVY = {"torch", "optuna", "pandas", "pyarrow", "plotly", "sklearn", "scipy", "sqlalchemy"}
-PROGRAM = """
+# Runs one command after the other; after each it says on a page of its own how it ended and what is loaded.
+PROGRAM = r"""
 import sys
 from workbench.cli import main
-try:
-    main(sys.argv[1:])
-except SystemExit as ended:
-    code = ended.code
-print(code, *sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+for command in sys.argv[1:]:
+    try:
+        main(command.split())
+    except SystemExit as ended:
+        code = ended.code
+    print("\f", code, *sorted({name.partition(".")[0] for name in sys.modules}), end="\f")
 """
+LOOKS = {
+    "status study": "3 of 3 trials finished",
+    "status study --json": '"n_trials": 3',
+    "validate study/result/boost_config.o1.json": "valid; at level O1",
+    "runs list .": "started (UTC)",
+    "runs list . --json": '"started"',
+}
+NAMES = ("tune", "status", "export", "train", "compare", "replay", "runs", "validate", "schema", "init", "doctor")
 
 
-def loaded_by(folder: Path, *arguments: str) -> tuple[str, set[str]]:
-    """Run a command in a process of its own; return what it printed and the packages it has loaded."""
-    command = [sys.executable, "-c", PROGRAM, *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
-    code, *packages = done.stderr.splitlines()[-1].split()
-    assert code == "0", done.stderr
-    return done.stdout, set(packages)
+def loaded_by(folder: Path, *commands: str) -> list[tuple[str, set[str]]]:
+    """Run commands in one fresh process; return what each printed, and the packages loaded by then."""
+    program = [sys.executable, "-c", PROGRAM, *commands]
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
+    pages = done.stdout.split("\f")
+    told = []
+    for printed, end in zip(pages[:-1:2], pages[1::2], strict=True):
+        code, *packages = end.split()
+        assert code == "0", done.stderr
+        told.append((printed, set(packages)))
+    return told
 
 
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        (("status", "study"), "3 of 3 trials finished"),
-        (("status", "study", "--json"), '"n_trials": 3'),
-        (("validate", "study/result/boost_config.o1.json"), "valid; at level O1"),
-        (("runs", "list", "."), "started (UTC)"),
-        (("runs", "list", ".", "--json"), '"started"'),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_a_command_that_looks_loads_nothing_heavy(
-    tuned_once: tuple[Path, Outcome], arguments: tuple[str, ...], shown: str
-) -> None:
-    printed, packages = loaded_by(tuned_once[0], *arguments)
-    assert shown in printed
-    assert not packages & HEAVY
-
-
-def test_help_draws_no_boxes(tmp_path: Path) -> None:
-    printed, packages = loaded_by(tmp_path, "--help")
-    assert "search, confirm, export" in " ".join(printed.split())  # sentences are whole
-    assert not packages & (HEAVY | {"rich", "numpy"})
+def test_commands_that_look_load_nothing_heavy_and_help_draws_no_boxes(tuned_once: tuple[Path, Outcome]) -> None:
+    (told, loaded), *looks = loaded_by(tuned_once[0], "--help", *LOOKS)
+    assert all(f" {name} " in told for name in NAMES)
+    assert "search, confirm, export" in " ".join(told.split()), "sentences are whole"
+    assert not loaded & (HEAVY | {"rich", "numpy"})
+    for (command, shown), (printed, packages) in zip(LOOKS.items(), looks, strict=True):
+        assert shown in printed, command
+        assert not packages & HEAVY, command
 
 
 @pytest.mark.slow
 def test_status_says_the_same_without_the_kept_file(tuned_once: tuple[Path, Outcome], tmp_path: Path) -> None:
-    folder = tuned_once[0]
-    kept = [loaded_by(folder, "status", "study", *more)[0] for more in ((), ("--json",))]
+    folder, commands = tuned_once[0], ("status study", "status study --json")
+    kept = loaded_by(folder, *commands)
     away = (folder / "study" / STATUS_NAME).rename(tmp_path / STATUS_NAME)
     try:
-        read = [loaded_by(folder, "status", "study", *more) for more in ((), ("--json",))]
+        read = loaded_by(folder, *commands)
     finally:
         away.rename(folder / "study" / STATUS_NAME)
     assert "optuna" in read[0][1]
-    assert kept == [printed for printed, _ in read]
+    assert [printed for printed, _ in kept] == [printed for printed, _ in read]

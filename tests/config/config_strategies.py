@@ -15,6 +15,7 @@ __all__ = ["config_dicts", "configs", "legal_values", "levels", "odd_values", "r
 repeatable = settings(
     deadline=None,
     derandomize=True,
+    max_examples=50,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from workbench.config import BoostConfig, ConfigError, GradFreezeConfig
+from workbench.config.boost_json import parse_json
 
 NAN = float("nan")
 
@@ -156,12 +157,10 @@ def test_broken_file_is_one_sentence(tmp_path: Path, content: bytes, sentence: s
 
 def test_every_prefix_of_a_file_is_refused(tmp_path: Path) -> None:
     config = BoostConfig.from_dict({"dim_reduce": {"pca_mat_path": 'räume\\"/ß'}, "provenance": {"shift": -1e-5}})
-    whole = config.save(tmp_path / "whole.json").read_bytes()
-    file = tmp_path / "half.json"
+    whole = config.save(tmp_path / "whole.json").read_text(encoding="ascii")
     for length in range(len(whole.rstrip())):
-        file.write_bytes(whole[:length])
         with pytest.raises(ConfigError, match=r"^half\.json: (ends too early, it looks half-written|is empty)"):
-            BoostConfig.from_json(file)
+            parse_json(whole[:length], "half.json")
 
 
 def test_missing_file_and_folder_are_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.config.config_strategies import config_dicts, configs, legal_values, odd_values, repeatable
@@ -43,7 +43,7 @@ def test_parameter_is_described_completely(info: ParameterInfo) -> None:
         assert info.optional
 
 
-@repeatable
+@settings(repeatable, max_examples=15)  # each draws a value of every parameter
 @given(st.data())
 def test_every_value_of_a_search_range_is_legal(data: st.DataObject) -> None:
     values: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.kit.callbacks import AtStepEnd
-from tests.kit.chains import chain
+from tests.kit.chains import assert_same_bits, chain
 from tests.online.recommender import Recommender, new_recommender, stream
 from workbench.core.records import EventKind
 from workbench.mindspore.callbacks import Callback, RunContext
@@ -33,10 +33,6 @@ ACCUMULATION: dict[str, Any] = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
     "grad_accumulation": {"grad_accumulation_step": 2},
 }
-
-
-def weights(model: Model) -> list[Tensor]:
-    return [parameter.detach() for parameter in model.predict_network.parameters()]
 
 
 def clicks(n: int) -> list[tuple[Tensor, Tensor]]:
@@ -64,12 +60,12 @@ def test_a_stream_has_the_bits_of_a_models_epoch(arguments: dict[str, Any]) -> N
     one.train(1, clicks(24))
     summary = other.online_train(iter(clicks(24)), prequential=Prequential(100, every=3), queue_size=2)
     assert summary.n_steps == 24
-    assert all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(weights(one), chain(n_in=3, n_out=1).parameters(), strict=True))
+    assert_same_bits(one.predict_network, other.predict_network)
+    assert not torch.equal(next(one.predict_network.parameters()), next(chain(n_in=3, n_out=1).parameters()))
 
 
 def test_a_stream_is_trained_on_with_smoothed_labels_where_the_configuration_asks_for_it() -> None:
-    def trained(smoothing: float, kind: type[Model]) -> list[Tensor]:
+    def trained(smoothing: float, kind: type[Model]) -> nn.Linear:
         torch.manual_seed(4)
         network = nn.Linear(3, 2)
         settings = {"boost": {"mode": "disable_all"}, "regularization": {"label_smoothing": smoothing}}
@@ -80,11 +76,11 @@ def test_a_stream_is_trained_on_with_smoothed_labels_where_the_configuration_ask
             model.online_train(iter(data))
         else:
             model.train(1, data)
-        return [parameter.detach().clone() for parameter in network.parameters()]
+        return network
 
     smooth, same, sharp = trained(0.2, Model), trained(0.2, RecModel), trained(0.0, RecModel)
-    assert all(torch.equal(one, other) for one, other in zip(smooth, same, strict=True))
-    assert not torch.equal(smooth[0], sharp[0])
+    assert_same_bits(smooth, same)
+    assert not torch.equal(smooth.weight, sharp.weight)
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense gradients", "sparse gradients"])
@@ -103,7 +99,7 @@ def test_float16_with_a_dynamic_scale_skips_what_overflows(sparse: bool, tmp_pat
     assert steps["loss_scale"].iloc[-1] < 2.0**30
     assert steps["grad_norm"].iloc[-1] > 0
     assert look.values == steps["overflow"].tolist()
-    assert all(bool(weight.isfinite().all()) for weight in weights(model))
+    assert all(bool(weight.isfinite().all()) for weight in model.predict_network.parameters())
 
 
 def test_sparse_gradients_have_the_bits_of_a_loop_by_hand() -> None:
@@ -118,7 +114,7 @@ def test_sparse_gradients_have_the_bits_of_a_loop_by_hand() -> None:
         optimizer.step()
     torch.manual_seed(8)
     model.online_train(stream(seed=1, start=0, n=20))
-    assert all(torch.equal(a, b) for a, b in zip(weights(model), twin.parameters(), strict=True))
+    assert_same_bits(model.predict_network, twin)
 
 
 def test_a_run_directory_keeps_the_figures_and_the_drift(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as oracle
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ RECORDS = st.lists(
 )
 
 
+@settings(max_examples=50)
 @given(RECORDS)
 @example([(0.5, True), (0.5, False)])
 @example([])
@@ -40,6 +41,7 @@ def test_the_area_is_scikit_learns(records: list[tuple[float, bool]]) -> None:
         assert exact_auc(-scores, positive) == pytest.approx(1 - area, abs=1e-12)
 
 
+@settings(max_examples=30)
 @given(st.lists(RECORDS, max_size=12), st.integers(2, 25))
 def test_the_figures_are_those_of_exactly_the_last_records(steps: list[list[tuple[float, bool]]], window: int) -> None:
     judged = Prequential(window, every=1)

@@ -36,7 +36,7 @@ def same(one: ClickBatch, other: ClickBatch) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(seed=st.integers(0, 2**40), start=st.integers(0, 10**9), skip=st.integers(0, 150), size=st.integers(1, 100))
 def test_a_stream_opened_anywhere_continues_itself(seed: int, start: int, skip: int, size: int) -> None:
     def opened(at: int) -> Any:

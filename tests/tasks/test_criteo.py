@@ -45,7 +45,7 @@ def reader_of(content: bytes, **options: Any) -> CriteoReader:
     return CriteoReader(io.BytesIO(content), **options)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(records=st.lists(RECORD, max_size=4))
 def test_records_are_read_as_they_were_written(records: list[Any]) -> None:
     ids, numbers, labels, bad = parse_lines([line_of(record) for record in records])
@@ -59,7 +59,7 @@ def test_records_are_read_as_they_were_written(records: list[Any]) -> None:
         assert ids[row].tolist() == expected
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(
     lines=st.lists(
         st.one_of(
@@ -86,7 +86,7 @@ def test_no_line_whatever_is_fatal_and_none_is_lost(lines: list[bytes], size: in
         assert torch.equal(ids >> FIELD_SHIFT, torch.arange(26).expand_as(ids))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(good=st.lists(st.booleans(), max_size=12), size=st.integers(1, 4))
 def test_reading_goes_on_after_any_batch(good: list[bool], size: int) -> None:
     content = b"".join(plain(i) if ok else b"junk\n" for i, ok in enumerate(good))

@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 from torch import nn
 
 from tests.kit.plain_training import trained
 from workbench.tasks import load_task
-from workbench.tasks.digits import ResNet, load_images, split_indices
+from workbench.tasks.digits import ResNet, load_images, read_digits, split_indices
 
 TASKS = ["digits-lenet", "digits-resnet"]
+
+
+@pytest.fixture
+def unread() -> Iterator[None]:
+    """Let the digits be read anew."""
+    read_digits.cache_clear()
+    yield
+    read_digits.cache_clear()
+
+
+@pytest.mark.usefixtures("unread")
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_the_digits_are_scikit_learns_also_of_a_release_that_keeps_its_data_elsewhere(
+    is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if is_elsewhere:
+        elsewhere = importlib.util.find_spec("sklearn")
+        assert elsewhere is not None
+        elsewhere.submodule_search_locations = [str(tmp_path)]
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: elsewhere)
+    pixels, classes = read_digits()
+    np.testing.assert_array_equal(pixels, load_digits().data)
+    np.testing.assert_array_equal(classes, load_digits().target)
+    assert classes.dtype == np.int64
+
+
+@pytest.mark.long
+def test_scikit_learn_is_not_imported_for_them() -> None:
+    program = "import sys, workbench.tasks.digits as digits; digits.read_digits(); print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "numpy" in said.split()
+    assert "sklearn" not in said.split()
 
 
 @settings(max_examples=30, deadline=None)

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from workbench.tasks import ShuffledBatches, TaskError
 from workbench.tasks.batches import (
@@ -49,6 +49,15 @@ def points_with_global_shuffle(seed: int) -> Iterator[Tensor]:
         yield order[start : start + SIZE] + 100 * seed
 
 
+class Counted:
+    """A source that can start anywhere by itself."""
+
+    def stream(self, start: int) -> Iterator[Tensor]:
+        while True:
+            yield torch.tensor([start])
+            start += 1
+
+
 def no_seed() -> list[Tensor]:
     return []
 
@@ -68,6 +77,7 @@ SOURCES = {
     "iterable data set": lambda: DataLoader(CountingStream(), batch_size=SIZE),
     "generator function of a seed": lambda: points_with_global_shuffle,
     "function of seed and epoch": lambda: points_by_epoch,
+    "seekable": Counted,
     "function that returns a loader": lambda: (
         lambda seed: DataLoader(TensorDataset(torch.arange(N) + seed), batch_size=SIZE, shuffle=True)
     ),
@@ -79,7 +89,7 @@ def taken(stream: Iterator[Any], n: int) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**31), start=st.integers(0, 13))
 def test_a_stream_begun_at_any_position_is_the_stream_without_what_came_before(
     kind: str, seed: int, start: int
@@ -95,7 +105,7 @@ def test_the_same_object_gives_the_same_stream_twice(kind: str) -> None:
     assert taken(endless_batches(source, 3), 9) == taken(endless_batches(source, 3), 9)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SOURCES if kind not in ("list", "iterable data set")])
+@pytest.mark.parametrize("kind", [kind for kind in SOURCES if kind not in ("list", "iterable data set", "seekable")])
 def test_epochs_and_seeds_differ(kind: str) -> None:
     source = SOURCES[kind]()
     first, second = taken(endless_batches(source, 0), 9), taken(endless_batches(source, 1), 9)
@@ -107,7 +117,7 @@ def test_epochs_and_seeds_differ(kind: str) -> None:
 @pytest.mark.parametrize("kind", SOURCES)
 def test_drawing_batches_leaves_the_global_generators_alone(kind: str) -> None:
     stream = endless_batches(SOURCES[kind](), 0)
-    evaluation = EvaluationBatches(SOURCES[kind](), 0)
+    evaluation = EvaluationBatches(SOURCES["list" if kind == "seekable" else kind](), 0)
 
     def drawn() -> tuple[float, float, float]:
         return torch.rand(()).item(), float(np.random.rand()), random.random()  # noqa: NPY002  # the global one is meant
@@ -185,3 +195,48 @@ def test_neighbouring_seeds_and_epochs_mix_to_different_seeds() -> None:
     mixed = {mixed_seed(seed, epoch) for seed in range(30) for epoch in range(30)}
     assert len(mixed) == 900
     assert all(0 <= value < 2**63 for value in mixed)
+
+
+# What each of several ranks gets of one stream.
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", SOURCES)
+@settings(max_examples=20)
+@given(n_ranks=st.integers(1, 7), start=st.integers(0, 9))
+def test_the_shares_of_all_ranks_are_the_stream_dealt_out(kind: str, n_ranks: int, start: int) -> None:
+    source, per_rank = SOURCES[kind](), 4
+    whole = taken(endless_batches(source, 7), (start + per_rank) * n_ranks)
+    for rank in range(n_ranks):
+        got = taken(endless_batches(source, 7, start, rank, n_ranks), per_rank)
+        assert got == whole[start * n_ranks + rank :: n_ranks][:per_rank]
+
+
+def distributed_loader(rank: int, n_ranks: int) -> DataLoader[Any]:
+    data = TensorDataset(torch.arange(12.0))
+    return DataLoader(data, batch_size=2, sampler=DistributedSampler(data, num_replicas=n_ranks, rank=rank))
+
+
+@pytest.mark.parametrize("as_function", [False, True], ids=["a loader", "a function of a seed"])
+def test_a_distributed_sampler_is_not_shared_out_again(as_function: bool) -> None:
+    shares = []
+    for rank in range(2):
+        own = distributed_loader(rank, 2)
+        source = (lambda seed, own=own: own) if as_function else own
+        shares.append([x for batch in taken(endless_batches(source, 7, 0, rank, 2), 3) for x in batch])
+    assert sorted(shares[0] + shares[1]) == list(range(12)), "together one epoch, nothing twice"
+
+
+def test_a_distributed_sampler_resumes_in_its_own_batches() -> None:
+    source = distributed_loader(1, 2)
+    assert taken(endless_batches(source, 7, 2, 1, 2), 4) == taken(endless_batches(source, 7, 0, 1, 2), 6)[2:]
+
+
+def test_a_sampler_for_other_ranks_is_refused_and_for_one_leaves_sharing_to_us() -> None:
+    with pytest.raises(TaskError, match="the sampler of `train` shares the data between 3 ranks, but 2 train"):
+        next(endless_batches(distributed_loader(0, 3), 7, 0, 0, 2))
+    source = distributed_loader(0, 1)
+    whole = taken(endless_batches(source, 7), 6)
+    assert [taken(endless_batches(source, 7, 0, rank, 2), 3) for rank in range(2)] == [whole[0::2], whole[1::2]]
+    with pytest.raises(TaskError, match=r"`evaluate` must yield all samples, since rank 0 evaluates alone"):
+        list(EvaluationBatches(lambda seed: distributed_loader(0, 2), 0))

@@ -43,7 +43,6 @@ def digits_autoencoder() -> Task:
         metric="loss",
         # Version 1 trained at a rate of 0.01, at which three of six seeds diverged: not the same task.
         data_hash=f"sklearn.datasets.load_digits pixels, version 2 sha256:{digest_of_batches([load_pixels()])}",
-        description="deep autoencoder of scikit-learn's handwritten digits",
         steps=600,
     )
 

@@ -43,7 +43,6 @@ def clicks() -> Task:
         evaluate=_evaluation_batches,
         metric="auroc",
         data_hash=f"workbench.tasks.click_law sha256:{digest_of_batches(_TrainingClicks(0), 8)}",
-        description="recommender on an endless synthetic click stream with drift",
     )
 
 

@@ -30,15 +30,15 @@ _PIXEL_MEAN, _PIXEL_SPREAD = 4.884, 6.017  # over all images, in grey levels 0..
 
 def digits_resnet() -> Task:
     """Return the task of a ResNet-20 on the digits: SGD with momentum, warm-up and cosine."""
-    return _digits_task("digits-resnet", ResNet, 0.05, "ResNet-20 with BatchNorm on scikit-learn's handwritten digits")
+    return _digits_task("digits-resnet", ResNet, 0.05)
 
 
 def digits_lenet() -> Task:
     """Return the task of a small LeNet on the digits: SGD with momentum, warm-up and cosine."""
-    return _digits_task("digits-lenet", LeNet, 0.1, "LeNet on scikit-learn's handwritten digits")
+    return _digits_task("digits-lenet", LeNet, 0.1)
 
 
-def _digits_task(name: str, model: type[nn.Module], learning_rate: float, description: str) -> Task:
+def _digits_task(name: str, model: type[nn.Module], learning_rate: float) -> Task:
     return Task(
         name=name,
         model=model,
@@ -49,7 +49,6 @@ def _digits_task(name: str, model: type[nn.Module], learning_rate: float, descri
         metric="accuracy",
         scheduler=functools.partial(warmup_cosine, warmup_share=0.1),
         data_hash=f"sklearn.datasets.load_digits sha256:{digest_of_batches(load_images())}",
-        description=description,
         steps=180,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import functools
 import hashlib
 import importlib
 import inspect
@@ -58,7 +59,7 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
     if spec in BUILT_IN:
         module = importlib.import_module(built_in_module(spec))
         task: Task = getattr(module, spec.replace("-", "_"))()
-        return dataclasses.replace(task, spec=spec)
+        return dataclasses.replace(task, spec=spec, description=BUILT_IN[spec])
     kind, colon, place = spec.partition(":")
     if colon and kind in _KINDS_OF_DATA:
         return _task_of_data(kind, place, folder)
@@ -115,10 +116,16 @@ def task_sources(task: Task) -> dict[str, str]:
     if home is None:
         return {}
     foreign = re.compile(r"/(site|dist)-packages/|/workbench/|/lib/python3")
-    files = {Path(file).resolve() for module in [*sys.modules.values()] if (file := getattr(module, "__file__", None))}
-    beside = [path for path in files if path.suffix == ".py" and path.is_relative_to(home.parent)]
+    named = {getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]}
+    files = {_resolved(file) for file in named if file.endswith(".py")}
+    beside = [path for path in files if path.is_relative_to(home.parent)]
     ours = {home, *(path for path in beside if not foreign.search(f"/{path.relative_to(home.parent).as_posix()}"))}
     return {path.relative_to(home.parent).as_posix(): _code_digest(path) for path in sorted(ours)}
+
+
+@functools.cache
+def _resolved(file: str) -> Path:
+    return Path(file).resolve()  # the file of a module, one of thousands
 
 
 def _file_of(task: Task) -> Path | None:

@@ -40,7 +40,6 @@ def topics_gpt() -> Task:
         metric="bits_per_byte",
         scheduler=functools.partial(warmup_cosine, warmup_share=0.1, floor=0.1),
         data_hash=f"pydoc_data.topics of Python {platform.python_version()} sha256:{digest_of_batches([load_text()])}",
-        description="byte-level transformer on the text of Python's help topics",
         steps=300,
     )
 

@@ -59,7 +59,7 @@ _SHORT = frozenset({torch.float16, torch.bfloat16})
 _STATEFUL = ("optimizer", "loss_scaling", "window", "update")
 
 #: Called at the end of every window with the trained parameters that have gradients, before the update.
-GradientObserver = Callable[[list[nn.Parameter]], None]
+GradientObserver = Callable[[list[nn.Parameter]], object]
 
 
 class Boosted:
@@ -349,6 +349,11 @@ class Boosted:
         average = contextlib.nullcontext() if self._average is None else self._average.in_place(model, self.precision)
         with average, self.methods.evaluating(model):
             yield
+
+    def weights_to_use(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return copies of what a module that holds the model saves, with the weights to use."""
+        with self.evaluating():
+            return {name: value.clone() for name, value in module.state_dict().items()}
 
     def distribute(self, *, ddp: bool = False, **options: Any) -> nn.Module:
         """Let all ranks train together, between ``apply`` and the first step.

@@ -194,17 +194,11 @@ class _RunBatches:
         if end == self._ends[-1] and not self._is_over:
             self._is_over = True
             next(self._stream, None)  # ends it, and with it the settings of the process that hold while it lasts
-            _leave_the_weights_to_use(self._boosted)
+            self._boosted.finish()
+            self._boosted.model.load_state_dict(self._boosted.weights_to_use(self._boosted.model))
 
     def _end(self) -> int:
         return next((end for end in self._ends if end > self._boosted.step_index), self._ends[-1])
-
-
-def _leave_the_weights_to_use(boosted: Boosted) -> None:
-    boosted.finish()
-    with boosted.evaluating():
-        weights = {name: value.clone() for name, value in boosted.model.state_dict().items()}
-    boosted.model.load_state_dict(weights)
 
 
 def _computing(boosted: Boosted) -> nn.Module:

@@ -6,12 +6,10 @@ accumulation, averaging over ranks and the update are the boosted step's. So `pr
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -126,13 +124,9 @@ def prepare(
     if ranks.world_size() > 1:
         boosted.distribute()
     if max_grad_norm is not None:
-        boosted.observer = functools.partial(_clip, max_grad_norm)
+        boosted.observer = lambda parameters: nn.utils.clip_grad_norm_(parameters, max_grad_norm)
     accelerator.register_for_checkpointing(boosted)
     return boosted, shared
-
-
-def _clip(max_norm: float, parameters: list[nn.Parameter]) -> None:
-    torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
 def _conflict(accelerator: Accelerator, config: BoostConfig) -> str:

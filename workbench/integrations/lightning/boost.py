@@ -146,9 +146,7 @@ class Boost(Callback):
         """Leave the module with the weights to use, and the trainer with its own limits."""
         if stage != "fit" or self.boosted is None:
             return
-        with self.boosted.evaluating():
-            weights = {name: value.clone() for name, value in pl_module.state_dict().items()}
-        pl_module.load_state_dict(weights)
+        pl_module.load_state_dict(self.boosted.weights_to_use(pl_module))
         self._is_over = True
         if self._limits is not None:
             trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = self._limits
@@ -157,8 +155,7 @@ class Boost(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the weights to use; those to train on with are in the plugin's state."""
         if self.boosted is not None and not self._is_over:
-            with self.boosted.evaluating():
-                checkpoint["state_dict"] = {name: value.clone() for name, value in pl_module.state_dict().items()}
+            checkpoint["state_dict"] = self.boosted.weights_to_use(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put averaged weights in place."""

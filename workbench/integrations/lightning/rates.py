@@ -61,8 +61,4 @@ def course_of(
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-    return functools.partial(_going_through, course)
-
-
-def _going_through(course: list[tuple[float, ...]], optimizer: Optimizer, updates: int) -> LambdaLR:
-    return stretched(optimizer, updates, course)
+    return functools.partial(stretched, course=course)

@@ -77,18 +77,19 @@ def _copied(path: Path, attribute: str) -> OwnCode:
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
             replaced[node.lineno] = (node.end_lineno or node.lineno, [])
         elif isinstance(node, ast.ImportFrom) and _is_ours(node.module):
-            if why := _unknown_names(node):
-                return loaded(f"{path}:{attribute}", f"{path.name} {why}")
+            if others := [one.name for one in node.names if one.name != "Task"]:
+                why = f"{path.name} imports {', '.join(others)} from {node.module}"
+                return loaded(f"{path}:{attribute}", why)
             used = [f"from types import SimpleNamespace as {one.asname or one.name}" for one in node.names]
             replaced[node.lineno] = (node.end_lineno or node.lineno, used)
         elif isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
             replaced[node.lineno] = (node.end_lineno or node.lineno, [])
-    for found in _imported(tree):
-        is_known = any(first <= found.lineno <= last for first, (last, _) in replaced.items())
-        beside = path.parent / f"{found.name}.py"
-        if _is_ours(found.name) and not is_known:
-            return loaded(f"{path}:{attribute}", f"{path.name} imports {_PACKAGE} in line {found.lineno}")
-        if beside.is_file() and any(_is_ours(one.name) for one in _imported(ast.parse(beside.read_text("utf-8")))):
+    for name, number in _imported(tree):
+        is_known = any(first <= number <= last for first, (last, _) in replaced.items())
+        beside = path.parent / f"{name}.py"
+        if _is_ours(name) and not is_known:
+            return loaded(f"{path}:{attribute}", f"{path.name} imports {_PACKAGE} in line {number}")
+        if beside.is_file() and any(_is_ours(one) for one, _ in _imported(ast.parse(beside.read_text("utf-8")))):
             return loaded(f"{path}:{attribute}", f"{beside.name}, which {path.name} imports, imports {_PACKAGE}")
     kept: list[str] = []
     number = 1
@@ -97,34 +98,24 @@ def _copied(path: Path, attribute: str) -> OwnCode:
         kept += instead
         number = last + 1
     needs = [f"__file__ = {str(path)!r}"] if "__file__" in source else []
-    has_neighbours = any((path.parent / f"{one.name}.py").is_file() for one in _imported(tree))
+    has_neighbours = any((path.parent / f"{name}.py").is_file() for name, _ in _imported(tree))
     needs += ["import sys", "", f"sys.path.insert(0, {str(path.parent)!r})"] if has_neighbours else []
     is_function = any(isinstance(node, ast.FunctionDef) and node.name == attribute for node in tree.body)
     text = "\n".join([*needs, *kept]).strip("\n")
     return OwnCode((), text, f"{attribute}()" if is_function else attribute, f"copied from {path.name}")
 
 
-@dataclass(frozen=True)
-class _Import:
-    name: str  # of the first package
-    lineno: int
-
-
-def _imported(tree: ast.AST) -> Iterator[_Import]:
+def _imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield the packages that a file imports, each with its line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (_Import(one.name.partition(".")[0], node.lineno) for one in node.names)
+            yield from ((one.name.partition(".")[0], node.lineno) for one in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield _Import(node.module.partition(".")[0], node.lineno)
+            yield node.module.partition(".")[0], node.lineno
 
 
 def _is_ours(module: str | None) -> bool:
     return (module or "").partition(".")[0] == _PACKAGE
-
-
-def _unknown_names(node: ast.ImportFrom) -> str:
-    others = [one.name for one in node.names if one.name != "Task"]
-    return f"imports {', '.join(others)} from {node.module}" if others else ""
 
 
 def _gathered(module: ModuleType, name: str, spec: str) -> OwnCode:

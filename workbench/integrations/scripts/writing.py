@@ -7,7 +7,7 @@ import functools
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jinja2
@@ -73,22 +73,12 @@ FRAMEWORKS: Mapping[str, Framework] = {
 class Script:
     """A set-up in the words of a framework."""
 
-    framework: str
-    target: str  # the export: "o1"
     name: str  # of the file
     text: str
+    sentence: str  # what the file needs
     carried: Carried
     why_ours: str  # why it needs this package, a clause; empty where it does not
-    is_complete: bool = True  # False where the user has to fill in what is trained
-
-    @property
-    def sentence(self) -> str:
-        """Say what the file needs."""
-        if not FRAMEWORKS[self.framework].trains_torch:
-            left = f", and goes without {', '.join(self.carried.left)}" if self.carried.left else ""
-            return f"it needs your network and dataset in {FRAMEWORKS[self.framework].title}{left}"
-        needs = f"it needs {_PACKAGE}, because {self.why_ours}" if self.why_ours else f"it needs nothing of {_PACKAGE}"
-        return needs if self.is_complete else f"{needs}; fill in the section on your model and data"
+    is_complete: bool  # False where the user has to fill in what is trained
 
 
 def write_script(framework: str, set_up: SetUp) -> Script:
@@ -112,17 +102,19 @@ def write_script(framework: str, set_up: SetUp) -> Script:
     if set_up.task is not None and clash - {"task"}:
         own = loaded(set_up.task.spec, f"the task's file and this one both define {', '.join(sorted(clash))}")
         body = _rendered(template, world, set_up, answer, own, pieces)
-    whys = [
-        ""
-        if answer.is_whole or not world.trains_torch
-        else f"{world.title} has no counterpart for {', '.join(answer.left)}"
-    ]
-    whys.append(own.why_ours if own.is_complete else "")
-    name, why = file_name(framework, set_up.target), "; and ".join(one for one in whys if one)
-    script = Script(framework, set_up.target, name, "", answer, why, own.is_complete)
-    text = f"{_docstring(world, set_up, script)}\n\n{_imports(body, own, world)}\n\n{body.strip()}\n"
+    left = ", ".join(answer.left)
+    whys = [f"{world.title} has no counterpart for {left}"] if left and world.trains_torch else []
+    whys += [own.why_ours] if own.why_ours and own.is_complete else []
+    name, why = file_name(framework, set_up.target), "; and ".join(whys)
+    if not world.trains_torch:
+        sentence = f"it needs your network and dataset in {world.title}{f', and goes without {left}' if left else ''}"
+    else:
+        sentence = f"it needs {_PACKAGE}, because {why}" if why else f"it needs nothing of {_PACKAGE}"
+        sentence += "" if own.is_complete else "; fill in the section on your model and data"
+    docstring = _docstring(world, set_up, sentence, answer)
+    text = f"{docstring}\n\n{_imports(body, own, world)}\n\n{body.strip()}\n"
     ast.parse(text, name)  # what is not Python is our mistake, and shows here
-    return replace(script, text=text)
+    return Script(name, text, sentence, answer, why, own.is_complete)
 
 
 def framework_of(name: str) -> Framework:
@@ -155,7 +147,7 @@ def _rendered(template: str, world: Framework, set_up: SetUp, answer: Carried, o
             passes=set_up.passes,
             worths=worths,
             micro_batches=ACCUMULATION[0],
-            config_file=config_file(set_up.target),
+            config_file=f"boost_config.{set_up.target}.json",
             chosen=choices(set_up.plan),
             own_changes=torch_loop.carried(set_up.config, level=set_up.level).arguments.get(
                 "optimizer.param_groups", {}
@@ -168,16 +160,11 @@ def _rendered(template: str, world: Framework, set_up: SetUp, answer: Carried, o
     return re.sub(r"\n{4,}", "\n\n\n", body)
 
 
-def config_file(target: str) -> str:
-    """Return what an exported configuration is called."""
-    return f"boost_config.{target}.json"
-
-
-def _docstring(world: Framework, set_up: SetUp, script: Script) -> str:
+def _docstring(world: Framework, set_up: SetUp, sentence: str, answer: Carried) -> str:
     said = [f"Train {'a model of yours' if set_up.task is None else set_up.task.name} in the set-up that was found."]
     said += [set_up.headline] if set_up.headline else []
-    said.append(f"{script.sentence[0].upper()}{script.sentence[1:]}.")
-    others = [f"* {path}: {why}" for path, why in script.carried.left.items()]
+    said.append(f"{sentence[0].upper()}{sentence[1:]}.")
+    others = [f"* {path}: {why}" for path, why in answer.left.items()]
     if others:
         said.append("\n".join([f"What {world.title} has no counterpart for:", "", *others]))
     text = "\n\n".join(textwrap.fill(one, 116) if "\n" not in one else one for one in said)

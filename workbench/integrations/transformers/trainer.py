@@ -191,9 +191,7 @@ class BoostedTrainer(Trainer):
         assert boosted is not None
         if not self._is_final:
             model = unwrapped(boosted.model)
-            with boosted.evaluating():
-                weights = {name: value.clone() for name, value in model.state_dict().items()}
-            model.load_state_dict(weights)
+            model.load_state_dict(boosted.weights_to_use(model))
             self._is_final = True
         boosted.finish()
         return result
