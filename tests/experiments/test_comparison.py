@@ -16,7 +16,7 @@ from workbench.runs import read_run
 from workbench.training import compare as comparison
 from workbench.training import run as training
 from workbench.training.compare import Comparison, Side, compare_configs
-from workbench.training.run import RunProgress, RunRequest, RunResult
+from workbench.training.run import RunRequest, RunResult
 from workbench.training.speed import SpeedRatio
 
 CPU = torch.device("cpu")
@@ -43,7 +43,9 @@ def compare(sides: list[Side], metric: str = "accuracy", **options: Any) -> Comp
 
 
 def test_every_pair_is_two_runs_with_the_same_seed(tmp_path: Path, measured: list[Any]) -> None:
-    result = compare([BASE, OTHER], out=tmp_path)
+    told: list[str] = []
+    result = compare([BASE, OTHER], out=tmp_path, on_progress=lambda label, _: told.append(label))
+    assert list(dict.fromkeys(told)) == [f"{side}, seed {seed}" for seed in (3, 4) for side in ("A.json", "B.json")]
     assert (result.task, result.metric, result.steps, result.seeds) == ("small", "accuracy", 30, (3, 4))
     base, other = result.sides
     for side, config in ((base, BASE), (other, OTHER)):
@@ -103,14 +105,6 @@ def test_a_seed_that_diverged_on_one_side_is_no_pair(monkeypatch: pytest.MonkeyP
     assert side.drop.n_pairs == 1
     only = compare([BASE, OTHER], seeds=[3])
     assert only.sentences()[0].endswith("on both sides; B.json diverged on 1 of 1 seeds.")
-
-
-def test_progress_names_side_and_seed(measured: list[Any]) -> None:
-    told: list[tuple[str, RunProgress]] = []
-    compare([BASE, OTHER], on_progress=lambda label, progress: told.append((label, progress)))
-    assert list(dict.fromkeys(label for label, _ in told)) == [
-        f"{side}, seed {seed}" for seed in (3, 4) for side in ("A.json", "B.json")
-    ]
 
 
 def test_too_little_to_compare_is_refused() -> None:

@@ -13,6 +13,8 @@ import torch
 
 from tests.experiments.small_tasks import small_task
 from workbench.config import BoostConfig, ConfigError
+from workbench.figures import dim_reduce_numbers
+from workbench.report.dim_reduce_report import read_pairs, write_dim_reduce_report
 from workbench.runs import read_run
 from workbench.tasks import load_task
 from workbench.training.run import RunResult
@@ -26,29 +28,28 @@ REDUCED = BoostConfig.from_dict(
 )
 
 
-def test_every_seed_is_recorded_and_trained_from_the_same_start(tmp_path: Path) -> None:
+def test_every_seed_is_recorded_and_trained_from_the_same_start_and_the_page_says_so(tmp_path: Path) -> None:
     task = small_task(metric="loss")
     told: list[str] = []
     runs = train_in_subspace(
         task,
         WARM_UP,
         REDUCED,
-        seeds=[3, 4],
+        seeds=[11, 2],
         steps=12,
         reduced_steps=6,
-        out=tmp_path,
+        out=tmp_path / "runs",
         evaluate_every=2,
         device=CPU,
         on_progress=lambda name, progress: told.append(name),
     )
-    assert [one.seed for one in runs] == [3, 4]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("dim-reduce-3", "dim-reduce-4", "warm-up-3", "warm-up-4")
-    ]
-    assert list(dict.fromkeys(told)) == ["warm-up-3", "dim-reduce-3", "warm-up-4", "dim-reduce-4"]
+    assert [one.seed for one in runs] == [11, 2]
+    names = ["warm-up-11", "dim-reduce-11", "warm-up-2", "dim-reduce-2"]
+    assert list(dict.fromkeys(told)) == names
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == set(names)
     for one in runs:
         assert one.reduced.plan.dim_reduce
-        first, second = (read_run(tmp_path / f"{name}-{one.seed}") for name in ("warm-up", "dim-reduce"))
+        first, second = (read_run(tmp_path / "runs" / f"{name}-{one.seed}") for name in ("warm-up", "dim-reduce"))
         assert len(first.steps) == 12
         assert len(second.steps) == 6
         # The same weights, batch and dropout at first: the same loss.
@@ -57,6 +58,23 @@ def test_every_seed_is_recorded_and_trained_from_the_same_start(tmp_path: Path) 
     table = subspace_table(runs)
     assert table["target"].tolist() == [one.warm_up.curve[-1][1] for one in runs]
     assert table["warm_up_steps"].tolist() == [12, 12]
+    pairs = read_pairs(tmp_path / "runs")
+    assert [pair.label for pair in pairs] == ["seed 2", "seed 11"]
+    for pair, one in zip(pairs, reversed(runs), strict=True):
+        numbers = dim_reduce_numbers(pair)
+        assert numbers.target == one.target
+        assert numbers.reached == pytest.approx(one.reached, nan_ok=True)
+        assert list(zip(numbers.x, numbers.loss, strict=True)) == [(float(s), v) for s, v in one.reduced.curve]
+    page = write_dim_reduce_report(tmp_path / "page.html", {"a <b> setting": tmp_path / "runs"}).read_text("utf-8")
+    assert "a &lt;b&gt; setting" in page
+    assert page.count("<figure") == 1
+    assert f"{runs[1].target:.3g}" in page
+    assert page.index(">seed 2<") < page.index(">seed 11<")
+
+
+def test_a_folder_without_runs_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must hold runs warm-up-<seed> and dim-reduce-<seed>"):
+        read_pairs(tmp_path)
 
 
 def result(curve: tuple[tuple[int, float], ...], higher: bool) -> RunResult:

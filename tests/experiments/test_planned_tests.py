@@ -66,19 +66,20 @@ def test_a_candidate_as_good_as_o0_is_confirmed_four_times_in_five() -> None:
 
 def test_as_good_is_said_wrongly_at_most_one_time_in_twenty_over_pilots_looks_and_further_tests() -> None:
     rng = np.random.default_rng(7)
-    n_studies, allowed, spread = 1500, 0.01, 0.01
+    n_studies, n_naive, allowed, spread = 1500, 500, 0.01, 0.01
     ever_confirmed = ever_confirmed_naively = 0
-    for _ in range(n_studies):
+    for study in range(n_studies):
         pairs = pairs_of(rng.normal(allowed, spread, 120))  # true drop exactly at the limit: the hardest wrong one
         pilots = paired_drop_bounds([a - b for a, b in pairs[:5]]).spread
         test = first_test(planned_pairs(pilots, allowed, error=0.035, at_least=5, at_most=40))
         tests = [test, further_test(test.end, 20, 0), further_test(test.end + 20, 20, 1)]
         told = [(one, pairs[one.first : one.end]) for one in tests]
         ever_confirmed += any(judged(told[: i + 1], allowed).verdict is CONFIRMED for i in range(3))
-        naive = [judged([(PlannedTest(0, ((n, 0.05),)), pairs[:n])], allowed).verdict for n in (5, 10, 20, 40, 80)]
-        ever_confirmed_naively += CONFIRMED in naive
+        if study < n_naive:
+            naive = [judged([(PlannedTest(0, ((n, 0.05),)), pairs[:n])], allowed).verdict for n in (5, 10, 20, 40, 80)]
+            ever_confirmed_naively += CONFIRMED in naive
     assert ever_confirmed / n_studies <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / n_studies)
-    assert ever_confirmed_naively / n_studies > 0.075  # without planning the promise would be broken
+    assert ever_confirmed_naively / n_naive > 0.075  # without planning the promise would be broken
 
 
 def test_faster_is_said_wrongly_at_most_one_time_in_twenty_over_looks_and_further_tests() -> None:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 
-from tests.kit.runs import run_task
+from tests.kit.runs import read_back, run_task
 from workbench.config import BoostConfig
 from workbench.core.records import ExponentCounts
 from workbench.loss_scale import ScalePolicy, exponent_table, simulate
-from workbench.runs import Run, read_run
+from workbench.runs import Run
 from workbench.runs import replay as experiments_replay
 from workbench.runs.replay import estimate_thresholds, replay
 from workbench.tasks import Task
@@ -81,7 +81,7 @@ def test_where_nothing_overflowed_predictions_equal_the_exact_simulation() -> No
     np.testing.assert_allclose(table["wasted_share"], expected.overflows / 400)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10_000), init=st.sampled_from([4, 10, 16, 24]), window=st.integers(1, 60))
 def test_a_replay_of_the_recorded_policy_gives_its_own_overflows(seed: int, init: int, window: int) -> None:
     policy = ScalePolicy(init=2.0**init, window=window)
@@ -292,8 +292,7 @@ def test_reruns_overflow_as_often_as_replay_says(tmp_path: Path, recorded_init: 
         result = run_task(
             half_task(), BoostConfig.from_dict(config), steps=200, device=torch.device("cpu"), out=tmp_path
         )
-        assert result.path is not None
-        return read_run(result.path)
+        return read_back(result)
 
     run = train(2.0**recorded_init, 15)
     assert run.steps["amp.float16_grad_amax"].notna().sum() > 150

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from tests.experiments.small_tasks import BATCH_SIZE, small_task
-from tests.kit.runs import run_task
+from tests.kit.runs import read_back, run_task
 from tests.ranks import Ranks
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
@@ -87,8 +87,7 @@ def _run(config: dict[str, Any], out: str | None = None, joint: int = 1, steps: 
 
 
 def _column(result: RunResult, name: str) -> Tensor:
-    assert result.path is not None
-    return torch.tensor(read_run(result.path).steps[name].to_numpy())
+    return torch.tensor(read_back(result).steps[name].to_numpy())
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -17,10 +17,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.experiments.small_tasks import small_task
-from tests.kit.runs import run_task
+from tests.kit.runs import read_back, run_task
 from workbench.config import BoostConfig
 from workbench.methods.dim_reduce.pca_files import list_snapshots, load_snapshots
-from workbench.runs import read_run
 from workbench.training import Boosted, apply
 from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder, snapshot_steps
 
@@ -196,8 +195,7 @@ def test_a_task_is_recorded_and_then_trained_in_the_subspace(tmp_path: Path) -> 
     folder = first.path / "snapshots"
     assert [path.stem[-2:] for path in list_snapshots(folder)] == ["00", "04", "08", "12", "16", "20"]
     second = run_task(small_task(), reduced(folder), steps=12, device=cpu, out=tmp_path, run_id="reduced")
-    assert second.path is not None
-    recorded = read_run(second.path)
+    recorded = read_back(second)
     steps = recorded.steps
     assert steps["dim_reduce.explained_variance"].notna().tolist() == [True] + 11 * [False]
     assert 0.99 < steps["dim_reduce.explained_variance"][0] <= 1.0 + 1e-9  # five components of six snapshots: all
@@ -228,5 +226,4 @@ def test_a_task_with_a_schedule_is_trained_without_it(tmp_path: Path) -> None:
     first = run_task(task, BoostConfig.from_dict(WARM_UP), steps=20, device=cpu, out=tmp_path)
     assert first.path is not None
     second = run_task(task, reduced(first.path / "snapshots"), steps=4, device=cpu, out=tmp_path)
-    assert second.path is not None
-    assert (read_run(second.path).steps["learning_rate"] == 1.0).all()
+    assert (read_back(second).steps["learning_rate"] == 1.0).all()

@@ -286,8 +286,7 @@ def test_the_trials_of_a_line_search_are_part_of_a_step(clock: FakeClock, tmp_pa
     assert 2.0 <= measure(task, PLAIN, reducing).ratio <= 5.0
 
 
-@pytest.mark.parametrize("frequency", [2, 5, 100])
-@pytest.mark.parametrize("config", [PLAIN, freezing(param_groups=3)], ids=["plain", "freezing"])
+@pytest.mark.parametrize(("frequency", "config"), [(2, PLAIN), (5, freezing(param_groups=3)), (100, PLAIN)])
 def test_a_dear_step_counts_as_often_as_it_comes(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch, frequency: int, config: BoostConfig
 ) -> None:

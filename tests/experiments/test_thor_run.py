@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from tests.experiments.small_tasks import small_task
-from tests.kit.runs import run_task
+from tests.kit.runs import read_back, run_task
 from workbench.config import BoostConfig
-from workbench.runs import read_run
 
 FREEZING = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
@@ -36,9 +35,8 @@ def test_columns_and_events_of_thor_are_recorded(tmp_path: Path, company: dict[s
         small_task(), config, level="O1" if "boost" in company else "O0", steps=30, device=torch.device("cpu"),
         out=tmp_path,
     )  # fmt: skip
-    assert result.path is not None
     assert result.metric > 0.6
-    run = read_run(result.path)
+    run = read_back(result)
     steps, events = run.steps, run.events
     assert steps["thor.damping"].tolist() == [0.4] * 10 + [0.2] * 10 + [0.1] * 10
     refreshed = steps.index[steps["thor.refreshed"] == 1].tolist()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import BoostConfig
+from workbench.runs import Run, read_run
 from workbench.tasks import Task
 from workbench.training import run
 
@@ -20,6 +21,12 @@ def run_task(task: Task, config: BoostConfig, **options: Any) -> run.RunResult:
     request = run.RunRequest(config, **{name: options.pop(name) for name in REQUESTED & options.keys()})
     monitor = run.RunMonitor(**{name: options.pop(name) for name in WATCHING & options.keys()})
     return run.run_task(task, request, monitor=monitor, **options)
+
+
+def read_back(result: run.RunResult) -> Run:
+    """Return what a run has left in its directory."""
+    assert result.path is not None
+    return read_run(result.path)
 
 
 def without_checksums(run: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import optuna
 import pandas as pd
 import pytest
@@ -26,7 +27,7 @@ from workbench.study import TuneProgress, read_result, tune
 from workbench.study.answer import result as answering
 from workbench.study.answer.selection import faster_untested
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured
+from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured, Trained, TrainJob
 from workbench.study.store.storage import default_storage, open_storage
 
 DROPS = {"o1": 0.01, "o2": 0.03}
@@ -128,7 +129,7 @@ def test_schedules_that_round_to_the_same_one_are_one_plan_with_keys_of_their_ow
 
 def test_a_search_trains_one_of_the_plans_that_train_alike(tmp_path: Path) -> None:
     text = STUDY.replace('["O0", "O1", "O2"]', '["O1"]').replace("[0, 1]", "[0]").replace("[false, true]", "[true]")
-    text = text.replace("low = 0.3, high = 0.9", "low = 0.36, high = 0.6").replace("n_trials = 10", "n_trials = 6")
+    text = text.replace("low = 0.3, high = 0.9", "low = 0.36, high = 0.6").replace("n_trials = 10", "n_trials = 4")
     more = '"grad_freeze.param_groups" = [2]\n[confirm]\nenabled = false'
     directory = write_study(tmp_path / "s", text.replace("[confirm]", more))
     result = tune(directory, make_experimenter=make_fake)
@@ -174,6 +175,40 @@ def test_progress_names_no_leader_once_the_confirmation_decides(tmp_path: Path) 
     deciding = [one for one in seen if one.phase in {"confirm", "export"}]
     assert deciding
     assert not any(one.best for one in deciding)
+
+
+class Lucky(FakeRunner):
+    """With freeze_p 0.7 the target is reached early on the search's seed alone; over seeds 0.5 is faster."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if not isinstance(job, TrainJob):
+            return super().run(job, monitor)
+        reached, freeze_p = 100, job.config.grad_freeze.freeze_p
+        if job.config.resolve(job.level).grad_freeze:
+            reached = 80 if freeze_p == 0.5 else 50 if job.seed == 0 else 100
+        noise = np.random.default_rng([job.seed, int(100 * freeze_p), reached]).standard_normal()
+        curve = tuple((step, (0.9 if step >= reached else 0.5) + 1e-5 * step) for step in range(10, 101, 10))
+        return Trained(0.9 + 0.001 * noise, curve, 0.01, steps=100)
+
+
+def make_lucky(file: StudyFile, directory: Path) -> Lucky:
+    return Lucky(directory)
+
+
+def test_what_is_confirmed_over_seeds_is_exported_and_not_what_led_the_search(tmp_path: Path) -> None:
+    text = STUDY.replace('["O0", "O1", "O2"]', '["O1"]').replace("[0, 1]", "[0]").replace("[false, true]", "[true]")
+    text = text.replace("{ low = 0.3, high = 0.9 }", "[0.7, 0.5]").replace("o2 = 0.05\n", "")
+    text = text.replace("n_trials = 10", "n_trials = 3").replace("seeds_max = 8", "seeds_max = 16")
+    directory = write_study(tmp_path / "s", text)
+    result = tune(directory, make_experimenter=make_lucky)
+    by_search = min((one for one in result.trials if one.number), key=lambda one: one.value)
+    assert by_search.parameters["grad_freeze.freeze_p"] == 0.7
+    exported = BoostConfig.from_json(directory / "result" / "boost_config.o1.json")
+    assert exported.resolve("O1").grad_freeze
+    assert exported.grad_freeze.freeze_p == 0.5
+    table = pd.read_csv(directory / "result" / "candidates.csv")
+    (row,) = table.loc[(table["export"] == "o1") & table["exported"]].to_dict("records")
+    assert read_result(directory).chosen["o1"] == result.chosen["o1"] == row["candidate"]
 
 
 def test_every_place_counts_the_same(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

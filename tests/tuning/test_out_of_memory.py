@@ -64,7 +64,7 @@ def test_what_lacks_memory_is_told_from_other_errors(error: Exception, is_one: b
 
 
 def test_a_batch_that_did_not_fit_is_not_tried_again(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", space=THREE_BATCHES, n_trials=12)
+    folder = write(tmp_path / "study", space=THREE_BATCHES, n_trials=7, plain_runs=0, set_up="attribution_share = 0.0")
     result = run(folder, FullRunner(folder, room=2.0))
     trials = stored_trials(folder)
     failed = [one for one in trials if one.state == TrialState.FAIL]
@@ -73,7 +73,7 @@ def test_a_batch_that_did_not_fit_is_not_tried_again(tmp_path: Path) -> None:
     assert set(tried) <= {2.0, 4.0}
     assert 2.0 in tried
     after = trials[max(one.number for one in failed) + 1 :]
-    assert len(after) > 3
+    assert after
     assert all(one.user_attrs["parameters"].get("batch.factor", 1.0) == 1.0 for one in after)
     assert all(
         one.message.startswith("OutOfMemoryError") for one in result.trials if one.number in {f.number for f in failed}

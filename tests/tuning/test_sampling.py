@@ -140,25 +140,6 @@ def test_optuna_s_own_samplers_would_see_nothing_of_such_a_study() -> None:
         assert set(sampler.infer_relative_search_space(study, last)) <= {"level"}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "options"), [("gp", {"n_startup_trials": 6}), ("cmaes", {})])
-def test_a_model_over_the_whole_space_beats_random_draws(name: str, options: dict[str, Any]) -> None:
-    needs(name)
-    space = space_of(LEVELLESS)
-    trials = 16 if name == "gp" else 60
-
-    def late_mean(sampler: str, options: dict[str, Any], seed: int) -> float:
-        study = begun(make_sampler(sampler, options, space=space, seed=seed, n_trials=trials))
-        run(study, space, trials)
-        values = [trial.value for trial in study.get_trials(deepcopy=False)]
-        return float(np.mean([value for value in values[-8:] if value is not None]))
-
-    seeds = range(1 if name == "gp" else 2)
-    assert np.mean([late_mean(name, options, seed) for seed in seeds]) < np.mean(
-        [late_mean("random", {}, seed) for seed in range(4)]
-    )
-
-
 def generations(study: optuna.Study, key: str) -> list[int]:
     return [sampler_state(trial)[key] for trial in study.get_trials(deepcopy=False)[1:]]
 
@@ -190,16 +171,6 @@ def test_cmaes_takes_an_allowed_trial_before_a_better_one_that_is_not() -> None:
     assert np.mean(rates[-6:]) < -1.8  # the best value lies at -1, what is allowed ends at -2
 
 
-def test_cmaes_goes_on_when_somebody_wrote_nonsense_into_a_trial() -> None:
-    needs("cmaes")
-    space = space_of()
-    study = begun(make_sampler("cmaes", {"popsize": 4}, space=space, seed=0, n_trials=30))
-    for state in ("nonsense", {"generation": "0", "point": [0.5] * 4}, {"generation": 0, "point": [float("inf")] * 4}):
-        study.add_trial(optuna.trial.create_trial(value=1.0, user_attrs={"sampler": state}))
-    run(study, space, 10)
-    assert max(sampler_state(trial).get("generation", 0) for trial in study.get_trials(deepcopy=False)[4:]) == 2
-
-
 BY_NAME = """
 [study]
 task = "fake"
@@ -214,7 +185,7 @@ n_trials = 30
 """
 
 
-@pytest.mark.parametrize("name", ["tpe", "random", "nsga2", "cmaes", "qmc", "grid"])
+@pytest.mark.parametrize("name", ["tpe", "cmaes", "grid"])
 def test_every_sampler_draws_ranges_by_optimizer(name: str) -> None:
     needs(name)
     space = space_of(BY_NAME)
@@ -379,7 +350,7 @@ def test_an_option_that_is_not_refused_lasts_for_a_whole_search(section: str, na
     ("text", "sentence"),
     [
         (MIXED.replace("n_trials = 30", 'n_trials = 30\nobjective = "pareto"'), "has two"),
-        ('[study]\ntask = "t"\nbudget_steps = 3\nn_trials = 3\n[space]\nlevel = ["O1", "O2"]\n', "needs a range"),
+        (MIXED.partition('"grad_freeze.freeze_p"')[0], "needs a range"),
     ],
 )
 def test_cmaes_is_refused_where_it_cannot_work(text: str, sentence: str) -> None:

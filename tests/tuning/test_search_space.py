@@ -78,11 +78,6 @@ def test_freezing_parameters_are_drawn_only_when_freezing_is_on() -> None:
     assert drawn_with(off | {"boost.less_bn": True}) == switches | {"less_bn.fn_flag"}
 
 
-def test_a_switch_that_matters_only_with_its_parameter_is_still_drawn() -> None:
-    on = {"level": "O1", "boost.grad_accumulation": True}
-    assert "grad_accumulation.grad_accumulation_step" in drawn_with(on)
-
-
 def test_switches_count_although_the_mode_is_auto_by_default() -> None:
     trial = Scripted({"level": "O1", "boost.less_bn": False, "boost.grad_freeze": False})
     suggestion = suggest(
@@ -257,7 +252,7 @@ def changed(config: BoostConfig, path: str, values: Sequence[Any]) -> list[Boost
     return found
 
 
-@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 20), marks=pytest.mark.long)], ids=["few", "more"])
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 20), marks=pytest.mark.long)], ids=["few", "more"])
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS.keys())
 @pytest.mark.parametrize("ranks", [1, 4, 8])
 def test_a_parameter_is_drawn_exactly_where_its_values_give_different_plans(
@@ -322,21 +317,6 @@ def test_adasum_and_its_ranks_per_server_are_drawn_where_there_are_ranks_for_it(
     assert "boost.adasum" not in frozen  # freezing excludes it, so it is drawn after freezing, and here not at all
 
 
-def test_one_number_of_ranks_per_server_that_leaves_no_second_server_is_another_plan() -> None:
-    plans = StudyPlans(ranks=4)
-    found = {
-        number: suggest(
-            Scripted({"level": "O2", "boost.grad_freeze": False, "boost.adasum": True, "common.device_number": number}),
-            read_space(SEVERAL_RANKS),
-            BoostConfig(),
-            plans,
-        )
-        for number in (1, 2, 4)
-    }
-    adasum = {number: plans.resolve(one.config, one.level).adasum for number, one in found.items()}
-    assert adasum == {1: True, 2: True, 4: False}
-
-
 DIM_REDUCE = {
     "boost.less_bn": [False, True],
     "boost.dim_reduce": [False, True],
@@ -364,14 +344,6 @@ def test_a_plan_whose_subspace_the_study_records_has_one_key_whatever_the_folder
     given = config.with_values({"dim_reduce.pca_mat_path": "here.npy"})
     assert not needs_warm_up(ONE_RANK.resolve(given, "O1"))
     assert ONE_RANK.resolve(given, "O1").config == given
-
-
-def test_scale_groups_are_drawn_when_there_is_a_scale_that_moves() -> None:
-    space = {"boost.loss_scale_group": [False, True], "loss_scale.kind": ["none", "dynamic"], "loss_scale.groups": True}
-    asked = {"boost.loss_scale_group": True, "loss_scale.kind": "dynamic"}
-    assert drawn_with(asked, space) == set(space)
-    assert "loss_scale.groups" not in drawn_with(asked | {"loss_scale.kind": "none"}, space)
-    assert "loss_scale.groups" not in drawn_with(asked | {"boost.loss_scale_group": False}, space)
 
 
 def test_listed_lists_travel_as_positions() -> None:

@@ -39,11 +39,9 @@ def trial(number: int, freeze_p: float = 0.5, **values: Any) -> TrialRecord:
 BASELINE = trial(0, level="O0", config=O0.to_dict(), relative_step_time=1.0)
 
 
-def numbers(*trials: TrialRecord, target: str = "o1", objective: str = "speed") -> list[int]:
-    found = competing_trials(
-        [BASELINE, *trials], BASELINE, target, 0.02, objective=objective, higher_is_better=True, plans=StudyPlans()
-    )
-    return [one.number for one in found]
+def numbers(*trials: TrialRecord, target: str = "o1", objective: str = "speed", ranks: int = 1) -> list[int]:
+    options: dict[str, Any] = {"objective": objective, "higher_is_better": True, "plans": StudyPlans(ranks)}
+    return [one.number for one in competing_trials([BASELINE, *trials], BASELINE, target, 0.02, **options)]
 
 
 def test_the_fastest_within_the_allowed_drop_comes_first() -> None:
@@ -81,13 +79,8 @@ def test_adasum_at_level_o2_competes_for_o2_alone_where_there_are_ranks_for_it()
         {"boost": {"mode": "manual", "less_bn": True, "grad_freeze": False}, "common": {"device_number": 2}}
     )
     at_o2 = trial(1, level="O2", config=config.to_dict())
-
-    def competing(target: str, ranks: int) -> int:
-        options: dict[str, Any] = {"objective": "speed", "higher_is_better": True, "plans": StudyPlans(ranks)}
-        return len(list(competing_trials([BASELINE, at_o2], BASELINE, target, 0.02, **options)))
-
-    assert (competing("o1", 4), competing("o2", 4)) == (0, 1)
-    assert (competing("o1", 1), competing("o2", 1)) == (1, 1)
+    assert [numbers(at_o2, target=target, ranks=4) for target in ("o1", "o2")] == [[], [1]]
+    assert [numbers(at_o2, target=target, ranks=1) for target in ("o1", "o2")] == [[1], [1]]
 
 
 def test_a_warm_up_is_part_of_the_time_to_target() -> None:
@@ -99,9 +92,7 @@ def test_a_warm_up_is_part_of_the_time_to_target() -> None:
 def test_a_plan_without_adasum_competes_for_both_exports_whatever_its_level() -> None:
     explicit = BoostConfig.from_dict({"boost": {"mode": "auto"}, "common": {"device_number": 2}})
     at_o1 = trial(1, level="O1", config=explicit.to_dict())
-    options: dict[str, Any] = {"objective": "speed", "higher_is_better": True, "plans": StudyPlans(4)}
-    for target in ("o1", "o2"):
-        assert len(list(competing_trials([BASELINE, at_o1], BASELINE, target, 0.02, **options))) == 1
+    assert [numbers(at_o1, target=target, ranks=4) for target in ("o1", "o2")] == [[1], [1]]
 
 
 def candidate(number: int, verdict: Verdict, speedup: float = 1.2, **values: Any) -> CandidateRecord:

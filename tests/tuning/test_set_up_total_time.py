@@ -174,8 +174,8 @@ class CompilingRunner(SurfaceRunner):
 
 
 def test_the_verdict_counts_compiling_and_says_from_what_length_of_training_it_pays_off(tmp_path: Path) -> None:
-    runtime = '[set_up.runtime]\n"runtime.compile" = ["off", "default"]'
-    folder = write(tmp_path / "study", set_up=runtime)
+    runtime = 'attribution_share = 0.0\n[set_up.runtime]\n"runtime.compile" = ["off", "default"]'
+    folder = write(tmp_path / "study", set_up=runtime, n_trials=6, plain_runs=0)
     taken, config = taken_of(run(folder, CompilingRunner(folder, noise=0.004, seed=3)))
     assert config.part(RuntimeSection).compile == "default"
     run_ms = STEPS * STEP_MS

@@ -165,7 +165,7 @@ def toml_of(value: Any) -> str:
     return repr(value)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sections)
 def test_any_file_is_either_accepted_and_stable_or_refused_with_one_sentence(content: dict[str, Any]) -> None:
     text = "\n".join(

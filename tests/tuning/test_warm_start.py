@@ -92,17 +92,6 @@ def test_the_best_trials_of_an_earlier_study_come_first_after_o0(earlier: Path, 
     assert len(calls(directory)) > 2
 
 
-def test_values_are_clipped_or_left_to_the_sampler_with_a_sentence(earlier: Path, tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "later", NARROW)
-    result = tune(directory, make_experimenter=make_fake)
-    for trial in result.trials[1:3]:
-        if trial.parameters["boost.grad_freeze"]:  # conditional parameters are complete, whoever gave them
-            assert 0.5 <= trial.parameters["grad_freeze.freeze_p"] <= 0.6
-            assert 2 <= trial.parameters["grad_freeze.param_groups"] <= 4
-    assert any("../earlier trial" in message for message in result.messages)
-    assert result.messages[-1] in read_result(directory).messages
-
-
 @pytest.mark.slow
 def test_a_source_is_enqueued_once_however_often_the_study_is_continued(earlier: Path, tmp_path: Path) -> None:
     directory = write_study(tmp_path / "later", NARROW)
@@ -113,32 +102,11 @@ def test_a_source_is_enqueued_once_however_often_the_study_is_continued(earlier:
     assert len(again.trials) == len(second.trials)
 
 
-def test_a_later_warm_start_is_no_other_question() -> None:
-    with_it, without = (
-        parse_study(NARROW),
-        parse_study(NARROW.replace('[warm_start]\nfrom = "../earlier"\ntrials = 2\n', "")),
-    )
-    assert with_it.canonical() == without.canonical()
-
-
-@pytest.mark.slow
-def test_an_exported_file_is_tried_at_its_own_level(earlier: Path, tmp_path: Path) -> None:
-    target = earlier / "result" / "boost_config.o2.json"
-    directory = write_study(tmp_path / "later", SHORT)
-    result = tune(directory, trials=2, warm_start=[target], make_experimenter=make_fake)
-    tried = result.trials[1]
-    if BoostConfig.from_json(target).resolve("O2").in_effect():
-        assert tried.level == "O2"
-        assert (
-            BoostConfig.from_dict(tried.config).resolve("O2").key() == BoostConfig.from_json(target).resolve("O2").key()
-        )
-
-
-def test_a_study_without_its_database_gives_its_exports(earlier: Path) -> None:
+def test_a_study_without_its_database_gives_its_exports_each_at_its_own_level(earlier: Path) -> None:
     (earlier / "study.db").unlink()
-    assert [one.label for one in earlier_plans("earlier", earlier, 5)] == [
-        "earlier/result/boost_config.o1.json",
-        "earlier/result/boost_config.o2.json",
+    assert [(one.label, one.level) for one in earlier_plans("earlier", earlier, 5)] == [
+        ("earlier/result/boost_config.o1.json", "O1"),
+        ("earlier/result/boost_config.o2.json", "O2"),
     ]
 
 

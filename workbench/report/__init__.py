@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.report.folder_page import folder_page_html
-from workbench.report.run_report import overlay_html, run_report_html
+from workbench.report.run_report import folder_page_html, overlay_html, run_report_html
 from workbench.report.sources import Sources, read_sources
 from workbench.report.study_report import study_report_html, write_report, write_study_report
 

@@ -14,7 +14,8 @@ import html
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -30,6 +31,28 @@ from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
 from workbench.figures.theme import FIGURE_CONFIG
 
 _MOST_PLAIN = 40_000  # characters of data that stand on a page as they are
+
+
+@dataclass(frozen=True, slots=True)
+class RunChoice:
+    """A run that may be laid over others."""
+
+    path: str  # below the folder that is served, with slashes
+    label: str
+    address: str  # of its own page
+    chosen: bool = False  # at first
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a page knows of the server that shows it: `workbench view` follows work that goes on, a file does not."""
+
+    version: str  # of the content: the page asks for another one
+    state: str = ""  # whether the work goes on, a sentence
+    is_live: bool = False  # it does
+    up: tuple[str, str] | None = None  # address and name of the folder around it
+    here: str = ""  # address of the folder that the paths of a study's runs begin from
+    runs: Sequence[RunChoice] = ()  # that may be laid over each other
 
 
 def render(template: str, **values: Any) -> str:

@@ -1,4 +1,4 @@
-"""Pages about runs: one run by itself, and the curves of several laid over each other."""
+"""Pages about runs: one run by itself, the curves of several laid over each other, and what a folder holds."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from workbench.figures import (
     step_time_figure,
 )
 from workbench.figures.loss_curves import LOSS_CURVE_COLUMNS, Axis
-from workbench.report.page import embed, render
-from workbench.report.served import Served
+from workbench.report.page import Served, embed, render
 from workbench.runs import Run, read_run
 
 MOST_HISTOGRAMS = 200
@@ -85,6 +84,29 @@ def overlay_html(runs: Mapping[str, Path], *, window: int = 1, x: str = "step") 
     metric = scales.pop() if len(scales) == 1 else None
     figure = loss_curves_figure(curves, x=cast("Axis", x), window=window, metric=metric)
     return embed(figure, "figure-overlay")
+
+
+def folder_page_html(
+    title: str,
+    *,
+    studies: Sequence[Mapping[str, Any]] = (),
+    runs: Sequence[Mapping[str, Any]] = (),
+    n_runs: int = 0,
+    note: str = "",
+    served: Served,
+) -> str:
+    """Return the page of a folder: the studies and runs in it, and its runs over each other.
+
+    Args:
+        title: Name of the folder.
+        studies: Rows with name, address, task, trials, objective and state.
+        runs: Rows as from ``runs.list_runs``, each with its address.
+        n_runs: Number of runs there are, listed or not.
+        note: Sentence for a folder with nothing in it; empty explains how studies and runs come to be.
+        served: The server that shows it.
+    """
+    values: dict[str, Any] = {"studies": studies, "runs": runs, "n_runs": n_runs, "note": note, "served": served}
+    return render("folder_page.html.j2", title=title, **values)
 
 
 def curve_of_run(run: Run, label: str) -> RunCurve:

@@ -35,9 +35,8 @@ from workbench.figures import (
 from workbench.figures.labels import percent
 from workbench.figures.study_figure import study_figure
 from workbench.methods.registry import METHODS
-from workbench.report.page import data_script, embed, render
+from workbench.report.page import Served, data_script, embed, render
 from workbench.report.result_files import write_result_files
-from workbench.report.served import Served
 from workbench.report.sources import Sources, hardware_of, read_sources
 from workbench.report.trial_data import trial_data
 

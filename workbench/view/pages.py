@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 from workbench.core.records import StudyResult
 from workbench.report import folder_page_html, overlay_html, read_sources, run_report_html, study_report_html
+from workbench.report.page import RunChoice, Served
 from workbench.report.run_report import MOST_OVERLAID
-from workbench.report.served import RunChoice, Served
 from workbench.report.trial_data import reference_of
 
 _DEPTH = 3  # of studies below a folder

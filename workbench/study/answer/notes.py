@@ -25,7 +25,7 @@ import sqlalchemy
 from optuna.trial import FrozenTrial
 
 from workbench.core.credentials import hide_passwords
-from workbench.core.records import TrialRecord
+from workbench.core.records import TrialRecord, objective_title
 from workbench.core.trial_counts import outcome_of
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.patience import STORAGE_ERRORS
@@ -52,13 +52,6 @@ _EDITED = sqlalchemy.text(
     "SELECT key FROM study_system_attributes WHERE study_id = :study AND (key LIKE :versions AND value_json <> '1' "
     "OR key LIKE :firsts AND value_json NOT LIKE :ours)"
 )
-
-_STEP_TIME = "step time (O0 = 1)"
-_METRIC_NAMES = {
-    "time_to_target": "time to target (steps of O0)",
-    "speed": _STEP_TIME,
-    "time_to_quality": "time of a run (O0 = 1)",
-}
 
 
 class Notes:
@@ -101,7 +94,7 @@ class Notes:
                     prefix = f"dashboard:{id_of(all_trials[trial.number])}:"
                     there = connection.execute(_THERE, {"study": study_id, "key": f"{prefix}note_ver"})
                     if there.first() is None:
-                        note = trial_note(trial, _metric_name(attributes), attributes.get("allowed_drops"))
+                        note = trial_note(trial, metric_name_of(attributes), attributes.get("allowed_drops"))
                         rows |= _rows(prefix, 1, note, {})
                 for key, value in rows.items():
                     storage._backend.set_study_system_attr(study_id, key, value)
@@ -117,7 +110,7 @@ class Notes:
         answer: Sequence[str],
     ) -> dict[str, Any]:
         """Return the rows of the study's own note; none if it stays as it is."""
-        body = study_note(self._file, _metric_name(attributes), attributes.get("allowed_drops", {}), trials, answer)
+        body = study_note(self._file, metric_name_of(attributes), attributes.get("allowed_drops", {}), trials, answer)
         before = _body("dashboard:", stored)
         is_ours = not before or stored.get(_OWN) == _digest(before)
         if not (is_ours and body != before and (answer or _ANSWER not in before)):
@@ -128,14 +121,15 @@ class Notes:
     def _name_objectives(self) -> None:
         if self._study.metric_names is not None:
             return
-        objective, metric = self._file.study.objective, _metric_name(self._study.user_attrs)
-        names = [metric, _STEP_TIME] if objective == "pareto" else [_METRIC_NAMES[objective]]
+        objective = self._file.study.objective
+        metric = [metric_name_of(self._study.user_attrs)] if objective == "pareto" else []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self._study.set_metric_names(names)
+            self._study.set_metric_names([*metric, objective_title(objective)])
 
 
-def _metric_name(attributes: Mapping[str, Any]) -> str:
+def metric_name_of(attributes: Mapping[str, Any]) -> str:
+    """Return the name of a study's metric, from the study's attributes."""
     return str(attributes.get("metric_name", "metric"))
 
 
@@ -190,7 +184,7 @@ def note_trial(study: optuna.Study, trial: TrialRecord, text: str) -> None:
     stored = storage.get_study_system_attrs(study_id)
     ours = _body(prefix, stored).partition(_LINE)[0]
     if not ours.startswith(_FIRST_WORDS):
-        ours = trial_note(trial, _metric_name(study.user_attrs), study.user_attrs.get("allowed_drops"))
+        ours = trial_note(trial, metric_name_of(study.user_attrs), study.user_attrs.get("allowed_drops"))
     rows = _rows(prefix, int(stored.get(f"{prefix}note_ver", 0)) + 1, f"{ours}{_LINE}{text.strip()}", stored)
     for key, value in rows.items():
         storage.set_study_system_attr(study_id, key, value)

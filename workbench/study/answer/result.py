@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRecord
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
-from workbench.study.answer.notes import Notes, note_trial, with_notes
+from workbench.study.answer.notes import Notes, metric_name_of, note_trial, with_notes
 from workbench.study.answer.selection import faster_untested, nothing_found, select, with_policy
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.sections import TARGETS
@@ -132,7 +132,7 @@ def write_answer(
     origin = {
         "study": file.study.name,
         **{name: getattr(file.study, name) for name in ("task", "seed", "objective")},
-        "metric": _metric_of(attributes),
+        "metric": metric_name_of(attributes),
         "data_hash": str(attributes.get("data_hash", "")),
         "loss_scale": policy_sentence or None,
         "environment": environment,
@@ -174,10 +174,6 @@ def _judged(study: optuna.Study, file: StudyFile) -> list[TrialRecord]:
     return [judged(trial) for trial in trials]
 
 
-def _metric_of(attributes: Mapping[str, Any]) -> str:
-    return str(attributes.get("metric_name", "metric"))
-
-
 def _choices(
     study: optuna.Study,
     file: StudyFile,
@@ -192,7 +188,7 @@ def _choices(
     options: dict[str, Any] = {"objective": file.study.objective, "why_not": why_not, "plans": file.plans}
     choices = {}
     for target, drop in attributes.get("allowed_drops", {}).items():
-        nothing = nothing_found(trials, float(drop), _metric_of(attributes), **options)
+        nothing = nothing_found(trials, float(drop), metric_name_of(attributes), **options)
         choice = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed)
         tested = {one.trial_number for one in candidates if one.target == target}
         untested = faster_untested(choice, trials, tested, attributes)
@@ -220,7 +216,7 @@ def _result(
         name=file.study.name,
         directory=directory,
         task=file.study.task,
-        metric_name=_metric_of(attributes),
+        metric_name=metric_name_of(attributes),
         higher_is_better=bool(attributes.get("higher_is_better", True)),
         objective=file.study.objective,
         n_trials=file.study.n_trials,

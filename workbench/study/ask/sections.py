@@ -142,20 +142,15 @@ class LossScaleReplaySection(Part):
     exponents_every: int = described(
         2, "Exponents every", "Distance between two counts of the gradients' exponents.", unit="steps", ge=1
     )
-    init_choices: list[float] = Field(
-        default_factory=lambda: [2.0**power for power in range(8, 25, 2)],
+    init_choices: list[float] = described(
+        [2.0**power for power in range(8, 25, 2)],
+        "Initial scales",
+        "Initial scales that are judged, in every combination with factors and windows.",
         min_length=1,
-        title="Initial scales",
-        description="Initial scales that are judged, in every combination with factors and windows.",
     )
-    factor_choices: list[float] = Field(
-        default_factory=lambda: [2.0, 4.0], min_length=1, title="Factors", description="Factors that are judged."
-    )
-    window_choices: list[int] = Field(
-        default_factory=lambda: [20, 50, 100, 200, 500, 1000, 2000],
-        min_length=1,
-        title="Windows",
-        description="Growth windows that are judged, in steps.",
+    factor_choices: list[float] = described([2.0, 4.0], "Factors", "Factors that are judged.", min_length=1)
+    window_choices: list[int] = described(
+        [20, 50, 100, 200, 500, 1000, 2000], "Windows", "Growth windows that are judged, in steps.", min_length=1
     )
     max_underflow_share: float = described(
         0.01, "Allowed underflow", "Share of the gradient elements that may underflow on average.", ge=0, le=1
@@ -167,11 +162,11 @@ class LossScaleReplaySection(Part):
         unit="micro-batches",
         ge=1,
     )
-    fixed_choices: list[Annotated[float, Field(ge=1)]] = Field(
-        default_factory=list,
-        title="Fixed scales",
-        description="Fixed scales that are judged beside the dynamic ones, to compare. None of them is chosen: a fixed "
-        "scale cannot follow gradients that grow.",
+    fixed_choices: list[Annotated[float, Field(ge=1)]] = described(
+        [],
+        "Fixed scales",
+        "Fixed scales that are judged beside the dynamic ones, to compare. None of them is chosen: a fixed scale "
+        "cannot follow gradients that grow.",
     )
     check_policies: int = described(
         0,
@@ -214,15 +209,13 @@ class SetUpSection(Part):
         unit="runs",
         ge=2,
     )
-    runtime: dict[str, list[Any]] = Field(
-        default_factory=dict,
-        title="Runtime",
-        description="Configuration path and values of what changes the time alone; every combination is timed, and the "
-        "fastest is taken.",
+    runtime: dict[str, list[Any]] = described(
+        {},
+        "Runtime",
+        "Configuration path and values of what changes the time alone; every combination is timed, and the fastest is "
+        "taken.",
     )
-    plain_rates: list[float] = Field(
-        default_factory=list, title="Rates of tuned plain", description="Learning rates that tuned plain tries."
-    )
+    plain_rates: list[float] = described([], "Rates of tuned plain", "Learning rates that tuned plain tries.")
     plain_shape: str = described("task", "Shape of tuned plain", "Shape of tuned plain's shorter schedule.")
     plain_runs: int = described(
         12, "Runs of tuned plain", "How many plans of it are tried at most; 0 leaves it out.", unit="runs", ge=0
@@ -231,10 +224,8 @@ class SetUpSection(Part):
     attribution_share: float = described(
         0.2, "Attribution's share", "Share of the time for finding out where the gain comes from.", ge=0, lt=1
     )
-    left_out: list[str] = Field(
-        default_factory=list,
-        title="Left out",
-        description="Why what might have been searched is not, a sentence each; `workbench tune TASK` writes them.",
+    left_out: list[str] = described(
+        [], "Left out", "Why what might have been searched is not, a sentence each; `workbench tune TASK` writes them."
     )
 
     @property

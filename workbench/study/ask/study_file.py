@@ -17,7 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import PrivateAttr, ValidationError
 
 from workbench.config import BoostConfig, ConfigError, NetworkFacts, Plan, SnapshotConfig
 from workbench.config.errors import did_you_mean, sentence_of, shown
@@ -56,10 +56,8 @@ class StudyFile(Part):
     """A whole ``study.toml``, checked."""
 
     study: StudySection
-    baseline: dict[str, Any] = Field(
-        default_factory=dict,
-        title="Baseline",
-        description="What O0 means here, by configuration path: every candidate starts from it.",
+    baseline: dict[str, Any] = described(
+        {}, "Baseline", "What O0 means here, by configuration path: every candidate starts from it."
     )
     allowed_drop: AllowedDrop = AllowedDrop()
     sampler: NamedOptions = described(NamedOptions(name="tpe"), "Sampler", "Who proposes trials.")
@@ -72,11 +70,11 @@ class StudyFile(Part):
     confirm: ConfirmSection = ConfirmSection()
     set_up: SetUpSection = SetUpSection()
     warm_start: WarmStartSection | None = None
-    space: dict[str, Any] = Field(
-        default_factory=dict,
-        title="Space",
-        description="What is searched: configuration path, and the values or the range that are drawn; `true` takes "
-        "the parameter's usual range.",
+    space: dict[str, Any] = described(
+        {},
+        "Space",
+        "What is searched: configuration path, and the values or the range that are drawn; `true` takes the "
+        "parameter's usual range.",
     )
     _network: NetworkFacts | None = PrivateAttr(None)  # no part of the question, but of what it means here
     _searched: SearchedSpace | None = PrivateAttr(None)  # found once: it is needed several times a trial

@@ -7,7 +7,7 @@ allowed; here nothing is checked beyond TOML.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import tomlkit
@@ -68,13 +68,22 @@ def study_text(template: str, values: Mapping[str, Any], space: Mapping[str, Any
 
 def new_study_text(task: str, baseline: Mapping[str, Any], values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
     """Return the file of a new study, whose ``baseline`` sets by config path what O0 means; see ``study_text``."""
+    comments = (
+        "Which boost settings train this task fastest without losing more than allowed?",
+        "Written by the workbench; `workbench tune` on this folder continues it.",
+    )
+    return study_text(text_of(comments, {"study": {"task": task}, "baseline": baseline}), values, space)
+
+
+def text_of(comments: Sequence[str], sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the text of a study file: comments, then the sections that are not empty."""
     document = tomlkit.document()
-    document.add(tomlkit.comment("Which boost settings train this task fastest without losing more than allowed?"))
-    document.add(tomlkit.comment("Written by the workbench; `workbench tune` on this folder continues it."))
-    _table(document, "study")["task"] = task
-    for path, value in baseline.items():
-        _table(document, "baseline")[path] = value
-    return study_text(tomlkit.dumps(document), values, space)
+    for comment in comments:
+        document.add(tomlkit.comment(comment))
+    for name, values in sections.items():
+        for key, value in values.items():
+            _table(document, name)[key] = _item(value)
+    return tomlkit.dumps(document)
 
 
 def _set_space(document: tomlkit.TOMLDocument, before: Mapping[str, Any], space: Mapping[str, Any]) -> None:

@@ -7,12 +7,11 @@ inputs, boost methods. What does not apply is left out with a sentence.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from workbench.core.text import format_duration
 from workbench.methods.registry import METHODS
 from workbench.study.ask.sections import SHORTENED, AllowedDrop
 from workbench.study.ask.study_file import read_study
+from workbench.study.ask.study_text import text_of
 from workbench.study.errors import StudyError
 
 if TYPE_CHECKING:
@@ -148,14 +148,14 @@ def _check_same_question(folder: Path, steps: int | None, allowed_drop: float | 
 # The question
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class SetUpQuestion:
     """The text of a ``study.toml``, and what to report about it."""
 
-    text: str = ""
-    left_out: list[str] = field(default_factory=list)  # why what might have been searched is not, a sentence each
-    steps: int = 0  # loader batches of a run in the study
-    run_seconds: float = math.nan  # of such a run as given
+    text: str
+    left_out: list[str]  # why what might have been searched is not, a sentence each
+    steps: int  # loader batches of a run in the study
+    run_seconds: float  # of such a run as given
 
     def forecast(self, minutes: float) -> str:
         """Return what a time allows, in a sentence."""
@@ -169,22 +169,22 @@ def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: 
 
     ``spec`` is the task as on the command line, ``steps`` the loader batches that it is trained for today.
     """
-    horizon = _horizon(look, steps, minutes)
-    question = SetUpQuestion(steps=horizon, run_seconds=horizon * look.step_seconds)
-    if question.steps < steps:
+    horizon, left_out = _horizon(look, steps, minutes), list[str]()
+    run_seconds = horizon * look.step_seconds
+    if horizon < steps:
         needed = math.ceil(_RUNS_WANTED * steps * look.step_seconds / 60)
-        question.left_out.append(
-            f"{_shorter_than(steps, question.steps)}, annealed to their own end, since {_RUNS_WANTED} runs of {steps} "
-            f"would take longer than {minutes:g} minutes; what it finds is confirmed at {question.steps}. "
+        left_out.append(
+            f"{_shorter_than(steps, horizon)}, annealed to their own end, since {_RUNS_WANTED} runs of {steps} would "
+            f"take longer than {minutes:g} minutes; what it finds is confirmed at {horizon}. "
             f"For {steps}, give it --minutes {needed} --fresh."
         )
-    space = _space(look, question.left_out)
-    runtime = _runtime(look, question)
+    space = _space(look, left_out)
+    runtime = _runtime(look, run_seconds, left_out)
     sections: dict[str, Mapping[str, Any]] = {
         "study": {
             "task": spec,
             "seed": 0,
-            "budget_steps": question.steps,
+            "budget_steps": horizon,
             "n_trials": 1000,
             "timeout_seconds": round(60.0 * minutes, 1),
             "objective": "time_to_quality",
@@ -197,15 +197,14 @@ def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: 
         "set_up": {
             "plain_rates": _plain_rates(look),
             "plain_shape": "task" if look.has_scheduler else "linear",
-            "left_out": question.left_out,
+            "left_out": left_out,
+            "runtime": runtime,
         },
-        "set_up.runtime": runtime,
         "space": space,
-        "confirm": {**_seeds(question.run_seconds, minutes), "candidates": _CANDIDATES, "time_share": _CONFIRM_SHARE},
+        "confirm": {**_seeds(run_seconds, minutes), "candidates": _CANDIDATES, "time_share": _CONFIRM_SHARE},
     }
-    head = f"# Which set-up trains {spec} fastest to the quality that {question.steps} batches reach today?\n"
-    question.text = head + "".join(_toml(name, part) for name, part in sections.items() if part)
-    return question
+    asks = f"Which set-up trains {spec} fastest to the quality that {horizon} batches reach today?"
+    return SetUpQuestion(text_of([asks], sections), left_out, horizon, run_seconds)
 
 
 def _shorter_than(steps: int, horizon: int) -> str:
@@ -302,13 +301,13 @@ def _ranges(look: TaskLook, name: str) -> dict[str, Any]:
     return found
 
 
-def _runtime(look: TaskLook, question: SetUpQuestion) -> dict[str, Any]:
+def _runtime(look: TaskLook, run_seconds: float, left_out: list[str]) -> dict[str, Any]:
     runtime: dict[str, Any] = {}
     if look.fast_bfloat16 or look.device == "cuda":
         runtime["amp.level"] = ["O0", "O2"]
     else:
         no_format = f"this {look.device} has no instructions for it, and float16 because it is slow there"
-        question.left_out.append(f"bfloat16 is left out, because {no_format}.")
+        left_out.append(f"bfloat16 is left out, because {no_format}.")
     if look.device == "cpu" and look.threads > 1:
         runtime["runtime.threads"] = [1]  # small networks wait for their threads
     if look.device == "cuda":
@@ -320,11 +319,11 @@ def _runtime(look: TaskLook, question: SetUpQuestion) -> dict[str, Any]:
         runtime["runtime.data"] = ["resident"]
     if look.convolutions:
         runtime["runtime.memory_format"] = ["contiguous", "channels_last"]
-    if 0.3 * question.run_seconds > _LEAST_SAVED_SECONDS:
+    if 0.3 * run_seconds > _LEAST_SAVED_SECONDS:
         runtime["runtime.compile"] = ["off", "default"]
     else:
-        too_short = f"a run of {format_duration(question.run_seconds)} is too short to pay for compiling"
-        question.left_out.append(f"torch.compile is left out, because {too_short}.")
+        too_short = f"a run of {format_duration(run_seconds)} is too short to pay for compiling"
+        left_out.append(f"torch.compile is left out, because {too_short}.")
     return runtime
 
 
@@ -333,16 +332,3 @@ def _plain_rates(look: TaskLook) -> list[float]:
     if len(set(look.rates)) > 1 or look.rates[0] <= 0.0:
         return []
     return [float(f"{look.rates[0] * multiple:.4g}") for multiple in _RATE_MULTIPLES]
-
-
-def _toml(name: str, part: Mapping[str, Any]) -> str:
-    keys = {key: key if key.replace("_", "").isalnum() else json.dumps(key) for key in part}
-    return "\n".join(["", f"[{name}]", *(f"{keys[key]} = {_value(value)}" for key, value in part.items()), ""])
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + " }"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)

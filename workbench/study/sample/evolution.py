@@ -43,11 +43,11 @@ class EvolutionSampler(WholeSpaceSampler):
             raise ValueError(f"sigma0 must lie in (0, 1], got {sigma0}")
         self._popsize = popsize or 4 + int(3 * math.log(max(len(space.numbers), 1)))
         # Two are the least that a covariance has; a single range gets a second axis that nothing reads.
-        self._n_axes = max(len(space.numbers), 2)
+        n_axes = max(len(space.numbers), 2)
         self._evolution = cmaes.CMA(
-            mean=np.full(self._n_axes, 0.5),
+            mean=np.full(n_axes, 0.5),
             sigma=sigma0,
-            bounds=np.tile([0.0, 1.0], (self._n_axes, 1)),
+            bounds=np.tile([0.0, 1.0], (n_axes, 1)),
             seed=seed % 2**31,
             population_size=self._popsize,
         )
@@ -56,7 +56,7 @@ class EvolutionSampler(WholeSpaceSampler):
     def propose(self, study: optuna.Study, trial: FrozenTrial) -> Mapping[str, Any]:
         """Return a value for every range."""
         evolution = self._evolution
-        members = _by_generation(study.get_trials(deepcopy=False), self._n_axes)
+        members = _by_generation(study.get_trials(deepcopy=False))
         while len(members.get(evolution.generation, [])) >= self._popsize:
             first = members[evolution.generation][: self._popsize]
             places = {one.number: float(place) for place, one in enumerate(sorted(first, key=_standing))}
@@ -66,18 +66,16 @@ class EvolutionSampler(WholeSpaceSampler):
         return values_at(self._space.numbers, point[: len(self._space.numbers)].tolist())
 
 
-def _by_generation(trials: Sequence[FrozenTrial], n_axes: int) -> dict[int, list[FrozenTrial]]:
+def _by_generation(trials: Sequence[FrozenTrial]) -> dict[int, list[FrozenTrial]]:
     """Return generation -> its finished trials, in the order in which they finished: none comes in between later.
 
     Pruned trials count: they came last in their generation, and leaving them out would make it forget that.
     """
     found: dict[int, list[FrozenTrial]] = {}
     for trial in sorted(trials, key=lambda one: (one.datetime_complete or datetime.max, one.number)):
-        state = sampler_state(trial) if trial.state in {TrialState.COMPLETE, TrialState.PRUNED} else {}
-        generation, point = state.get("generation"), state.get("point")
-        axes = point if isinstance(point, list) and len(point) == n_axes else [math.nan]
-        if isinstance(generation, int) and all(isinstance(x, (int, float)) and 0.0 <= x <= 1.0 for x in axes):
-            found.setdefault(generation, []).append(trial)
+        state = sampler_state(trial)
+        if state and trial.state in {TrialState.COMPLETE, TrialState.PRUNED}:
+            found.setdefault(state["generation"], []).append(trial)
     return found
 
 
