@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.core.files import (
-    DiskFullError,
-    replacing,
-    write_bytes_atomically,
-    write_text_atomically,
-)
+from workbench.core.files import DiskFullError, replacing, write_bytes_atomically, write_text_atomically
 
 
 def test_text_is_written_as_utf8_with_its_own_line_ends(tmp_path: Path) -> None:

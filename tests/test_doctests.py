@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import pkgutil
+from pathlib import Path
 
 import pytest
 
-import workbench
+ROOT = Path(__file__).parents[1]
+FILES = [path for path in sorted((ROOT / "workbench").rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
+NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in FILES]
 
-NAMES = ["workbench", *sorted(found.name for found in pkgutil.walk_packages(workbench.__path__, "workbench."))]
 
-
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("__main__")])
+@pytest.mark.parametrize("name", NAMES)
 def test_examples_give_what_they_say(name: str) -> None:
     module = importlib.import_module(name)
     results = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     assert results.failed == 0
-
-
-def test_examples_are_found() -> None:
-    finder = doctest.DocTestFinder(exclude_empty=True)
-    examples = sum(len(test.examples) for name in ("workbench.loss_scale.rule", "workbench.methods.grad_freeze.method",
-                   "workbench.training.apply") for test in finder.find(importlib.import_module(name)))  # fmt: skip
-    assert examples > 10
+    assert results.attempted > 0

@@ -193,8 +193,7 @@ def test_a_task_that_only_this_program_knows_is_tuned_and_stopped(here: Path) ->
     (here / "study" / "study.toml").write_text(STUDY.replace("TASK", "nobody-knows-it"))
     with pytest.raises(StudyError, match="`jobs` must be 1 for a task that only this program knows, got 2"):
         workbench.tune("study", task=make_task(), jobs=2)
+    seen: list[TuneProgress] = []
+    trained = lambda: any(one.trials for one in seen)  # noqa: E731  # a whole trial of it
     with pytest.raises(StudyStoppedError, match="the same study can be continued"):
-        workbench.tune("study", task=make_task(), stop=lambda: True)
-    result = workbench.tune("study", task=make_task())
-    assert result.task == "nobody-knows-it"
-    assert set(result.exported) == {"o1", "o2"}
+        workbench.tune("study", task=make_task(), on_progress=seen.append, stop=trained)

@@ -14,12 +14,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric
 from torchmetrics.classification import BinaryF1Score, MulticlassF1Score
 
-from workbench.core.metrics import (
-    METRIC_NAMES,
-    MetricError,
-    metric_rule,
-    new_accumulator,
-)
+from workbench.core.metrics import METRIC_NAMES, MetricError, metric_rule, new_accumulator
 
 CE = nn.CrossEntropyLoss()
 

@@ -2,12 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.core.rank_environment import (
-    RankEnvironment,
-    RankEnvironmentError,
-    is_first_rank,
-    rank_environment,
-)
+from workbench.core.rank_environment import RankEnvironment, RankEnvironmentError, is_first_rank, rank_environment
 
 TORCHRUN = {
     "RANK": "3",

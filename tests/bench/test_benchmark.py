@@ -11,16 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from workbench.bench import (
-    BenchError,
-    Benchmark,
-    Estimate,
-    Finding,
-    Request,
-    benchmarks,
-    chosen,
-    run_benchmark,
-)
+from workbench.bench import BenchError, Benchmark, Estimate, Finding, Request, benchmarks, chosen, run_benchmark
 from workbench.core import devices
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import threading
 from collections.abc import Sequence
@@ -59,7 +61,13 @@ def test_trace_times_three_copies() -> None:
     check(trace.measure(request(2), task="digits-lenet", steps=2), "xxsx", 2)
 
 
-def test_open_run_reads_draws_and_replays() -> None:
+def test_open_run_reads_draws_and_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def memory_here(path: Path, short: Path) -> float:  # not in a process of its own, which would take seconds
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            open_run.print_memory(str(path), str(short))
+        return float(printed.getvalue())
+
+    monkeypatch.setattr(open_run, "_memory_of_drawing", memory_here)
     whole, drawn, memory, *others = open_run.measure(request(1), steps=300)
     check([whole, drawn, *others], "sssss", 1)
     assert memory.unit == "x"

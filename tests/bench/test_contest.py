@@ -9,17 +9,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from workbench.bench import (
-    Estimate,
-    Request,
-    Sides,
-    contest,
-    is_installed,
-    require_equal,
-)
+from workbench.bench import Estimate, Request, Sides, contest, is_installed, require_equal
 from workbench.bench.questions import operations
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def short_turns() -> None:
+    """Take turns of their usual length here."""
 
 
 class Clock:

@@ -6,15 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.bench import (
-    Benchmark,
-    Estimate,
-    Finding,
-    Request,
-    benchmarks,
-    result_page,
-    run_benchmark,
-)
+from workbench.bench import Benchmark, Estimate, Finding, Request, benchmarks, result_page, run_benchmark
 from workbench.bench.result_page import page, read_answers
 
 ROOT = Path(__file__).parents[2]

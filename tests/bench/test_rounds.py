@@ -7,13 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from workbench.bench import (
-    Estimate,
-    interleaved,
-    median_of,
-    ratio_of,
-    timed,
-)
+from workbench.bench import Estimate, interleaved, median_of, ratio_of, timed
 from workbench.bench.rounds import median_of_copies
 
 

@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from workbench.bench import (
-    Request,
-    chosen,
-)
+from workbench.bench import Request, chosen
 from workbench.bench.questions import benchmarks, host_waits
 
 REQUEST = Request(1, device=torch.device("cpu"))

@@ -14,12 +14,7 @@ from workbench.api import train
 from workbench.cli import main
 from workbench.core.records import EventKind
 from workbench.runs import read_run
-from workbench.runs.mirrors import (
-    LiveMirrors,
-    MirrorError,
-    MirrorWarning,
-    mirrors_named,
-)
+from workbench.runs.mirrors import LiveMirrors, MirrorError, MirrorWarning, mirrors_named
 
 
 def begun(*mirrors: FakeMirror, wait_seconds: float = 30.0) -> LiveMirrors:

@@ -8,13 +8,7 @@ import math
 
 from tests.mirrors.fake_mirror import events_of_a_run, steps_of_a_run
 from workbench.core.records import StepRecord
-from workbench.runs.mirrors.selection import (
-    FROZEN,
-    OVERFLOWS,
-    SCALARS,
-    Selection,
-    described,
-)
+from workbench.runs.mirrors.selection import FROZEN, OVERFLOWS, SCALARS, Selection, described
 
 
 def test_a_point_has_the_numbers_of_its_step_and_the_time_at_which_it_ended() -> None:

@@ -10,12 +10,7 @@ import pytest
 
 from tests.mirrors.fake_mirror import ENVIRONMENT, STEPS, SUMMARY, record_run
 from workbench.cli import main
-from workbench.runs.mirrors import (
-    MirrorError,
-    MirrorFailedError,
-    TensorBoardMirror,
-    mirror_runs,
-)
+from workbench.runs.mirrors import MirrorError, MirrorFailedError, TensorBoardMirror, mirror_runs
 from workbench.runs.mirrors.selection import SCALARS
 
 pytestmark = pytest.mark.optional

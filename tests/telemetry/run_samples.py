@@ -7,12 +7,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from workbench.core.records import (
-    Event,
-    EventKind,
-    ExponentCounts,
-    StepRecord,
-)
+from workbench.core.records import Event, EventKind, ExponentCounts, StepRecord
 
 __all__ = ["comparable", "events", "some_steps", "steps"]
 

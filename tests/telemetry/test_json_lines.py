@@ -11,19 +11,9 @@ import numpy as np
 import pytest
 
 from tests.telemetry.run_samples import some_steps
-from workbench.core.records import (
-    Event,
-    EventKind,
-    ExponentCounts,
-    StepRecord,
-)
+from workbench.core.records import Event, EventKind, ExponentCounts, StepRecord
 from workbench.runs.errors import RunError
-from workbench.runs.json_lines import (
-    encode_events,
-    encode_steps,
-    intact_size,
-    read_rows,
-)
+from workbench.runs.json_lines import encode_events, encode_steps, intact_size, read_rows
 
 
 def test_fields_at_their_default_are_left_out() -> None:

@@ -14,19 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.telemetry.run_samples import some_steps
-from workbench.core.records import (
-    Event,
-    EventKind,
-    ExponentCounts,
-    StepRecord,
-)
-from workbench.runs import (
-    RunError,
-    RunRecorder,
-    list_runs,
-    prune_runs,
-    read_run,
-)
+from workbench.core.records import Event, EventKind, ExponentCounts, StepRecord
+from workbench.runs import RunError, RunRecorder, list_runs, prune_runs, read_run
 from workbench.runs.schema import EVENT_COLUMNS
 from workbench.runs.writer_lock import LOCK_NAME
 

@@ -7,12 +7,7 @@ from dataclasses import fields
 import pytest
 
 from workbench.core.records import Event, StepRecord
-from workbench.runs import (
-    COLUMNS,
-    EVENT_COLUMNS,
-    METHOD_COLUMNS,
-    column_info,
-)
+from workbench.runs import COLUMNS, EVENT_COLUMNS, METHOD_COLUMNS, column_info
 from workbench.runs.schema import is_method_column
 
 

@@ -19,11 +19,7 @@ from workbench.loss_scale import NonFusedOptimizerWarning
 from workbench.loss_scale.gradient_statistics import tensor_norms_and_maxima
 from workbench.methods.grad_freeze.method import FreezeOpt
 from workbench.methods.less_bn.method import LessBNReport
-from workbench.training import (
-    TraceBuffer,
-    apply,
-    training_loop,
-)
+from workbench.training import TraceBuffer, apply, training_loop
 from workbench.training.float16_gradients import float16_gradient_parameters
 
 FREEZING = {

@@ -17,13 +17,7 @@ from tests.kit.chains import assert_same_bits, chain
 from workbench.config import BoostConfig
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.grad_freeze.method import FreezeOpt
-from workbench.training import (
-    Boosted,
-    apply,
-    load_checkpoint,
-    save_checkpoint,
-    training_loop,
-)
+from workbench.training import Boosted, apply, load_checkpoint, save_checkpoint, training_loop
 
 FREEZING = {
     "boost": {"mode": "manual", "grad_freeze": True},

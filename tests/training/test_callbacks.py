@@ -12,13 +12,7 @@ from torch import Tensor, nn
 from tests.golden_files import golden_paths, load_json
 from tests.kit.callbacks import OLD_NAMES, OldStyle, Recorder, Stop
 from workbench.core import distributed as ranks
-from workbench.mindspore.callbacks import (
-    Callback,
-    CallbackList,
-    LossMonitor,
-    RunContext,
-    TimeMonitor,
-)
+from workbench.mindspore.callbacks import Callback, CallbackList, LossMonitor, RunContext, TimeMonitor
 from workbench.nn import Model
 
 

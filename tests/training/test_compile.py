@@ -11,11 +11,7 @@ from torch.optim import SGD
 
 from tests.kit.chains import chain, mean_square, pairs
 from workbench.methods.grad_freeze.method import FreezeOpt
-from workbench.training import (
-    Boosted,
-    apply,
-    training_loop,
-)
+from workbench.training import Boosted, apply, training_loop
 
 GROUPS = 12  # more than torch's own limit of 8 graphs
 FREEZING = {

@@ -22,11 +22,7 @@ from workbench.methods.dim_reduce.pca import principal_components
 from workbench.methods.dim_reduce.pca_files import load_snapshots, save_pca_matrix
 from workbench.methods.plan_mark import trained_parameters
 from workbench.mindspore.train_step_cells import BoostTrainOneStepCell, WithLossCell
-from workbench.training import (
-    AutoBoost,
-    Boosted,
-    apply,
-)
+from workbench.training import AutoBoost, Boosted, apply
 from workbench.training.checkpoint import load_checkpoint, save_checkpoint
 
 K = 3

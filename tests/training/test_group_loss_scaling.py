@@ -542,7 +542,7 @@ def test_a_badly_scaled_net_trains_in_float16_with_automatic_group_scales() -> N
     assert scaling.manager.group_scales.min() < 1.0 < scaling.manager.group_scales.max()
 
 
-@pytest.mark.parametrize("power", range(-40, 41, 10))
+@pytest.mark.parametrize("power", range(-40, 41, 20))
 def test_no_single_scale_trains_the_badly_scaled_net(power: int) -> None:
     scale = 2.0**power
 

@@ -23,12 +23,7 @@ from tests.scaling.host_reads import forbid_host_reads
 from workbench.config import BoostConfig, ConfigError
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager
 from workbench.mindspore.callbacks import Callback, CallbackParameters, RunContext
-from workbench.nn import (
-    DynamicLossScaleManager,
-    DynamicLossScaleUpdateCell,
-    FixedLossScaleManager,
-    Model,
-)
+from workbench.nn import DynamicLossScaleManager, DynamicLossScaleUpdateCell, FixedLossScaleManager, Model
 from workbench.tasks.digits import ResNet
 from workbench.training import Boosted, BoostStep, apply
 

@@ -139,7 +139,7 @@ def assert_same_training(plain: BoostConfig, other: BoostConfig) -> None:
 def told(asked: BoostConfig) -> list[float]:
     losses: list[float] = []
     workbench.train(
-        image_task(), asked, level="O0", steps=8, out=None,
+        image_task(), asked, level="O0", steps=4, out=None,
         on_records=lambda records, _: losses.extend(record.loss for record in records),
     )  # fmt: skip
     return losses

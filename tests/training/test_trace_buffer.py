@@ -18,12 +18,7 @@ from workbench.loss_scale.gradient_statistics import (
     norm_and_maximum_of_finite,
     tensor_norms_and_maxima,
 )
-from workbench.training import (
-    TraceBuffer,
-    apply,
-    trace_buffer,
-    training_loop,
-)
+from workbench.training import TraceBuffer, apply, trace_buffer, training_loop
 
 
 def make(config: dict[str, Any], **options: Any) -> tuple[nn.Sequential, Any, TraceBuffer]:

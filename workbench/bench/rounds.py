@@ -67,15 +67,17 @@ def median_of_copies(copies: Sequence[Sequence[float]]) -> Estimate:
     Copies of one thing differ, by where their arrays came to lie; so the bootstrap draws copies first, and then rounds
     of each.
     """
-    observed = [np.asarray(values, dtype=float) for values in copies]
+    n_rounds = np.array([len(values) for values in copies])
+    observed = np.full((len(copies), n_rounds.max()), np.nan)
+    for row, values in zip(observed, copies, strict=True):
+        row[: len(values)] = values
     rng = np.random.default_rng(0)
-    medians = []
-    for _ in range(_RESAMPLES):
-        drawn = [observed[index] for index in rng.integers(0, len(observed), len(observed))]
-        medians.append(np.median(np.concatenate([rng.choice(values, len(values)) for values in drawn])))
-    low, high = np.quantile(medians, (0.025, 0.975))
-    together = np.concatenate(observed)
-    return Estimate(float(np.median(together)), float(low), float(high), len(together))
+    drawn = rng.integers(0, len(copies), (_RESAMPLES, len(copies)))
+    n_drawn = n_rounds[drawn][:, :, None]  # rounds of each copy that was drawn; as many of them are drawn
+    picks = (rng.random((*drawn.shape, n_rounds.max())) * n_drawn).astype(np.int64)
+    values_drawn = np.where(np.arange(n_rounds.max()) < n_drawn, observed[drawn[:, :, None], picks], np.nan)
+    low, high = np.quantile(np.nanmedian(values_drawn.reshape(_RESAMPLES, -1), axis=1), (0.025, 0.975))
+    return Estimate(float(np.nanmedian(observed)), float(low), float(high), int(n_rounds.sum()))
 
 
 def ratio_of(candidate: Sequence[float], base: Sequence[float]) -> Estimate:
