@@ -27,8 +27,8 @@ from workbench.bench import (
     timed,
 )
 from workbench.core import devices
+from workbench.optim.thor.collection import Tally
 from workbench.optim.thor.optimizer import Thor
-from workbench.optim.thor.thor_layers import Tally
 
 from .nets import CLASSES, RESNET_50, BottleneckNet, Images, noise, perceptron, residual_net, sgd
 

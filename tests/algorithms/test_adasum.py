@@ -129,19 +129,21 @@ def assert_equal_to_the_formula(found: list[list[Tensor]], wanted: list[Tensor],
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_golden_full_formula(path: Path) -> None:
     meta, arrays = load_npz(path)
-    assert meta["cases"]
+    compared = 0
     for case in meta["cases"]:
         index = case["index"]
         values = torch.from_numpy(arrays[f"{index}/in"])
         found = adasum_tree(list(values)).numpy()
-        np.testing.assert_allclose(
-            found, arrays[f"{index}/full_formula"], rtol=1e-4, atol=1e-5, err_msg=f"case {index}"
-        )
+        recorded = [arrays[f"{index}/full_formula"]]
+        if case.get("equals_full_formula"):  # so do the reference's own nodes, and at times the mean
+            recorded += [*arrays[f"{index}/halving"], *([arrays[f"{index}/mean"]] if case["equals_mean"] else [])]
+            compared += 1
+        for value in recorded:
+            np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-5, err_msg=f"case {index}")
         # In float64 nothing but the order of sums is left.
         exact = adasum_tree(list(values.double())).numpy()
-        np.testing.assert_allclose(
-            exact, arrays[f"{index}/full_formula"], rtol=1e-9, atol=1e-9, err_msg=f"case {index}"
-        )
+        np.testing.assert_allclose(exact, recorded[0], rtol=1e-9, atol=1e-9, err_msg=f"case {index}")
+    assert compared
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
@@ -154,24 +156,6 @@ def test_golden_collective(path: Path) -> None:
         assert_equal_to_the_formula(found, [torch.from_numpy(arrays[f"{index}/full_formula"])])
 
 
-@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_golden_halving_and_mean_where_they_agree_with_the_formula(path: Path) -> None:
-    meta, arrays = load_npz(path)
-    compared = 0
-    for case in meta["cases"]:
-        index = case["index"]
-        found = adasum_tree(list(torch.from_numpy(arrays[f"{index}/in"]))).numpy()
-        if case.get("equals_full_formula"):
-            for node in arrays[f"{index}/halving"]:
-                np.testing.assert_allclose(found, node, rtol=1e-4, atol=1e-5, err_msg=f"case {index}")
-            compared += 1
-            if case["equals_mean"]:
-                np.testing.assert_allclose(
-                    found, arrays[f"{index}/mean"], rtol=1e-4, atol=1e-5, err_msg=f"case {index}"
-                )
-    assert compared
-
-
 # --- Laws of the formula -------------------------------------------------------------------------------------------
 
 
@@ -180,6 +164,7 @@ finite = st.floats(0.1, 10).flatmap(lambda size: st.sampled_from([size, -size]))
 vectors = st.lists(finite, min_size=1, max_size=6)
 
 
+@settings(max_examples=30)
 @given(st.data(), st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
 def test_a_pair_is_symmetric_bit_for_bit(data: st.DataObject, dtype: torch.dtype) -> None:
     first = data.draw(vectors)
@@ -189,6 +174,7 @@ def test_a_pair_is_symmetric_bit_for_bit(data: st.DataObject, dtype: torch.dtype
     assert adasum_pair(a, b).dtype == dtype
 
 
+@settings(max_examples=30)
 @given(vectors, finite)
 @example([1.0, -2.0], -1.0)
 @example([0.1], 0.1)
@@ -198,6 +184,7 @@ def test_parallel_vectors_are_averaged(values: list[float], factor: float) -> No
     torch.testing.assert_close(adasum_pair(a, factor * a), a * (1 + factor) / 2, rtol=1e-6, atol=1e-6)
 
 
+@settings(max_examples=30)
 @given(vectors, vectors)
 def test_orthogonal_vectors_are_added(first: list[float], second: list[float]) -> None:
     a = torch.tensor(first + [0.0] * len(second), dtype=torch.float64)
@@ -205,6 +192,7 @@ def test_orthogonal_vectors_are_added(first: list[float], second: list[float]) -
     torch.testing.assert_close(adasum_pair(a, b), a + b, rtol=1e-6, atol=1e-6)
 
 
+@settings(max_examples=30)
 @given(vectors, st.sampled_from([2, 4, 8, 16]))
 def test_equal_values_stay_as_they_are(values: list[float], n_groups: int) -> None:
     value = torch.tensor(values)
@@ -220,13 +208,10 @@ def test_a_tree_pairs_neighbours_and_counts_the_constant_once_per_node() -> None
     torch.testing.assert_close(left, (1 - 3 / 24) * a + (1 - 3 / 14) * b, rtol=1e-12, atol=0)
 
 
-def test_zeros_are_averaged_and_nan_spreads() -> None:
+def test_zeros_are_averaged_nan_spreads_and_products_of_float16_do_not_overflow() -> None:
     zeros = torch.zeros(3)
     assert torch.equal(adasum_pair(zeros, zeros), zeros)
     assert adasum_pair(torch.tensor([1.0, float("nan")]), torch.ones(2)).isnan().all()
-
-
-def test_products_of_float16_do_not_overflow() -> None:
     a, b = torch.tensor([3000.0, 0.0]).half(), torch.tensor([0.0, 3000.0]).half()
     assert torch.equal(adasum_pair(a, b), a + b)
 
@@ -242,10 +227,12 @@ def test_products_of_long_tensors_stay_accurate() -> None:
     torch.testing.assert_close(adasum_pair(a, b)[1:].double(), exact[1:], rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("number", [0, 1, 3, 6])
-def test_a_tree_of_another_number_is_refused(number: int) -> None:
+@pytest.mark.parametrize("number", [0, 1, 6])
+def test_a_tree_or_servers_of_another_number_are_refused(number: int) -> None:
     with pytest.raises(ValueError, match=rf"power of two from 2 on .*got {number}$"):
         adasum_tree([torch.ones(2)] * number)
+    with pytest.raises(ValueError, match=rf"`group_number` must be a power of two from 2 on .*got {number}$"):
+        AdaSum(0, 1, number, (torch.ones(2),))
 
 
 def test_a_pair_that_does_not_match_is_refused() -> None:
@@ -267,7 +254,7 @@ def test_the_collective_counts_the_constant_once_per_server() -> None:
     assert_equal_to_the_formula(scaled, [value * 1e6 for value in expected(values, 8, 1)], tolerance=1e-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     st.lists(st.lists(st.integers(0, 9), max_size=2).map(tuple), min_size=1, max_size=5),
     st.sampled_from([(2, 1), (4, 1), (8, 1), (2, 2), (2, 3), (4, 3), (8, 2)]),
@@ -330,22 +317,15 @@ def test_a_bucket_without_padding_is_refused() -> None:
 # --- Arguments -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group_number", [0, 1, 3, 6, -2])
-def test_a_number_of_groups_that_is_no_power_of_two_is_refused(group_number: int) -> None:
-    with pytest.raises(ValueError, match=rf"`group_number` must be a power of two from 2 on .*got {group_number}$"):
-        AdaSum(0, 1, group_number, (torch.ones(2),))
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "sentence"),
     [
         ((0, 0, 2), ValueError, "`device_number` must be at least 1"),
         ((0, 1.0, 2), TypeError, "`device_number` must be an integer, got 1.0"),
-        ((0, True, 2), TypeError, "`device_number` must be an integer, got True"),
         (("0", 1, 2), TypeError, "`rank` must be an integer, got '0'"),
         ((0, 1, 2), RuntimeError, "init_process_group"),
     ],
-    ids=["no device", "a float", "a bool", "a string", "no process group"],
+    ids=["no device", "a float", "a string", "no process group"],
 )
 def test_bad_numbers_are_refused(arguments: tuple[int, int, int], error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
@@ -355,11 +335,6 @@ def test_bad_numbers_are_refused(arguments: tuple[int, int, int], error: type[Ex
 def test_parameters_that_are_no_numbers_of_the_reals_are_refused() -> None:
     with pytest.raises(TypeError, match=r"`parameter_tuple\[1\]` must be of a floating-point dtype, got torch.int64"):
         AdaSum(0, 1, 2, (torch.ones(2), torch.tensor([1])))
-
-
-def test_the_hook_needs_a_process_group() -> None:
-    with pytest.raises(RuntimeError, match="init_process_group"):
-        AdaSumState()
 
 
 def test_counts_are_checked_against_the_process_group(tmp_path: Path) -> None:
@@ -504,17 +479,13 @@ def test_sets_are_combined_tensor_by_tensor_in_place_of_the_first() -> None:
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("spoiled", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("side", [0, 1])
-def test_what_is_not_finite_in_either_set_makes_nan(spoiled: float, side: int) -> None:
-    sets = [torch.ones(5)], [torch.full((5,), 2.0)]
-    sets[side][0][2] = spoiled
-    adasum_sets_(*sets)
-    assert sets[0][0][2].isnan()
-
-
-@pytest.mark.usefixtures("either_way")
-def test_infinities_of_both_signs_far_apart_make_nan() -> None:
+@pytest.mark.parametrize("spoiled", [math.nan, -math.inf])
+def test_what_is_not_finite_in_either_set_makes_nan(spoiled: float) -> None:
+    for side in (0, 1):
+        sets = [torch.ones(5)], [torch.full((5,), 2.0)]
+        sets[side][0][2] = spoiled
+        adasum_sets_(*sets)
+        assert sets[0][0][2].isnan()
     ours, theirs = [torch.ones(200_000)], [torch.ones(200_000)]
     ours[0][0], ours[0][-1] = math.inf, -math.inf
     adasum_sets_(ours, theirs)

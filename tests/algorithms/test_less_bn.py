@@ -199,17 +199,13 @@ def test_structure_does_not_see_how_the_sum_is_written(
     assert len(usual.removed) == 5
 
 
-@pytest.mark.parametrize("concat", ["pairwise", "new first", "list"])
-@pytest.mark.parametrize("pool", ["average", "max"])
-def test_structure_does_not_see_how_features_are_concatenated(concat: str, pool: str) -> None:
-    report = reduce_batch_norms_(DenseNet((3, 4, 2), 8, 16, concat=concat, transition_pool=pool))
-    assert report == reduce_batch_norms_(DenseNet((3, 4, 2), 8, 16))
-    assert len(report.removed) == 6
-
-
-def test_structure_does_not_see_the_order_of_a_mobilenet_skip() -> None:
-    one = reduce_batch_norms_(MobileNetV2(SMALL_MOBILENET, stem=8, last=16, input_first=True))
-    assert one == reduce_batch_norms_(MobileNetV2(SMALL_MOBILENET, stem=8, last=16, input_first=False))
+def test_structure_does_not_see_how_features_are_concatenated_or_skips_added() -> None:
+    usual = reduce_batch_norms_(DenseNet((3, 4, 2), 8, 16))
+    assert len(usual.removed) == 6
+    for concat, pool in (("pairwise", "average"), ("new first", "max"), ("list", "max")):
+        assert reduce_batch_norms_(DenseNet((3, 4, 2), 8, 16, concat=concat, transition_pool=pool)) == usual
+    one, other = (MobileNetV2(SMALL_MOBILENET, stem=8, last=16, input_first=first) for first in (True, False))
+    assert reduce_batch_norms_(one) == reduce_batch_norms_(other)
 
 
 def test_pre_activation_blocks_keep_the_first_norm_of_the_path_and_the_last_of_each_branch() -> None:
@@ -290,28 +286,21 @@ def plain_chain() -> nn.Sequential:
     )
 
 
-@pytest.mark.parametrize("match", ["structure", "reference"])
-@pytest.mark.parametrize("model", [plain_chain(), nn.Linear(3, 2), nn.BatchNorm2d(3)], ids=["chain", "linear", "norm"])
-def test_models_without_a_removable_norm_warn_once_and_stay(model: nn.Module, match: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "match"),
+    [(plain_chain(), "reference"), (nn.Linear(3, 2), "structure"), (nn.BatchNorm2d(3), "structure")],
+    ids=["chain", "linear", "norm"],
+)
+def test_models_without_a_removable_norm_warn_once_and_stay(model: nn.Module, match: Any) -> None:
     before = norm_names(model)
-    model = copy.deepcopy(model)
     with pytest.warns(UserWarning, match="less_bn had no effect") as caught:
         report = reduce_batch_norms_(model, match=match)
     assert len(caught) == 1
     assert caught[0].filename == __file__
     assert report.removed == ()
     assert norm_names(model) == before
-
-
-def test_second_application_changes_nothing() -> None:
-    model = LongBranch()
-    reduce_batch_norms_(model)
-    names = norm_names(model)
-    with pytest.warns(UserWarning, match="already applied"):
-        again = reduce_batch_norms_(model)
-    assert again.removed == ()
-    assert again.kept == tuple(names)
-    assert norm_names(model) == names
+    with pytest.raises(ValueError, match=r'`less_bn_match` must be "structure" or "reference", got \'names\''):
+        reduce_batch_norms_(model, match="names")  # type: ignore[arg-type]
 
 
 def test_another_thread_may_call_its_model_while_a_network_is_traced() -> None:
@@ -376,22 +365,18 @@ def test_trained_networks_keep_their_evaluation_output_traced_or_recorded(
     assert quietly(recorded, match=match, example_inputs=x) == report
 
 
-def test_norms_before_a_convolution_become_a_channel_affine() -> None:
-    model = learned(DenseNet((3, 2), 4, 8))
-    report = reduce_batch_norms_(model)
-    assert report.folded == ()
-    assert set(report.affine) == set(report.removed)
-    layer = model.get_submodule(report.affine[0])
-    assert {name for name, _ in layer.named_parameters()} == {"scale", "shift"}
-
-
-def test_what_stands_in_for_a_frozen_norm_is_frozen() -> None:
-    model = learned(DenseNet((3, 2), 4, 8))
-    for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm2d)):
-        norm.requires_grad_(False)
-    report = reduce_batch_norms_(model)
-    for name in report.affine:
-        assert not any(p.requires_grad for p in model.get_submodule(name).parameters())
+def test_norms_before_a_convolution_become_a_channel_affine_that_is_frozen_where_they_were() -> None:
+    for frozen in (False, True):
+        model = learned(DenseNet((3, 2), 4, 8))
+        for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm2d)):
+            norm.requires_grad_(not frozen)
+        report = reduce_batch_norms_(model)
+        assert report.folded == ()
+        assert set(report.affine) == set(report.removed)
+        for name in report.affine:
+            parameters = dict(model.get_submodule(name).named_parameters())
+            assert set(parameters) == {"scale", "shift"}
+            assert all(p.requires_grad is not frozen for p in parameters.values())
 
 
 def test_convolution_read_by_someone_else_is_not_changed() -> None:
@@ -480,17 +465,6 @@ def untraceable_net() -> nn.Sequential:
     )
 
 
-def test_parts_of_an_untraceable_model_are_traced_in_module_order() -> None:
-    model = Branching(ResNet("basic", (2, 2), (4, 6)))
-    with pytest.warns(UserWarning, match="module order: torch.fx cannot trace Branching") as caught:
-        report = reduce_batch_norms_(model)
-    assert len(caught) == 1
-    assert report.method == "module order"
-    assert "Branching" in report.reason
-    expected = reduce_batch_norms_(ResNet("basic", (2, 2), (4, 6))).removed
-    assert report.removed == tuple(f"body.{name}" for name in expected)
-
-
 @pytest.mark.parametrize(
     "example",
     [
@@ -512,11 +486,18 @@ def test_a_recorded_call_shows_the_graph_of_a_model_that_cannot_be_traced(exampl
     assert int(model[1].bn2.num_batches_tracked) == 0  # the calls left no trace in the statistics
 
 
-def test_registration_order_is_used_without_example_inputs() -> None:
+def test_registration_order_is_used_without_example_inputs_and_parts_are_traced() -> None:
     with pytest.warns(UserWarning, match="registration order is used"):
         report = reduce_batch_norms_(Branching(untraceable_net()))
     assert report.removed == ("body.1.bn1", "body.2.shortcut.1", "body.2.bn1")
     assert report.method == "module order"
+    with pytest.warns(UserWarning, match="module order: torch.fx cannot trace Branching") as caught:
+        report = reduce_batch_norms_(Branching(ResNet("basic", (2, 2), (4, 6))))
+    assert len(caught) == 1
+    assert report.method == "module order"
+    assert "Branching" in report.reason
+    expected = reduce_batch_norms_(ResNet("basic", (2, 2), (4, 6))).removed
+    assert report.removed == tuple(f"body.{name}" for name in expected)
 
 
 def test_a_lazy_norm_stays() -> None:
@@ -567,11 +548,6 @@ def test_norms_without_running_statistics_go_only_while_unlearned() -> None:
     assert "layer2.1.bn1" in report.kept
 
 
-def test_unknown_match_word_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r'`less_bn_match` must be "structure" or "reference", got \'names\''):
-        reduce_batch_norms_(plain_chain(), match="names")  # type: ignore[arg-type]
-
-
 def test_wrapper_hands_its_arguments_on() -> None:
     model = LessBN(WithLossCell(ResNet("basic", (1, 1), (4, 6)), nn.CrossEntropyLoss()))
     loss = model(torch.randn(4, 3, 32, 32), label=torch.tensor([0, 1, 2, 3]))
@@ -582,22 +558,23 @@ def test_wrapper_hands_its_arguments_on() -> None:
 
 def test_wrapping_twice_does_nothing_and_says_nothing() -> None:
     net = ResNet("basic", (1, 1), (4, 6))
+    head = net.fc
+    net.bn1.eval()
+    assert LessBN(net).training
+    assert net.fc is head  # left alone by default
+    assert not net.bn1.training  # parts in evaluation stay there
     first = LessBN(net, True)
     names = [name for name, _ in net.named_modules()]
     head = net.fc
     second = LessBN(net, True)
     third = LessBN(first, True)
+    with pytest.warns(UserWarning, match="already applied"):
+        again = reduce_batch_norms_(net)
+    assert (again.removed, list(again.kept)) == ((), norm_names(net))
     assert net.fc is head
     assert [name for name, _ in net.named_modules()] == names
     assert second.report == first.report == third.report
     assert first.report.heads == ("fc",)
-
-
-def test_wrapper_leaves_the_head_alone_by_default() -> None:
-    net = ResNet("basic", (1, 1), (4, 6))
-    head = net.fc
-    LessBN(net)
-    assert net.fc is head
 
 
 def test_wrapper_survives_deepcopy_and_state_dict() -> None:
@@ -612,11 +589,3 @@ def test_wrapper_survives_deepcopy_and_state_dict() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         LessBN(twin.network)  # the copy is known to be reduced
-
-
-def test_wrapper_keeps_parts_that_were_put_into_evaluation() -> None:
-    net = ResNet("basic", (1, 1), (4, 6))
-    net.bn1.eval()
-    model = LessBN(net)
-    assert model.training
-    assert not net.bn1.training

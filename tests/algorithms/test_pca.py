@@ -82,7 +82,7 @@ def test_float32_snapshots_are_accumulated_in_float64() -> None:
 
 
 @given(shapes)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25)
 def test_rows_are_orthonormal_and_their_largest_entry_is_positive(shape: tuple[int, int, int]) -> None:
     k = min(shape[0] - 1, shape[1])
     rows = principal_components(drawn(*shape), k).components
@@ -91,7 +91,7 @@ def test_rows_are_orthonormal_and_their_largest_entry_is_positive(shape: tuple[i
 
 
 @given(shapes, st.integers(1, 50))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25)
 def test_blocks_order_and_a_common_shift_change_nothing(shape: tuple[int, int, int], block: int) -> None:
     snapshots = drawn(*shape)
     k = min(shape[0] - 1, shape[1]) - 1
@@ -106,7 +106,7 @@ def test_blocks_order_and_a_common_shift_change_nothing(shape: tuple[int, int, i
 
 
 @given(shapes)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25)
 def test_all_components_together_give_the_snapshots_back(shape: tuple[int, int, int]) -> None:
     snapshots = drawn(*shape)
     found = principal_components(snapshots, min(shape[0] - 1, shape[1]))
@@ -135,7 +135,7 @@ def test_snapshots_are_left_alone_unless_overwritten() -> None:
 
 @pytest.mark.parametrize("n_snapshots", [4, 32])
 def test_memory_stays_below_1_05_times_the_snapshots(n_snapshots: int) -> None:
-    snapshots = np.random.default_rng(0).normal(size=(n_snapshots, 400_000)).astype(np.float32)
+    snapshots = np.random.default_rng(0).standard_normal((n_snapshots, 200_000), np.float32)
     tracemalloc.start()
     try:
         principal_components(snapshots, n_snapshots - 1, overwrite=True)
@@ -152,9 +152,7 @@ def test_memory_stays_below_1_05_times_the_snapshots(n_snapshots: int) -> None:
         (np.eye(5, 3), 4, r"must not exceed the number of weights \(3\), got 4"),
         (np.eye(3), 0, "must be at least 1, got 0"),
         (np.ones(3), 1, r"must be a matrix, .* got shape \(3,\)"),
-        (np.array([[1.0, np.nan], [0, 1]]), 1, "must be finite, got inf or NaN"),
         (np.array([[1.0, np.inf], [0, 1]]), 1, "must be finite, got inf or NaN"),
-        (np.ones((4, 7)), 2, "the 4 snapshots must differ"),
         (np.full((7, 50), 0.1), 2, "the 7 snapshots must differ"),  # their mean is rounded
     ],
 )
@@ -163,8 +161,6 @@ def test_bad_snapshots_are_told_in_one_sentence(snapshots: Matrix, k: int, words
         principal_components(snapshots, k)
 
 
-def test_kinds_are_checked() -> None:
-    with pytest.raises(TypeError, match=r"`n_components` must be an integer, got 2\.0"):
-        principal_components(np.eye(3), 2.0)  # type: ignore[arg-type]
+def test_integers_cannot_be_overwritten() -> None:
     with pytest.raises(TypeError, match="`overwrite` needs floating point snapshots"):
         principal_components(np.eye(3, dtype=int), 2, overwrite=True)

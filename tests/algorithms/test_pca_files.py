@@ -135,7 +135,7 @@ def test_golden_shapes_sources_and_errors(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
 @given(k=st.integers(1, 5), width=st.integers(1, 9), double=st.booleans(), seed=st.integers(0, 99))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_matrix_is_read_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, k: int, width: int, double: bool, seed: int
 ) -> None:

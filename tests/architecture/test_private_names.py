@@ -21,7 +21,7 @@ KNOWN = {
     "methods/less_bn/batch_norm_folding.py": "torch: whether a subclass computes a convolution in its own way",
     "methods/loss_scale_group/method.py": "torch: what half() does to a module's buffers",
     "methods/runtime/compilation.py": "torch: errors of the compiler, and the options that a mode stands for",
-    "optim/thor/thor_layers.py": "torch: amounts of padding in the order of F.pad, those of padding='same' included",
+    "optim/thor/collection.py": "torch: amounts of padding in the order of F.pad, those of padding='same' included",
     "panels/kit.py": "ipywidgets: the classes that a widget has",
     "study/sample/whole_space.py": "optuna: whether a distribution contains a value",
     "study/store/trial_ids.py": "optuna: the id of a trial and the storage of a study, which samplers need",

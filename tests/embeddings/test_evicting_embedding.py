@@ -45,7 +45,7 @@ class StalestFirst:
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=100)
 @given(batches=BATCHES, n_rows=st.integers(1, 6), min_age=st.integers(1, 3))
 def test_one_bucket_evicts_the_stalest_row_of_all(batches: list[list[int]], n_rows: int, min_age: int) -> None:
     embedding = EvictingEmbedding(n_rows, 2, ways=n_rows, min_age=min_age)
@@ -65,7 +65,7 @@ def test_one_bucket_evicts_the_stalest_row_of_all(batches: list[list[int]], n_ro
     assert told.rows_in_use == sum(owner is not None for owner in reference.owner)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=40)
 @given(batches=BATCHES, n_buckets=st.integers(1, 4), ways=st.integers(1, 3))
 def test_no_id_has_two_rows_and_no_row_two_owners(batches: list[list[int]], n_buckets: int, ways: int) -> None:
     embedding = EvictingEmbedding(n_buckets * ways, 2, ways=ways)
@@ -123,7 +123,7 @@ def test_what_a_former_owner_learned_is_forgotten() -> None:
     assert torch.equal(train(5), first), "weights and accumulator began anew"
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(batches=st.lists(st.lists(IDS, min_size=1, max_size=5), min_size=2, max_size=8), cut=st.integers(0, 7))
 def test_training_resumed_is_training_continued(batches: list[list[int]], cut: int) -> None:
     def fresh() -> tuple[EvictingEmbedding, RowWiseAdagrad]:

@@ -86,7 +86,7 @@ def memberships(draw: st.DrawFn) -> tuple[list[int], list[float], list[float], l
     return of, rates, decays, present
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 @given(memberships())
 def test_groups_and_missing_gradients_are_parameters_on_their_own(
     case: tuple[list[int], list[float], list[float], list[list[bool]]],

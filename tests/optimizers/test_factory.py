@@ -10,7 +10,7 @@ from workbench.config import CompatibilityConfig, OptimizerConfig
 from workbench.config.optimizer import HYPER_PARAMETERS
 from workbench.optim import build_optimizer, change_optimizer_
 from workbench.optim.adam_offload.optimizer import AdamOffload
-from workbench.optim.factory import DecayingDamping
+from workbench.optim.factory import decaying_damping
 from workbench.optim.thor.optimizer import Thor
 
 
@@ -57,7 +57,7 @@ def test_thor_gets_what_the_section_says() -> None:
 
 
 def test_damping_stays_above_what_rounding_takes() -> None:
-    assert DecayingDamping(0.1, 0.5, 2)(10_000) == 1e-8
+    assert decaying_damping(10_000, initial=0.1, decay=0.5, frequency=2) == 1e-8
 
 
 def test_adam_offload_gets_what_the_section_says() -> None:

@@ -60,7 +60,7 @@ def everything(optimizer: Optimizer, model: nn.Module) -> bytes:
 BATCHES = st.lists(st.lists(st.integers(0, N_ROWS - 1), min_size=1, max_size=6), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=20)
 @given(batches=BATCHES, decay=st.sampled_from([0.0, 0.1]))
 def test_a_row_is_where_a_dense_adam_of_its_own_would_have_brought_it(batches: list[list[int]], decay: float) -> None:
     torch.manual_seed(0)
@@ -80,7 +80,7 @@ def test_a_row_is_where_a_dense_adam_of_its_own_would_have_brought_it(batches: l
     assert optimizer.state[table]["row_steps"].tolist() == counts
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=20)
 @given(batches=BATCHES, start=st.sampled_from([0.0, 0.5]), decay=st.sampled_from([0.0, 0.1]))
 def test_adagrad_divides_by_the_root_of_the_rows_mean_squares(
     batches: list[list[int]], start: float, decay: float
@@ -168,7 +168,7 @@ def test_the_state_of_a_row_with_a_new_owner_begins_anew(kind: Any) -> None:
     assert not torch.equal(table[3], twin[2])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=25)
 @given(rows=st.lists(st.integers(0, N_ROWS - 1), max_size=9))
 def test_merged_rows_are_those_of_coalesce_on_any_device(rows: list[int]) -> None:
     values = torch.arange(1.0, len(rows) * DIM + 1).view(-1, DIM)

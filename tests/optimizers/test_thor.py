@@ -22,7 +22,7 @@ from workbench.methods.grad_centralization.method import register_centralization
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
 from workbench.methods.parameter_groups import rebuild_optimizer
 from workbench.optim.thor.optimizer import NamedParameter, Thor
-from workbench.training import TraceBuffer, apply, training_loop
+from workbench.training import Boosted, TraceBuffer, apply, training_loop
 
 UNBOUNDED = math.inf
 
@@ -150,12 +150,11 @@ def test_a_layer_that_is_called_twice_has_both_calls_in_its_factors() -> None:
     torch.testing.assert_close(dense(engine.blocks, engine.layers[0].a, engine.blocks.factors), both.T @ both / 12)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_weights_have_factors_in_float32(dtype: torch.dtype) -> None:
+def test_low_precision_weights_have_factors_in_float32() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).to(dtype)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).to(torch.bfloat16)
     optimizer = thor(net)
-    x = torch.randn(16, 6).to(dtype)
+    x = torch.randn(16, 6).to(torch.bfloat16)
     before = values(net)
     for _ in range(4):
         optimizer.zero_grad()
@@ -194,26 +193,17 @@ def test_clipping_bounds_every_tensors_step() -> None:
     ("options", "error", "message"),
     [
         ({"learning_rate": "fast"}, TypeError, "`learning_rate` must be a number, got str"),
-        ({"learning_rate": -0.1}, ValueError, "`learning_rate` must be finite and at least 0"),
         ({"learning_rate": torch.ones(2, 2)}, ValueError, "`learning_rate` must be 1-D"),
         ({"learning_rate": torch.tensor([0.1, float("nan")])}, ValueError, "`learning_rate` must be finite"),
         ({"learning_rate": lambda step: None}, TypeError, r"`learning_rate\(0\)` must be a number"),
         ({"damping": 0.0}, ValueError, "`damping` must be above 0"),
-        ({"damping": None}, TypeError, "`damping` must be a number"),
-        ({"momentum": "0.9"}, TypeError, "`momentum` must be a number"),
         ({"momentum": -0.9}, ValueError, "`momentum` must be finite and at least 0"),
-        ({"weight_decay": "no"}, TypeError, "`weight_decay` must be a number"),
         ({"weight_decay": -1e-3}, ValueError, "`weight_decay` must be finite and at least 0"),
-        ({"loss_scale": None}, TypeError, "`loss_scale` must be a number"),
         ({"loss_scale": 0.0}, ValueError, "`loss_scale` must be finite and above 0"),
-        ({"loss_scale": float("inf")}, ValueError, "`loss_scale` must be finite"),
-        ({"batch_size": 3.5}, TypeError, "`batch_size` must be a whole number"),
         ({"batch_size": 0}, ValueError, "`batch_size` must be at least 1"),
         ({"use_nesterov": 1}, TypeError, "`use_nesterov` must be a bool"),
         ({"enable_clip_grad": "yes"}, TypeError, "`enable_clip_grad` must be a bool"),
         ({"decay_filter": 3}, TypeError, "`decay_filter` must be callable"),
-        ({"frequency": 2.0}, TypeError, "`frequency` must be a whole number, got 2.0"),
-        ({"frequency": True}, TypeError, "`frequency` must be a whole number, got True"),
         ({"frequency": 1}, ValueError, "`frequency` must be at least 2, got 1"),
         ({"split_indices": 3}, TypeError, "`split_indices` must be a list or tuple"),
         ({"split_indices": [2, 1]}, ValueError, "`split_indices` must rise"),
@@ -304,23 +294,20 @@ def test_hooks_are_there_on_refresh_steps_only_and_evaluation_leaves_no_trace() 
         assert optimizer.columns()["thor.refreshed"] == float(step % 3 == 0)
 
 
-def test_no_activation_outlives_its_graph() -> None:
+def test_no_activation_outlives_its_graph_and_no_hook_its_optimizer() -> None:
     net = network()
     optimizer = thor(net)
-    kept: list[weakref.ref[Tensor]] = []
-    net[2].register_forward_hook(lambda module, args, output: kept.append(weakref.ref(output)))
+    kept: list[weakref.ref[Any]] = []
+    handle = net[2].register_forward_hook(lambda module, args, output: kept.append(weakref.ref(output)))
     train(net, optimizer, range(1))
     F.cross_entropy(net(batch(1)[0]), batch(1)[1])
     gc.collect()
-    assert len(kept) == 2
     assert [reference() for reference in kept] == [None, None]
-
-
-def test_an_optimizer_that_is_dropped_takes_its_hooks_along() -> None:
-    net = network()
-    dropped = weakref.ref(thor(net).preconditioner)
+    handle.remove()
+    kept = [weakref.ref(thor(net).preconditioner), weakref.ref(optimizer.preconditioner)]
+    del optimizer
     gc.collect()
-    assert dropped() is None
+    assert [reference() for reference in kept] == [None, None]
     assert hooks_on(net) == 0
 
 
@@ -460,17 +447,12 @@ def test_a_loss_scale_leaves_no_trace_in_the_steps(scaling: str) -> None:
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-        elif scaling == "constant":
-            optimizer.zero_grad()
-            (loss * 512.0).backward()
-            optimizer.step()
         else:
             optimizer.zero_grad()
             (loss * 512.0).backward()
-            for parameter in net.parameters():
-                if parameter.grad is not None:
-                    parameter.grad /= 512.0
-            optimizer.hear(backward_scale=512.0)
+            if scaling == "told":
+                torch._foreach_div_([p.grad for p in net.parameters() if p.grad is not None], 512.0)
+                optimizer.hear(backward_scale=512.0)
             optimizer.step()
         train(plain, other, range(step, step + 1))
         assert_close(net, plain, rtol=1e-7, atol=1e-9)
@@ -495,16 +477,20 @@ def test_group_scales_reach_the_factors() -> None:
     assert_close(net, plain, rtol=1e-3, atol=1e-4)
 
 
+def accumulating(net: nn.Module, n_micro: int) -> Boosted:
+    config = {
+        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": n_micro},
+        "amp": {"level": "O0"},
+    }
+    return apply(config, net, thor(net, frequency=2), level="O0")
+
+
 def test_a_window_of_micro_batches_has_the_factors_of_one_large_batch() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 4)).double()
     whole = copy.deepcopy(net)
-    config = {
-        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
-        "grad_accumulation": {"grad_accumulation_step": 3},
-        "amp": {"level": "O0"},
-    }
-    boosted = apply(config, net, thor(net, frequency=2), level="O0")
+    boosted = accumulating(net, 3)
     other = thor(whole, frequency=2)
     for step in range(5):
         x, y = batch(step, torch.float64)
@@ -522,21 +508,14 @@ def test_a_window_of_micro_batches_has_the_factors_of_one_large_batch() -> None:
 
 
 def test_resuming_in_the_middle_of_a_window_keeps_what_was_collected() -> None:
-    config = {
-        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
-        "grad_accumulation": {"grad_accumulation_step": 2},
-        "amp": {"level": "O0"},
-    }
-
-    def go(boosted: Any, steps: range) -> None:
+    def go(boosted: Boosted, steps: range) -> None:
         for step in steps:
             x, y = batch(step)
             boosted.backward(F.cross_entropy(boosted.model(x), y))
             boosted.step()
 
     net, fresh = network(), network()
-    boosted = apply(config, net, thor(net, frequency=2), level="O0")
-    resumed = apply(config, fresh, thor(fresh, frequency=2), level="O0")
+    boosted, resumed = accumulating(net, 2), accumulating(fresh, 2)
     go(boosted, range(5))
     resumed.load_state_dict(copy.deepcopy(boosted.state_dict()))
     go(boosted, range(5, 12))
@@ -569,10 +548,7 @@ def test_another_networks_state_is_refused() -> None:
 
 def test_a_rebuilt_optimizer_takes_inverses_and_momentum_along() -> None:
     net, other = network(), network()
-    optimizer, same = (
-        thor(net, learning_rate=torch.tensor([0.05, 0.04])),
-        thor(other, learning_rate=torch.tensor([0.05, 0.04])),
-    )
+    optimizer, same = (thor(one, learning_rate=torch.tensor([0.05, 0.04])) for one in (net, other))
     train(net, optimizer, range(4))
     train(other, same, range(4))
     whole = [p for group in optimizer.param_groups for p in group["params"]]

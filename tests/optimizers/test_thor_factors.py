@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.optimizers.thor_formulas import block_inverse, dense, precondition
-from workbench.optim.thor.convolution_patches import patches, same_padding
-from workbench.optim.thor.factor_blocks import FactorBlocks, block_ranges
+from workbench.optim.thor.collection import find_layers, patches, same_padding
+from workbench.optim.thor.matrices import FactorBlocks, block_ranges
 from workbench.optim.thor.optimizer import Thor
-from workbench.optim.thor.thor_layers import find_layers
 
 CPU = torch.device("cpu")
 
@@ -34,7 +33,7 @@ def test_blocks_cover_every_row_once(size: int, block_size: int) -> None:
     assert all(end - begin == block_size for begin, end in ranges[:-1])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(1, 20), st.floats(1e-3, 10.0))
 @example([1], 1, 1.0)
 @example([16, 17, 15], 16, 0.1)
@@ -92,7 +91,7 @@ def test_a_factor_that_is_not_finite_never_becomes_an_inverse(value: float) -> N
     assert torch.equal(dense(blocks, 0, blocks.inverses), torch.eye(3))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=30)
 @given(
     st.integers(1, 3),
     st.integers(1, 3),

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from tests.golden_files import golden_paths, load_npz
 from tests.optimizers.thor_formulas import block_inverse, dense, embedding_step, layer_norm_step, precondition
-from workbench.optim.thor.convolution_patches import patches, same_padding
+from workbench.optim.thor.collection import patches, same_padding
 from workbench.optim.thor.optimizer import Thor
 
 TRAJECTORIES = [path for path in golden_paths("thor_*.npz") if path.stem != "thor_pieces"]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tests.optimizers.thor_formulas import dense
 from tests.ranks import Ranks
 from workbench.core import distributed as ranks
-from workbench.optim.thor.factor_exchange import FactorExchange
+from workbench.optim.thor.matrices import FactorExchange
 from workbench.optim.thor.optimizer import Thor
 from workbench.training import apply
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workbench.optim.thor.factor_blocks import FactorBlocks, block_ranges
+from workbench.optim.thor.matrices import FactorBlocks, block_ranges
 
 __all__ = ["block_inverse", "dense", "embedding_step", "layer_norm_step", "precondition"]
 

@@ -108,7 +108,7 @@ def test_one_bad_element_in_the_last_gradient_is_found(dtype: torch.dtype, value
     assert found_inf.tolist() == [1.0]
 
 
-@settings(deadline=None)  # the first call of torch may take long
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.floats(width=32), max_size=5), max_size=4),
     st.sampled_from([1.0, 2.0**-10, 1 / 3]),
@@ -130,12 +130,16 @@ def test_the_flag_agrees_with_isfinite_and_never_goes_back(
         torch.testing.assert_close(grad, old * torch.tensor(inverse), rtol=0, atol=0, equal_nan=True)
 
 
-def test_missing_gradients_are_passed_over() -> None:
+def test_missing_gradients_are_passed_over_and_any_layout_is_unscaled() -> None:
     grads = [None, torch.tensor([4.0]), None]
     assert unscale_and_check_(grads, torch.tensor(0.5), torch.zeros(())) == 0.0
     assert grads[1] == torch.tensor([2.0])
     assert not has_overflow(grads)
     assert not has_overflow([])
+    transposed, strided = torch.full((4, 3), 2.0).t(), torch.full((6, 4), 2.0)[::2]
+    unscale_and_check_([transposed, strided], torch.tensor(0.5), torch.zeros(()))
+    assert torch.equal(transposed, torch.ones(3, 4))
+    assert torch.equal(strided, torch.ones(3, 4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -162,23 +166,12 @@ def test_duplicate_indices_whose_sum_overflows_float16_are_found() -> None:
     assert unscale_and_check_([overflows], torch.tensor(1.0), torch.zeros(())) == 1.0
 
 
-def test_gradients_of_any_layout_are_unscaled() -> None:
-    transposed = torch.full((4, 3), 2.0).t()
-    strided = torch.full((6, 4), 2.0)[::2]
-    unscale_and_check_([transposed, strided], torch.tensor(0.5), torch.zeros(()))
-    assert torch.equal(transposed, torch.ones(3, 4))
-    assert torch.equal(strided, torch.ones(3, 4))
-
-
 def test_neither_test_reads_the_device() -> None:
     grads = [torch.ones(3), torch.ones(2, dtype=torch.bfloat16)]
     found_inf = torch.zeros(())
     with forbid_host_reads():
         unscale_and_check_(grads, torch.tensor(0.5), found_inf)
         has_overflow(grads)
-
-
-def test_the_probe_for_host_reads_sees_a_read() -> None:
     with pytest.raises(AssertionError, match="makes the host wait"), forbid_host_reads():
         torch.ones(()).item()
 
@@ -196,12 +189,14 @@ def test_the_probe_for_host_reads_sees_a_read() -> None:
 def test_flags_and_scales_must_be_single_elements(inverse: Any, found_inf: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"`(inverse_scale|found_inf)` must"):
         unscale_and_check_([torch.ones(3)], inverse, found_inf)
+    with pytest.raises(TypeError, match="`found_inf` must"):
+        step_if_finite(FUSED["adam"](parameters()), True)  # type: ignore[arg-type]
 
 
 # --- step_if_finite ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("skips", [(0,), (0, 1, 2), (2,), (1, 3)], ids=str)
+@pytest.mark.parametrize("skips", [(0, 1, 3), (2,)], ids=str)
 @pytest.mark.parametrize("name", FUSED)
 def test_skipped_steps_are_as_if_they_had_not_been(name: str, skips: tuple[int, ...]) -> None:
     # Skips at the very start matter most: torch's fused SGD would then go on from uninitialised momentum.
@@ -359,12 +354,6 @@ def test_a_scheduler_does_not_complain_when_the_first_step_is_skipped(build: Bui
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize(("flag", "error"), [(True, TypeError), (torch.zeros(2), ValueError)])
-def test_the_flag_must_be_one_element(flag: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="`found_inf` must"):
-        step_if_finite(FUSED["adam"](parameters()), flag)
-
-
 # --- collapse ------------------------------------------------------------------------------------------------------
 
 
@@ -377,7 +366,7 @@ def test_collapse_counts_only_overflows_at_the_floor() -> None:
     assert collapsed_at([], [], 1.0, collapse_after=1, streak_before=0) == (None, 0)
 
 
-@settings(deadline=None)  # the first call of torch may take long
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([1.0, 2.0]))), st.integers(1, 4), st.data())
 def test_collapse_does_not_depend_on_how_the_trace_is_cut(
     steps: list[tuple[bool, float]], collapse_after: int, data: st.DataObject

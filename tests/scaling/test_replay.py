@@ -66,7 +66,7 @@ def check(threshold: NDArray[np.float64], chosen: list[ScalePolicy]) -> None:
             assert result.mean_log2_scale[index] == pytest.approx(np.log2(used).mean(), rel=1e-12, abs=1e-12)
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(limits, st.lists(policies(), min_size=1, max_size=4))
 def test_replay_equals_the_naive_loop(threshold: NDArray[np.float64], chosen: list[ScalePolicy]) -> None:
     check(threshold, chosen)

@@ -48,7 +48,7 @@ def objective(rows: list[dict[int, float]], partition: list[list[int]]) -> float
     return total
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.dictionaries(st.integers(-60, 10), st.integers(1, 9).map(float), min_size=1, max_size=3),

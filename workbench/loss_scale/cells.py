@@ -79,11 +79,7 @@ class _UpdateCell(nn.Module):
 
 
 class FixedLossScaleUpdateCell(_UpdateCell):
-    """Keep the scale constant; a drop-in for `DynamicLossScaleUpdateCell`.
-
-    Args:
-        loss_scale_value: The scale, >= 1.
-    """
+    """Keep the scale, >= 1, constant; a drop-in for `DynamicLossScaleUpdateCell`."""
 
 
 class DynamicLossScaleUpdateCell(_UpdateCell):

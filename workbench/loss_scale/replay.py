@@ -38,7 +38,6 @@ class ScalePolicy:
         minimum: Lower bound, in (0, init].
         maximum: Upper bound, >= init; None for float32's own.
         kind: ``"dynamic"`` adapts, ``"fixed"`` keeps ``init`` and only skips.
-
     """
 
     init: float = 2.0**24
@@ -117,13 +116,8 @@ def simulate(
 
     Steps on which no scale can move are taken together: what costs time is how often a policy overflows or grows.
 
-    Args:
-        threshold_scale: Largest scale that does not overflow per step, shape ``[n_steps]``, in [0, inf].
-        policies: Any number of policies.
-        at: Steps at which the scale in use is wanted, integers in [0, n_steps), any order; None for none.
-
-    Raises:
-        ValueError: When the thresholds are no vector, negative or NaN, or a step lies outside the run.
+    ``threshold_scale`` is the largest scale that does not overflow per step, shape ``[n_steps]``, in [0, inf]; ``at``
+    are steps in [0, n_steps), in any order, at which the scale in use is wanted. Others are a ValueError.
 
     Example:
         >>> result = simulate([8.0, 8.0, 4.0, 8.0], [ScalePolicy(init=8.0, window=2)], at=[1, 2])

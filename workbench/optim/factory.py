@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,23 +21,14 @@ THOR_RATE, THOR_DAMPING, THOR_MOMENTUM, THOR_FREQUENCY = 0.05, 0.1, 0.9, 20
 SMALLEST_DAMPING = 1e-8  # its root is still 1000 times the rounding of float32
 
 
-@dataclass(frozen=True, slots=True)
-class DecayingDamping:
-    """Damping that starts at ``initial`` (> 0) and is multiplied by ``decay``, in (0, 1], every ``frequency`` steps.
+def decaying_damping(step: int, *, initial: float, decay: float, frequency: int) -> float:
+    """Return the damping of a step, counted from 0: ``initial`` (> 0) times ``decay``, in (0, 1], per refresh so far.
 
     Example:
-        >>> damping = DecayingDamping(0.4, 0.5, 10)
-        >>> damping(0), damping(9), damping(10)
-        (0.4, 0.4, 0.2)
+        >>> [decaying_damping(step, initial=0.4, decay=0.5, frequency=10) for step in (0, 9, 10)]
+        [0.4, 0.4, 0.2]
     """
-
-    initial: float
-    decay: float
-    frequency: int
-
-    def __call__(self, step: int) -> float:
-        """Return the damping of a step, counted from 0."""
-        return max(self.initial * self.decay ** (step // self.frequency), SMALLEST_DAMPING)
+    return max(initial * decay ** (step // frequency), SMALLEST_DAMPING)
 
 
 def build_optimizer(
@@ -89,7 +80,7 @@ def _thor(options: dict[str, Any], network: nn.Module, compatibility: Compatibil
     return Thor(
         network,
         options.pop("lr", THOR_RATE),
-        damping if decay == 1 else DecayingDamping(damping, decay, frequency),
+        damping if decay == 1 else partial(decaying_damping, initial=damping, decay=decay, frequency=frequency),
         options.pop("momentum", THOR_MOMENTUM),
         use_nesterov=options.pop("nesterov", False),
         frequency=frequency,

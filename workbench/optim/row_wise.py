@@ -211,13 +211,7 @@ class RowWiseAdagrad(_RowWiseOptimizer):
 class RowWiseAdam(_RowWiseOptimizer):
     """Adam that moves, of a table, only the rows with a gradient; fused Adam for the rest.
 
-    Args:
-        params: Parameters, pairs (name, parameter) or groups, as for any torch optimizer.
-        lr: Learning rate, >= 0.
-        betas: Decay rates of the moments, in [0, 1).
-        eps: Added to the denominators, > 0.
-        weight_decay: Decoupled decay, >= 0: weights shrink by ``lr * weight_decay`` of themselves, of a table the rows
-            that are touched.
+    The arguments are those of ``torch.optim.AdamW``; of a table only the rows that are touched decay.
     """
 
     _row_state = {"row_steps": "count", "row_exp_avg": "row", "row_exp_avg_sq": "row"}  # noqa: RUF012  # never changed

@@ -283,7 +283,6 @@ class AdaSum:
         process_group: The ranks that take part; None means all.
 
     Raises:
-        TypeError: When a parameter is not of a floating-point dtype.
         ValueError: When the ranks are not ``device_number`` * ``group_number``.
         RuntimeError: When torch.distributed was not initialized.
     """

@@ -161,8 +161,7 @@ class GroupLossScaleManager(nn.Module):
             ValueError: When there is no such group.
         """
         for name, layer in (("layer1", layer1), ("layer2", layer2)):
-            if isinstance(layer, bool) or not isinstance(layer, Integral):
-                raise TypeError(f"`{name}` must be the number of a group, got {layer!r}")
+            checked_count(name, layer, None, kind="the number of a group")
             if layer < 0 or (self.loss_scale_number and layer > self.loss_scale_number + 1):
                 raise ValueError(f"`{name}` must lie in [0, groups + 1 = {self.loss_scale_number + 1}], got {layer!r}")
         if not self.loss_scale_number or not x.requires_grad:

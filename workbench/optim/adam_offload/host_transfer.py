@@ -154,10 +154,12 @@ class Bucket:
 
     def leave(self) -> None:
         """Send off every gradient there is."""
-        chosen = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
-        if not chosen:
+        found = {i: gradient for i, p in enumerate(self.parameters) if (gradient := p.grad) is not None}
+        if not found:
             return
-        gradients = [_dense(self.parameters[i]) for i in chosen]
+        chosen, gradients = list(found), list(found.values())
+        if any(gradient.layout != torch.strided for gradient in gradients):
+            raise RuntimeError(DENSE_ONLY)
         if self.frees:
             self._wait()
             self._add_up(self._landed)  # what lies where the next ones land
@@ -359,14 +361,6 @@ class HostTransfer:
             bucket.waiting = None
             with torch.no_grad():
                 bucket.leave()
-
-
-def _dense(parameter: Tensor) -> Tensor:
-    gradient = parameter.grad
-    assert gradient is not None
-    if gradient.layout != torch.strided:
-        raise RuntimeError(DENSE_ONLY)
-    return gradient
 
 
 def _place(parameter: Tensor) -> tuple[int, int]:

@@ -33,18 +33,18 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workbench.core.arguments import checked_count, checked_number, checked_switch
 from workbench.core.step_optimizer import StepOptimizer, loss_of
-from workbench.core.torch_internals import has_step_hooks, is_profiled
-from workbench.optim.adam_offload.given_parameters import read_parameters
+from workbench.core.torch_internals import NORMALIZATIONS, has_step_hooks, is_profiled
 from workbench.optim.adam_offload.host_adam import RoundedAdam, StepGroup, form_step_groups, take_gradients
 from workbench.optim.adam_offload.host_transfer import (
     Bucket,
@@ -57,6 +57,15 @@ from workbench.optim.schedule import Schedule, read_schedule, value_at
 
 #: Per dynamic option of a group: the key of its schedule, and the name users know it by.
 _SCHEDULES = {"lr": ("lr_schedule", "learning_rate"), "weight_decay": ("weight_decay_schedule", "weight_decay")}
+
+# The reference's, torch's, those its schedulers leave behind (a rebuilt optimizer meets them again), and our own.
+_GROUP_KEYS = frozenset(
+    (
+        *("params", "param_names", "lr", "betas", "eps", "weight_decay", "grad_centralization", "comm_fusion"),
+        *("initial_lr", "swa_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"),
+        *("use_nesterov", "loss_scale", "lr_schedule", "weight_decay_schedule", "decay_by_name"),
+    )
+)
 
 
 class AdamOffload(StepOptimizer):
@@ -132,7 +141,7 @@ class AdamOffload(StepOptimizer):
             raise ValueError(f'`transfer` must be "needed" or "always", got {transfer!r}')
         rate = read_schedule("learning_rate", learning_rate)
         decay = _read_weight_decay(weight_decay)
-        groups, order = read_parameters(params, any_decay=decay != 0.0)
+        groups, order = _read_parameters(params, any_decay=decay != 0.0)
         self._global_step = 0
         self._step_groups: list[StepGroup] | None = None
         self._transfer: HostTransfer | None = None
@@ -149,7 +158,7 @@ class AdamOffload(StepOptimizer):
             "loss_scale": checked_number("loss_scale", loss_scale, above=0.0),
         }
         # Those of the optimizer as a whole are no defaults: torch copies every default into every group.
-        self._arguments = {name: arguments[name] for name in arguments if name not in ("self", "params", "__class__")}
+        self._arguments = {key: value for key, value in arguments.items() if key not in ("self", "params", "__class__")}
         self._arguments["learning_rate"] = rate  # an iterable can be read only once
         super().__init__(groups, defaults)
         schedules = [rate, *(group["lr_schedule"] for group in self.param_groups)]
@@ -252,20 +261,18 @@ class AdamOffload(StepOptimizer):
     def columns(self) -> Mapping[str, float]:
         """Return what the host knows of the last step, for the trace.
 
-        Returns:
-            ``offload.host_ms`` (Adam on the host) and, where gradients travel, ``offload.transfer_ms`` (their way to
-            the host) and ``offload.hidden_share`` (the part of both, in [0, 1], that ``step`` did not wait for).
+        ``offload.host_ms`` (Adam on the host) and, where gradients travel, ``offload.transfer_ms`` (their way to the
+        host) and ``offload.hidden_share`` (the part of both, in [0, 1], that ``step`` did not wait for).
         """
         return self._columns
 
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` needs to continue exactly.
 
-        Returns:
-            As in torch ``state`` (per parameter ``step``, ``exp_avg``, ``exp_avg_sq``) and ``param_groups``, without
-            callables, which belong to the program. 16-bit weights have also their float32 ``master``. Under
-            ``adam_offload``: ``global_step``; the rounding's ``generator``, where moments are rounded; and inside an
-            accumulation window ``gradients`` that have left, by number of the parameter.
+        As in torch ``state`` (per parameter ``step``, ``exp_avg``, ``exp_avg_sq``) and ``param_groups``, without
+        callables, which belong to the program. 16-bit weights have also their float32 ``master``. Under
+        ``adam_offload``: ``global_step``; the rounding's ``generator``, where moments are rounded; and inside an
+        accumulation window ``gradients`` that have left, by number of the parameter.
         """
         saved = super().state_dict()
         for group in saved["param_groups"]:  # torch has made them for this dictionary
@@ -350,9 +357,6 @@ class AdamOffload(StepOptimizer):
         dtype = self._arguments["moments_dtype"] or compute_dtype(parameter.dtype)
         return torch.zeros_like(parameter, dtype=dtype, device="cpu", requires_grad=False)
 
-    def _travels(self, parameter: Tensor) -> bool:
-        return self._arguments["transfer"] == "always" or needs_transfer(parameter)
-
     _make_stream = CopyStream
 
     def _drop_caches(self) -> None:
@@ -367,7 +371,8 @@ class AdamOffload(StepOptimizer):
 
     def _form_step_groups(self) -> list[StepGroup]:
         bucket_of: dict[Tensor, Bucket] = {}
-        travellers = [parameter for parameter in self._held() if self._travels(parameter)]
+        every = self._arguments["transfer"] == "always"
+        travellers = [parameter for parameter in self._held() if every or needs_transfer(parameter)]
         if travellers:
             limit, frees = self._arguments["bucket_bytes"], self._arguments["offload_gradients"]
             self._transfer = HostTransfer(travellers, limit, frees, self._make_stream)
@@ -448,3 +453,82 @@ def _read_weight_decay(decay: Any) -> float | Schedule:
 
 def _lock(wanted: bool) -> AbstractContextManager[Any]:
     return threading.Lock() if wanted else nullcontext()
+
+
+def _read_parameters(params: Any, *, any_decay: bool) -> tuple[list[dict[str, Any]], list[Tensor] | None]:
+    """Return parameter groups for torch, and the order of parameters if one was given; see `AdamOffload`.
+
+    With ``any_decay``, parameters without names and without groups are warned about.
+    """
+    if isinstance(params, nn.Module):
+        for module in params.modules():
+            if isinstance(module, NORMALIZATIONS):
+                for parameter in module.parameters(recurse=False):
+                    parameter.is_normalization = True  # type: ignore[attr-defined]
+        params = [(name, parameter) for name, parameter in params.named_parameters() if parameter.requires_grad]
+    if isinstance(params, Tensor | str | bytes | Mapping) or (params is not None and not isinstance(params, Iterable)):
+        raise TypeError(f"`params` must be an iterable of parameters or of groups, got {type(params).__name__}")
+    given = [] if params is None else list(params)
+    if not given:
+        raise ValueError(f"`params` must hold at least one parameter, got {params!r}")
+    if any(isinstance(item, Mapping) for item in given):
+        return _read_groups(given)
+    named = isinstance(given[0], tuple)
+    for item in given:
+        is_pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+        if is_pair is not named or not isinstance(_tensor_of(item), Tensor):
+            raise TypeError(
+                f"`params` must hold parameters, or pairs (name, parameter), or groups; got {type(item).__name__}"
+            )
+    if any_decay and not named:
+        warnings.warn(
+            "`weight_decay` applies to every parameter, normalizations included, because parameters came without "
+            "names; pass model.named_parameters(), the model itself, or groups",
+            stacklevel=4,
+        )
+    if not _are_distinct([_tensor_of(item) for item in given]):
+        raise ValueError("`params` must hold each parameter once, got one twice")
+    return [{"params": given, "decay_by_name": True}], None
+
+
+def _read_groups(given: list[Any]) -> tuple[list[dict[str, Any]], list[Tensor] | None]:
+    groups: list[dict[str, Any]] = []
+    order: list[Tensor] | None = None
+    for index, item in enumerate(given):
+        if not isinstance(item, Mapping):
+            raise TypeError(f"`params` must hold groups only, got also {type(item).__name__}")
+        if "order_params" in item:
+            if len(item) > 1:
+                others = ", ".join(f'"{key}"' for key in item if key != "order_params")
+                raise ValueError(f'`params[{index}]` must have no key beside "order_params", got {others}')
+            listed = item["order_params"]
+            if isinstance(listed, Tensor | str | bytes) or not isinstance(listed, Iterable):
+                raise TypeError(f"`order_params` must be an iterable of parameters, got {type(listed).__name__}")
+            order = [_tensor_of(entry) for entry in listed]
+            continue
+        if unknown := [key for key in item if key not in _GROUP_KEYS]:
+            known = ", ".join(sorted(_GROUP_KEYS))
+            raise KeyError(f'`params[{index}]` has the unknown key "{unknown[0]}"; known: {known}')
+        members = item["params"]
+        members = [members] if isinstance(members, Tensor) else list(members)
+        if not members:
+            raise ValueError(f'`params[{index}]["params"]` must hold at least one parameter, got none')
+        groups.append({**item, "params": members})
+    held = [_tensor_of(member) for group in groups for member in group["params"]]
+    if not held:
+        raise ValueError("`params` must hold at least one group with parameters, got none")
+    if not _are_distinct(held):
+        raise RuntimeError("a parameter was given twice; each must be in one group, once")
+    if order is not None and sorted(map(id, order)) != sorted(map(id, held)):
+        raise ValueError(
+            f"`order_params` must list the {len(held)} parameters of the groups, each once, got {len(order)} entries"
+        )
+    return groups, order
+
+
+def _tensor_of(item: Any) -> Any:
+    return item[1] if isinstance(item, tuple) and len(item) == 2 else item
+
+
+def _are_distinct(parameters: list[Any]) -> bool:
+    return len({id(parameter) for parameter in parameters}) == len(parameters)

@@ -61,9 +61,6 @@ class EvictingEmbedding(nn.Module):
         clock: Training passes so far, int64, shape ``[]``.
         fresh_rows: Rows claimed whose optimizer state is still a former owner's, bool, shape ``[n_rows]``.
 
-    Raises:
-        ValueError: When a number is out of range or ``ways`` does not divide ``n_rows``.
-
     Example:
         >>> embedding = EvictingEmbedding(n_rows=32, dim=4)
         >>> _ = embedding(torch.tensor([[10**15, -3], [10**15, 8]]))
@@ -129,11 +126,6 @@ class EvictingEmbedding(nn.Module):
         columns = torch.arange(self.dim, device=ids.device)
         scrambled = mix64(mix64(ids, self.seed + 1).unsqueeze(1) + columns, self.seed + 2)
         return ((uniform_from(scrambled) * 2.0 - 1.0) * self.init_scale).to(self.weight.dtype)
-
-    @property
-    def rows_in_use(self) -> int:
-        """Rows that have an owner; waits for the device."""
-        return self.occupancy().rows_in_use
 
     def occupancy(self) -> TableOccupancy:
         """Return how full the table is; waits for the device."""

@@ -62,10 +62,6 @@ class Muon(StepOptimizer):
         betas: AdamW's decay rates of first and second moments, in [0, 1).
         eps: Added to AdamW's denominator, > 0.
 
-    Raises:
-        ValueError: When a number is out of range, a group asks for matrices and holds something else, or there is
-            nothing to train.
-
     Example:
         >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -277,8 +273,7 @@ def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
     embeddings, of convolutions in groups, of the last linear or convolutional layer in the order of registration, and
     nothing that is tied to one of these. Parameters that do not require gradients are taken along: they may later.
 
-    Returns:
-        At most two groups of named parameters with the option ``matrices``, true in the first; empty ones are left out.
+    There are at most two groups of named parameters with the option ``matrices``, true in the first; no empty ones.
     """
     layers = [module for module in network.modules() if isinstance(module, nn.Linear | ConvNd)]
     outputs = set(layers[-1:])

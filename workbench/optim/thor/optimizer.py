@@ -11,10 +11,9 @@ Named and shaped after ``mindspore.nn.thor`` (MindSpore 2.7, GPU variant). In ps
     v = momentum * v + g
     w = w - lr * v                          # Nesterov: w - lr * (g + momentum * v)
 
-Beside this file: ``preconditioner.py`` says what is approximated, and when factors are refreshed, ``thor_layers.py``
-what is collected of which layers (``convolution_patches.py``: of a convolution), ``factor_rules.py`` how it is damped,
-``factor_blocks.py`` has the matrices and their inverses, ``factor_exchange.py`` what ranks do together,
-``layer_plan.py`` how inverses are applied, ``momentum.py`` what comes after them.
+Beside this file: ``preconditioner.py`` says what is approximated, and when factors are refreshed; ``collection.py``
+what is collected of which layers; ``matrices.py`` has the factors, their inverses and what ranks do with them;
+``formulas.py`` the rules, damping, and what comes after the factors.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.records import EventSink
 from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
 from workbench.optim.schedule import Schedule, read_schedule, value_at
-from workbench.optim.thor.factor_rules import DampingSplit, FactorRules
-from workbench.optim.thor.momentum import Batch, clip_by_curvature_
+from workbench.optim.thor.collection import Convention, FirstOrder
+from workbench.optim.thor.formulas import Batch, DampingSplit, FactorRules, clip_by_curvature_
 from workbench.optim.thor.preconditioner import Preconditioner
-from workbench.optim.thor.thor_layers import Convention, FirstOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class Thor(StepOptimizer):
         enable_clip_grad: Whether each tensor's step is clipped to norm 1.
         frequency: Steps from one refresh to the next, >= 2.
         block_size: Rows of the blocks that factors are cut into.
-        factors: ``"default"`` for covariances, ``"mindspore"`` for what MindSpore 2.7 forms; see ``thor_layers``.
+        factors: ``"default"`` for covariances, ``"mindspore"`` for what MindSpore 2.7 forms; see ``collection.py``.
         damping_split: How d is shared by both factors: ``"trace"`` or ``"even"``, see ``FactorRules``. None for
             ``"trace"``, and for ``"even"`` with the reference's factors.
         damping_floor: Smallest damping of a layer in units of its mean curvature, see ``FactorRules``, >= 0: inverses
@@ -390,10 +388,7 @@ class Thor(StepOptimizer):
         return fresh
 
     def state_dict(self) -> dict[str, Any]:
-        """Return torch's ``state`` (``momentum_buffer``) and ``param_groups``, and under ``thor`` the preconditioner's.
-
-        Waits for the device; see ``Preconditioner.state_dict``.
-        """
+        """Return torch's ``state`` (``momentum_buffer``) and ``param_groups``; under ``thor`` the preconditioner's."""
         return {**super().state_dict(), "thor": self.preconditioner.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -408,11 +403,9 @@ class Thor(StepOptimizer):
         self.preconditioner.load_state_dict(state_dict["thor"])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs; torch would keep groups and state only."""
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in _KEPT}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy, whose parameters are other objects."""
         super().__setstate__(state)
         self._backward_scale = self._events = self._step_number = None
         self._names = {id(p): name for name, p in self.network.named_parameters()}

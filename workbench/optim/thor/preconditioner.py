@@ -38,11 +38,9 @@ from torch import Tensor, nn
 from workbench.core import devices
 from workbench.core.records import Event, EventKind, EventSink
 from workbench.optim.host_copy import HostCopy
-from workbench.optim.thor.factor_blocks import FactorBlocks
-from workbench.optim.thor.factor_exchange import FactorExchange
-from workbench.optim.thor.factor_rules import FactorRules
-from workbench.optim.thor.layer_plan import LayerPlan
-from workbench.optim.thor.thor_layers import FirstOrder, Tally, Tap, find_layers
+from workbench.optim.thor.collection import FirstOrder, Tally, Tap, find_layers
+from workbench.optim.thor.formulas import FactorRules
+from workbench.optim.thor.matrices import FactorBlocks, FactorExchange, LayerPlan
 
 SETTLE_AFTER = 4  # steps; a device is seldom further behind its host, so reading then does not make it wait
 
@@ -161,9 +159,8 @@ class Preconditioner:
         step: int,
         events: EventSink | None,
     ) -> None:
-        """Make new inverses for the layers that are due, by their damping d, unless ``found_inf`` is not 0.
+        """Make new inverses for the layers that are due (some are), by their damping d, unless ``found_inf`` is not 0.
 
-        To be called where any is due.
         ``inverse_scale`` is one over the loss scale of output gradients, per layer, shape ``[layers]``; None for 1.
         """
         due, rules, blocks = self.due, self.rules, self.blocks
@@ -382,12 +379,10 @@ class Preconditioner:
         self._take_off_taps(self._taps)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs; taps and views are made again by the copy."""
         self.settle(None, everything=True)
         return {**self.__dict__, "_taps": None, "_plans": {}, "_unsettled": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy and put up its own taps."""
         self.__dict__.update(state)
         self._taps = self._new_taps()
         self.position = {id(layer.weight): i for i, layer in enumerate(self.layers)}

@@ -1,19 +1,28 @@
-"""All blocks of all factors in a few tensors, so that one call factorises and inverts them together.
+"""THOR's matrices: all blocks of all factors in a few tensors, what ranks do with them together, how they are applied.
 
-Blocks lie in *bins* by size: tensors of shape ``[blocks, s, s]``. A block narrower than its bin is padded with a unit
-diagonal, which neither changes the inverse of the rest nor can fail. On an accelerator there is one bin, hence one
-batched Cholesky for everything; on a CPU, where a batch is a loop, there is one bin per power of two: padding a factor
-of 16 rows to 128 would cost 500 times its own operations there.
+Blocks lie in *bins* by size, tensors ``[blocks, s, s]`` that are inverted in one call. A block narrower than its bin is
+padded with a unit diagonal, which neither changes the inverse of the rest nor can fail. On an accelerator there is one
+bin, hence one batched Cholesky for everything; on a CPU, where a batch is a loop, one per power of two: padding a
+factor of 16 rows to 128 would cost 500 times its own operations there.
+
+Ranks average factors in groups of layers that travel together, a layer's owner inverts them and sends the inverses to
+all. Every rank takes part in every exchange with the same layers; a layer counts only the ranks on which it had a
+backward pass.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
+
+from workbench.core import distributed as ranks
+
+if TYPE_CHECKING:
+    from workbench.optim.thor.collection import FactoredLayer
 
 SMALLEST_BIN = 8
 RAISE_BY = 10.0  # damping of a failed block, per attempt
@@ -191,12 +200,6 @@ class FactorBlocks:
         return most
 
 
-def _root_inverse(root: Tensor) -> Tensor:
-    """Return the inverses of lower triangular matrices, shape ``[..., n, n]``."""
-    unit = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device).expand_as(root)
-    return cast("Tensor", torch.linalg.solve_triangular(root, unit, upper=False))
-
-
 def _inverse(
     values: Tensor, damping: Tensor, padding: Tensor, reference_product: Tensor | None, host_decides: bool
 ) -> tuple[Tensor, Tensor]:
@@ -205,18 +208,18 @@ def _inverse(
     damped.diagonal(dim1=-2, dim2=-1).add_(damping[:, None] * (1 - padding) + padding)
     # Of LAPACK's two forms the one with the upper triangle takes a quarter less time through torch on a CPU.
     root, info = torch.linalg.cholesky_ex(damped, upper=host_decides)
+    unit = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device).expand_as(root)
     if not host_decides or bool(info.any()):
         # What a failed factorisation leaves may be singular, and the inversion would raise for all blocks together.
-        unit = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
         root = torch.where((info == 0)[:, None, None], root, unit)
     if host_decides:
         # Symmetric to the last bit, and LAPACK's matrices lie column by column: so this is copied ten times faster.
         inverse = torch.cholesky_inverse(root, upper=True).mT
     else:  # cholesky_inverse asks the device whether it went well
-        half = _root_inverse(root)
+        half = torch.linalg.solve_triangular(root, unit, upper=False)
         inverse = half.mT @ half
     if reference_product is not None:
-        half = _root_inverse(root.mT if host_decides else root)
+        half = torch.linalg.solve_triangular(root.mT if host_decides else root, unit, upper=False)
         inverse = torch.where(reference_product[:, None, None], half @ half, inverse)
     # info is blind to an infinite diagonal, whose root is a root; a sum sees everything.
     return inverse, (info == 0) & torch.isfinite(inverse.sum((-2, -1)))
@@ -226,3 +229,136 @@ def _bin_of(width: int, block_size: int, device: torch.device) -> int:
     if device.type != "cpu":
         return block_size
     return min(max(SMALLEST_BIN, 1 << (width - 1).bit_length()), block_size)
+
+
+# Several ranks
+
+
+def owners_of_layers(costs: Sequence[float], n_ranks: int) -> list[int]:
+    """Deal layers out to ranks so that none has much more to compute than another; return the rank of each layer.
+
+    The most expensive layer comes first, each goes to the rank that has least so far.
+
+    Example:
+        >>> owners_of_layers([1.0, 5.0, 3.0, 1.0], 2)
+        [1, 0, 1, 1]
+    """
+    load, owners = [0.0] * n_ranks, [0] * len(costs)
+    for layer in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        owners[layer] = rank = load.index(min(load))
+        load[rank] += costs[layer]
+    return owners
+
+
+class FactorExchange:
+    """What ranks do together at a refresh; on a single rank nothing.
+
+    ``split_indices`` are the last layers of each group whose factors travel together; None for one group.
+    """
+
+    def __init__(
+        self, layers: Sequence[FactoredLayer], blocks: FactorBlocks, split_indices: Sequence[int] | None
+    ) -> None:
+        self.layers, self.blocks = layers, blocks
+        ends = sorted({min(index, len(layers) - 1) + 1 for index in split_indices or ()} | {len(layers)})
+        self.groups = [list(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False)]
+        self.costs = [float(sum(block.bin**3 for f in layer.numbers for block in blocks.blocks[f])) for layer in layers]
+
+    def average_(self, due: Sequence[int], alive: Tensor, skip: Tensor) -> None:
+        """Average the factors of some layers, the same on every rank, over the ranks that have one, in place.
+
+        ``alive`` is 1 for layers that have a factor here, shape ``[layers]``, and is set where any rank has one;
+        ``skip`` is 1 when this rank's gradients overflowed, and is set when any rank's did.
+        """
+        if ranks.world_size() == 1:
+            return
+        flags = torch.cat([alive, skip.reshape(1)])
+        distributed.all_reduce(flags)
+        n_alive = flags[:-1].clamp_min(1.0)
+        alive.copy_(flags[:-1])
+        skip.copy_((flags[-1] > 0).to(skip))
+        for group in self.groups:
+            # Where another rank overflowed this may hold inf or NaN; the refresh is skipped anyway.
+            members, factors = [i for i in group if i in set(due)], self.blocks.factors
+            _together([part.div_(n_alive[i]) for i in members for part in self._tensors_of(i, factors)])
+
+    def invert_(self, damping: Tensor, multiplier: Tensor | None, which: Tensor) -> Tensor:
+        """Invert factors, each on its owner's rank, and hand the inverses out; see ``FactorBlocks.invert_``."""
+        n_ranks = ranks.world_size()
+        if n_ranks == 1:
+            return self.blocks.invert_(damping, multiplier, which)
+        owners = owners_of_layers(self.costs, n_ranks)
+        owner_of = torch.zeros(len(self.blocks.sizes), dtype=torch.long, device=which.device)
+        for layer, owner in zip(self.layers, owners, strict=True):
+            for factor in layer.numbers:
+                owner_of[factor] = owner
+        failed = self.blocks.invert_(damping, multiplier, which & (owner_of == ranks.rank()))
+        for rank in range(n_ranks):
+            mine, inverses = [i for i, owner in enumerate(owners) if owner == rank], self.blocks.inverses
+            _together([part for i in mine for part in self._views_of(i, inverses)], sent_by=rank)
+        flags = failed.to(damping.dtype)
+        distributed.all_reduce(flags)
+        return flags > 0
+
+    def _views_of(self, layer: int, of: dict[int, Tensor]) -> list[Tensor]:
+        return [view for f in self.layers[layer].numbers for _, _, view in self.blocks.views(f, of)]
+
+    def _tensors_of(self, layer: int, of: dict[int, Tensor]) -> list[Tensor]:
+        counts = self.layers[layer].counts
+        return self._views_of(layer, of) + ([] if counts is None else [counts])
+
+
+def _together(parts: Sequence[Tensor], sent_by: int | None = None) -> None:
+    """Sum many tensors, if there are any, over the ranks as one, or take those of one rank."""
+    if not parts:
+        return
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    if sent_by is None:
+        distributed.all_reduce(flat)
+    else:
+        distributed.broadcast(flat, src=sent_by)
+    for part, piece in zip(parts, flat.split_with_sizes([part.numel() for part in parts]), strict=True):
+        part.copy_(piece.view_as(part))
+
+
+# The gradient of a layer
+
+
+class LayerPlan:
+    """How one layer's gradient is preconditioned, ``G^-1 dW A^-1`` block by block: views and buffers, made once.
+
+    Slices of matrices are written in place by the matrix product itself, so the blocks cost no copies.
+    """
+
+    def __init__(self, layer: FactoredLayer, blocks: FactorBlocks) -> None:
+        left = blocks.views(layer.g, blocks.inverses) if layer.kind != "embedding" else []
+        right = blocks.views(layer.a if layer.a >= 0 else layer.g, blocks.inverses)
+        weight = layer.weight
+        self.row_scale = layer.row_scale
+        self.shape, self.dtype = (len(weight), weight[0].numel()), right[0][2].dtype
+        self.between = torch.empty(self.shape, dtype=self.dtype, device=weight.device)
+        self.flat = torch.empty_like(self.between)
+        # The update reads weight and gradient side by side in memory, so both must lie there in the same order.
+        self.is_plain = weight.is_contiguous() and weight.dtype == self.dtype
+        self.result = self.flat.view(weight.shape) if self.is_plain else torch.empty_like(weight, requires_grad=False)
+        self.left = [(inverse, begin, end, self.between[begin:end]) for begin, end, inverse in left]
+        self.right = [(self.between[:, begin:end], inverse, self.flat[:, begin:end]) for begin, end, inverse in right]
+        self.only_left = left[0][2] if len(left) == 1 else None
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        """Return the preconditioned gradient, in memory that the next call overwrites."""
+        matrix = gradient.reshape(self.shape)
+        if matrix.dtype != self.dtype:
+            matrix = matrix.to(self.dtype)
+        if self.row_scale is not None:
+            torch.mul(matrix, self.row_scale[:, None], out=self.between)
+        elif self.only_left is not None:
+            torch.mm(self.only_left, matrix, out=self.between)
+        else:
+            for inverse, begin, end, target in self.left:
+                torch.mm(inverse, matrix[begin:end], out=target)
+        for part, inverse, target in self.right:
+            torch.mm(part, inverse, out=target)
+        if not self.is_plain:
+            self.result.copy_(self.flat.view(self.result.shape))
+        return self.result
