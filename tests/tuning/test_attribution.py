@@ -16,7 +16,7 @@ from tests.kit.surface_runner import SurfaceRunner, optimizer_of
 from workbench.config import BoostConfig
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
-from workbench.study.run.job import UNMONITORED, Job, Monitor, TrainJob
+from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, TrainJob
 from workbench.study.set_up.attribution import Attributor, Part, _bar, _is_idle, _Needed, attribution_of, parts_of
 from workbench.study.set_up.total_time import StepTimes
 
@@ -79,9 +79,9 @@ class SmoothBatches(SurfaceRunner):
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         outcome = super().run(job, monitor)
-        if isinstance(job, TrainJob):
+        if not isinstance(job, SpeedJob):
             return outcome
-        ratio = job.configs[1].part(BatchSection).factor ** 0.5
+        ratio = job.candidate[0].part(BatchSection).factor ** 0.5
         return replace(outcome, ratio=ratio, low=0.99 * ratio, high=1.01 * ratio)
 
 
@@ -157,7 +157,7 @@ class FailingCompiler(SurfaceRunner):
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         is_shorter = isinstance(job, TrainJob) and job.config.part(ScheduleSection).length < 1.0
-        if is_shorter and optimizer_of(job.configs[0]) == "task":
+        if isinstance(job, TrainJob) and is_shorter and optimizer_of(job.config) == "task":
             raise RuntimeError("the compiler failed")
         return super().run(job, monitor)
 

@@ -23,8 +23,8 @@ from workbench.study.run.job import (
     TrainJob,
 )
 
-FREEZING = BoostConfig.from_dict({"boost": {"mode": "manual", "grad_freeze": True}})
-SIDE, BASELINE = (FREEZING, "O1"), (BoostConfig(), "O0")
+SIDE = (BoostConfig.from_dict({"boost": {"mode": "manual", "grad_freeze": True}}), "O1")
+BASELINE = (BoostConfig(), "O0")
 JOBS: list[Job[Any]] = [
     TrainJob(*SIDE, seed=3, steps=20, evaluate_every=10, run_id="trial_0001", exponents_every=5),
     SpeedJob(BASELINE, SIDE, seed=3, rounds=4, steps_per_block=2),
@@ -81,7 +81,5 @@ def test_every_outcome_is_strict_json_and_travels(outcome: Any) -> None:
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.kind)
-def test_every_job_travels_and_names_what_it_trains(job: Job[Any]) -> None:
+def test_every_job_travels(job: Job[Any]) -> None:
     assert pickle.loads(pickle.dumps(job)) == job
-    assert bool(job.configs) == job.trains
-    assert (FREEZING in job.configs) == job.trains

@@ -14,7 +14,7 @@ from tests.kit.fake_runner import make_fake, write_study
 from workbench.study import RayEngine, StudyError, tune
 from workbench.study.run.ray_engine import joined_cluster
 from workbench.study.run.ray_resources import parse_resources
-from workbench.study.run.ray_worker import pack_run, sent, unpack_run
+from workbench.study.run.ray_worker import read_files, sent, write_run
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,8 @@ def test_wrong_resources_are_one_sentence(text: str, said: str) -> None:
 def test_resources_are_asked_for_in_rays_words() -> None:
     options = parse_resources("CPU=2,GPU=0.5,memory=1000,NPU=1").options
     assert options == {"num_cpus": 2.0, "num_gpus": 0.5, "memory": 1000, "resources": {"NPU": 1.0}}
+    options = parse_resources("CPU=1").options
+    assert options == {"num_cpus": 1.0, "num_gpus": 0.0, "memory": None, "resources": {}}
 
 
 @pytest.mark.parametrize(
@@ -88,11 +90,12 @@ def test_a_run_comes_back_as_it_was_under_a_name_that_is_free(tmp_path: Path) ->
     (run / "deeper").mkdir(parents=True)
     (run / "summary.json").write_text("{}", encoding="utf-8")
     (run / "deeper" / "values").write_bytes(bytes(range(256)))
-    packed = pack_run(tmp_path / "there", "runs/trial_0001")
-    assert packed
+    assert read_files(run, "**/*", 257) is None, "too large to be sent"
+    files = read_files(run, "**/*", 258)
+    assert files
     here = tmp_path / "here"
-    assert unpack_run(here, "runs/trial_0001", packed) == "runs/trial_0001"
-    assert unpack_run(here, "runs/trial_0001", packed) == "runs/trial_0001.2"
+    assert write_run(here, "runs/trial_0001", files) == "runs/trial_0001"
+    assert write_run(here, "runs/trial_0001", files) == "runs/trial_0001.2"
     for name in ("trial_0001", "trial_0001.2"):
         assert (here / "runs" / name / "deeper" / "values").read_bytes() == bytes(range(256))
 

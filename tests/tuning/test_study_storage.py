@@ -67,9 +67,12 @@ def there(databases: tuple[Forgetful, Forgetful]) -> Forgetful:
 
 
 @pytest.fixture
-def study(here: Forgetful) -> optuna.Study:
-    """A study without trials."""
-    return optuna.create_study(storage=here)
+def study(databases: tuple[Forgetful, Forgetful]) -> Iterator[optuna.Study]:
+    """A study without trials, in a database of which neither process runs any."""
+    yield optuna.create_study(storage=databases[0])
+    for database in databases:
+        for trial_id in list(database._held):
+            database.forget(trial_id)
 
 
 def loaded(study: optuna.Study, database: StudyStorage) -> optuna.Study:
@@ -124,11 +127,13 @@ def test_who_was_believed_dead_does_not_write_beside_its_successor(
     assert not here.beat(trial._trial_id)
     with pytest.raises(TrialTakenError, match="another process runs trial 0 now"):
         study.tell(trial, 1.0)
-    with pytest.raises(TrialTakenError), here.buffering(trial._trial_id):
-        trial.set_user_attr("speed", 0.5)
+    trial.set_user_attr("speed", 0.5)
+    with pytest.raises(TrialTakenError):
+        here.write(trial._trial_id)
     loaded(study, there).tell(successor, 2.0)
     with pytest.raises((ValueError, *TAKEN_ERRORS)):
         study.tell(trial, 1.0)
+    here.forget(trial._trial_id)
     assert [(one.values, "speed" in one.user_attrs) for one in study.get_trials()] == [([2.0], False)]
 
 
@@ -136,10 +141,9 @@ def test_a_finished_run_counts_although_its_trial_was_put_back(
     study: optuna.Study, here: Forgetful, there: Forgetful
 ) -> None:
     trial = study.ask()
-    with here.buffering(trial._trial_id):
-        assert there.put_back(there.running(study._study_id)[0], died=True)
-        trial.set_user_attr("speed", 0.5)
-        study.tell(trial, 1.0)  # nobody has begun it yet
+    assert there.put_back(there.running(study._study_id)[0], died=True)
+    trial.set_user_attr("speed", 0.5)
+    study.tell(trial, 1.0)  # nobody has begun it yet
     (stored,) = loaded(study, there).get_trials()
     assert (stored.state, stored.values, stored.user_attrs["speed"]) == (TrialState.COMPLETE, [1.0], 0.5)
 
@@ -148,14 +152,27 @@ def test_two_who_saw_the_same_put_it_back_once(study: optuna.Study, here: Forget
     trial = study.ask()
     trial.suggest_float("x", 0.0, 1.0)
     trial.report(0.25, step=3)
+    here.write(trial._trial_id)
     (seen,) = there.running(study._study_id)
     assert there.put_back(seen, died=True)
     again = loaded(study, there).ask()
     assert not here.put_back(seen, died=True)  # it runs again, under another claim
     there.beat(again._trial_id)
+    here.forget(trial._trial_id)
     frozen = study.get_trials()[0]
     assert (frozen.state, frozen.params, frozen.intermediate_values) == (TrialState.RUNNING, trial.params, {3: 0.25})
     assert frozen.user_attrs["worker_deaths"] == 1
+
+
+def test_a_trial_that_ends_while_it_is_read_is_nobodys_to_put_back(
+    study: optuna.Study, here: Forgetful, there: Forgetful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = study.ask()
+    study.tell(trial, 1.0)
+    (read,) = loaded(study, there).get_trials()
+    read.state = TrialState.RUNNING  # as its row was, a moment before its attributes were read
+    monkeypatch.setattr(there, "_read", lambda *_: [read])
+    assert StaleTrials(there, study).put_back() == []
 
 
 def test_a_heartbeat_meanwhile_keeps_the_trial(study: optuna.Study, here: Forgetful, there: Forgetful) -> None:
@@ -167,8 +184,9 @@ def test_a_heartbeat_meanwhile_keeps_the_trial(study: optuna.Study, here: Forget
 
 def test_a_trial_that_ends_three_workers_is_given_up(study: optuna.Study, here: Forgetful, there: Forgetful) -> None:
     for _ in range(3):
-        study.ask()
+        begun = study.ask()
         assert there.put_back(there.running(study._study_id)[0], died=True)
+        here.forget(begun._trial_id)
     (trial,) = study.get_trials()
     assert was_given_up(trial)
     assert trial.user_attrs["message"].startswith("its worker died 3 times while it ran this trial")
@@ -177,7 +195,7 @@ def test_a_trial_that_ends_three_workers_is_given_up(study: optuna.Study, here: 
 
 @pytest.mark.parametrize("driver_lives", [False, True], ids=["its driver is gone", "its driver lives"])
 def test_a_worker_that_ends_with_its_driver_does_not_count_against_its_trial(
-    driver_lives: bool, study: optuna.Study, there: Forgetful, monkeypatch: pytest.MonkeyPatch
+    driver_lives: bool, study: optuna.Study, here: Forgetful, there: Forgetful, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
@@ -186,8 +204,9 @@ def test_a_worker_that_ends_with_its_driver_does_not_count_against_its_trial(
     for _ in range(3):
         with monkeypatch.context() as worker:
             worker.setattr("os.getpid", lambda: ended.pid)
-            study.ask()
+            begun = study.ask()
         assert StaleTrials(there, study).put_back() == [0]
+        here.forget(begun._trial_id)
     (trial,) = study.get_trials()
     assert was_given_up(trial) is driver_lives
     assert trial.state == (TrialState.FAIL if driver_lives else TrialState.WAITING)

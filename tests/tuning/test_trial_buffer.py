@@ -45,11 +45,10 @@ def test_a_buffered_trial_is_stored_as_optuna_stores_it(tmp_path: Path, state: T
     trial = plain.ask()
     work(trial)
     plain.tell(trial, value, state=state)
-    storage, study = new_study(tmp_path)
+    _, study = new_study(tmp_path)
     trial = study.ask()
-    with storage.buffering(trial._trial_id):
-        work(trial)
-        study.tell(trial, value, state=state)
+    work(trial)
+    study.tell(trial, value, state=state)
     stored = []
     for read in (plain.trials[0], as_read_anew(tmp_path)):
         attributes = {key: value for key, value in read.user_attrs.items() if key != "process"}
@@ -62,60 +61,47 @@ def test_a_buffered_trial_is_stored_as_optuna_stores_it(tmp_path: Path, state: T
 def test_everything_drawn_is_written_in_one_transaction(tmp_path: Path) -> None:
     storage, study = new_study(tmp_path)
     trial, commits = study.ask(), list[Any]()
-    with storage.buffering(trial._trial_id):
-        event.listen(storage.engine, "commit", commits.append)
-        work(trial)
-        assert not commits
-        storage.write()
-        assert len(commits) == 1
-        storage.write()
-        assert len(commits) == 1  # nothing was left to write
-        assert as_read_anew(tmp_path).params == trial.params
-        trial.set_user_attr("last", 1)
-        study.tell(trial, 0.5)  # writes what was left
+    event.listen(storage.engine, "commit", commits.append)
+    work(trial)
+    storage.write(trial._trial_id, every=60.0)  # not yet
+    assert not commits
+    storage.write(trial._trial_id)
+    assert len(commits) == 1
+    storage.write(trial._trial_id)
+    assert len(commits) == 1  # nothing was left to write
+    assert as_read_anew(tmp_path).params == trial.params
+    trial.set_user_attr("last", 1)
+    study.tell(trial, 0.5)  # writes what was left
     assert as_read_anew(tmp_path).user_attrs["last"] == 1
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, optuna.TrialPruned])
-def test_what_was_measured_before_an_error_is_kept(tmp_path: Path, error: type[BaseException]) -> None:
+def test_what_was_measured_is_kept_of_a_trial_that_is_handed_back(tmp_path: Path) -> None:
     storage, study = new_study(tmp_path)
     trial = study.ask()
-
-    def fail() -> None:
-        with storage.buffering(trial._trial_id):
-            trial.set_user_attr("speed", 0.5)
-            raise error
-
-    with pytest.raises(error):
-        fail()
-    assert as_read_anew(tmp_path).user_attrs["speed"] == 0.5
-    trial.set_user_attr("message", "why")  # outside the block written at once
-    assert as_read_anew(tmp_path).user_attrs["message"] == "why"
+    trial.set_user_attr("speed", 0.5)
+    storage.hand_back(trial._trial_id)
+    kept = as_read_anew(tmp_path)
+    assert (kept.state, kept.user_attrs["speed"]) == (TrialState.WAITING, 0.5)
 
 
 def test_a_trial_that_another_process_has_finished_is_not_written_to(tmp_path: Path) -> None:
     storage, study = new_study(tmp_path)
     trial = study.ask()
     theirs = optuna.load_study(study_name="study", storage=f"sqlite:///{tmp_path / 'study.db'}")
-
-    def write() -> None:
-        with storage.buffering(trial._trial_id):
-            trial.set_user_attr("speed", 0.5)
-            theirs.tell(trial.number, state=TrialState.FAIL)
-
+    trial.set_user_attr("speed", 0.5)
+    theirs.tell(trial.number, state=TrialState.FAIL)
     with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
-        write()
+        storage.write(trial._trial_id)
     assert "speed" not in as_read_anew(tmp_path).user_attrs
 
 
 def test_others_are_seen_and_the_own_trial_as_it_stands(tmp_path: Path) -> None:
-    storage, study = new_study(tmp_path)
+    _, study = new_study(tmp_path)
     study.tell(study.ask(), 1.0)
     trial = study.ask()
-    with storage.buffering(trial._trial_id):
-        work(trial)
-        seen = study.get_trials(deepcopy=False)
-        assert as_read_anew(tmp_path, 1).intermediate_values == {}
+    work(trial)
+    seen = study.get_trials(deepcopy=False)
+    assert as_read_anew(tmp_path, 1).intermediate_values == {}
     assert [one.state for one in seen] == [TrialState.COMPLETE, TrialState.RUNNING]
     assert seen[1].intermediate_values[10] == 0.25
     assert seen[1].params == trial.params

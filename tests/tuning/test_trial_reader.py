@@ -30,11 +30,10 @@ def finished(folder: Path, count: int = 3) -> tuple[StudyStorage, optuna.Study]:
     study.set_user_attr("target", {"o1": 0.005})
     for number in range(count):
         trial = study.ask()
-        with storage.buffering(trial._trial_id):
-            value = trial.suggest_float("x", 0.0, 1.0)
-            trial.set_user_attr("config", CONFIG | {"name": f"trial {number}"})
-            trial.report(value, 10)
-            study.tell(trial, value)
+        value = trial.suggest_float("x", 0.0, 1.0)
+        trial.set_user_attr("config", CONFIG | {"name": f"trial {number}"})
+        trial.report(value, 10)
+        study.tell(trial, value)
     return storage, study
 
 

@@ -151,12 +151,6 @@ class Job(Generic[OutcomeT]):
 
     __slots__ = ()
     kind: ClassVar[str]  # in messages
-    trains: ClassVar[bool] = True  # such a job takes all ranks of the study, and ends early when its monitor says so
-
-    @property
-    def configs(self) -> tuple[BoostConfig, ...]:
-        """Configurations that it trains."""
-        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +158,6 @@ class TrainJob(RunRequest, Job[Trained]):
     """Train one run; nothing is recorded without a ``run_id``."""
 
     kind: ClassVar[str] = "train"
-
-    @property
-    def configs(self) -> tuple[BoostConfig, ...]:
-        """The one it trains."""
-        return (self.config,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +167,6 @@ class _JobBesideBaseline(Job[OutcomeT]):
     baseline: Side
     candidate: Side
     seed: int  # of weights and data
-
-    @property
-    def configs(self) -> tuple[BoostConfig, ...]:
-        """Both."""
-        return (self.baseline[0], self.candidate[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,18 +199,12 @@ class FreezingLimitJob(Job[FreezingLimitMeasured]):
     rounds: int  # each visits every kind of step of all sides
     steps_per_block: int  # at least
 
-    @property
-    def configs(self) -> tuple[BoostConfig, ...]:
-        """The one it trains."""
-        return (self.candidate[0],)
-
 
 @dataclass(frozen=True, slots=True)
 class ReplayJob(Job[Replayed]):
     """Predict what loss-scale policies would have done to a recorded run."""
 
     kind: ClassVar[str] = "replay"
-    trains: ClassVar[bool] = False
 
     run_path: str  # run directory, relative to the study
     policies: tuple[Mapping[str, Any], ...]  # `init`, `factor`, `window`, and where it is not dynamic `kind`

@@ -194,7 +194,7 @@ class Objective:
         on_step: Callable[[RunStep], None] | None = None,
     ) -> None:
         self.deadline = deadline
-        self._file, self._hand, self._study, self._experimenter = file, database, study, experimenter
+        self._file, self._database, self._study, self._experimenter = file, database, study, experimenter
         self._drops = allowed_drops
         self._base = file.base_config()
         self._plans, self._dimensions = file.plans, file.dimensions
@@ -207,7 +207,7 @@ class Objective:
     def __call__(self, trial: optuna.Trial) -> tuple[float, ...]:
         """Run the trial, and return its objective values; a StudyFailedError when O0 itself does not train."""
         is_baseline = bool(trial.user_attrs.get("baseline"))
-        self._reported = frozenset(self._hand.get_trial(id_of(trial)).intermediate_values)
+        self._reported = frozenset(self._database.get_trial(id_of(trial)).intermediate_values)
         try:
             suggestion = self._baseline(trial) if is_baseline else self._drawn(trial)
             plan = self._plans.resolve(suggestion.config, suggestion.level)
@@ -223,7 +223,7 @@ class Objective:
             training_key=plan.training_key(),
             allowed_drop=self._allowed,
         )
-        self._hand.write()
+        self._database.write(id_of(trial))
         if is_baseline:
             return self._run_baseline(trial, plan)
         twin = self._equal_plan(plan)
@@ -274,7 +274,7 @@ class Objective:
         else:
             speed = self._experimenter.run(warm_up.speed_job(plan, file, file.study.seed))
             trial.set_user_attr("speed", speed.to_json())
-            self._hand.write()  # an interrupted trial finds it here
+            self._database.write(id_of(trial))  # an interrupted trial finds it here
         end_if_over(self.deadline, speed.ratio * self._baseline_run.seconds)
         every_run = objective == "pareto" or isinstance(self._study.pruner, optuna.pruners.NopPruner)
         limits = {} if every_run else self._limits(baseline)
@@ -392,7 +392,7 @@ class Objective:
         # What an interrupted trial reported before stands: the same seed gives the same curve.
         if step not in self._reported:
             trial.report(min(deficit, 1e30), step)
-            self._hand.write(every=FRESH_SECONDS)
+            self._database.write(id_of(trial), every=FRESH_SECONDS)
 
     def _constrain(self, trial: optuna.Trial, value: float) -> None:
         if "metric_deficit" not in trial.constraints:

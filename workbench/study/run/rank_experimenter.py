@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.study.errors import StudyError
-from workbench.study.run.job import UNMONITORED, FreezingLimitJob, Job, Monitor, OutcomeT
+from workbench.study.run.job import UNMONITORED, FreezingLimitJob, Job, Monitor, OutcomeT, ReplayJob
 from workbench.study.run.runner import Experimenter, ExperimenterWrapper
 
 
@@ -50,7 +50,8 @@ class LeadingExperimenter(ExperimenterWrapper):
 
         if isinstance(job, FreezingLimitJob):
             raise StudyError("[freezing_limit] is measured in one process; set `study.ranks` to 1")
-        if not job.trains:
+        trains = not isinstance(job, ReplayJob)  # which is arithmetic on a run that is here
+        if not trains:
             return self._inner.run(job, monitor)
         try:
             ranks.broadcast_object(job)

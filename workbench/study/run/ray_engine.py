@@ -5,10 +5,9 @@
                                                 -- watch ------->    steps, and evaluations for the next watch to answer
                                                 <- outcome ------
 
-The database and its credentials stay with the driver; workers get configurations and numbers. Queueing, placement and
-scaling are Ray's: a slot that has no room yet waits in Ray's queue, and that is what an autoscaler sees. A worker or
-node that dies costs the job under way, which is run again. A dead driver takes its workers along, and the same command
-continues, as without Ray.
+The database and its credentials stay with the driver. Queueing, placement and scaling are Ray's: a slot that has no
+room yet waits in Ray's queue, where an autoscaler sees it. A worker or node that dies costs the job under way, which is
+run again. A dead driver takes its workers along, and the same command continues, as without Ray.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from workbench.core.arguments import seconds_from
 from workbench.study.ask.study_file import StudyFile
@@ -32,7 +31,7 @@ from workbench.study.errors import StudyError, StudyStoppedError
 from workbench.study.run.experimenter import MakeExperimenter, replay_recorded
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, ReplayJob
 from workbench.study.run.ray_resources import parse_resources
-from workbench.study.run.ray_worker import Files, RayStudy, RayWorker, sent, unpack_run
+from workbench.study.run.ray_worker import Files, RayStudy, RayWorker, sent, write_run
 from workbench.study.run.runner import ExperimenterWrapper, StoppableExperimenter, TaskFacts, end_if_asked
 from workbench.study.run.searching import Search
 from workbench.study.store import storage as kept
@@ -43,6 +42,8 @@ _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 _WAIT_VARIABLE, _WAIT_SECONDS, _NOTE_SECONDS = "WORKBENCH_RAY_WAIT", 30.0, 5.0
+
+_R = TypeVar("_R")
 
 
 class LostTrialError(RuntimeError):
@@ -144,7 +145,9 @@ def _check_address(address: str) -> None:
 
 def _n_slots(ray: Any, study: RayStudy) -> int:
     """Return how many trials the cluster has room for as it is now; 0 when it has none."""
-    return sum(study.resources.room(node["Resources"]) for node in ray.nodes() if node["Alive"]) // study.n_ranks
+    return (
+        sum(study.resources.room(node["Resources"]) for node in ray.nodes() if node["Alive"]) // study.file.study.ranks
+    )
 
 
 def _wait_for_room(
@@ -155,7 +158,8 @@ def _wait_for_room(
         seconds = seconds_from(_WAIT_VARIABLE, _WAIT_SECONDS, or_zero=True)
     except ValueError as error:
         raise StudyError(str(error)) from None
-    needs = f"{study.resources}" if study.n_ranks == 1 else f"{study.n_ranks} x ({study.resources})"
+    n_ranks = study.file.study.ranks
+    needs = f"{study.resources}" if n_ranks == 1 else f"{n_ranks} x ({study.resources})"
     began, noted = time.monotonic(), False
     while not ray.wait([ready], timeout=_POLL_SECONDS)[0]:
         end_if_asked(stop)
@@ -190,7 +194,9 @@ class Slot:
 
     def __init__(self, ray: Any, study: RayStudy) -> None:
         self._ray, self._study = ray, study
-        self._group = ray.util.placement_group([dict(study.resources.amounts)] * study.n_ranks, strategy="PACK")
+        self._group = ray.util.placement_group(
+            [dict(study.resources.amounts)] * study.file.study.ranks, strategy="PACK"
+        )
         self._start()
 
     def ready(self) -> Any:
@@ -225,7 +231,7 @@ class Slot:
             return outcome
 
         outcome, files = self._call(job.kind, monitor.stop, run)
-        return replace(outcome, path=unpack_run(folder, outcome.path, files)) if files else outcome
+        return replace(outcome, path=write_run(folder, outcome.path, files)) if files else outcome
 
     def close(self) -> None:
         """End the worker, with the ranks it has started, and give the room back."""
@@ -237,7 +243,7 @@ class Slot:
         worker = self._study.remote(RayWorker, self._group, rank=0, concurrency_groups={"watch": 1})
         self._worker = worker.remote(self._study, self._group)
 
-    def _call(self, doing: str, stop: Callable[[], bool] | None, call: Callable[[], Any]) -> Any:
+    def _call(self, doing: str, stop: Callable[[], bool] | None, call: Callable[[], _R]) -> _R:
         """Call the worker, and another in its place when it is lost; raise what it raised.
 
         Ray's max_restarts would do for a worker that dies, but not for one that has lost another rank, nor for one that

@@ -1,7 +1,7 @@
 """What one process of a trial needs of a Ray cluster: ``"GPU=1"``, ``"CPU=2, GPU=0.5"``, ``"NPU=1"``, ``"a100=1"``.
 
-Ray knows CPU, GPU, NPU (and other accelerators) and memory (bytes) by itself; any other name is a resource somebody
-gave to a node with ``ray start --resources``. Half a GPU means that two trials share one, each seeing all of it.
+Ray knows CPU, accelerators and memory (bytes); any other name is a resource given to a node with ``ray start``. Two
+trials that ask for half a GPU share one, each seeing all of it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ class TrialResources:
     @property
     def options(self) -> dict[str, Any]:
         """The resources as options of ``ray.remote``."""
-        own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-        options: dict[str, Any] = {"num_gpus": 0.0}
-        options |= {own[name]: amount for name, amount in self.amounts.items() if name in own}
-        rest = {name: amount for name, amount in self.amounts.items() if name not in own}
-        return options | ({"resources": rest} if rest else {})
+        others = dict(self.amounts)
+        own = {"num_cpus": others.pop("CPU"), "num_gpus": others.pop("GPU", 0.0), "memory": others.pop("memory", None)}
+        return {**own, "resources": others}
 
     def room(self, node: Mapping[str, float]) -> int:
         """Return how many such processes fit on a node with these resources.

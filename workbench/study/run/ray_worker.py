@@ -1,7 +1,7 @@
 """What runs on the nodes of a Ray cluster: `RayWorker`, an actor that trains, and a task for each further rank.
 
-The driver talks to the actor alone, which is rank 0. It starts the other ranks, which follow it as they do without Ray
-(``rank_experimenter.py``), and Ray ends them with it: ranks come back together or not at all.
+The driver talks to the actor alone, which is rank 0 and starts the others. They follow it as they do without Ray
+(``rank_experimenter.py``), and Ray ends them with it.
 
 Usually all machines share the study's folder, which a secret word in a marker shows, and a worker writes runs where the
 driver reads them. Else it gets its own folder with the study's Python files, and sends each recorded run back.
@@ -27,7 +27,7 @@ from workbench.core.files import free_path, write_text_atomically
 from workbench.study.ask.plans import FROM_SNAPSHOTS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
-from workbench.study.run.job import Job, Monitor, RunStep, Trained
+from workbench.study.run.job import Job, Monitor, RunStep, SpeedJob, Trained, TrainJob
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
 from workbench.study.run.ray_resources import TrialResources
 from workbench.study.run.runner import Experimenter, TaskFacts
@@ -58,7 +58,7 @@ class SentFolder:
             if (self.path / _MARKER).read_text(encoding="utf-8") == self.token:
                 return self.path, True
         own = Path(tempfile.mkdtemp(prefix="workbench-study-"))
-        _write(own, self.code)
+        _write_files(own, self.code)
         return own, False
 
 
@@ -68,31 +68,27 @@ def sent(directory: Path) -> Iterator[SentFolder]:
     token, path = secrets.token_hex(16), directory.resolve()
     write_text_atomically(path / _MARKER, token)
     try:
-        yield SentFolder(path, token, _read(path, "*.py", _LARGEST_CODE_BYTES) or {})
+        yield SentFolder(path, token, read_files(path, "*.py", _LARGEST_CODE_BYTES) or {})
     finally:
         (path / _MARKER).unlink(missing_ok=True)
 
 
-def pack_run(folder: Path, path: str) -> Files | None:
-    """Return the files of a recorded run; None when it is larger than 64 MiB."""
-    return _read(folder / path, "**/*", _LARGEST_RUN_BYTES)
-
-
-def unpack_run(directory: Path, path: str, packed: Files) -> str:
-    """Write a packed run into the study's folder; return its name there, with a number when its own is taken."""
+def write_run(directory: Path, path: str, files: Files) -> str:
+    """Write a run that was sent into the study's folder; return its path there, with a number when its own is taken."""
     folder = free_path(directory / path)
-    _write(folder, packed)
+    _write_files(folder, files)
     return folder.relative_to(directory).as_posix()
 
 
-def _read(folder: Path, pattern: str, most: int) -> Files | None:
+def read_files(folder: Path, pattern: str, most: int) -> Files | None:
+    """Return the files of a folder; None when they have more bytes than that."""
     files = [path for path in folder.glob(pattern) if path.is_file()]
     if sum(path.stat().st_size for path in files) > most:
         return None
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def _write(folder: Path, files: Files) -> None:
+def _write_files(folder: Path, files: Files) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -106,11 +102,6 @@ class RayStudy:
     folder: SentFolder
     make: MakeExperimenter | None
     resources: TrialResources
-
-    @property
-    def n_ranks(self) -> int:
-        """How many processes train a trial."""
-        return self.file.study.ranks
 
     def remote(self, what: Any, group: Any, rank: int, **options: Any) -> Any:
         """Return a class or a function as Ray runs it, where a placement group has the room of a rank."""
@@ -185,26 +176,26 @@ class RayWorker:
     def _loaded(self) -> Experimenter:
         """Return the experimenter; the first call starts the other ranks, joins them and loads the task."""
         if self._experimenter is None:
-            study, device = self._study, None
-            if study.n_ranks > 1:
+            study, n_ranks, device = self._study, self._study.file.study.ranks, None
+            if n_ranks > 1:
                 import ray
 
                 from workbench.core import distributed
 
                 self._store, where = distributed.serve_store(ray.util.get_node_ip_address())
-                for rank in range(1, study.n_ranks):
+                for rank in range(1, n_ranks):
                     # One call for a process, in which the next study must not find torchrun's variables.
                     other = study.remote(follow_rank_0, self._group, rank, max_retries=0, max_calls=1)
                     other.remote(study, rank, where)
                 device = self._for_life.enter_context(_joined(study, 0, where))
             one = experimenter_for(study.file, self._folder, study.make, device)
-            self._experimenter = one if study.n_ranks == 1 else LeadingExperimenter(one)
+            self._experimenter = one if n_ranks == 1 else LeadingExperimenter(one)
         return self._experimenter
 
     def _with_run(self, outcome: Any) -> tuple[Any, Files]:
         if self._shared or not isinstance(outcome, Trained) or not outcome.path:
             return outcome, {}
-        run = pack_run(self._folder, outcome.path)
+        run = read_files(self._folder / outcome.path, "**/*", _LARGEST_RUN_BYTES)
         if run is None:
             stays = f"{outcome.path} was too large to be sent; it stays in {self._folder} on {socket.gethostname()}"
             return replace(outcome, path="", message=outcome.message or stays), {}
@@ -214,7 +205,9 @@ class RayWorker:
 
 def _refuse_snapshots(job: Job[Any]) -> None:
     """Refuse a configuration whose weight snapshots are in a folder that this machine does not have."""
-    for config in job.configs:
+    configs = [job.config] if isinstance(job, TrainJob) else []
+    configs += [job.candidate[0]] if isinstance(job, SpeedJob) else []
+    for config in configs:
         folders = [attrgetter(method.snapshot_folder)(config) for method in FROM_SNAPSHOTS]
         if config.snapshots.count or any(folder and not Path(folder).exists() for folder in folders):
             raise ValueError(
@@ -234,5 +227,5 @@ def _joined(study: RayStudy, rank: int, where: Mapping[str, str]) -> AbstractCon
     from workbench.core import distributed
 
     # Every process sees its own accelerators only, so each has number 0.
-    os.environ.update(where, RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(study.n_ranks))
+    os.environ.update(where, RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(study.file.study.ranks))
     return distributed.joined(study.file.study.device)

@@ -227,7 +227,7 @@ class Search:
         """Run a trial that has been begun; return False if the trial failed and the failure counts."""
         database, trial_id = self._database, id_of(trial)
         try:
-            with heartbeat(database, trial_id) as self._lost, database.buffering(trial_id):
+            with heartbeat(database, trial_id) as self._lost:
                 self._watch.trial_begun()
                 # Read again: others may have begun the last trials with this one.
                 state, values = self._outcome(trial, self._trials())

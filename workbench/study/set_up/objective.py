@@ -120,7 +120,7 @@ class SetUpObjective(Objective):
         speed = total_time(plan, self._times.measured(plan, warm_up), steps, warm_up.steps)
         trial.set_user_attr("step_key", plan.step_key())
         trial.set_user_attr("speed", speed.to_json())
-        self._hand.write()
+        self._database.write(id_of(trial))
         standing = self._standing(trial, [], speed.ratio)
         if GIVEN not in trial.user_attrs and speed.ratio >= standing.best_time:
             trial.set_user_attr(SKIPPED, True)

@@ -12,7 +12,7 @@ Optuna's ``RDBStorage`` keeps everything. Where several of its requests belong t
 * there is one O0 trial, whichever process comes first;
 * requests are repeated while the database is away (``study/run/patience.py``). Each is written so that a repeat
   changes nothing: a result whose confirmation got lost on the way is found stored, and counts once;
-* what a trial draws, measures and reports is buffered by the thread that runs it, and written as a whole at the moments
+* what a trial that this process holds draws, measures and reports is buffered, and written as a whole at the moments
   that count: after drawing, timing and training, and about once a second in between. Written one by one, 40 ranges and
   a dozen attributes would take a hundred transactions. What a killed process had not written is made again: draws by
   the trial's own seed, reports by the same training.
@@ -27,7 +27,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -41,13 +41,14 @@ from sqlalchemy import Connection
 from workbench.study.run.patience import STORAGE_ERRORS, Patience, damaged, is_damage, reason_of
 from workbench.study.store.liveness import RunningTrial, new_mark
 from workbench.study.store.transactions import one_transaction
+from workbench.study.store.trial_ids import id_of
 from workbench.study.store.trial_reader import SEAL, TrialReader, seal_of, with_seal, without_seals
 from workbench.study.store.write_ahead import follow_journal_mode
 
 _MARK, _DEATHS, _BASELINE = "process", "worker_deaths", "baseline"  # user attributes
 _MOST_DEATHS = 3
 FRESH_SECONDS = 1.0
-"""How old what a thread buffers or has read may become while it runs a trial."""
+"""How old what is buffered, or was read of other trials, may become while this process runs a trial."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -61,28 +62,15 @@ TAKEN_ERRORS = (TrialTakenError, UpdateFinishedTrialError)
 """What writing to a trial raises when another process has it by now, or has even finished it."""
 
 
-_Changes = dict[tuple[Callable[..., None], Any], Sequence[Any]]
-"""(method of RDBStorage, what it sets: a name or a step) -> its further arguments."""
-
-
 @dataclass(slots=True)
-class _Buffer:
-    """What is not yet written of the trial that a thread runs, and the study as the thread last read it."""
+class _Held:
+    """A trial that this process runs, as it stands, and what of it is not written yet."""
 
-    trial_id: int
-    own: FrozenTrial
-    trials: Sequence[FrozenTrial] = ()
-    read_at: float = -math.inf
+    trial: FrozenTrial
     began: float = field(default_factory=time.monotonic)
     written_at: float = field(default_factory=time.monotonic)
-    changes: _Changes = field(default_factory=dict)
-
-
-class _ThreadState(threading.local):
-    """What a thread does: the trial it runs, and whether it makes its request once more."""
-
-    buffer: _Buffer | None = None
-    repeats: bool = False
+    # (method of RDBStorage, what it sets: a name or a step) -> its further arguments
+    changes: dict[tuple[Callable[..., None], Any], Sequence[Any]] = field(default_factory=dict)
 
 
 def _retrying(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[StudyStorage, _P], _R]:
@@ -90,13 +78,13 @@ def _retrying(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenat
 
     @functools.wraps(method)
     def patient(self: StudyStorage, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return self._request(lambda: method(self._backend, *args, **kwargs))
+        return self._request(lambda _: method(self._backend, *args, **kwargs))
 
     return patient
 
 
 def _buffered(method: Callable[..., None], part: Callable[[FrozenTrial], dict[Any, Any]]) -> Callable[..., None]:
-    """Return a method of RDBStorage that sets an entry of a part of a trial, buffered while the thread runs it."""
+    """Return a method of RDBStorage that sets an entry of a part of a trial, buffered while this process holds it."""
 
     @functools.wraps(method)
     def set_or_buffer(self: StudyStorage, trial_id: int, name: str | int, value: Any) -> None:
@@ -123,9 +111,12 @@ class StudyStorage(BaseStorage):
         engine_kwargs: dict[str, Any] | None = None,
     ) -> None:
         self.patience, self.role, self.grace_seconds = patience, role, grace_seconds
-        self._held: dict[int, FrozenTrial] = {}  # the trials that this process runs, as they stand
+        self._held: dict[int, _Held] = {}  # by id
+        # By study, when its trials were read last and what they were; another one whenever a trial begins or is over,
+        # so that what was read before and comes late is not kept.
+        self._recent: dict[int, tuple[float, list[FrozenTrial]]] = {}
         self._readers: dict[int, TrialReader] = {}  # by study
-        self._thread = _ThreadState()
+        self._reading = threading.Lock()
         self._backend = RDBStorage(url, engine_kwargs=engine_kwargs)
         self.engine = self._backend.engine
         follow_journal_mode(self.engine)
@@ -148,7 +139,7 @@ class StudyStorage(BaseStorage):
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
         """Keep an attribute of a study together with its checksum, which is an attribute, too."""
 
-        def set_sealed() -> None:
+        def set_sealed(_again: bool) -> None:
             with self._transaction():
                 for name, content in with_seal(key, value).items():
                     self._backend.set_study_user_attr(study_id, name, content)
@@ -157,42 +148,47 @@ class StudyStorage(BaseStorage):
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
         """Return the attributes of a study."""
-        return self._request(lambda: without_seals(self._backend.get_study_user_attrs(study_id)))
+        return self._request(lambda _: without_seals(self._backend.get_study_user_attrs(study_id)))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Return a trial; one that this process runs as it stands, written or not."""
-        return self._held.get(trial_id) or self._stored(trial_id)
+        held = self._held.get(trial_id)
+        return self._stored(trial_id) if held is None else held.trial
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """Return the trials of a study; while the thread runs one they are read once a second at most."""
-        buffer = self._thread.buffer
-        if buffer is None:
-            wanted = self._read(study_id, states)
+        """Return the trials of a study; while this process runs some, others are read once a second at most."""
+        if self._held:
+            recent = self._recent
+            if study_id not in recent or time.monotonic() - recent[study_id][0] > FRESH_SECONDS:
+                recent[study_id] = time.monotonic(), self._read(study_id)
+            held = ((self._held.get(id_of(one)), one) for one in recent[study_id][1])
+            trials = [one if own is None else own.trial for own, one in held]
+            wanted = [one for one in trials if states is None or one.state in states]
         else:
-            if time.monotonic() - buffer.read_at > FRESH_SECONDS:
-                buffer.trials, buffer.read_at = self._read(study_id), time.monotonic()
-            trials, number = list(buffer.trials), buffer.own.number
-            trials[number : number + 1] = [buffer.own]  # numbers are places
-            wanted = trials if states is None else [one for one in trials if one.state in states]
+            wanted = self._read(study_id, states)
         return copy.deepcopy(wanted) if deepcopy else wanted
 
     def _read(self, study_id: int, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
-        if study_id not in self._readers:
-            name = self.get_study_name_from_id(study_id)
-            self._readers[study_id] = self._request(lambda: TrialReader(self._backend, name))
-        return self._request(lambda: self._readers[study_id].read(states))
+        def read(_again: bool) -> list[FrozenTrial]:
+            with self._reading:
+                if study_id not in self._readers:
+                    name = self._backend.get_study_name_from_id(study_id)
+                    self._readers[study_id] = TrialReader(self._backend, name)
+                return self._readers[study_id].read(states)
+
+        return self._request(read)
 
     def running(self, study_id: int) -> list[RunningTrial]:
         """Return the running trials of a study, except those that this process holds."""
-        found = []
-        for one in self._read(study_id, [TrialState.RUNNING]):
-            trial_id = self.get_trial_id_from_study_id_trial_number(study_id, one.number)
-            found.append(RunningTrial(trial_id, one.number, one.user_attrs.get(_MARK)))
-        return [one for one in found if not self._is_ours(one.trial_id, one.mark)]
+        stored = self._read(study_id, [TrialState.RUNNING])
+        found = [RunningTrial(id_of(one), one.number, one.user_attrs.get(_MARK)) for one in stored]
+        # A trial that ends while it is read has its old state and its new mark, which says how long it took.
+        others = (one for one in found if not self._is_ours(one.trial_id, one.mark))
+        return [one for one in others if one.mark is None or "seconds" not in one.mark]
 
     # -- beginning and ending a trial ----------------------------------------------------------------------------------
 
@@ -203,24 +199,23 @@ class StudyStorage(BaseStorage):
         key = _BASELINE if mark is None else _MARK
         states = [TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE]
 
-        def create() -> int:
-            # What only this process creates is there after a lost answer only.
-            may_exist = mark is None or self._thread.repeats
+        def create(again: bool) -> int:
             with self._transaction(savepoints=True) as connection:
                 trial_id = self._backend.create_new_trial(study_id, wanted)  # locks the study
-                begun = created = self._backend.get_trial(trial_id)
-                if may_exist and wanted.user_attrs.get(key):
-                    # What a request would create a second time: a trial begun under the same mark, or O0.
+                created = begun = self._backend.get_trial(trial_id)
+                # There may be O0, and what only this process creates after a lost answer.
+                if (mark is None or again) and wanted.user_attrs.get(key):
                     alive = self._backend.get_all_trials(study_id, deepcopy=False, states=states)
                     begun = next(one for one in alive if one.user_attrs.get(key) == wanted.user_attrs[key])
-                    trial_id = self._backend.get_trial_id_from_study_id_trial_number(study_id, begun.number)
                     if begun.number != created.number:
                         connection.rollback()
                 if mark is not None:
-                    self._held[trial_id] = begun  # before others can see it
-            return trial_id
+                    self._held[id_of(begun)] = _Held(begun)  # before others can see it
+            return id_of(begun)
 
-        return self._request(create)
+        trial_id = self._request(create)
+        self._recent = {}
+        return trial_id
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """Take a waiting trial, or finish one that this process holds and write what is buffered of it.
@@ -229,14 +224,14 @@ class StudyStorage(BaseStorage):
         """
         if state == TrialState.RUNNING:
             return self._claim(trial_id)
-        buffer = self._buffer_of(trial_id)
+        held = self._held.get(trial_id)
 
-        def finish() -> None:
+        def finish(again: bool) -> None:
             with self._transaction():
-                mark = self._change(trial_id, {} if buffer is None else buffer.changes)
-                if buffer is not None and mark is not None:
+                mark = self._lock_and_change(trial_id, again)
+                if held is not None and mark is not None:
                     kept = {name: mark[name] for name in ("host", "pid", "claim")}
-                    seconds = time.monotonic() - buffer.began
+                    seconds = time.monotonic() - held.began
                     self._backend.set_trial_user_attr(trial_id, _MARK, {**kept, "seconds": seconds})
                 seal = seal_of(self._backend.get_trial(trial_id), state, values)
                 self._backend.set_trial_system_attr(trial_id, SEAL, seal)
@@ -249,32 +244,34 @@ class StudyStorage(BaseStorage):
             if stored.state != state or not self._is_ours(trial_id, stored.user_attrs.get(_MARK)):
                 raise
             # An earlier request got through and its answer did not.
-        if buffer is not None:
-            buffer.changes = {}
-        if (own := self._held.get(trial_id)) is not None:
-            own.state, own.values, own.datetime_complete = state, values, datetime.now()
+        if held is not None:
+            held.changes = {}
+            held.trial.state, held.trial.values, held.trial.datetime_complete = state, values, datetime.now()
         return True
 
     def _claim(self, trial_id: int) -> bool:
         mark = new_mark(self.role, self.grace_seconds)
 
-        def claim() -> bool:
+        def claim(_again: bool) -> bool:
             with self._transaction():
                 if self._backend.set_trial_state_values(trial_id, TrialState.RUNNING):
                     self._backend.set_trial_user_attr(trial_id, _MARK, mark)
                 elif self._backend.get_trial_user_attrs(trial_id).get(_MARK) != mark:
                     return False
                 # Taken now, or by an earlier request that got through and whose answer did not.
-                self._held[trial_id] = self._backend.get_trial(trial_id)  # before others can see it
+                self._held[trial_id] = _Held(self._backend.get_trial(trial_id))  # before others can see it
             return True
 
+        taken = False
         with contextlib.suppress(UpdateFinishedTrialError):
-            return self._request(claim)
-        return False
+            taken = self._request(claim)
+        self._recent = {}
+        return taken
 
     def forget(self, trial_id: int) -> None:
-        """Forget a trial that this process no longer runs."""
+        """Forget a trial that this process no longer runs, with what is buffered of it."""
         self._held.pop(trial_id, None)
+        self._recent = {}
 
     def beat(self, trial_id: int) -> bool:
         """Send one heartbeat, without waiting for a database that is away; return whether the trial is still ours."""
@@ -294,7 +291,7 @@ class StudyStorage(BaseStorage):
         mark = seen.mark
         by_death = died and mark is not None and mark.get("role") == "worker"
 
-        def release() -> bool:
+        def release(_again: bool) -> bool:
             with self._transaction() as connection:
                 waited = self._backend.set_trial_state_values(seen.trial_id, TrialState.RUNNING)  # locks it
                 attributes = self._backend.get_trial_user_attrs(seen.trial_id)
@@ -320,39 +317,34 @@ class StudyStorage(BaseStorage):
 
     def hand_back(self, trial_id: int) -> None:
         """Put a trial of this process back, as it is about to end; if the database is away, others find it later."""
-        with self.patience.suspended(), contextlib.suppress(*STORAGE_ERRORS):
-            trial = self._stored(trial_id)
-            mark = trial.user_attrs.get(_MARK)
-            if self._is_ours(trial_id, mark):
-                self.put_back(RunningTrial(trial_id, trial.number, mark), died=False)
+        with self.patience.suspended():
+            with contextlib.suppress(*STORAGE_ERRORS, *TAKEN_ERRORS):
+                self.write(trial_id)
+            with contextlib.suppress(*STORAGE_ERRORS):
+                trial = self._stored(trial_id)
+                mark = trial.user_attrs.get(_MARK)
+                if self._is_ours(trial_id, mark):
+                    self.put_back(RunningTrial(trial_id, trial.number, mark), died=False)
 
     # -- what a trial draws, measures and reports ----------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def buffering(self, trial_id: int) -> Iterator[None]:
-        """Buffer what this thread does to the trial that it runs in the block, and write the rest at its end.
+    def write(self, trial_id: int, every: float = 0.0) -> None:
+        """Write what is buffered of a trial, unless that was done less than ``every`` seconds ago.
 
         One of `TAKEN_ERRORS` is raised when another process has the trial by now.
         """
-        self._thread.buffer = _Buffer(trial_id, self.get_trial(trial_id))
-        try:
-            yield
-            self.write()
-        except BaseException:
-            with self.patience.suspended(), contextlib.suppress(*STORAGE_ERRORS, *TAKEN_ERRORS):
-                self.write()
-            raise
-        finally:
-            self._thread.buffer = None
+        held = self._held.get(trial_id)
+        if held is None or time.monotonic() - held.written_at < every:
+            return
 
-    def write(self, every: float = 0.0) -> None:
-        """Write what this thread has buffered, unless it did so less than ``every`` seconds ago."""
-        buffer = self._thread.buffer
-        if buffer is not None and time.monotonic() - buffer.written_at >= every:
-            if buffer.changes:
-                self._write(buffer.trial_id, buffer.changes)
-                buffer.changes = {}
-            buffer.written_at = time.monotonic()
+        def write_changes(again: bool) -> None:
+            with self._transaction():
+                self._lock_and_change(trial_id, again)
+
+        if held.changes:
+            self._request(write_changes)
+            held.changes = {}
+        held.written_at = time.monotonic()
 
     def set_trial_param(
         self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
@@ -370,38 +362,28 @@ class StudyStorage(BaseStorage):
     )
 
     def _set(self, method: Callable[..., None], trial_id: int, name: str | int, *what: Any) -> FrozenTrial | None:
-        """Write a change, or buffer it where this thread does so; return the trial if this process runs it."""
-        buffer = self._buffer_of(trial_id)
-        if buffer is None:
-            self._write(trial_id, {(method, name): what})
-        else:
-            buffer.changes[method, name] = what
-        return self._held.get(trial_id)
-
-    def _write(self, trial_id: int, changes: _Changes) -> None:
-        def write_changes() -> None:
-            with self._transaction():
-                self._change(trial_id, changes)
-
-        self._request(write_changes)
-
-    def _buffer_of(self, trial_id: int) -> _Buffer | None:
-        buffer = self._thread.buffer
-        return buffer if buffer is not None and buffer.trial_id == trial_id else None
+        """Buffer a change of a trial that this process runs, and return the trial; write one of another at once."""
+        held = self._held.get(trial_id)
+        if held is None:
+            self._request(lambda _: method(self._backend, trial_id, name, *what))
+            return None
+        held.changes[method, name] = what
+        return held.trial
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _request(self, ask: Callable[[], _R]) -> _R:
-        """Ask something, again while the database is away."""
-        self._thread.repeats = False
+    def _request(self, ask: Callable[[bool], _R]) -> _R:
+        """Ask something, again while the database is away; what is asked learns whether it was asked before."""
+        again = False
 
         def once() -> _R:
+            nonlocal again
             try:
-                return ask()
+                return ask(again)
             except (*STORAGE_ERRORS, ValueError, LookupError, TypeError) as error:
                 if is_damage(error):
                     raise damaged(reason_of(error)) from error
-                self._thread.repeats = True
+                again = True
                 if isinstance(error, STORAGE_ERRORS):
                     self._backend.remove_session()  # its transaction died with the connection
                 raise
@@ -419,19 +401,19 @@ class StudyStorage(BaseStorage):
             raise TrialTakenError(f"another process runs trial {self._backend.get_trial(trial_id).number} now")
         return mark
 
-    def _change(self, trial_id: int, changes: _Changes) -> Mapping[str, Any] | None:
-        """Write changes of a trial of this process, and return its mark."""
+    def _lock_and_change(self, trial_id: int, again: bool) -> Mapping[str, Any] | None:
+        """Write what is buffered of a trial, which nobody else may hold, and return its mark."""
         mark = self._lock_if_ours(trial_id)
         # A parameter is drawn once; it is there already where an earlier request got through.
-        drawn = self._backend.get_trial(trial_id).params if self._thread.repeats else {}
-        for (method, name), what in changes.items():
+        drawn = self._backend.get_trial(trial_id).params if again else {}
+        for (method, name), what in self._held[trial_id].changes.items() if trial_id in self._held else ():
             if method is not RDBStorage.set_trial_param or name not in drawn:
                 method(self._backend, trial_id, name, *what)
         return mark
 
     def _is_ours(self, trial_id: int, mark: Mapping[str, Any] | None) -> bool:
-        own = self._held.get(trial_id)
-        return mark is not None and own is not None and mark.get("claim") == own.user_attrs[_MARK]["claim"]
+        held = self._held.get(trial_id)
+        return mark is not None and held is not None and mark.get("claim") == held.trial.user_attrs[_MARK]["claim"]
 
 
 def seconds_of(trial: FrozenTrial) -> float:
