@@ -17,23 +17,15 @@ from workbench.nn import AdamOffload, thor
 from workbench.tasks import Task
 from workbench.tasks.in_memory import task_in_memory
 
-transformers = pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
+pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
 
-N_TOKENS = 12
-
-
-def small_bert() -> nn.Module:
-    config = transformers.BertConfig(
-        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=16, num_labels=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    return transformers.BertForSequenceClassification(config)  # type: ignore[no-any-return]
+from tests.kit.hugging_face import NO_METHODS, classifier, sentences
 
 
-def sentences(n: int = 256) -> tuple[Tensor, Tensor]:
-    """Return token numbers and whether the first one is large."""
-    tokens = torch.randint(1, 100, (n, N_TOKENS), generator=torch.Generator().manual_seed(1))
-    return tokens, (tokens[:, 0] > 50).long()
+def batch_of(n: int) -> dict[str, Tensor]:
+    """Return token numbers, and whether the first one is large, as one batch."""
+    rows = sentences(n)
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
@@ -44,13 +36,11 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_bert_learns_unchanged(name: str) -> None:
-    torch.manual_seed(0)
-    model = small_bert()
+    model = classifier()
     optimizer = OPTIMIZERS[name](model)
-    tokens, labels = sentences(64)
-    losses = []
+    losses, batch = [], batch_of(64)
     for _ in range(60):
-        loss = model(input_ids=tokens, labels=labels).loss
+        loss = model(**batch).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -60,7 +50,7 @@ def test_a_bert_learns_unchanged(name: str) -> None:
 
 
 def test_thor_takes_every_linear_layer_and_embedding_of_a_bert() -> None:
-    model = small_bert()
+    model = classifier()
     taken = set(thor(model, 0.02, 0.03, 0.9).layer_names)
     expected = {name for name, module in model.named_modules() if isinstance(module, (nn.Linear, nn.Embedding))}
     assert expected <= taken
@@ -68,10 +58,10 @@ def test_thor_takes_every_linear_layer_and_embedding_of_a_bert() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_bert_is_a_task_like_any_other(name: str) -> None:
-    tokens, labels = sentences()
-    batches = [{"input_ids": part, "labels": of} for part, of in zip(tokens.split(64), labels.split(64), strict=True)]
+    whole = batch_of(256)
+    batches = [{key: column[at : at + 64] for key, column in whole.items()} for at in range(0, 256, 64)]
     task = Task(
-        name="bert", model=small_bert, loss=lambda model, batch: model(**batch).loss,
+        name="bert", model=classifier, loss=lambda model, batch: model(**batch).loss,
         optimizer=lambda named: AdamW(named, lr=1e-3, fused=True), train=batches, evaluate=batches, metric="loss",
     )  # fmt: skip
     section = {"name": name, "lr": 0.02 if name == "thor" else 2e-3}
@@ -96,16 +86,15 @@ class Tokenised:
 
 @pytest.mark.slow
 def test_a_tokenised_data_set_in_memory_is_read_by_workers_and_judged_by_the_model() -> None:
-    rows = [{"input_ids": part.tolist(), "labels": int(of)} for part, of in zip(*sentences(96), strict=True)]
+    rows = sentences(96)
     train = DataLoader(Tokenised(rows[:64]), 8, shuffle=True, num_workers=2)
     held_out = DataLoader(Tokenised(rows[64:]), 16, num_workers=1)
-    model = small_bert()
+    model = classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     options: dict[str, Any] = {"optimizer": optimizer, "epochs": 2}
     by_loss = task_in_memory(model, train, held_out, **options)
     by_accuracy = task_in_memory(model, train, held_out, metric="accuracy", outputs="logits", **options)
-    plain = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
-    config = BoostConfig.from_dict(plain | {"batch": {"factor": 2.0}, "curriculum": {"kind": "sequence"}})
+    config = BoostConfig.from_dict(NO_METHODS | {"batch": {"factor": 2.0}, "curriculum": {"kind": "sequence"}})
     for task in (by_loss, by_accuracy):
         result = run_task(task, config, steps=16, device=torch.device("cpu"))
         assert not result.diverged

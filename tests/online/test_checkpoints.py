@@ -236,15 +236,6 @@ def test_another_setup_is_refused(tmp_path: Path) -> None:
         model.online_train(opened, checkpoints=OnlineCheckpoints(plain), resume=True)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"every_steps": None}, {"every_steps": 0}, {"every_seconds": 0.0}, {"keep": 0}],
-)
-def test_a_parameter_out_of_range_is_named(arguments: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"`{next(iter(arguments))}`"):
-        OnlineCheckpoints(tmp_path, **arguments)
-
-
 def test_a_copy_shares_nothing() -> None:
     weight = torch.zeros(2)
     copy = copied_to_host({"a": [weight, (weight, 3)]})

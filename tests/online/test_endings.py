@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,14 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.kit.callbacks import AtStepEnd
 from workbench.mindspore.callbacks import Callback, RunContext
-from workbench.online import feed
+from workbench.online import (
+    OnlineCheckpoints,
+    PageHinkley,
+    Prequential,
+    RecordRules,
+    SnapshotPublisher,
+    feed,
+)
 from workbench.rec import RecModel
 
 Batch = tuple[Tensor, Tensor]
@@ -299,6 +308,25 @@ def test_an_argument_that_makes_no_sense_is_named(
 ) -> None:
     with pytest.raises(error, match=words):
         new_model().online_train(**{"train_dataset": batches(1), **arguments})
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value"),
+    [
+        *((PageHinkley, *pair) for pair in (("threshold", 0.0), ("tolerance", -1.0), ("warm_up", 1), ("memory", 1.0))),
+        *((Prequential, *pair) for pair in (("window", 1), ("every", 0))),
+        *((SnapshotPublisher, *pair) for pair in (("every_seconds", None), ("every_steps", 0), ("every_seconds", 0.0))),
+        *((SnapshotPublisher, *pair) for pair in (("full_every", -1), ("delta_rows", 0))),
+        *((OnlineCheckpoints, *pair) for pair in (("every_steps", None), ("every_steps", 0), ("keep", 0))),
+        *((RecordRules, *pair) for pair in (("label_range", (1, 0)), ("id_range", (1, 0)), ("max_abs", 0.0))),
+        *((RecordRules, *pair) for pair in (("min_rows", 0), ("limit_count", -1), ("limit_share", 0.0))),
+        *((RecordRules, *pair) for pair in (("limit_share", math.nan), ("limit_window", 0), ("report_seconds", -1.0))),
+    ],
+)
+def test_a_parameter_out_of_range_is_named(make: Any, name: str, value: Any, tmp_path: Path) -> None:
+    folder = [tmp_path] if make in (SnapshotPublisher, OnlineCheckpoints) else []
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        make(*folder, **{name: value})
 
 
 def test_training_needs_an_optimizer() -> None:

@@ -80,9 +80,3 @@ def test_the_state_is_all_there_is() -> None:
         told = told_at(first, values[:cut])
         second.load_state_dict(first.state_dict())
         assert told + [cut + at for at in told_at(second, values[cut:])] == whole
-
-
-@pytest.mark.parametrize("arguments", [{"threshold": 0.0}, {"tolerance": -1.0}, {"warm_up": 1}, {"memory": 1.0}])
-def test_a_parameter_out_of_range_is_named(arguments: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"`{next(iter(arguments))}` must be"):
-        PageHinkley(**arguments)  # type: ignore[arg-type]

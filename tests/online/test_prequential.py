@@ -109,12 +109,6 @@ def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
         Prequential().see(torch.zeros(4), torch.zeros(3))
 
 
-@pytest.mark.parametrize("arguments", [{"window": 1}, {"every": 0}])
-def test_a_window_needs_room(arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=f"`{next(iter(arguments))}` must be at least"):
-        Prequential(**arguments)
-
-
 def test_nothing_waits_for_the_device_between_two_looks() -> None:
     judged = Prequential(100)
     with forbid_host_reads():

@@ -237,21 +237,6 @@ def test_a_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
         SnapshotPublisher(tmp_path).publish(Extra(1, 1), 1)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"every_seconds": None},
-        {"every_steps": 0},
-        {"every_seconds": 0.0},
-        {"full_every": -1},
-        {"delta_rows": 0},
-    ],
-)
-def test_a_parameter_out_of_range_is_named(arguments: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"`{next(iter(arguments))}`"):
-        SnapshotPublisher(tmp_path, **arguments)
-
-
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense gradients", "sparse gradients"])
 def test_training_publishes_and_what_is_served_predicts_the_same(sparse: bool, tmp_path: Path) -> None:
     model = new_recommender(sparse)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from workbench.tasks.click_law import FIELD_SHIFT
 from workbench.tasks.criteo import (
     EMPTY_CATEGORY,
     CriteoReader,
-    RejectedLine,
     parse_lines,
 )
 
@@ -41,8 +41,17 @@ def plain(number: int) -> bytes:
     return line_of((number % 2, [number] * 13, [number] * 26))
 
 
+LOG: list[Path] = []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> None:
+    LOG[:] = [tmp_path_factory.mktemp("criteo") / "log"]
+
+
 def reader_of(content: bytes, **options: Any) -> CriteoReader:
-    return CriteoReader(io.BytesIO(content), **options)
+    LOG[0].write_bytes(content)
+    return CriteoReader(LOG[0], **options)
 
 
 @settings(deadline=None, max_examples=20)
@@ -111,13 +120,13 @@ def test_reading_goes_on_after_any_batch(good: list[bool], size: int) -> None:
     ids=["empty", "label", "number", "category", "long category", "long line"],
 )
 def test_a_rejected_line_is_told_with_its_number_and_reason(line: bytes, reason: str) -> None:
-    told: list[RejectedLine] = []
-    reader = reader_of(plain(0) + line.rstrip(b"\n") + b"\n" + plain(2), batch_size=5, tell=told.append)
+    content = plain(0) + line.rstrip(b"\n") + b"\n" + plain(2)
+    reader = reader_of(content, batch_size=5)
     (((ids, _), _),) = reader
     assert ids[:, 0].tolist() == [0, 2]
-    assert [(t.number, t.reason.startswith(reason)) for t in told] == [(1, True)]
-    assert reader.rejected == told
-    assert sum(reader.reasons.values()) == reader.n_rejected == 1
+    assert reader.n_rejected == 1
+    with pytest.raises(TaskError, match=re.escape(f"the last one line 1: {reason}")):
+        list(reader_of(content, limit=0))
 
 
 def test_too_many_rejected_lines_stop_the_reading() -> None:
@@ -138,24 +147,6 @@ def test_a_folder_is_read_in_the_order_of_names_and_unpacked(tmp_path: Path) -> 
     assert [ids[:, 0].tolist() for (ids, _), _ in reader.batches(1, 3)] == [[1, 2]]
 
 
-def test_standard_input_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OneByOne(io.BytesIO):
-        """Counts the lines asked for."""
-
-        asked = 0
-
-        def readline(self, size: int | None = -1, /) -> bytes:
-            """Return the next line."""
-            self.asked += 1
-            return super().readline(size)
-
-    source = OneByOne(b"".join(map(plain, range(9))))
-    monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": source}))
-    batches = iter(CriteoReader("-", batch_size=2))
-    next(batches)
-    assert source.asked == 2, "a batch comes out as soon as its lines are in"
-
-
 def test_a_damaged_archive_says_which(tmp_path: Path) -> None:
     (tmp_path / "log.gz").write_bytes(gzip.compress(plain(0) * 50)[:-20])
     with pytest.raises(TaskError, match=r"log\.gz cannot be read"):
@@ -166,8 +157,7 @@ def test_a_damaged_archive_says_which(tmp_path: Path) -> None:
     ("spec", "words"),
     [
         ("criteo:", "task criteo: needs the place of its data"),
-        ("criteo:-", "standard input cannot be read again"),
-        ("criteo:no/such/file", "a click log must be a file, a folder of files or '-', and no/such/file is not there"),
+        ("criteo:no/such/file", "a click log must be a file or a folder of files, and no/such/file is not there"),
     ],
 )
 def test_a_place_without_data_says_so(spec: str, words: str) -> None:

@@ -2,20 +2,18 @@
 
 Criteo's Display Advertising Challenge (Kaggle 2014) and Terabyte logs: one record per line, 40 columns between tabs, a
 label (0 or 1), 13 whole numbers and 26 categories of up to 8 hexadecimal digits, all but the label perhaps empty. PATH
-is a file, a folder of files (read in the order of their names; ``.gz`` is unpacked), or ``-`` for standard input.
+is a file or a folder of files, read in the order of their names; ``.gz`` is unpacked.
 
 A batch is ``((ids, numbers), labels)`` as that of ``clicks``: ids are int64 ``[n, 26]`` with the column's number in
 the bits from 40 up, an empty one an id of its own; numbers float32 ``[n, 13]``, ``log(1 + x)`` for x > 0 and x itself
 below (Criteo's counts go down to about -3; empty is 0); labels float32 ``[n]``. A line that is none of this is
-rejected, with its number and the reason; more than ``limit`` of them end the reading: the file is something else.
+rejected; more than ``limit`` of them end the reading with the last one's number and reason: the file is something else.
 """
 
 from __future__ import annotations
 
 import gzip
-import sys
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -48,39 +46,22 @@ _LONGEST_LINE = 4096  # bytes; a real one has up to 400, and without a bound one
 _HEXADECIMAL = b"0123456789abcdefABCDEF"
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedLine:
-    """A line that is no record: its number in the stream, from 0 and over all files, and what is wrong with it."""
-
-    number: int
-    reason: str
-
-
 class CriteoReader:
-    """Reads batches from Criteo's files, any number of times unless they are standard input."""
+    """Reads batches from Criteo's files, any number of times."""
 
     def __init__(
         self,
-        source: str | Path | IO[bytes],  # file, folder of files, "-" for standard input, or an open file, read once
+        source: str | Path,  # a file, or a folder of files
         batch_size: int = BATCH_SIZE,  # the last one may be shorter
         *,
         limit: int | None = 1000,  # rejected lines that are too many; None for no limit
-        tell: Callable[[RejectedLine], None] = lambda line: None,  # called with each
     ) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("limit", limit, 0)):
             if value is not None and value < least:
                 raise TaskError(f"`{name}` must be at least {least}, got {value}")
         self.batch_size, self.limit = batch_size, limit
         self.n_rejected = 0
-        self.reasons: Counter[str] = Counter()  # for which they were, by kind
-        self.rejected: list[RejectedLine] = []  # the last hundred
-        self._tell = tell
-        self._opened: IO[bytes] | None = None
-        self._files: list[Path] = []
-        if isinstance(source, str | Path) and str(source) != "-":
-            self._files = _files_of(Path(source).expanduser())
-        else:
-            self._opened = sys.stdin.buffer if isinstance(source, str | Path) else source
+        self._files = _files_of(Path(source).expanduser())
 
     def __iter__(self) -> Iterator[ClickBatch]:
         return self.batches()
@@ -96,10 +77,10 @@ class CriteoReader:
         lines = islice(self._lines(), start_line, stop_line)
         number, size = start_line, self.batch_size
         kept: list[Tensor] = []  # line numbers, ids, numbers, labels
-        while block := list(islice(lines, _BLOCK_LINES if self._opened is None else size)):
+        while block := list(islice(lines, _BLOCK_LINES)):
             ids, values, labels, bad = parse_lines(block)
             for index in sorted(bad):
-                self._reject(RejectedLine(number + index, bad[index]))
+                self._reject(number + index, bad[index])
             good = np.setdiff1d(np.arange(len(block)), list(bad))
             parts = [torch.from_numpy(part) for part in (number + good, ids[good], values[good], labels[good])]
             kept = [torch.cat(pair) for pair in zip(kept, parts, strict=True)] if kept else parts
@@ -112,8 +93,6 @@ class CriteoReader:
 
     def _lines(self) -> Iterator[bytes]:
         """Yield the lines of all files; a line that is too long is cut off."""
-        if self._opened is not None:
-            yield from _bounded_lines(self._opened)
         for path in self._files:
             try:
                 with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -121,15 +100,12 @@ class CriteoReader:
             except (OSError, EOFError, zlib.error) as error:
                 raise TaskError(f"{path} cannot be read: {error}") from error
 
-    def _reject(self, line: RejectedLine) -> None:
+    def _reject(self, number: int, reason: str) -> None:
         self.n_rejected += 1
-        self.reasons[line.reason.partition(",")[0]] += 1
-        self.rejected = [*self.rejected[-99:], line]
-        self._tell(line)
         if self.limit is not None and self.n_rejected > self.limit:
             raise TaskError(
-                f"more than {self.limit} lines are no records of Criteo's form, the last one line {line.number}: "
-                f"{line.reason}; raise `limit` if the rest is worth reading"
+                f"more than {self.limit} lines are no records of Criteo's form, the last one line {number}: {reason}; "
+                "raise `limit` if the rest is worth reading"
             )
 
 
@@ -161,8 +137,6 @@ def criteo_task(place: str) -> Task:
 
     The first lines are kept for evaluation, training reads the others in their order, again and again.
     """
-    if place == "-":
-        raise TaskError("the task `criteo:` needs a file or folder; standard input cannot be read again for evaluation")
     reader = CriteoReader(place, EVALUATION_BATCH_SIZE)
     read = list(reader.numbered_batches(0, 5 * N_EVALUATION_LINES))
     if not read:
@@ -208,7 +182,7 @@ def _files_of(place: Path) -> list[Path]:
     if place.is_file():
         return [place]
     if not place.is_dir():
-        raise TaskError(f"a click log must be a file, a folder of files or '-', and {place} is not there")
+        raise TaskError(f"a click log must be a file or a folder of files, and {place} is not there")
     files = sorted(path for path in place.iterdir() if path.is_file() and not path.name.startswith("."))
     if not files:
         raise TaskError(f"a folder of click logs must hold at least one file, got the empty {place}")

@@ -90,7 +90,7 @@ def _task_of_data(kind: str, place: str, folder: str | Path | None) -> Task:
     found = next((path.resolve() for path in tried if path.exists()), tried[0])
     _warn_of_folder(place, tried, found)
     make = getattr(importlib.import_module(f"workbench.tasks.{kind}"), f"{kind}_task")
-    task: Task = make(place if place == "-" else str(found))
+    task: Task = make(str(found))
     return dataclasses.replace(task, spec=f"{kind}:{found}")
 
 
