@@ -10,8 +10,13 @@ from typing import NamedTuple
 
 import pytest
 
-from workbench.core import devices
+from workbench.core import devices, doctor
 from workbench.core.doctor import Finding, examine
+
+
+@pytest.fixture(autouse=True)
+def _idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "other_work_now", lambda: "")  # it watches for a third of a second
 
 
 def _by_subject(folder: Path) -> dict[str, Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.kit.processes import free_port
 from tests.ranks import Ranks
 from workbench.core import devices
 from workbench.core import distributed as ranks
@@ -61,11 +61,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 def started(script: str, n_ranks: int, **variables: str) -> list[subprocess.Popen[str]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
-    environment |= {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment |= {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environment |= {"PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "FATAL"} | variables
     command, pipe = [sys.executable, "-c", HEAD + script], subprocess.PIPE
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import time
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
@@ -35,6 +36,13 @@ def _run(
     """Run in the environment of now; the one that is forked from has that of its own beginning."""
     os.environ.update(settings)
     target(*arguments, **options)
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def kill(process: BaseProcess) -> None:

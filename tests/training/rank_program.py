@@ -73,10 +73,6 @@ def adasum_training(rank: int, device_number: int = 1) -> dict[str, Any]:
     return {"weights": [p.detach() for p in net.parameters()], "losses": losses, "plan": boosted.plan.summary()}  # type: ignore[union-attr]
 
 
-def adasum_of_servers(rank: int) -> dict[str, Any]:
-    return adasum_training(rank, device_number=2)
-
-
 def adasum_cell(rank: int) -> dict[str, Any]:
     net = network(seed=0)
     optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -108,18 +104,6 @@ def overflow(rank: int, *, ddp: bool, adasum: bool) -> dict[str, Any]:
     return {"rows": rows, "weights": weights}
 
 
-def overflow_in_buckets(rank: int) -> dict[str, Any]:
-    return overflow(rank, ddp=False, adasum=False)
-
-
-def overflow_under_ddp(rank: int) -> dict[str, Any]:
-    return overflow(rank, ddp=True, adasum=False)
-
-
-def overflow_with_adasum(rank: int) -> dict[str, Any]:
-    return overflow(rank, ddp=False, adasum=True)
-
-
 def accumulation(rank: int, *, ddp: bool) -> dict[str, Any]:
     net = network(seed=rank)
     config = {
@@ -135,14 +119,6 @@ def accumulation(rank: int, *, ddp: bool) -> dict[str, Any]:
         boosted.backward(loss)
         boosted.step()
     return {"weights": [p.detach() for p in net.parameters()]}
-
-
-def accumulation_in_buckets(rank: int) -> dict[str, Any]:
-    return accumulation(rank, ddp=False)
-
-
-def accumulation_under_ddp(rank: int) -> dict[str, Any]:
-    return accumulation(rank, ddp=True)
 
 
 def freezing(rank: int, order: str = "own buckets") -> dict[str, Any]:
@@ -163,14 +139,6 @@ def freezing(rank: int, order: str = "own buckets") -> dict[str, Any]:
         boosted.step()
     boosted.finish()
     return {"weights": [p.detach() for p in net.parameters()], "groups": groups}
-
-
-def freezing_under_ddp(rank: int) -> dict[str, Any]:
-    return freezing(rank, "wrapped by distribute")
-
-
-def freezing_in_a_wrapper(rank: int) -> dict[str, Any]:
-    return freezing(rank, "wrapped before")
 
 
 def train_in_subspace(
@@ -198,33 +166,25 @@ def train_in_subspace(
     return found | {"components": len(method.components)}
 
 
-def dim_reduce(rank: int, snapshots: Path, *, scaled: bool = False) -> dict[str, Any]:
-    return train_in_subspace(snapshots, [rank], seed=rank, scaled=scaled, distribute=True)
-
-
 CASES: dict[str, Callable[[int], dict[str, Any]]] = {
-    case.__name__: case
-    for case in (
-        adasum_training,
-        adasum_of_servers,
-        adasum_cell,
-        overflow_in_buckets,
-        overflow_under_ddp,
-        overflow_with_adasum,
-        accumulation_in_buckets,
-        accumulation_under_ddp,
-        freezing,
-        freezing_under_ddp,
-        freezing_in_a_wrapper,
-    )
+    "adasum_training": adasum_training,
+    "adasum_of_servers": partial(adasum_training, device_number=2),
+    "adasum_cell": adasum_cell,
+    "overflow_in_buckets": partial(overflow, ddp=False, adasum=False),
+    "overflow_under_ddp": partial(overflow, ddp=True, adasum=False),
+    "overflow_with_adasum": partial(overflow, ddp=False, adasum=True),
+    "accumulation_in_buckets": partial(accumulation, ddp=False),
+    "accumulation_under_ddp": partial(accumulation, ddp=True),
+    "freezing": freezing,
+    "freezing_under_ddp": partial(freezing, order="wrapped by distribute"),
+    "freezing_in_a_wrapper": partial(freezing, order="wrapped before"),
 }
 
 
 def run_cases(folder: Path) -> None:
     own, snapshots = distributed.get_rank(), folder / "snapshots"
-    in_subspace = {
-        "dim_reduce": partial(dim_reduce, snapshots=snapshots),
-        "dim_reduce_with_an_overflow": partial(dim_reduce, snapshots=snapshots, scaled=True),
-    }
-    for name, case in (CASES | in_subspace).items():
-        torch.save(case(own), folder / f"{name}.{own}.pt")
+    found = {name: case(own) for name, case in CASES.items()}
+    for name, scaled in (("dim_reduce", False), ("dim_reduce_with_an_overflow", True)):
+        found[name] = train_in_subspace(snapshots, [own], seed=own, scaled=scaled, distribute=True)
+    for name, result in found.items():
+        torch.save(result, folder / f"{name}.{own}.pt")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.kit.processes import free_port, wait_until
 from workbench.training.checkpoint_folder import CheckpointFolder
 
 PROGRAM = Path(__file__).with_name("fit_program.py")
@@ -20,10 +18,7 @@ EPOCHS = 12
 
 def begin(folder: Path) -> list[subprocess.Popen[str]]:
     folder.mkdir(exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
         subprocess.Popen(
             [sys.executable, PROGRAM, folder, str(EPOCHS)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -31,13 +26,6 @@ def begin(folder: Path) -> list[subprocess.Popen[str]]:
         )
         for rank in range(2)
     ]  # fmt: skip
-
-
-def until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def what_came(folder: Path) -> tuple[str, str, dict[str, str]]:
@@ -56,7 +44,7 @@ def test_killed_three_times_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     for victims in ((0,), (1,), (0, 1)):
         ranks = begin(cut)
         before = CheckpointFolder(cut / "kept").newest_step()
-        until(lambda was=before: CheckpointFolder(cut / "kept").newest_step() > was)  # type: ignore[misc]
+        wait_until(lambda was=before: CheckpointFolder(cut / "kept").newest_step() > was)  # type: ignore[misc]
         for number in victims:
             ranks[number].kill()
         for rank in ranks:
