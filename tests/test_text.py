@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from workbench.core.text import format_duration, format_interval, format_number, printable
+from workbench.core.text import first_line, format_duration, format_interval, format_number, printable
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,12 @@ def test_what_is_not_known_is_a_word_and_no_interval_is_made_of_it() -> None:
     assert format_interval(1.2, 1.1, 1.3, " x") == "1.20 x (1.10 to 1.30)"
     assert format_interval(1.2, 0.0, math.inf, " x") == "1.20 x"
     assert format_interval(None, 1.0, 2.0) == format_interval(math.nan, 1.0, 2.0) == "unknown"
+
+
+def test_an_error_without_words_is_named_by_its_class() -> None:
+    assert first_line(ValueError("\nno such file.\nin detail")) == "no such file"
+    assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert len(first_line(ValueError("long " * 100))) == 300
 
 
 @pytest.mark.parametrize(

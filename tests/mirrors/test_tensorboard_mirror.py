@@ -25,10 +25,11 @@ def read(folder: Path) -> Any:
     return accumulator
 
 
-@pytest.fixture
-def logs(tmp_path: Path) -> Path:
-    mirror_runs(record_run(tmp_path / "runs"), [TensorBoardMirror(tmp_path / "logs")])
-    return tmp_path / "logs"
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mirrored")
+    mirror_runs(record_run(folder / "runs"), [TensorBoardMirror(folder / "logs")])
+    return folder / "logs"
 
 
 def test_curves_read_back_with_steps_and_times(logs: Path) -> None:

@@ -192,7 +192,7 @@ def test_a_loader_that_ends_early_or_at_once_is_told_of() -> None:
         list(plain(OFF, 16).batches(batch for batch in images()))
     with pytest.raises(ValueError, match="how long is the run"):
         plain(OFF).batches(images())
-    with pytest.raises(ValueError, match="`total_steps` must be a whole number of batches, 1 or more, got 0"):
+    with pytest.raises(ValueError, match="`total_steps` must be at least 1, got 0"):
         plain(OFF, 0)
 
 

@@ -553,12 +553,6 @@ def test_no_single_scale_trains_the_badly_scaled_net(power: int) -> None:
     assert overflows == 60 or max(errors) > 0.5
 
 
-def test_the_dynamic_scale_does_not_train_the_badly_scaled_net_either() -> None:
-    config = BoostConfig.from_dict({"loss_scale": {"kind": "dynamic", "minimum": 2.0**-40, "window": 20}})
-    errors, _, _ = train_badly_scaled(lambda net: LossScaling.from_config(config, CPU), steps=150)
-    assert max(errors) > 0.5
-
-
 @pytest.mark.long
 def test_the_study_s_configurations_show_the_same_from_the_command_line_down() -> None:
     study = Path(__file__).parents[2] / "studies" / "group_scale"

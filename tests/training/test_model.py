@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,27 +228,9 @@ def test_freezing_at_level_o1_needs_an_optimizer_and_nothing_else() -> None:
     assert_same_bits(ours, theirs)
 
 
-def test_accumulation_is_a_loop_that_updates_every_second_batch() -> None:
-    ours, by_hand = network(), network()
-    Model(ours, CE, momentum(ours), boost_level="O1", boost_config_dict=ACCUMULATION).train(3, batches())
-    trained_by_hand(by_hand, 3, per_update=2)
-    assert_same_bits(ours, by_hand)
-
-
 def convolutional() -> ResNet:
     torch.manual_seed(0)
     return ResNet(widths=(4, 8), n_blocks=2)
-
-
-@pytest.mark.parametrize("form", ["dict", "config", "text", "path"])
-def test_a_configuration_comes_in_any_form(form: str, tmp_path: Path) -> None:
-    config = BoostConfig.from_dict(ACCUMULATION | {"amp": {"level": "O2", "dtype": "bfloat16"}})
-    path = config.save(tmp_path / "boost_config.json")
-    given: Any = {"dict": config.to_dict(), "config": config, "text": str(path), "path": path}[form]
-    net = network()
-    model = Model(net, CE, momentum(net), boost_level="O1", boost_config_dict=given)
-    assert boosted_of(model).window.n_steps == 2
-    assert (boosted_of(model).precision.level, boosted_of(model).precision.dtype) == ("O2", "bfloat16")
 
 
 def test_level_o1_changes_the_network_that_is_evaluated_and_used_to_predict() -> None:
@@ -316,14 +297,6 @@ def test_an_overflow_is_dropped_or_applied_as_the_manager_says(drop: bool) -> No
         assert_same_bits(net, before)
     else:
         assert not all(bool(torch.isfinite(value).all()) for value in net.parameters())
-
-
-def test_a_fixed_scale_is_divided_out_again() -> None:
-    ours, by_hand = network(), network()
-    manager = FixedLossScaleManager(128.0, drop_overflow_update=False)
-    Model(ours, CE, momentum(ours), loss_scale_manager=manager).train(2, batches())
-    trained_by_hand(by_hand, 2)
-    assert_same_bits(ours, by_hand)  # a power of two costs no bit
 
 
 def test_the_configuration_of_the_scale_gives_way_to_the_manager() -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from workbench.core.processor import cpu_model
 from workbench.core.processor import usable_cores as usable_cores
+from workbench.core.text import first_line
 
 # An MPS device shares its memory with the CPU, and "pinned" memory there is the device's (torch 2.13).
 _WITHOUT_PINNED_MEMORY = ("cpu", "mps", "meta")
@@ -158,7 +159,7 @@ def host_room(n_elements: int, dtype: torch.dtype, device: torch.device) -> Tens
         except RuntimeError as error:
             size = n_elements * dtype.itemsize
             warnings.warn(
-                f"{size:,} bytes of host memory could not be pinned ({str(error).splitlines()[0]}), so that copies to "
+                f"{size:,} bytes of host memory could not be pinned ({first_line(error)}), so that copies to "
                 f"and from {device_type(device)} make the host wait; raise the limit on locked memory (`ulimit -l`)",
                 stacklevel=2,
             )

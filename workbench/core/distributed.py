@@ -33,6 +33,7 @@ from workbench.core import devices
 from workbench.core.arguments import seconds_from
 from workbench.core.rank_environment import RankEnvironment, rank_environment
 from workbench.core.signals import Handler, handling_signals
+from workbench.core.text import first_line
 
 T = TypeVar("T")
 
@@ -187,11 +188,10 @@ def explained(error: BaseException) -> BaseException:
     failure = session.heartbeat.failure()
     if failure is not None or isinstance(error, _Terminated):
         return failure or error
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return RankFailure(
         f"all {session.here.world_size} ranks are alive, but one does not answer within {session.timeout:g} seconds "
-        f"(rank {session.here.rank} waited: {first_line}); set {TIMEOUT_VARIABLE} to more seconds when steps take so "
-        "long",
+        f"(rank {session.here.rank} waited: {first_line(error)}); set {TIMEOUT_VARIABLE} to more seconds when steps "
+        "take so long",
         tells=session.here.rank == 0,
     )
 
@@ -231,7 +231,7 @@ class _Session:
         except (distributed.DistError, RuntimeError) as error:
             raise RankFailure(
                 f"rank {here.rank} of {here.world_size} cannot meet the others at {here.host}:{here.port} "
-                f"({str(error).strip().splitlines()[0]})"
+                f"({first_line(error)})"
             ) from error
         # The store still has what earlier sessions wrote, and what earlier starts did where it is served.
         _Joined.store = store

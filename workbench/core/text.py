@@ -48,6 +48,11 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / 3600.0:.1f} h"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, at most 300 characters; its class where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
+
+
 def printable(text: str) -> str:
     r"""Return text that is safe on a terminal, whatever file it comes from: what would control one is spelled out.
 

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from workbench.core.files import replacing
 from workbench.core.records import Event, StepRecord
+from workbench.core.text import first_line
 from workbench.runs.errors import RunError
 from workbench.runs.json_lines import field_defaults, read_rows
 from workbench.runs.schema import (
@@ -158,7 +159,7 @@ def _read_parquet(path: Path, kind: RunTable, most: int | None, wanted: Collecti
     except (FileNotFoundError, RunError):
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise RunError(f"{path}: not a readable Parquet file ({_first_line(error)}); restore it or rerun") from error
+        raise RunError(f"{path}: not a readable Parquet file ({first_line(error)}); restore it or rerun") from error
 
 
 def _only(wanted: Collection[str] | None, schema: pa.Schema) -> pa.Schema:
@@ -196,7 +197,7 @@ def _table(path: Path, rows: list[dict[str, Any]], kind: RunTable, schema: pa.Sc
         try:
             arrays.append(_array([row.get(field.name, default) for row in rows], field.type))
         except (pa.ArrowException, OverflowError, UnicodeError, TypeError) as error:
-            raise RunError(f"{path}: column `{field.name}` must hold {field.type} ({_first_line(error)})") from error
+            raise RunError(f"{path}: column `{field.name}` must hold {field.type} ({first_line(error)})") from error
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -261,7 +262,3 @@ def _tuples(column: pa.ChunkedArray, most: int | None) -> np.ndarray[tuple[int],
             filled[index] = tuple(value)
         begin += len(chunk)
     return filled
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from workbench.core.arguments import checked_count, checked_number
+
 
 class BackgroundWriter:
     """Decides when the next file is due and writes it while training goes on; one that is due meanwhile waits.
@@ -18,10 +20,10 @@ class BackgroundWriter:
     def __init__(self, what: str, every_steps: int | None, every_seconds: float | None) -> None:
         if every_steps is None and every_seconds is None:
             raise ValueError(f"`every_steps` and `every_seconds` are both None; say when {what} is due")
-        if every_steps is not None and every_steps < 1:
-            raise ValueError(f"`every_steps` must be at least 1, got {every_steps}")
-        if every_seconds is not None and not every_seconds > 0:
-            raise ValueError(f"`every_seconds` must be greater than 0, got {every_seconds}")
+        if every_steps is not None:
+            checked_count("every_steps", every_steps)
+        if every_seconds is not None:
+            checked_number("every_seconds", every_seconds, above=0.0)
         self._what, self._every_steps, self._every_seconds = what, every_steps, every_seconds
         self._writing: Future[None] | None = None
         self._began = time.monotonic()

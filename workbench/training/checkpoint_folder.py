@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.arguments import checked_count
 from workbench.core.files import replacing
 from workbench.training.background_writer import BackgroundWriter
 from workbench.training.checkpoint import read_checkpoint
@@ -47,8 +48,7 @@ class CheckpointFolder:
     ) -> None:
         self._every_steps, self._every_seconds = every_steps, every_seconds
         self._writer = BackgroundWriter("a checkpoint", every_steps, every_seconds)
-        if keep < 1:
-            raise ValueError(f"`keep` must be at least 1, got {keep}")
+        checked_count("keep", keep)
         self.folder = Path(folder)
         self.keep, self.keep_end = keep, keep_end
         self.also = dict(also or {})

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from workbench.core.arguments import checked_count
 from workbench.core.batch import epochs_of, move_batch
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.schedule.method import StandIn, recorded, stretched
@@ -52,8 +53,7 @@ class Course:
 
     def begin(self, total_steps: int) -> None:
         """Set how many of the loader's batches the run takes today, at least 1; it cannot be changed later."""
-        if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
-            raise ValueError(f"`total_steps` must be a whole number of batches, 1 or more, got {total_steps!r}")
+        checked_count("total_steps", total_steps, kind="a whole number of batches")
         if total_steps == self.total_steps:
             return
         if self.total_steps is not None:

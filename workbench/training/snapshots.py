@@ -17,6 +17,7 @@ from torch import Tensor
 
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
+from workbench.core.arguments import checked_count
 from workbench.core.checksums import SEAL, crc_of_arrays
 from workbench.core.files import replacing
 from workbench.methods.plan_mark import trained_parameters
@@ -71,8 +72,7 @@ class SnapshotRecorder:
         done: int = 0,
     ) -> None:
         for name, value, least in (("every_steps", every_steps, 1), ("count", count, 1), ("start_step", start_step, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"`{name}` must be a whole number at least {least}, got {value!r}")
+            checked_count(name, value, least)
         if not parameters:
             raise ValueError("`parameters` must name the weights to keep, got none")
         self.parameters = dict(parameters)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.core.credentials import hide_passwords
 from workbench.core.records import Event
+from workbench.core.text import first_line
 from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, State, require, summary_numbers
 from workbench.runs.mirrors.selection import Point
 
@@ -158,8 +159,7 @@ class MlflowMirror(Mirror):
         except MirrorError:
             raise
         except Exception as error:
-            first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise MirrorError(f"{self} cannot be opened: {hide_passwords(first_line)}") from None
+            raise MirrorError(f"{self} cannot be opened: {hide_passwords(first_line(error))}") from None
 
 
 def _tags(run: MirroredRun) -> dict[str, str]:
