@@ -19,8 +19,9 @@ import pytest
 from tests.browser.notebook_page import run_cells, write_notebook
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize
 
+VIEWPORT: ViewportSize = {"width": 1300, "height": 1000}
 # What JupyterLab itself writes to the console as an error, each with the reason why it says nothing about us.
 OF_JUPYTERLAB: dict[str, str] = {}
 
@@ -109,7 +110,7 @@ def lab(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="session")
 def reader(chromium: Browser) -> Iterator[BrowserContext]:
     """Return the browser of one person: what a page has loaded, the next one need not load again."""
-    with chromium.new_context(viewport={"width": 1300, "height": 1000}) as context:
+    with chromium.new_context(viewport=VIEWPORT) as context:
         context.set_default_timeout(60_000)
         yield context
 
@@ -142,15 +143,18 @@ def view(reader: BrowserContext) -> Iterator[View]:
 def open_page(lab: Lab, reader: BrowserContext) -> Iterator[View]:
     """Return a page with a notebook whose kernel has imported what ``notebook`` promises."""
     with watched_page(reader) as seen:
-        write_notebook(lab, "shared", "from workbench import Workbench\nfrom workbench.panels import ExportPanel")
+        write_notebook(
+            lab, "shared", "from workbench import Workbench\nfrom workbench.panels import ExportPanel, StudyPanel"
+        )
         run_cells(seen.page, lab, "shared")
         yield seen
 
 
 @pytest.fixture
 def notebook(open_page: View) -> Iterator[View]:
-    """Return an open notebook that knows Workbench and ExportPanel, for tests that each add a cell of their own."""
+    """Return an open notebook that knows Workbench and two panels, for tests that each add cells of their own."""
     open_page.page.bring_to_front()
     yield open_page
+    open_page.page.set_viewport_size(VIEWPORT)
     complaints, open_page.complaints = open_page.complaints, []
     assert complaints == []

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from workbench.figures.live import LiveFigure
 
-live = LiveFigure(go.Figure(go.Scatter(x=[0.0, 1.0], y=[0.0, 1.0], name="line")), interval=0.0)
+live = LiveFigure(go.Figure(go.Scatter(x=[0.0, 1.0], y=[0.0, 1.0], name="line")))
 live.widget"""
 LONGER = 'live.update(go.Figure(go.Scatter(x=np.arange({n}.0), y=np.arange({n}.0), name="line")))'
 SLOWLY_MADE = """\
@@ -35,7 +35,7 @@ at_once = anywidget.AnyWidget.__init__
 
 def then_wait(self, *arguments, **options):
     at_once(self, *arguments, **options)  # the page knows it from here on, and asks
-    time.sleep(6)
+    time.sleep(3)
 
 
 def make():

@@ -5,30 +5,29 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Lab, View
+from tests.browser.conftest import View
 from tests.browser.notebook_page import (
     A_RUN,
+    add_and_run_cell,
     normalised_task_of_the_readme,
     open_section,
     opened,
-    run_all,
     start,
-    write_notebook,
 )
 from tests.browser.test_screens import scrolls_sideways, unusable_by_some
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
-BENCH = "from workbench import Workbench\n\ntorch.set_num_threads(1)\nWorkbench(task, out=None, level='O0')"
+BENCH = "\n\ntorch.set_num_threads(1)\nWorkbench(task, out=None, level='O0')"
 TABS = ("Configure", "Train", "Loss scale", "Tune", "Compare", "Export")
 _ONLY_MINE = "(plot) => (plot._fullData ?? []).length > 0 && plot._fullData.every((trace) => trace.name === 'mine')"
 _EVALUATIONS = "(plot) => plot._fullData.at(-1).x.length"
 
 
-def test_o0_lies_under_what_follows_and_narrow_pages_need_no_sideways_scrolling(lab: Lab, view: View) -> None:
-    write_notebook(lab, "overlay", normalised_task_of_the_readme(), BENCH)
-    page = view.page
-    workbench = run_all(page, lab, "overlay")
+def test_o0_lies_under_what_follows_and_narrow_pages_need_no_sideways_scrolling(notebook: View) -> None:
+    page = notebook.page
+    workbench = add_and_run_cell(page, normalised_task_of_the_readme() + BENCH).locator(".wb-panel").first
+    prompts = page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
     train = opened(workbench, "Train")
     badge, plot = train.locator(".wb-badge"), train.locator(".js-plotly-plot").first
     start(train, 60)
@@ -66,7 +65,7 @@ def test_o0_lies_under_what_follows_and_narrow_pages_need_no_sideways_scrolling(
     assert scrolls_sideways(page, configure) == []
     box.press("Control+Enter")
     expect(configure.locator("tr").filter(has_text="grad_freeze.freeze_p")).to_contain_text("0.50.7")
-    expect(page.locator(".jp-CodeCell .jp-InputPrompt").get_by_text("[2]:", exact=True)).to_be_visible()  # no cell ran
+    assert page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts() == prompts, "no cell ran"
     expect(configure.locator(".wb-json .wb-key").first).to_have_text('"boost":')
 
     page.set_viewport_size({"width": 700, "height": 1000})
@@ -79,4 +78,3 @@ def test_o0_lies_under_what_follows_and_narrow_pages_need_no_sideways_scrolling(
         assert controls["y"] + controls["height"] <= plots["y"], f"{tab}: one column"
         assert scrolls_sideways(page, workbench) == [], tab
         assert unusable_by_some(panel) == [], tab
-    page.set_viewport_size({"width": 1300, "height": 1000})

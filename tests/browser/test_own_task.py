@@ -15,11 +15,9 @@ from tests.browser.notebook_page import (
     enter,
     last_step_drawn,
     opened,
-    run_all,
     set_steps,
     start,
     task_of_the_readme,
-    write_notebook,
 )
 from workbench.config import BoostConfig
 from workbench.runs import find_runs, read_run
@@ -36,12 +34,10 @@ bad = Task(name="bad", model=task.model, loss=loss, optimizer=task.optimizer, tr
 Workbench(bad, out=None)"""
 
 
-def test_from_ten_lines_to_a_file_and_a_sentence(lab: Lab, view: View) -> None:
+def test_from_ten_lines_to_a_file_and_a_sentence(lab: Lab, notebook: View) -> None:
     notebooks = lab.folder / "notebooks"
-    write_notebook(
-        lab, "own_task", task_of_the_readme(), "from workbench import Workbench\n\nWorkbench(task, out='own_runs')"
-    )
-    workbench = run_all(view.page, lab, "own_task")
+    cell = f"{task_of_the_readme()}\n\nWorkbench(task, out='own_runs')"
+    workbench = add_and_run_cell(notebook.page, cell).locator(".wb-panel").first
     expect(workbench.locator(".wb-title").first).to_have_text("Boost Workbench: mine")
     opened(workbench, "Configure").get_by_role("button", name="O0", exact=True).click()
     train = opened(workbench, "Train")
@@ -73,7 +69,7 @@ def test_from_ten_lines_to_a_file_and_a_sentence(lab: Lab, view: View) -> None:
     expect(export.get_by_text(re.compile("wrote .*mine.json")).first).to_be_visible()
     assert BoostConfig.from_json(notebooks / "mine.json") == BoostConfig()
 
-    train = opened(add_and_run_cell(view.page, RAISING).locator(".wb-panel").first, "Train")
+    train = opened(add_and_run_cell(notebook.page, RAISING).locator(".wb-panel").first, "Train")
     start(train, "many")
     refused = control(train, "Steps").get_by_role("alert")
     expect(refused).to_contain_text("steps must be a whole number, 1 or more")

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Lab, View, watched_page
-from tests.browser.notebook_page import run_cells, write_notebook
+from tests.browser.notebook_page import add_and_run_cell
 from tests.kit.fake_runner import make_fake, write_study
 from tests.reports.synthetic_study import full_sources, full_study
 from workbench.config import BoostConfig
@@ -62,32 +62,33 @@ def page(reader: BrowserContext, report: Path) -> Iterator[Page]:
         yield seen.page
 
 
-def rows(page: Page) -> Locator:
+def rows(page: Page | Locator) -> Locator:
     return page.locator(".wbt-box tbody tr")
 
 
-def numbers(page: Page) -> list[int]:
+def numbers(page: Page | Locator) -> list[int]:
     return [int(row) for row in rows(page).evaluate_all("rows => rows.map(row => row.dataset.number)")]
 
 
-def test_it_is_sorted_by_a_column_either_way_and_what_is_not_known_comes_last(page: Page) -> None:
-    assert numbers(page) == list(range(25))
-    speed = page.get_by_role("button", name="Speed per step")
-    speed.click()
-    fastest = sorted(range(59), key=lambda number: (-((number * 7) % 60), number))
-    assert numbers(page) == fastest[:25]
-    expect(page.locator(".wbt-box").get_by_role("columnheader", name="Speed per step")).to_have_attribute(
-        "aria-sort", "descending"
-    )
-    speed.click()
-    assert numbers(page)[:3] == sorted(range(59), key=lambda number: (number * 7) % 60)[:3]
-    page.get_by_role("button", name="Next").click()
-    page.get_by_role("button", name="Next").click()
-    assert numbers(page)[-1] == 59  # it failed, and has no speed
-    expect(page.get_by_text("51 to 60 of 60")).to_be_visible()
+def test_its_columns_are_chosen_the_keyboard_goes_through_it_and_it_is_filtered_and_sorted(page: Page) -> None:
+    expect(page.get_by_role("columnheader", name="batch.factor")).to_have_count(0)
+    page.locator(".wbt-columns summary").click()
+    page.get_by_role("checkbox", name="batch.factor").check()
+    expect(page.get_by_role("columnheader", name="batch.factor")).to_be_visible()
+    expect(rows(page).nth(1).get_by_role("cell", name="4", exact=True)).to_be_visible()
 
+    rows(page).first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    opened = page.get_by_role("region", name="Trial 2", exact=True)
+    expect(opened).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(opened).to_be_hidden()
+    expect(rows(page).nth(2)).to_be_focused()
+    page.keyboard.press("PageDown")
+    assert numbers(page)[0] == 25
 
-def test_filters_leave_what_they_say_and_count_it(page: Page) -> None:
     asked = page.locator(".wbt-controls")
     asked.get_by_role("checkbox", name="within the allowed drop").check()
     assert all(number % 4 != 3 for number in numbers(page))
@@ -104,17 +105,27 @@ def test_filters_leave_what_they_say_and_count_it(page: Page) -> None:
     asked.get_by_role("combobox", name="Level").select_option("")
     asked.get_by_label("Search trials").fill("number 42")
     assert numbers(page) == [42]
+    asked.get_by_label("Search trials").fill("")
+
+    assert numbers(page) == list(range(25))
+    speed = page.get_by_role("button", name="Speed per step")
+    speed.click()
+    fastest = sorted(range(59), key=lambda number: (-((number * 7) % 60), number))
+    assert numbers(page) == fastest[:25]
+    expect(page.locator(".wbt-box").get_by_role("columnheader", name="Speed per step")).to_have_attribute(
+        "aria-sort", "descending"
+    )
+    speed.click()
+    assert numbers(page)[:3] == sorted(range(59), key=lambda number: (number * 7) % 60)[:3]
+    page.get_by_role("button", name="Next").click()
+    page.get_by_role("button", name="Next").click()
+    assert numbers(page)[-1] == 59  # it failed, and has no speed
+    expect(page.get_by_text("51 to 60 of 60")).to_be_visible()
 
 
-def test_columns_are_chosen(page: Page) -> None:
-    expect(page.get_by_role("columnheader", name="batch.factor")).to_have_count(0)
-    page.locator(".wbt-columns summary").click()
-    page.get_by_role("checkbox", name="batch.factor").check()
-    expect(page.get_by_role("columnheader", name="batch.factor")).to_be_visible()
-    expect(rows(page).nth(1).get_by_role("cell", name="4", exact=True)).to_be_visible()
-
-
-def test_a_row_opens_its_trial_with_curve_differences_configuration_and_folder(page: Page, tmp_path: Path) -> None:
+def test_a_row_opens_its_trial_and_files_are_downloaded_under_their_names_and_copied(
+    page: Page, tmp_path: Path
+) -> None:
     rows(page).nth(2).click()
     opened = page.get_by_role("region", name="Trial 2", exact=True)
     expect(opened.get_by_role("heading", name="Trial 2, within the allowed drop")).to_be_visible()
@@ -139,19 +150,18 @@ def test_a_row_opens_its_trial_with_curve_differences_configuration_and_folder(p
     opened.get_by_role("button", name="Close trial 2").click()
     expect(opened).to_be_hidden()
 
-
-def test_the_keyboard_goes_through_the_rows_opens_one_and_comes_back(page: Page) -> None:
-    rows(page).first.focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    opened = page.get_by_role("region", name="Trial 2", exact=True)
-    expect(opened).to_be_focused()
-    page.keyboard.press("Escape")
-    expect(opened).to_be_hidden()
-    expect(rows(page).nth(2)).to_be_focused()
-    page.keyboard.press("PageDown")
-    assert numbers(page)[0] == 25
+    for target in ("o1", "o2"):
+        exported = page.locator("#exports details").filter(has_text=f"boost_config.{target}.json")
+        exported.locator("summary").click()
+        with page.expect_download() as downloaded:
+            exported.get_by_role("button", name="Download").click()
+        assert downloaded.value.suggested_filename == f"boost_config.{target}.json"
+        path = tmp_path / f"{target}.json"
+        downloaded.value.save_as(path)
+        assert BoostConfig.from_json(path) == full_sources().exported[target]
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        exported.get_by_role("button", name="Copy").click()
+        expect(exported.get_by_role("button", name="Copied")).to_be_visible()
 
 
 def test_a_point_of_the_figure_opens_its_row_and_a_row_marks_its_points(page: Page) -> None:
@@ -178,25 +188,9 @@ def test_a_point_of_the_figure_opens_its_row_and_a_row_marks_its_points(page: Pa
     expect(page.locator("tr[aria-selected=true]")).to_have_attribute("data-number", "43")
 
 
-def test_every_exported_file_is_downloaded_under_its_name_and_copied(page: Page, tmp_path: Path) -> None:
-    for target in ("o1", "o2"):
-        exported = page.locator("#exports details").filter(has_text=f"boost_config.{target}.json")
-        exported.locator("summary").click()
-        with page.expect_download() as downloaded:
-            exported.get_by_role("button", name="Download").click()
-        assert downloaded.value.suggested_filename == f"boost_config.{target}.json"
-        path = tmp_path / f"{target}.json"
-        downloaded.value.save_as(path)
-        assert BoostConfig.from_json(path) == full_sources().exported[target]
-        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        exported.get_by_role("button", name="Copy").click()
-        expect(exported.get_by_role("button", name="Copied")).to_be_visible()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_a_telephone_only_the_table_scrolls_sideways(view: View, report: Path, scheme: str) -> None:
+def test_on_a_telephone_only_the_table_scrolls_sideways(view: View, report: Path) -> None:
     view.page.set_viewport_size({"width": 420, "height": 900})
-    view.page.emulate_media(color_scheme="light" if scheme == "light" else "dark")
+    view.page.emulate_media(color_scheme="dark")
     view.page.goto(report.as_uri())
     rows(view.page).nth(1).click()
     for toggle in view.page.locator("main summary").all():
@@ -242,21 +236,20 @@ def test_five_thousand_trials_are_sorted_at_once_in_a_page_of_its_size(view: Vie
     assert len(numbers(view.page)) == 25
 
 
-def test_the_tune_tab_has_the_same_table_and_takes_a_trial_from_it(lab: Lab, view: View) -> None:
+def test_the_tune_tab_has_the_same_table_and_takes_a_trial_from_it(lab: Lab, notebook: View) -> None:
     folder = write_study(lab.folder / "notebooks" / "found")
     tune(folder, make_experimenter=make_fake)
-    shown = "from pathlib import Path\nfrom workbench.panels import StudyPanel\nStudyPanel(Path('found'))"
-    write_notebook(lab, "trials", shown)
-    run_cells(view.page, lab, "trials")
-    expect(rows(view.page).first).to_be_visible(timeout=90_000)
-    study_ = read_result(folder)
-    assert len(numbers(view.page)) == len(study_.trials)
-    view.page.locator(".wbt-box tr[data-number='1']").click()
-    opened = view.page.get_by_role("region", name="Trial 1", exact=True)
+    source = "from pathlib import Path\n\nStudyPanel(Path('found'))"
+    panel = add_and_run_cell(notebook.page, source).locator(".wb-panel").first
+    expect(rows(panel).first).to_be_visible()
+    assert len(numbers(panel)) == len(read_result(folder).trials)
+    row = panel.locator(".wbt-box tr[data-number='1']")
+    row.click()
+    opened = panel.get_by_role("region", name="Trial 1", exact=True)
     opened.get_by_role("button", name="Use this configuration").click()
-    expect(view.page.get_by_text("trial 1 is in the configuration now")).to_be_attached()
+    expect(panel.get_by_text("trial 1 is in the configuration now")).to_be_attached()
     note = opened.get_by_label("Note", exact=True)
     note.fill("worth a run on all data")
     opened.get_by_role("button", name="Keep note").click()
-    expect(view.page.locator(".wbt-box tr[data-number='1']").get_by_label("has a note")).to_be_visible()
+    expect(row.get_by_label("has a note")).to_be_visible()
     assert read_result(folder).trials[1].note == "worth a run on all data"

@@ -7,15 +7,14 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Lab, View
-from tests.browser.notebook_page import control, enter, open_section, opened, run_all, write_notebook
+from tests.browser.conftest import View
+from tests.browser.notebook_page import add_and_run_cell, control, enter, open_section, opened
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
-def test_edits_are_taken_back_and_kept_by_name(lab: Lab, view: View) -> None:
-    write_notebook(lab, "undo", "from workbench import Workbench\n\nWorkbench('digits-resnet', out=None)")
-    workbench = run_all(view.page, lab, "undo")
+def test_edits_are_taken_back_and_kept_by_name(notebook: View) -> None:
+    workbench = add_and_run_cell(notebook.page, "Workbench('digits-resnet', out=None)").locator(".wb-panel").first
     configure = opened(workbench, "Configure")
     undo, redo = (workbench.get_by_role("button", name=name, exact=True) for name in ("Undo", "Redo"))
     expect(undo).to_be_disabled()

@@ -5,15 +5,24 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from types import ModuleType
 
 import pytest
+
+from workbench.figures.figure_widget import _addresses_read_later
 
 pytest.importorskip("rfc3987_syntax")
 
 
-def test_the_parser_of_addresses_is_built_when_one_is_checked() -> None:
+def test_figures_import_nothing_heavy_and_the_parser_of_addresses_is_built_when_one_is_checked() -> None:
     program = """
         import sys
+        import workbench.figures, workbench.report
+        heavy = {"torch", "optuna", "ipywidgets", "anywidget", "workbench.study", "workbench.training"}
+        assert not heavy & set(sys.modules)
+        import workbench.figures.live
+        assert "anywidget" in sys.modules, "widgets are imported by live figures alone"
+        assert "torch" not in sys.modules
         from workbench.figures.figure_widget import FigureWidget
         from jsonschema import FormatChecker
         FigureWidget(data=[{"y": [1, 2]}])
@@ -27,11 +36,9 @@ def test_the_parser_of_addresses_is_built_when_one_is_checked() -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
 
 
-def test_a_parser_that_is_there_is_left() -> None:
-    program = """
-        import sys
-        import rfc3987_syntax as before
-        import workbench.figures.figure_widget
+def test_a_parser_that_is_there_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ModuleType("rfc3987_syntax")
+    monkeypatch.setitem(sys.modules, "rfc3987_syntax", before)
+    with _addresses_read_later():
         assert sys.modules["rfc3987_syntax"] is before
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+    assert sys.modules["rfc3987_syntax"] is before

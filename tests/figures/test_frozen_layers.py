@@ -19,12 +19,6 @@ def test_numbers_of_a_small_schedule_are_exact() -> None:
     assert numbers.frozen_work_share == pytest.approx(0.25)
 
 
-def test_work_weighs_the_groups() -> None:
-    numbers = frozen_layers_numbers([0, 2, 1, 0], 3, work=[8.0, 0.0, 8.0])
-    assert numbers.frozen_work_share == pytest.approx(0.25)
-    assert frozen_layers_numbers([1, 1], 2, work=[3, 1]).frozen_work_share == pytest.approx(0.75)
-
-
 def test_a_run_is_read_like_its_schedule() -> None:
     frame = pd.DataFrame({"step": [10, 11, 12], "frozen_groups": [0, 1, 0]})
     numbers = frozen_layers_numbers(frame)
@@ -41,11 +35,9 @@ def test_a_long_schedule_is_averaged_not_sampled() -> None:
     assert numbers.n_steps == 100_000
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_more_frozen_groups_than_there_are_are_refused() -> None:
     with pytest.raises(ValueError, match="freezes 3 groups, but there are only 2"):
         frozen_layers_numbers([3], 2)
-    with pytest.raises(ValueError, match=r"`work` must give one number per group \(2\)"):
-        frozen_layers_numbers([1], 2, work=[1.0])
 
 
 def test_the_figure_answers_with_the_share_of_frozen_steps() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -29,18 +27,6 @@ def test_charts_are_not_offered_for_upload() -> None:
     assert "sendChartToCloud" in FIGURE_CONFIG["modeBarButtonsToRemove"]
     assert FIGURE_CONFIG["plotlyServerURL"] == ""
     assert FIGURE_CONFIG["displaylogo"] is False
-
-
-def test_figures_and_tuning_never_meet_and_widgets_are_imported_by_live_figures_only() -> None:
-    program = (
-        "import sys, workbench.figures, workbench.report\n"
-        "heavy = {'torch', 'optuna', 'ipywidgets', 'anywidget', 'workbench.study', 'workbench.training'}\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
-        "import workbench.figures.live\n"
-        "print('anywidget' in sys.modules, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:2] == ["[]", "True False"]
 
 
 def test_a_long_title_is_broken_and_takes_room_from_the_plot() -> None:

@@ -15,6 +15,7 @@ from workbench.panels.compare_panel import ComparePanel, seeds_of
 from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
 from workbench.tasks import Task
+from workbench.training.speed import SpeedRatio, measure_speed_ratio
 
 Make = Callable[..., ComparePanel]
 OFF: dict[str, Any] = {"mode": "manual", "less_bn": False, "grad_freeze": False, "adasum": False}
@@ -22,8 +23,10 @@ ACCUMULATING = {"boost": OFF | {"grad_accumulation": True}, "grad_accumulation":
 
 
 @pytest.fixture
-def made(keep: Callable[[ComparePanel], ComparePanel]) -> Make:
-    """Make panels that compare two steps of accumulation with O0, over few steps and seeds."""
+def made(keep: Callable[[ComparePanel], ComparePanel], monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Make panels that compare two steps of accumulation with O0, over few steps and seeds, and time nothing."""
+    timed = SpeedRatio(0.8, 0.7, 0.9, 1.0, 0.8, 8)
+    monkeypatch.setattr("workbench.training.compare.measure_speed_ratio", lambda *_, **__: timed)
 
     def make(task: Task | str | None = None, **options: Any) -> ComparePanel:
         quick: dict[str, Any] = {"steps": 4, "seeds": 2, "shared": SharedConfig(BoostConfig.from_dict(ACCUMULATING))}
@@ -60,7 +63,10 @@ def test_seeds_that_are_none_are_refused(text: str) -> None:
 # The panel
 
 
-def test_the_configuration_is_compared_with_o0_and_the_verdict_is_a_sentence(made: Make) -> None:
+def test_the_configuration_is_compared_with_o0_and_the_verdict_is_a_sentence(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.training.compare.measure_speed_ratio", measure_speed_ratio)
     panel = made()
     assert panel.state is PanelState.IDLE
     assert panel.stop_button.disabled

@@ -169,16 +169,13 @@ def test_an_offered_study_waits_beside_the_configuration_on_show(study: Path, tm
 
 
 def test_a_damaged_export_is_a_sentence_and_the_other_one_is_shown(study: Path) -> None:
+    assert list(exported_files(study / "result")) == ["o1", "o2"], "the folder of the files themselves will do"
+    assert exported_files(study / "nowhere") == {}
     (study / "result" / "boost_config.o1.json").write_text('{"boost": {"grad_freez": true}}')
     with ExportPanel(study) as panel:
         assert 'unknown key "grad_freez"' in text_in(panel)
         assert panel.choice.options == ("this configuration", "o2")
         assert panel.choice.value == "o2"
-
-
-def test_the_folder_of_the_files_themselves_is_read_too(study: Path) -> None:
-    assert list(exported_files(study / "result")) == ["o1", "o2"]
-    assert exported_files(study / "nowhere") == {}
 
 
 def test_a_whole_study_is_exported_in_the_worker(

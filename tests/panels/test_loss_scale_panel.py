@@ -63,7 +63,9 @@ def test_a_run_is_opened_with_its_trace_its_map_fifty_policies_and_what_the_repl
     assert "The recorded run had 9 overflows." in text
 
 
-def test_a_moved_slider_is_answered(panel: LossScalePanel) -> None:
+def test_a_moved_slider_is_answered_and_a_clicked_point_and_a_line_of_the_list_set_the_sliders(
+    panel: LossScalePanel,
+) -> None:
     panel.control(INIT)._take(2.0**8)
     panel.control(WINDOW)._take(1000)
     assert panel.wait_for_answer(LONG)
@@ -71,6 +73,18 @@ def test_a_moved_slider_is_answered(panel: LossScalePanel) -> None:
     assert "replayed: init 2⁸, factor 2, window 1000" in [trace.name for trace in drawn(panel.trace).data]
     chosen = next(trace for trace in drawn(panel.scatter).data if trace.name.startswith("chosen"))
     assert chosen.x[0] == 0.0
+
+    number = next(i for i, p in enumerate(panel.policies) if (p.init, p.factor) == (2.0**12, 4.0))
+    callback = panel.scatter.on_pick
+    assert callback is not None
+    callback(number)
+    assert panel.wait_for_answer(LONG)
+    assert panel.policy == panel.policies[number]
+    assert panel.choice.value == number
+    assert f"factor 4, window {panel.policies[number].window}" in text_in(panel)
+    panel.choice.value = panel.choice.options[0][1]  # picked from the list with the keyboard
+    assert panel.wait_for_answer(LONG)
+    assert panel.policy == panel.policies[panel.choice.value]
 
 
 def test_of_requests_that_come_at_once_the_newest_is_answered(
@@ -99,21 +113,19 @@ def test_of_requests_that_come_at_once_the_newest_is_answered(
     assert "init 2¹², factor 2" in text_in(panel)
 
 
-def test_a_clicked_point_and_a_line_of_the_list_set_the_sliders_and_the_trace(panel: LossScalePanel) -> None:
-    number = next(i for i, p in enumerate(panel.policies) if (p.init, p.factor) == (2.0**12, 4.0))
-    callback = panel.scatter.on_pick
-    assert callback is not None
-    callback(number)
-    assert panel.wait_for_answer(LONG)
-    assert panel.policy == panel.policies[number]
-    assert panel.choice.value == number
-    assert f"factor 4, window {panel.policies[number].window}" in text_in(panel)
-    panel.choice.value = panel.choice.options[0][1]  # picked from the list with the keyboard
-    assert panel.wait_for_answer(LONG)
-    assert panel.policy == panel.policies[panel.choice.value]
+def test_a_value_that_is_none_is_refused_and_use_this_policy_writes_it_into_the_configuration_or_says_why_not(
+    panel: LossScalePanel,
+) -> None:
+    for path, value in ((INIT, "much"), (FACTOR, 1.0), (WINDOW, 0), (INIT, float("nan")), (WINDOW, 2.5)):
+        panel.control(path)._take(value)
+        assert path in panel.control(path).problem
+        assert panel.policy is None
+        panel.use_button.click()
+        assert panel.shared.config == BoostConfig()
+        panel.control(path)._take({INIT: POLICY.init, FACTOR: POLICY.factor, WINDOW: POLICY.window}[path])
+        assert panel.control(path).problem == ""
+        assert panel.wait_for_answer(LONG)
 
-
-def test_use_this_policy_writes_it_into_the_configuration_or_says_why_not(panel: LossScalePanel) -> None:
     panel.use_button.click()
     assert panel.shared.config.loss_scale.init == 2.0**20
     assert "It is not in effect yet: there is no loss scale" in text_in(panel)
@@ -134,32 +146,17 @@ def test_use_this_policy_writes_it_into_the_configuration_or_says_why_not(panel:
     assert panel.wait_for_answer(LONG)
 
 
-def test_a_value_that_is_none_is_refused_beside_its_field(panel: LossScalePanel) -> None:
-    for path, value in ((INIT, "much"), (FACTOR, 1.0), (WINDOW, 0), (INIT, float("nan")), (WINDOW, 2.5)):
-        panel.control(path)._take(value)
-        assert path in panel.control(path).problem
-        assert panel.policy is None
-        panel.use_button.click()
-        assert panel.shared.config == BoostConfig()
-        panel.control(path)._take(POLICY.window if path == WINDOW else 2.0**12)
-        assert panel.control(path).problem == ""
-        assert panel.wait_for_answer(LONG)
-
-
 # Other lists, other runs
 
 
-def test_other_lists_are_judged(panel: LossScalePanel) -> None:
+def test_other_lists_are_judged_and_a_wrong_one_is_a_sentence(panel: LossScalePanel) -> None:
     panel.lists["init"].value, panel.lists["factor"].value = "2^9, 1024", "2"
     panel.lists["window"].value = "7, 70"
     panel.judge_button.click()
     settled(panel)
     assert [(p.init, p.window) for p in panel.policies[1:]] == [(512, 7), (512, 70), (1024, 7), (1024, 70)]
     assert panel.policies[0] == POLICY
-
-
-def test_a_wrong_list_is_a_sentence_and_the_panel_stays_usable(panel: LossScalePanel) -> None:
-    for text in ("", "a, b", "0", "1,2,3,4,5,6,7,8,9,10,11,12", "nan"):
+    for text in ("", "a, b", "0", "nan", ",".join(map(str, range(1, 60)))):
         panel.lists["window"].value = text
         panel.judge_button.click()
         assert panel.state is PanelState.DONE
@@ -237,6 +234,8 @@ def test_a_run_that_lacks_something_is_a_sentence(
         assert panel.use_button.disabled is not replays
         assert panel.control(INIT).disabled is not replays
         assert panel.groups.widget.is_present is ("groups" in options)
+        assert panel.trace.widget.is_present is ("watched" not in options)
+        assert not replays or "exponents" in options or len(drawn(panel.scatter).data) > 0
 
 
 def test_a_run_of_a_newer_version_and_a_file_are_sentences_and_another_run_can_be_opened(tmp_path: Path) -> None:
@@ -287,11 +286,3 @@ def test_closing_while_a_run_is_read_leaves_no_thread(tmp_path: Path) -> None:
     panel.close()
     assert our_threads() == []
     assert panel.trace.closed
-
-
-def test_a_run_without_a_loss_scale_draws_none(tmp_path: Path) -> None:
-    with LossScalePanel(recorded_run(tmp_path, watched=False)) as panel:
-        settled(panel)
-        assert not panel.trace.widget.is_present
-        assert "It ran without a loss scale or a watch for overflow" in text_in(panel)
-        assert len(drawn(panel.scatter).data) > 0, "what float16 would have needed is shown all the same"

@@ -3,13 +3,11 @@ from __future__ import annotations
 import gc
 import weakref
 
-import ipywidgets as widgets
 import pytest
 
-from tests.panels.looking import everything, html_in
+from tests.panels.looking import html_in
 from workbench.config import ConfigError
 from workbench.panels import notebook_cells
-from workbench.panels.kit import close_recursively, row, text_of
 from workbench.panels.panel import Panel, PanelState
 from workbench.tasks.errors import TaskError
 
@@ -91,15 +89,6 @@ def test_a_closed_panel_ignores_late_clicks_and_moves() -> None:
     panel.machine.to(PanelState.RUNNING)
     assert clicks == []
     assert repr(panel) == "<Panel: closed>"
-
-
-def test_closing_closes_children_layouts_and_styles() -> None:
-    button = widgets.Button(description="Start")
-    box = widgets.VBox([row(button, text_of("x"))], layout=widgets.Layout(width="10px"))
-    every = everything(box)
-    owned = [getattr(w, part) for w in every for part in ("layout", "style") if getattr(w, part, None) is not None]
-    close_recursively(box)
-    assert all(widget.comm is None for widget in [*every, *owned])
 
 
 def test_what_was_last_made_is_cleaned_up_first() -> None:

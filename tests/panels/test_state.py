@@ -41,12 +41,6 @@ def test_legal_moves_are_made_and_told_once_and_others_change_nothing(source: Pa
             assert (machine.state, seen) == (source, [])
 
 
-def test_what_is_under_way_can_be_stopped_and_nothing_else() -> None:
-    stoppable = {source for source in S if S.STOPPING in MOVES[source]}
-    assert stoppable == {S.RUNNING, S.PAUSED}
-    assert {state for state in S if state.busy} == stoppable | {S.STOPPING}
-
-
 def test_of_many_clicks_at_once_one_wins() -> None:
     machine, seen = machine_in(S.IDLE)
     together = threading.Barrier(8)
@@ -63,10 +57,3 @@ def test_of_many_clicks_at_once_one_wins() -> None:
         thread.join(10)
     assert sorted(won) == [False] * 7 + [True]
     assert seen == [S.RUNNING]
-
-
-def test_waiting_ends_with_the_state_or_with_the_time() -> None:
-    machine, _ = machine_in(S.RUNNING)
-    assert not machine.wait_for(S.DONE, timeout=0.01)
-    threading.Timer(0.01, machine.to, [S.DONE]).start()
-    assert machine.wait_for(S.DONE, S.FAILED, timeout=10)

@@ -16,7 +16,7 @@ from tests.kit.processes import wait_until
 from tests.panels.looking import LONG, ended, everything, one_of, run, text_in
 from tests.reports.synthetic_study import candidate, fastest_study, full_study
 from workbench.config import BoostConfig
-from workbench.core.records import Choice, TrialRecord
+from workbench.core.records import Choice, StudyResult, TrialRecord
 from workbench.panels.export_panel import ExportPanel
 from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
@@ -113,6 +113,23 @@ def finished_panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyPa
 def finished(finished_panel: StudyPanel, tmp_path: Path) -> Path:
     """Return the folder of that study, the test's own copy."""
     return shutil.copytree(finished_panel.folder.value, tmp_path / "studies" / "tiny")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, finished: Path) -> Callable[[], list[dict[str, Any]]]:
+    """Return a function from whose call on no study is run: options are noted, and the finished one is the answer."""
+    options: list[dict[str, Any]] = []
+
+    def tune(folder: Path, *, on_progress: Any, stop: Any, **asked: Any) -> StudyResult:
+        assert not stop()
+        options.append(asked)
+        return read_result(finished)
+
+    def instead() -> list[dict[str, Any]]:
+        monkeypatch.setattr("workbench.api.tune", tune)
+        return options
+
+    return instead
 
 
 def titles(panel: StudyPanel) -> dict[str, str]:
@@ -319,8 +336,11 @@ def test_o0_that_does_not_train_is_mended_stop_ends_the_study_within_the_step_an
     assert set(panel.study.exported) == {"o1", "o2"}
 
 
-def test_a_refused_question_writes_no_file_and_two_studies_follow_each_other(made: Make, finished: Path) -> None:
-    panel = made(tiny_task())
+def test_a_refused_question_writes_no_file_and_two_studies_follow_each_other(
+    made: Make, finished: Path, told: Callable[[], list[dict[str, Any]]]
+) -> None:
+    task = tiny_task()
+    panel = made(task)
     assert panel.study is not None
     panel.folder.value = "studies/other"
     assert panel.study is None
@@ -329,41 +349,48 @@ def test_a_refused_question_writes_no_file_and_two_studies_follow_each_other(mad
     fails(panel, "[space] `grad_freeze.freeze_p`: `low` must not exceed `high`, got low 0.9 and high 0.3")
     assert not Path("studies/other/study.toml").exists()
     panel.space.set(SPACE)
+    asked = told()
     run(panel)
     assert read_study(Path("studies/other")).study.task == "tiny"
-    assert set(read_result("studies/other").exported) == {"o1", "o2"}
+    assert asked == [{"task": task, "jobs": 1, "fresh": False}]
     panel.folder.value = str(finished)
     assert panel.wait(LONG)
     assert panel.study is not None
     assert panel.study.name == "tiny"
 
 
-def test_another_question_asks_for_a_fresh_start(made: Make, finished: Path) -> None:
-    panel = made(tiny_task())
+def test_another_question_asks_for_a_fresh_start(
+    made: Make, finished: Path, told: Callable[[], list[dict[str, Any]]]
+) -> None:
+    task = tiny_task()
+    panel = made(task)
     text = (finished / "study.toml").read_text()
     panel.entries["study.budget_steps"].set(5)
     assert "study.budget_steps was 6, is 5" in run(panel, PanelState.FAILED)
     assert panel.fresh_button.is_present
     assert (finished / "study.toml").read_text() == text  # the stored question stands until the user says so
+    asked = told()
     panel.fresh_button.click()
     ended(panel)
     assert not panel.fresh_button.is_present
     assert read_study(finished).study.budget_steps == 5
-    assert len(list((finished / "archive").iterdir())) == 1
-    assert trials_ended(panel)[:2] == [0, 1]
+    assert asked == [{"task": task, "jobs": 1, "fresh": True}]
 
 
-def test_more_trials_are_no_other_question_but_wait_for_another_process_that_tunes(made: Make, finished: Path) -> None:
-    panel = made(tiny_task())
+def test_more_trials_are_no_other_question_but_wait_for_another_process_that_tunes(
+    made: Make, finished: Path, told: Callable[[], list[dict[str, Any]]]
+) -> None:
+    task = tiny_task()
+    panel = made(task)
     text = (finished / "study.toml").read_text()
     panel.entries["study.n_trials"].set(3)
     panel.space.set({**SPACE})
     with holding_study(finished):
         fails(panel, "this study is being tuned by")
+    asked = told()
     run(panel)
     assert (finished / "study.toml").read_text() == text
-    assert panel.study is not None
-    assert panel.study.n_trials == 3
+    assert asked == [{"trials": 3, "task": task, "jobs": 1, "fresh": False}]
 
 
 def test_a_picked_trial_goes_to_the_other_panels_and_its_curves_are_overlaid(made: Make, finished: Path) -> None:
@@ -441,20 +468,18 @@ def fails(panel: StudyPanel, sentence: str) -> None:
     assert not panel.folder.disabled
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "sentence"),
-    [
+def test_values_that_cannot_be_are_refused(made: Make) -> None:
+    panel = made(tiny_task())
+    for path, value, sentence in (
         ("study.n_trials", "many", "`study.n_trials` must be"),
-        ("study.budget_steps", 0, "`study.budget_steps` must be"),
         ("allowed_drop.o1", -1.0, "`allowed_drop.o1` must be"),
         ("allowed_drop.o1", None, "`allowed_drop.o1` must be given for the metric"),
         ("study.device", "abacus", "abacus"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(made: Make, path: str, value: Any, sentence: str) -> None:
-    panel = made(tiny_task())
-    panel.entries[path].set(value)
-    fails(panel, sentence)
+    ):
+        before = panel.entries[path].value
+        panel.entries[path].set(value)
+        fails(panel, sentence)
+        panel.entries[path].set(before)
 
 
 def test_a_broken_file_of_somebody_else_is_left_alone(made: Make, tmp_path: Path) -> None:

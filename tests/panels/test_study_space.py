@@ -33,11 +33,8 @@ def space() -> Iterator[SearchSpace]:
         yield made
 
 
-def test_a_space_that_is_shown_reads_back_as_it_was(space: SearchSpace) -> None:
+def test_a_space_reads_back_as_it_was_and_bounds_are_typed_as_people_write_them(space: SearchSpace) -> None:
     assert space.value == SPACE
-
-
-def test_bounds_are_typed_as_people_write_them(space: SearchSpace) -> None:
     row = space.rows["loss_scale.init"]
     row.low.value, row.high.value = "2^8", "2**20"
     assert row.value == {"low": 256.0, "high": 1048576.0, "log": True}
@@ -46,6 +43,12 @@ def test_bounds_are_typed_as_people_write_them(space: SearchSpace) -> None:
     row = space.rows["grad_freeze.param_groups"]
     row.high.value = "12"
     assert row.value == {"low": 4, "high": 12, "step": 2}  # what has no control is kept
+    row.low.value, row.high.value = "2, 4, 8", ""
+    assert row.value == [2, 4, 8]  # without an upper bound it is a list
+    row = space.rows["grad_freeze.freeze_p"]
+    row.low.value, row.high.value = "0.5, 1", ""
+    assert row.value == [0.5, 1.0]
+    assert [type(one) for one in row.value] == [float, float]
 
 
 def test_the_parameters_of_an_optimizer_can_be_searched_and_show_their_units(space: SearchSpace) -> None:
@@ -62,16 +65,6 @@ def test_the_parameters_of_an_optimizer_can_be_searched_and_show_their_units(spa
     assert ">steps<" in html_in(space.rows["optimizer.frequency"].widget)
     assert ">steps<" not in html_in(space.rows["optimizer.damping"].widget)
     read_space(space.value)
-
-
-def test_numbers_without_an_upper_bound_are_a_list(space: SearchSpace) -> None:
-    row = space.rows["grad_freeze.param_groups"]
-    row.low.value, row.high.value = "2, 4, 8", ""
-    assert row.value == [2, 4, 8]
-    row = space.rows["grad_freeze.freeze_p"]
-    row.low.value, row.high.value = "0.5, 1", ""
-    assert row.value == [0.5, 1.0]
-    assert [type(one) for one in row.value] == [float, float]
 
 
 def test_choices_are_boxes(space: SearchSpace) -> None:

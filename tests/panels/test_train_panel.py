@@ -255,24 +255,20 @@ def test_a_configuration_that_cannot_be_resolved_is_told_before_and_when_it_is_s
     runs_again(panel, small_task())
 
 
-@pytest.mark.parametrize(
-    ("field", "text", "sentence"),
-    [
-        ("steps", "many", 'steps must be a whole number, 1 or more, got "many"'),
-        ("steps", "0", "steps must be a whole number, 1 or more, got 0"),
-        ("seed", "-1", "seed must be a whole number, 0 or more, got -1"),
-        ("evaluate_every", "2.5", "evaluate_every must be a whole number, 1 or more, got 2.5"),
-    ],
-)
-def test_text_where_a_number_belongs_is_told_beside_the_field(made: Make, field: str, text: str, sentence: str) -> None:
+def test_text_where_a_number_belongs_is_told_beside_the_field(made: Make) -> None:
     panel = made(small_task())
-    control = getattr(panel, field)
-    box = one_of(control.widget, widgets.Text)
-    box.value = text
-    panel.start_button.click()
-    assert panel.state is PanelState.IDLE
-    assert sentence in text_in(control.widget)
-    box.value = "3"
+    for control, text, sentence in (
+        (panel.steps, "many", 'steps must be a whole number, 1 or more, got "many"'),
+        (panel.steps, "0", "steps must be a whole number, 1 or more, got 0"),
+        (panel.seed, "-1", "seed must be a whole number, 0 or more, got -1"),
+        (panel.evaluate_every, "2.5", "evaluate_every must be a whole number, 1 or more, got 2.5"),
+    ):
+        box = one_of(control.widget, widgets.Text)
+        box.value = text
+        panel.start_button.click()
+        assert panel.state is PanelState.IDLE
+        assert sentence in text_in(control.widget)
+        box.value = "3"
     run(panel)
 
 

@@ -24,16 +24,15 @@ def bench(tmp_path: Path) -> Iterator[Workbench]:
     assert our_threads() == []
 
 
-def test_there_are_six_tabs_and_the_first_is_open(bench: Workbench) -> None:
+def test_the_first_of_six_tabs_is_open_and_every_other_is_made_once_when_it_is_opened(bench: Workbench) -> None:
     assert bench.tabs.titles == TITLES
     assert bench.tabs.selected_index == 0
     unopened = [place.children[0] for place in bench.tabs.children[1:]]
     assert all("Opening…" in getattr(notice, "value", "") for notice in unopened)
     assert bench.tabs.children[0].children == (bench.panel("Configure").widget,)
     assert "Boost Workbench: small" in text_in(bench)
-
-
-def test_every_tab_is_made_when_it_is_opened_and_only_once(bench: Workbench) -> None:
+    with pytest.raises(KeyError, match="no tab is called 'Tests'; there are Configure, Train"):
+        bench.panel("Tests")
     for index, title in enumerate(TITLES):
         bench.tabs.selected_index = index
         (shown,) = bench.tabs.children[index].children
@@ -122,11 +121,6 @@ def test_configurations_of_every_source_and_rows_of_every_kind_leave_no_widget(t
     made.panel("Configure").sections.selected_index = 3
     made.close()
     assert set(widgets.widget._instances) == before
-
-
-def test_an_unknown_tab_is_an_error_that_lists_those_there_are(bench: Workbench) -> None:
-    with pytest.raises(KeyError, match="no tab is called 'Tests'; there are Configure, Train"):
-        bench.panel("Tests")
 
 
 def test_it_begins_with_the_configuration_that_is_given() -> None:

@@ -106,34 +106,28 @@ def test_every_message_arrives_once_in_order_and_before_the_outcome(display: Dis
 
 
 def test_messages_are_coalesced_to_the_given_rate(make: Callable[..., Display]) -> None:
-    display = make(hz=20)
+    display = make(hz=50)
     display.worker.start(chat)
-    threading.Timer(0.5, display.worker.stop).start()
+    threading.Timer(0.2, display.worker.stop).start()
     display.outcome()
     gaps = [later - earlier for earlier, later in zip(display.times[:-2], display.times[1:-1], strict=True)]
-    assert len(display.batches) <= 12  # 0.5 s at 20 Hz, and the last one
-    assert all(gap > 0.04 for gap in gaps)
+    assert len(display.batches) <= 12  # 0.2 s at 50 Hz, and the last one
+    assert all(gap > 0.016 for gap in gaps)
     assert len(display.messages) > 3 * len(display.batches)
 
 
 def test_a_display_that_costs_much_is_refreshed_less_often(make: Callable[..., Display]) -> None:
     def draw() -> None:
-        until = time.thread_time() + 0.01
+        until = time.thread_time() + 0.003
         while time.thread_time() < until:
             pass
 
-    display = make(hz=50, draw=draw)
+    display = make(hz=100, draw=draw)
     display.worker.start(chat)
-    threading.Timer(1.2, display.worker.stop).start()
+    threading.Timer(0.4, display.worker.stop).start()
     display.outcome()
-    # 10 ms of drawing at 2 % of a core is one refresh in half a second.
+    # 3 ms of drawing at 2 % of a core are one refresh in 0.15 s.
     assert 2 <= len(display.batches) <= 5
-
-
-def test_a_request_to_stop_is_seen_by_the_function(display: Display) -> None:
-    display.worker.start(chat)
-    display.worker.stop()
-    assert display.outcome().error is None
 
 
 def test_a_pause_holds_the_function_until_it_is_resumed(display: Display) -> None:

@@ -96,7 +96,7 @@ def test_an_empty_folder_says_what_would_fill_it(tmp_path: Path, visit: Visit) -
     assert "<code>workbench tune</code> and <code>workbench train</code> make them" in visit(tmp_path).get("")[1]
 
 
-def test_a_study_shows_its_report_and_its_trials_and_a_run_says_that_it_ended(tmp_path: Path, visit: Visit) -> None:
+def test_a_study_shows_its_report_and_its_answer_though_a_trial_of_it_waits(tmp_path: Path, visit: Visit) -> None:
     folder = write_study(tmp_path / "mine")
     visitor = visit(folder)
     page = visitor.get("")[1]
@@ -108,10 +108,6 @@ def test_a_study_shows_its_report_and_its_trials_and_a_run_says_that_it_ended(tm
     for part in ('class="trials"', "figure-speed-accuracy", "boost_config.o1.json"):
         assert part in ended
 
-
-def test_a_study_with_its_answer_says_so_though_a_trial_of_it_waits(tmp_path: Path, visit: Visit) -> None:
-    folder = write_study(tmp_path / "mine")
-    tune(folder, make_experimenter=make_fake)
     optuna.load_study(study_name="mine", storage=open_storage(default_storage(folder))).enqueue_trial({"level": "O1"})
     (folder / "result" / "report.html").touch()
     page = visit(folder).get("")[1]

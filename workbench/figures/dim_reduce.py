@@ -49,11 +49,6 @@ class DimReduceNumbers:
     mean_trials: float  # forward passes of the line search per step
 
 
-def first_at_or_below(curve: Sequence[tuple[int, float]], target: float) -> float:
-    """Return after how many micro-batches a curve first stands at or below a loss; NaN when it never does."""
-    return next((float(step) for step, loss in curve if loss <= target), float("nan"))
-
-
 def dim_reduce_numbers(pair: SubspacePair) -> DimReduceNumbers:
     """Reduce a pair of runs to the numbers of its curves."""
     frame = steps_frame(pair.steps)
@@ -71,7 +66,7 @@ def dim_reduce_numbers(pair: SubspacePair) -> DimReduceNumbers:
         warm_up_steps=warm_up_steps,
         x=losses.x,
         loss=losses.y,
-        reached=first_at_or_below(pair.reduced, target),
+        reached=next((float(step) for step, loss in pair.reduced if loss <= target), float("nan")),
         rho=thin_line(step, rho, MAXIMUM_POINTS),
         failed_x=failed[thin_marks(np.arange(failed.size), MAXIMUM_POINTS)],
         n_failed=int(failed.size),

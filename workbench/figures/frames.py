@@ -17,6 +17,9 @@ StepTable: TypeAlias = pd.DataFrame | Sequence[StepRecord]
 EventTable: TypeAlias = pd.DataFrame | Sequence[Event] | None
 
 
+WARM_UP_STEPS = 10
+"""First steps of a run whose times are left out."""
+
 STANDS_FOR = "stands_for"
 """Column of a table that was thinned: steps that a row stands for, itself included."""
 
@@ -98,9 +101,9 @@ def subjects_by_step(events: EventTable, kind: str) -> dict[int, str]:
     return {int(step): str(subject) for step, subject in zip(steps, chosen["subject"].tolist(), strict=True)}
 
 
-def without_warm_up(frame: pd.DataFrame, warmup_steps: int) -> pd.DataFrame:
+def without_warm_up(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the steps after the first few, which allocate and compile; all of a run no longer than twice that."""
-    return frame.iloc[warmup_steps if len(frame) > 2 * warmup_steps else 0 :]
+    return frame.iloc[WARM_UP_STEPS if len(frame) > 2 * WARM_UP_STEPS else 0 :]
 
 
 def wasted_share(frame: pd.DataFrame) -> float:

@@ -46,31 +46,24 @@ class FrozenLayersNumbers:
     frozen: Floats  # share of the column's steps in which a group was frozen ``[groups, columns]``
     frozen_share_by_group: Floats  # share of all steps in which a group was frozen
     frozen_step_share: float  # share of all steps in which anything was frozen
-    frozen_work_share: float  # share of the work that frozen groups would have done, groups weighted by `work`
+    frozen_work_share: float  # share of the work that frozen groups would have done, all groups counted alike
     n_groups: int  # the first is nearest to the input
     n_steps: int
 
 
 def frozen_layers_numbers(
-    schedule: Schedule,
-    n_groups: int | None = None,
-    *,
-    work: Sequence[float] | None = None,
-    limit: int = _MAXIMUM_COLUMNS,
+    schedule: Schedule, n_groups: int | None = None, *, limit: int = _MAXIMUM_COLUMNS
 ) -> FrozenLayersNumbers:
     """Reduce a schedule, or a recorded run, to groups x steps; arguments as for ``frozen_layers_figure``.
 
     Neighbouring steps are averaged when there are more than ``limit``. A ValueError tells when a step freezes more
-    groups than there are, or ``work`` has another length or no positive sum.
+    groups than there are.
     """
     steps, frozen = _read_schedule(schedule)
     most = int(frozen.max(initial=0))
     groups = most + 1 if n_groups is None else n_groups
     if most > groups:
         raise ValueError(f"`schedule` freezes {most} groups, but there are only {groups}")
-    weights = np.ones(groups) if work is None else np.asarray(work, dtype=np.float64)
-    if weights.shape != (groups,) or not weights.sum() > 0:
-        raise ValueError(f"`work` must give one number per group ({groups}) with a positive sum, got {work!r}")
     n = frozen.size
     edges = bin_edges(n, limit)
     cells = (np.arange(groups)[:, None] < frozen[None, :]).astype(np.float64)
@@ -80,15 +73,13 @@ def frozen_layers_numbers(
         frozen=np.add.reduceat(cells, edges[:-1], axis=1) / np.diff(edges) if n else cells,
         frozen_share_by_group=by_group,
         frozen_step_share=float((frozen > 0).mean()) if n else float("nan"),
-        frozen_work_share=float(by_group @ weights / weights.sum()) if n else float("nan"),
+        frozen_work_share=float(by_group.mean()) if n else float("nan"),
         n_groups=groups,
         n_steps=n,
     )
 
 
-def time_saved_in_run(
-    steps: StepTable, n_groups: int | None = None, *, work: Sequence[float] | None = None, seed: int = 0
-) -> TimeSaved | None:
+def time_saved_in_run(steps: StepTable, n_groups: int | None = None) -> TimeSaved | None:
     """Read from a run itself what freezing saved: its steps against those of them that froze nothing.
 
     A step's time is judged by the median of its kind (so many groups frozen), because a pause or an evaluation
@@ -112,7 +103,7 @@ def time_saved_in_run(
             counts[-1] += timed.size
     if len(kinds) < 2:
         return None
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     weights = np.array(counts) / sum(counts)
     middles = np.stack([_resampled_medians(kind, rng) for kind in kinds])  # [kinds, repetitions]
     saved = 1 - weights @ middles / middles[0]
@@ -120,7 +111,7 @@ def time_saved_in_run(
     low, high = np.quantile(saved, [0.025, 0.975])
     backward, whole = column(frame, "time.backward")[frozen == 0], times[frozen == 0]
     timed = np.isfinite(backward) & np.isfinite(whole)
-    numbers = frozen_layers_numbers(frame, n_groups, work=work)
+    numbers = frozen_layers_numbers(frame, n_groups)
     limit = float(backward[timed].sum() / whole[timed].sum()) if timed.any() else float("nan")
     return TimeSaved(share, float(low), float(high), limit * numbers.frozen_work_share)
 
@@ -129,7 +120,6 @@ def frozen_layers_figure(
     schedule: Schedule,
     n_groups: int | None = None,
     *,
-    work: Sequence[float] | None = None,
     saved: TimeSaved | None = None,
     share: float = float("nan"),
     theme: Theme = "auto",
@@ -138,19 +128,17 @@ def frozen_layers_figure(
     """Draw the schedule as groups x steps, beside the share of steps each group rests and the time that saved.
 
     ``schedule`` is the number of leading frozen groups per step ``[n_steps]``, or the step table of a run; without
-    ``n_groups`` there is one group more than were ever frozen. ``work`` per group may have any unit (parameters,
-    milliseconds of backward); None weighs all alike. ``share`` is the share of frozen steps that a schedule in
-    whole periods has, for the title; NaN counts the steps given.
+    ``n_groups`` there is one group more than were ever frozen. ``share`` is the share of frozen steps that a schedule
+    in whole periods has, for the title; NaN counts the steps given.
     """
-    numbers = frozen_layers_numbers(schedule, n_groups, work=work)
+    numbers = frozen_layers_numbers(schedule, n_groups)
     if numbers.n_steps == 0:
         return empty_figure(_QUESTION, "No step has been scheduled or recorded yet.", theme=theme)
     title = f"Frozen steps: {percent(numbers.frozen_step_share)} of {counted(numbers.n_steps, 'step')}"
     if np.isfinite(share):
         title = f"Frozen steps: {percent(share)}, here over {counted(numbers.n_steps, 'step')}"
-    weighed = "weighted by their work" if work is not None else "all groups counted alike"
-    lost = percent(numbers.frozen_work_share)
-    subtitle = f"frozen groups would have done {lost} of the backward work ({weighed}); filled = frozen"
+    lost = f"{percent(numbers.frozen_work_share)} of the backward work (all groups counted alike)"
+    subtitle = f"frozen groups would have done {lost}; filled = frozen"
     if saved is not None:
         title += f", which {_effect(saved)}"
     drawing = Drawing(title, subtitle, theme=theme, height=height + (_TIME_HEIGHT if saved is not None else 0))

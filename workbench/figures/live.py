@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -38,13 +37,11 @@ _LOADER: Final = Path(__file__).with_name("live_figure.js").read_text(encoding="
 class LiveFigure:
     """One widget that shows one kind of figure for as long as a panel lives.
 
-    It can be made and updated without a notebook, and from any thread. ``update`` sends nothing when nothing changed,
-    and at most one message per ``interval``; what came in between is drawn by the next ``update`` or by ``flush``.
+    It can be made and updated without a notebook, and from any thread; an update that changes nothing sends nothing.
 
     Args:
         figure: What to show first, a figure or a drawing; None shows a sentence.
         theme: Ink for a light or dark page, or a grey for both.
-        interval: Least time between two messages, seconds; 0 sends every change.
         on_pick: Called with ``customdata[0]`` of a clicked point; it must return at once.
 
     Attributes:
@@ -53,19 +50,11 @@ class LiveFigure:
     """
 
     def __init__(
-        self,
-        figure: go.Figure | Drawing | None = None,
-        *,
-        theme: Theme = "auto",
-        interval: float = 0.1,
-        on_pick: Pick | None = None,
+        self, figure: go.Figure | Drawing | None = None, *, theme: Theme = "auto", on_pick: Pick | None = None
     ) -> None:
         self._theme: Theme = theme
-        self._interval, self._on_pick = interval, on_pick
+        self._on_pick = on_pick
         self._lock = threading.RLock()
-        self._pending: go.Figure | Drawing | None = None
-        self._resets_axes = False
-        self._last_sent = -np.inf
         self.closed = False
         first = figure if figure is not None else Drawing.empty("", "Nothing to show yet.", theme=theme)
         if isinstance(first, Drawing):
@@ -95,20 +84,8 @@ class LiveFigure:
             reset_axes: Whether it answers another question, so that its axes are its own, whatever the reader zoomed.
         """
         with self._lock:
-            self._pending = figure
-            self._resets_axes = self._resets_axes or reset_axes
-            if time.monotonic() - self._last_sent >= self._interval:
-                self.flush()
-
-    def flush(self) -> None:
-        """Draw what the last ``update`` held back; nothing when it held nothing back."""
-        with self._lock:
-            figure, self._pending = self._pending, None
-            if figure is None or self.closed:
-                return
-            reset_axes, self._resets_axes = self._resets_axes, False
-            self._show(figure, reset_axes)
-            self._last_sent = time.monotonic()
+            if not self.closed:
+                self._show(figure, reset_axes)
 
     def close(self) -> None:
         """Close the widget and let go of its data; may be called again."""
@@ -116,7 +93,7 @@ class LiveFigure:
             if self.closed:
                 return
             self.closed = True
-            self._pending, self._on_pick = None, None
+            self._on_pick = None
             self.widget.close()
             # Only now: the page must not hear of it, as a view that is gone already would complain about lost traces.
             self.widget.data = ()

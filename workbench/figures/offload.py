@@ -32,9 +32,9 @@ class OffloadNumbers:
     n_steps: int  # averaged over
 
 
-def offload_numbers(steps: StepTable, *, warmup_steps: int = 10, limit: int = MAXIMUM_POINTS) -> OffloadNumbers:
+def offload_numbers(steps: StepTable, *, limit: int = MAXIMUM_POINTS) -> OffloadNumbers:
     """Reduce a run to the times of its offloaded updates; arguments as for ``offload_drawing``."""
-    kept = without_warm_up(steps_frame(steps), warmup_steps)
+    kept = without_warm_up(steps_frame(steps))
     step, host = column(kept, "step"), column(kept, "offload.host_ms")
     transfer, share = column(kept, "offload.transfer_ms"), column(kept, "offload.hidden_share")
     whole = column(kept, "step_ms")
@@ -56,14 +56,14 @@ def offload_numbers(steps: StepTable, *, warmup_steps: int = 10, limit: int = MA
 
 
 def offload_drawing(
-    steps: StepTable, *, warmup_steps: int = 10, limit: int = MAXIMUM_POINTS, theme: Theme = "auto", height: int = 480
+    steps: StepTable, *, limit: int = MAXIMUM_POINTS, theme: Theme = "auto", height: int = 480
 ) -> Drawing:
     """Draw host and transfer times per step and, where gradients travel, the share that is hidden.
 
-    ``steps`` have the columns ``offload.*``. The first ``warmup_steps``, in which moments are made and pages
-    touched for the first time, are left out where the run is longer than twice that.
+    ``steps`` have the columns ``offload.*``. The first ten, in which moments are made and pages touched for the first
+    time, are left out where the run is longer than twice that.
     """
-    numbers = offload_numbers(steps, warmup_steps=warmup_steps, limit=limit)
+    numbers = offload_numbers(steps, limit=limit)
     if not numbers.n_steps:
         reason = "No update was offloaded; set optimizer.name to adam_offload to have Adam on the host."
         return Drawing.empty(_QUESTION, reason, theme=theme)

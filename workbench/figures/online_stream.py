@@ -72,9 +72,7 @@ def online_stream_numbers(steps: StepTable, events: EventTable = None) -> Online
     )
 
 
-def online_stream_figure(
-    steps: StepTable, events: EventTable = None, *, theme: Theme = "auto", row_height: int = 125
-) -> go.Figure:
+def online_stream_figure(steps: StepTable, events: EventTable = None, *, theme: Theme = "auto") -> go.Figure:
     """Draw rate, waiting, table growth and rejected records (``online.*``) below each other.
 
     A row without data is left out; events say why records were rejected.
@@ -84,7 +82,7 @@ def online_stream_figure(
     if not fields:
         reason = "No online run has recorded a step yet; give online_train a recorder."
         return empty_figure(_QUESTION, reason, theme=theme)
-    height, rows, spacing = 150 + row_height * len(fields), (1,) * len(fields), 0.12 / len(fields)
+    height, rows, spacing = 150 + 125 * len(fields), (1,) * len(fields), 0.12 / len(fields)
     drawing = Drawing(_answer(numbers), _details(numbers), theme=theme, height=height, rows=rows, spacing=spacing)
     for row, field in enumerate(fields, start=1):
         title, name, colour, hover = _ROWS[field]

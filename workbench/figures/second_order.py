@@ -43,7 +43,7 @@ class SecondOrderNumbers:
 
 
 def second_order_numbers(
-    steps: StepTable, events: EventTable = None, *, warmup_steps: int = 10, limit: int = MAXIMUM_POINTS
+    steps: StepTable, events: EventTable = None, *, limit: int = MAXIMUM_POINTS
 ) -> SecondOrderNumbers:
     """Reduce a run with THOR to what its curvature did and cost; arguments as for ``second_order_drawing``."""
     frame, events = frames.steps_frame(steps), frames.events_frame(events)
@@ -54,9 +54,7 @@ def second_order_numbers(
     bars = thin_marks(np.arange(at.size), _MAXIMUM_BARS)
     raised, n_raised = frames.event_points(events, EventKind.DAMPING_RAISED, lambda at: _looked_up(at, step, damping))
     duration = frames.column(frame, "step_ms")
-    timed = np.isfinite(duration) & (
-        np.arange(len(frame)) >= len(frame) - len(frames.without_warm_up(frame, warmup_steps))
-    )
+    timed = np.isfinite(duration) & (np.arange(len(frame)) >= len(frame) - len(frames.without_warm_up(frame)))
     plain, slow = np.flatnonzero(timed & ~refreshed), np.flatnonzero(timed & refreshed)
     usual = float(np.median(duration[plain])) if plain.size else float("nan")
     weights = frames.stands_for(frame)
@@ -86,7 +84,6 @@ def second_order_drawing(
     steps: StepTable,
     events: EventTable = None,
     *,
-    warmup_steps: int = 10,
     limit: int = MAXIMUM_POINTS,
     theme: Theme = "auto",
     height: int = 620,
@@ -94,10 +91,10 @@ def second_order_drawing(
     """Draw refreshes, damping and the time of steps, one below the other.
 
     ``steps`` have the columns ``thor.refreshed`` and ``thor.damping``; events say how many layers a refresh was
-    for, and where damping was raised. The times leave the first ``warmup_steps`` out (allocation, the very first
-    refresh) where the run is longer than twice that.
+    for, and where damping was raised. The times leave the first ten steps out (allocation, the very first refresh)
+    where the run is longer than twice that.
     """
-    numbers = second_order_numbers(steps, events, warmup_steps=warmup_steps, limit=limit)
+    numbers = second_order_numbers(steps, events, limit=limit)
     if not numbers.n_refreshes:
         reason = "No step refreshed any curvature; set optimizer.name to thor to train with it."
         return Drawing.empty(_QUESTION, reason, theme=theme)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workbench.figures import frames
 from workbench.figures.drawing import Drawing, figure_of
-from workbench.figures.frames import StepTable, column, mean_known, stands_for, steps_frame, without_warm_up
+from workbench.figures.frames import StepTable
 from workbench.figures.labels import compact, counted, plain
 from workbench.figures.theme import COLORWAY, GREY, Theme
 
@@ -26,29 +27,32 @@ class StepTimeNumbers:
     n_steps: int  # averaged over
 
 
-def step_time_numbers(steps: StepTable, *, warmup_steps: int = 10) -> StepTimeNumbers:
+def step_time_numbers(steps: StepTable) -> StepTimeNumbers:
     """Average a run's ``time.*`` columns; arguments as for ``step_time_drawing``."""
-    kept = without_warm_up(steps_frame(steps), warmup_steps)
-    weights = stands_for(kept)
-    whole = mean_known(column(kept, "step_ms"), weights)
+    kept = frames.without_warm_up(frames.steps_frame(steps))
+    weights = frames.stands_for(kept)
+    whole = frames.mean_known(frames.column(kept, "step_ms"), weights)
     found = sorted(str(name).removeprefix(_PREFIX) for name in kept.columns if str(name).startswith(_PREFIX))
-    means = {part: mean_known(column(kept, _PREFIX + part), weights) for part in dict.fromkeys((*_USUAL_ORDER, *found))}
+    means = {
+        part: frames.mean_known(frames.column(kept, _PREFIX + part), weights)
+        for part in dict.fromkeys((*_USUAL_ORDER, *found))
+    }
     parts = {part: mean for part, mean in means.items() if np.isfinite(mean)}
     if parts and np.isfinite(whole):
         parts["other"] = max(0.0, whole - sum(parts.values()))
     return StepTimeNumbers(parts, whole, int(weights.sum()))
 
 
-def step_time_drawing(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, theme: Theme = "auto") -> Drawing:
+def step_time_drawing(runs: Mapping[str, StepTable], *, theme: Theme = "auto") -> Drawing:
     """Draw one stacked bar per run.
 
-    The first ``warmup_steps`` (allocation, compilation, caches) are left out where a run is longer than twice that.
+    The first ten steps (allocation, compilation, caches) are left out where a run is longer than twice that.
     """
-    numbers = {label: step_time_numbers(steps, warmup_steps=warmup_steps) for label, steps in runs.items()}
+    numbers = {label: step_time_numbers(steps) for label, steps in runs.items()}
     timed = {plain(label): n for label, n in numbers.items() if n.parts}
     if not timed:
         return Drawing.empty(_QUESTION, "No run has recorded the parts of its steps (columns time.*).", theme=theme)
-    subtitle = f"mean per step without the first {counted(warmup_steps, 'step')}"
+    subtitle = f"mean per step without the first {counted(frames.WARM_UP_STEPS, 'step')}"
     drawing = Drawing(_answer(timed), subtitle, theme=theme, height=210 + 46 * len(timed))
     parts = [*dict.fromkeys(part for n in timed.values() for part in n.parts if part != "other"), "other"]
     for index, part in enumerate(parts):

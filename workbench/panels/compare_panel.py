@@ -11,7 +11,6 @@ import re
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,23 +50,16 @@ LabelledConfig = tuple[str, BoostConfig, str]
 """Label, configuration and level."""
 
 
-@dataclass(slots=True)
 class _Comparing:
     """What one click on Start asks for, with distinct labels and the same seeds for every side, and its progress."""
 
-    sides: Sequence[LabelledConfig]
-    seeds: Sequence[int]
-    steps: int
-    runs: list[str] = field(init=False)  # what is trained, by name: seed by seed, side by side
-    metrics: list[list[float]] = field(init=False)  # of each side by seed, NaN until it is known
-    traces: dict[int, LiveTrace] = field(default_factory=dict)  # of the runs under the present seed, by side
-    run: int = -1  # the present one
-    n_done: int = 0
-    began: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.runs = [f"{label}, seed {seed}" for seed in self.seeds for label, *_ in self.sides]
-        self.metrics = [[math.nan] * len(self.seeds) for _ in self.sides]
+    def __init__(self, sides: Sequence[LabelledConfig], seeds: Sequence[int], steps: int) -> None:
+        self.sides, self.seeds, self.steps = sides, seeds, steps
+        self.runs = [f"{label}, seed {seed}" for seed in seeds for label, *_ in sides]  # what is trained, in order
+        self.metrics = [[math.nan] * len(seeds) for _ in sides]  # of each side by seed, NaN until it is known
+        self.traces: dict[int, LiveTrace] = {}  # of the runs under the present seed, by side
+        self.run, self.n_done = -1, 0  # the present one, and those that have ended
+        self.began = time.monotonic()
 
     def add(self, run: int, records: Any, events: Any) -> None:
         """Take steps and events of a run; the first side of a seed starts a new figure."""
@@ -136,10 +128,10 @@ class ComparePanel(WorkPanel):
         self.sides = [_SideChoice(self, self.shared, number) for number in range(_MOST_SIDES)]
         self.seeds = text_control("seeds", "Paired seeds", _SEEDS_HELP, str(seeds))
         self.steps = count_control("steps", "Steps per run", "Micro-batches per run.", steps, unit="micro-batches")
-        self.start_button = self.button(
-            "Start", "Train every configuration with every seed", self.start, style="success"
-        )
-        self.locked = [self.start_button, self.where, self.seeds, self.steps, *self.sides]
+        start_help = "Train every configuration with every seed"
+        self.start_button = self.button("Start", start_help, self.start, style="success")
+        self.locked = [self.start_button, self.where, self.seeds, self.steps]
+        self.locked += [entry for side in self.sides for entry in (side.source, side.path, side.json)]
         self.controls.children = (
             self.where.named,
             *kit.section("Configurations", faint("The first is the base; the others are compared with it.")),
@@ -298,12 +290,9 @@ class _SideChoice:
         self._shared = shared
         optional = number >= 2
         self._given = [*([_NONE] if optional else []), *_SOURCES]
-        self.source = kit.Dropdown(
-            options=self._given,
-            value=_NONE if optional else "O0",
-            css="wb-growing",
-            tooltip=f"Where configuration {number + 1} comes from",
-        )
+        where = f"Where configuration {number + 1} comes from"
+        first = _NONE if optional else "O0"
+        self.source = kit.Dropdown(options=self._given, value=first, css="wb-growing", tooltip=where)
         self.path = kit.text_box(tooltip="Path of a boost_config.json", placeholder="boost_config.json")
         self.json = kit.Textarea(
             placeholder='{"amp": {"level": "O2"}, "loss_scale": {"window": 500}}',
@@ -328,11 +317,6 @@ class _SideChoice:
         label, config, level = self._chosen()
         config.resolve(level)  # what must act and cannot would only be found out in the middle
         return label, config, level
-
-    def lock(self, locked: bool) -> None:
-        """Disable the row while work is under way, or free it again."""
-        for entry in (self.source, self.path, self.json):
-            entry.disabled = locked
 
     def _show(self, source: str) -> None:
         self.refuse("")

@@ -30,10 +30,8 @@ class UndoButtons:
 
     def show(self) -> None:
         """Show what each would set."""
-        for button, verb, paths in (
-            (self.undo, "Undo", self._shared.undoes()),
-            (self.redo, "Redo", self._shared.redoes()),
-        ):
+        undoes, redoes = self._shared.undoes(), self._shared.redoes()
+        for button, verb, paths in ((self.undo, "Undo", undoes), (self.redo, "Redo", redoes)):
             more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
             named = ", ".join(paths[:_MOST_NAMED]) + more
             button.tooltip = f"{verb} the change of {named}" if named else f"Nothing to {verb.lower()}"
@@ -107,13 +105,9 @@ class Taking:
         self.widget.present(False)
 
     def take(self, config: BoostConfig, level: str, name: str, then: Callable[[], Any] = lambda: None) -> None:
-        """Make a configuration the shared one, at once or when the answer allows it, and call a function afterwards.
+        """Make a configuration the shared one, at once or when the answer allows it, and then call a function.
 
-        Args:
-            config: The configuration.
-            level: Its level.
-            name: Its name in the question.
-            then: Called once it was taken.
+        The question calls it by its ``name``.
         """
 
         def act() -> None:

@@ -32,7 +32,6 @@ from workbench.methods.registry import METHODS
 from workbench.panels import kit
 from workbench.panels.config_history import NamedConfigs, UndoButtons
 from workbench.panels.controls import ParameterControl
-from workbench.panels.json_box import JsonBox
 from workbench.panels.kit import column, read_from, row, section, text_of
 from workbench.panels.panel import Panel, Theme
 from workbench.panels.run_controls import PresetChoice, in_effect_html
@@ -148,7 +147,7 @@ class ConfigPanel(Panel):
         )
 
     def _make_file_row(self, path: str | Path) -> None:
-        self.json = JsonBox(
+        self.json = kit.JsonBox(
             help="The whole configuration; edit it, or drop text into it. It is applied when you leave the field."
         )
         self._json_problem, self._file_note = text_of(""), text_of("")

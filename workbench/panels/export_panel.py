@@ -18,7 +18,6 @@ from workbench.integrations.scripts.writing import FRAMEWORKS, file_name
 from workbench.methods.registry import METHODS
 from workbench.panels import kit
 from workbench.panels.controls import number_text
-from workbench.panels.json_box import JsonBox
 from workbench.panels.kit import row, section, text_of
 from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.shared_config import SharedConfig, config_of_text
@@ -203,7 +202,7 @@ class ExportPanel(WorkPanel):
         self._provenance, self._difference = text_of(""), text_of("")
         self.format = kit.choice_buttons([_JSON])
         self.on_change(self.format, lambda _: self._show_file())
-        self.json = JsonBox(disabled=True, help="The file as it will be written")
+        self.json = kit.JsonBox(disabled=True, help="The file as it will be written")
         self.plots.children = (
             self._verdict,
             self._valid,

@@ -53,7 +53,7 @@ class FigurePlace:
             if self.closed:
                 return
             if self.figure is None:
-                self.figure = LiveFigure(figure, theme=self._theme, interval=0.0, on_pick=self.on_pick)
+                self.figure = LiveFigure(figure, theme=self._theme, on_pick=self.on_pick)
             else:
                 self.figure.update(figure, reset_axes=reset_axes)
             self._show(self.figure.widget)

@@ -1,19 +1,19 @@
 """Widgets placed and styled by the style sheet, without their own layout and style.
 
 Every widget of ipywidgets brings two more along, its layout and its style, each with a model on the page and messages
-of its own. A panel has hundreds of small texts and fields, most of which look alike: what a class of ``style.css`` says
-once for all of them needs neither. Such a widget costs the kernel a third and the page a third of the models.
-
-A widget that needs its own measures, or whose host has to change them, is that of ipywidgets. Everything here but
-`_Placed` and `_Styleless` is for the panels.
+of its own. A panel has hundreds of small texts and fields, most of which look alike: where a class of ``style.css``
+says it once for all of them, a widget costs a third.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import anywidget
 import ipywidgets as widgets
+import traitlets
 from ipywidgets.widgets.trait_types import InstanceDict
 
 from workbench.config import ConfigError
@@ -85,6 +85,20 @@ IntSlider = _placed(widgets.IntSlider)
 Select = _placed(widgets.Select)
 Text = _placed(widgets.Text)
 Textarea = _placed(widgets.Textarea)
+
+
+class JsonBox(anywidget.AnyWidget):
+    """A box for JSON, as tall as its place: coloured and checked while it is typed, and taken over on leaving it.
+
+    ``draft`` follows what is typed a quarter of a second later; ``value`` is the text on leaving the box, or entered
+    with Ctrl+Enter. Setting it shows another text.
+    """
+
+    _esm = Path(__file__).with_name("json_box.js")
+    value = traitlets.Unicode().tag(sync=True)
+    draft = traitlets.Unicode().tag(sync=True)
+    disabled = traitlets.Bool(False).tag(sync=True)
+    help = traitlets.Unicode().tag(sync=True)
 
 
 def read_from(field: Any, read: Callable[[], Any]) -> Any:

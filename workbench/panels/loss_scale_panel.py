@@ -182,7 +182,7 @@ class LossScalePanel(WorkPanel):
     def _make_controls(self) -> None:
         self.chooser = RunChooser(self, self.open, lambda: self.run)
         self.folder, self.look_button, self.runs = self.chooser.folder, self.chooser.look_button, self.chooser.runs
-        self.locked = [self.chooser]
+        self.locked = [self.folder, self.look_button, self.runs]
         infos, leaves = describe_parameters(), self.shared.config.leaves()
         self._policy_controls = {path: ParameterControl(infos[path], leaves[path]) for path in _PATHS}
         for control in self._policy_controls.values():
@@ -212,7 +212,7 @@ class LossScalePanel(WorkPanel):
             return
         path = Path("runs" if run is None else run)
         if run is None and not path.is_dir():
-            self.note("no folder `runs` here yet: train something, or name a folder of runs")
+            self.tell("no folder `runs` here yet: train something, or name a folder of runs")
         else:
             self.chooser.look(path)
 

@@ -19,17 +19,17 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 import ipywidgets as widgets
 
+from workbench.figures.theme import Theme as Theme
+from workbench.figures.theme import inks
 from workbench.panels import kit, notebook_cells
 from workbench.panels.kit import close_recursively, row, text_of
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.style import FITTING, STYLE, error_html, faint, note_html, words
 from workbench.panels.worker import Outcome, Reader, RunControl, Worker, show_parts
-
-Theme = Literal["auto", "light", "dark"]
 
 _LINES_KEPT: Final = 40
 _PACKAGE: Final = Path(__file__).parents[1]
@@ -52,6 +52,7 @@ class PanelState(StrEnum):
         return self in (PanelState.RUNNING, PanelState.PAUSED, PanelState.STOPPING)
 
 
+_OVER: Final = (PanelState.STOPPED, PanelState.DONE, PanelState.FAILED)
 MOVES: Final[Mapping[PanelState, set[PanelState]]] = {
     # What is opened may be over; failed: it could not even begin.
     PanelState.IDLE: {PanelState.RUNNING, PanelState.DONE, PanelState.FAILED},
@@ -60,21 +61,11 @@ MOVES: Final[Mapping[PanelState, set[PanelState]]] = {
     PanelState.PAUSED: {PanelState.RUNNING, PanelState.STOPPING, PanelState.DONE, PanelState.FAILED},
     # What was asked to stop may have come to its own end meanwhile.
     PanelState.STOPPING: {PanelState.STOPPED, PanelState.DONE, PanelState.FAILED},
-    PanelState.STOPPED: {PanelState.RUNNING, PanelState.IDLE, PanelState.FAILED},
-    PanelState.DONE: {PanelState.RUNNING, PanelState.IDLE, PanelState.FAILED},
-    PanelState.FAILED: {PanelState.RUNNING, PanelState.IDLE, PanelState.FAILED},
+    **{over: {PanelState.RUNNING, PanelState.IDLE, PanelState.FAILED} for over in _OVER},
 }
 """State -> states that may follow."""
 
-_SYMBOLS: Final = {
-    PanelState.IDLE: "○",
-    PanelState.RUNNING: "▶",
-    PanelState.PAUSED: "❚❚",
-    PanelState.STOPPING: "◼",
-    PanelState.STOPPED: "◻",
-    PanelState.DONE: "✓",
-    PanelState.FAILED: "✕",
-}
+_SYMBOLS: Final = dict(zip(PanelState, ("○", "▶", "❚❚", "◼", "◻", "✓", "✕"), strict=True))
 
 
 class StateMachine:
@@ -120,8 +111,7 @@ class Panel:
     """
 
     def __init__(self, title: str, *, theme: Theme = "auto", shows_state: bool = True) -> None:
-        if theme not in ("auto", "light", "dark"):
-            raise ValueError(f'`theme` must be "auto", "light" or "dark", got {theme!r}')
+        inks(theme)  # there is no panel for a theme that there is not
         self.title, self.theme = title, theme
         self.error: BaseException | None = None
         self.machine = StateMachine(self._state_changed)
@@ -158,10 +148,6 @@ class Panel:
             earlier = "".join(f"<div>{words(line)}</div>" for line in reversed(self._lines[:-1]))
             folded = f'<details class="wb-faint"><summary>Earlier</summary>{earlier}</details>' if earlier else ""
             self._log.value = note_html(self._lines[-1]) + folded
-
-    def note(self, sentence: str) -> None:
-        """Show a sentence next to the title, replacing the last one; empty removes it."""
-        self._header_note.value = note_html(sentence)
 
     def report_error(self, error: BaseException) -> None:
         """Show an error, kept as ``error``: a sentence and, if that is not ours, the traceback folded beneath."""

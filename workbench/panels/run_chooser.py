@@ -59,10 +59,6 @@ class RunChooser:
         with self._panel.showing():
             self.runs.value = run.path if run is not None and listed else None
 
-    def lock(self, locked: bool) -> None:
-        """Disable everything while work is under way, or free it again."""
-        self.folder.disabled = self.look_button.disabled = self.runs.disabled = locked
-
     def _show(self, runs: list[tuple[str, Path]]) -> None:
         self._found.value = faint(f"{counted(len(runs), 'run')}: choose one" if runs else "no runs in this folder")
         self.runs.present(bool(runs))

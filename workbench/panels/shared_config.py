@@ -20,10 +20,10 @@ _EDITS_KEPT: Final = 200
 
 
 class SharedConfig:
-    """A valid configuration with a level, and the observers of both.
+    """A valid configuration with a level, and the observers of both; every change can be undone.
 
-    Every change can be undone. What was taken as a whole (a file, a trial, a name) still exists at its source. Edits
-    made since do not unless they are kept under a name: ``is_edited`` tells, and panels ask before they replace them.
+    What was taken as a whole (a file, a trial, a name) still exists at its source. Edits made since do not unless they
+    are kept under a name: ``is_edited`` tells, and panels ask before they replace them.
 
     Attributes:
         network: What the network offers to the methods; None until one has been examined.
@@ -66,15 +66,11 @@ class SharedConfig:
             found = [provenance for setup, provenance in self._provenances if setup == self._both]
         return config.with_values({"provenance": found[-1]}) if found else config, level
 
-    def plan(self, world_size: int = 1) -> Plan:
-        """Return what is in effect on ``world_size`` ranks; a ConfigError tells what a method lacks."""
-        config, level = self._both
-        return config.resolve(level, world_size, self.network)
-
     def plan_or_problem(self, world_size: int = 1) -> tuple[Plan | None, str]:
-        """Return the plan and an empty text; if there is no plan, None and the reason."""
+        """Return what is in effect on ``world_size`` ranks; where a method lacks something, None and what it lacks."""
+        config, level = self._both
         try:
-            return self.plan(world_size), ""
+            return config.resolve(level, world_size, self.network), ""
         except ConfigError as error:
             return None, str(error)
 
@@ -86,12 +82,8 @@ class SharedConfig:
     def set(self, config: BoostConfig, level: str | None = None, *, edited: bool = False) -> None:
         """Take another configuration, and level if given, and call all observers, unless nothing changes.
 
-        Its provenance is what ``with_provenance`` returns for it.
-
-        Args:
-            config: The configuration.
-            level: Its level; None keeps the present one.
-            edited: Whether a person has just made it by hand, so that it exists nowhere else.
+        Its provenance is what ``with_provenance`` returns for it. It was ``edited`` if a person has just made it by
+        hand, so that it exists nowhere else.
         """
         self._replace(lambda _: config, level)
         if not edited:

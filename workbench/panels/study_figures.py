@@ -108,7 +108,7 @@ class StudyFigures:
                 self.live[name].update(figure)
             else:
                 pick = self._pick if name.partition(" ")[0] in _PICKABLE else None
-                self.live[name] = LiveFigure(figure, theme=self._theme, interval=0.0, on_pick=pick)
+                self.live[name] = LiveFigure(figure, theme=self._theme, on_pick=pick)
                 self._panel.cleaned_up_by(self.live[name].close)  # at once where it closed while this was drawn
             return self.live[name]
 

@@ -56,10 +56,6 @@ class SpaceRow:
         for entry in (*self._inputs, self._remove):
             entry.disabled = locked
 
-    def close(self) -> None:
-        """Close what it shows."""
-        close_recursively(self.widget)
-
     @property
     def _is_number(self) -> bool:
         return self.info.kind in ("int", "float")
@@ -128,10 +124,7 @@ class SearchSpace:
         self.rows: dict[str, SpaceRow] = {}
         self._rows_box = column()
         self.choice = kit.Dropdown(
-            options=[
-                ("add another config path ...", ""),
-                *((_listed(info), path) for path, info in self._known.items()),
-            ],
+            options=[("add another config path ...", ""), *((_listed(i), path) for path, i in self._known.items())],
             css="wb-wide",
             tooltip="Everything that can be searched",
         )
@@ -197,7 +190,7 @@ class SearchSpace:
         self._answer.refuse("")
         self._rows_box.children = tuple(one.widget for one in rows.values())
         for one in left:
-            one.close()
+            close_recursively(one.widget)
 
 
 def _listed(info: ParameterInfo) -> str:

@@ -1,7 +1,7 @@
 """Train: start, pause and stop a run, watch it learn, and see what the configuration does to the time of a step.
 
-The run goes on in a thread beside the kernel, so cells can be executed meanwhile; a kernel's interrupt does not reach
-it, but the Stop button does. A page that was closed and opened again finds the run still going.
+A kernel's interrupt does not reach the run's thread, but the Stop button does. A page that was closed and opened again
+finds the run still going.
 """
 
 from __future__ import annotations
@@ -108,28 +108,26 @@ class TrainPanel(WorkPanel):
         self._setup = self.shared.both()  # what the run on show trains
         self.where = TaskControls(self, task, device, out)
         self.task = self.where.name
-        self.steps = count_control("steps", "Steps", "Micro-batches to train.", steps, unit="micro-batches")
-        self.seed = count_control("seed", "Seed", "Seed of weights, data order and split.", seed, least=0)
-        help_text = "Micro-batches between evaluations; unset evaluates ten times in a run."
-        self.evaluate_every = count_control(
-            "evaluate_every", "Evaluate every", help_text, None, unit="micro-batches", optional=True
-        )
-        self.evaluate_every.set(evaluate_every)
-        self._make_controls(measure=measure)
+        self._make_controls(steps, seed, evaluate_every, measure=measure)
         self._make_plots()
         self.cleaned_up_by(self.shared.observe(self._show_config))
         self._show_config(*self.shared.both())
         self.state_changed(self.state)
 
-    def _make_controls(self, *, measure: bool) -> None:
+    def _make_controls(self, steps: int, seed: int, evaluate_every: int | None, *, measure: bool) -> None:
+        unit = "micro-batches"
+        self.steps = count_control("steps", "Steps", "Micro-batches to train.", steps, unit=unit)
+        self.seed = count_control("seed", "Seed", "Seed of weights, data order and split.", seed, least=0)
+        often = "Micro-batches between evaluations; unset evaluates ten times in a run."
+        self.evaluate_every = count_control("evaluate_every", "Evaluate every", often, None, unit=unit, optional=True)
+        self.evaluate_every.set(evaluate_every)
         self.preset = PresetChoice(self, self.shared)
         self._in_effect = text_of("")
         self.start_button = self.button("Start", "Train with this configuration", self.start, style="success")
         self.pause_button = self.button("Pause", "Hold the run after the current step", self.pause_or_resume)
         self.measure = kit.check_box("Compare step time with O0 afterwards", value=measure)
-        self.measure_button = self.button(
-            "Compare now", "Measure the time of a step against O0, without a run", self.measure_speed
-        )
+        measure_help = "Measure the time of a step against O0, without a run"
+        self.measure_button = self.button("Compare now", measure_help, self.measure_speed)
         self._more = folded(
             "More", self.seed.widget, self.evaluate_every.widget, "Folder of run directories", self.where.out
         )

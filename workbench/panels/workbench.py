@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import threading
 from collections.abc import Callable
@@ -30,20 +29,17 @@ class Workbench(Panel):
     Args:
         task: A task, or its name as on the command line.
         config: The first configuration; None is the default one.
-        level: Boost level, ``"O0"``, ``"O1"`` or ``"O2"``.
+        level: Boost level, ``"O0"``, ``"O1"`` or ``"O2"``; another one is a ConfigError.
         steps: Micro-batches of a run.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
         out: Folder of run directories; None records nothing.
         studies: Folder of studies.
-        theme: ``"auto"`` follows the page; ``"light"`` and ``"dark"`` give the workbench its own background.
+        theme: ``"auto"`` follows the page; ``"light"`` and ``"dark"`` give the workbench its own background. Another
+            one is a ValueError.
 
     Attributes:
         shared: The configuration that all tabs show and change.
         tabs: The tabs.
-
-    Raises:
-        ConfigError: When the level is unknown.
-        ValueError: When there is no such theme.
 
     Example:
         >>> from workbench import Workbench
@@ -96,10 +92,7 @@ class Workbench(Panel):
         self.cleaned_up_by(self._loading.join)
 
     def panel(self, title: str) -> Any:
-        """Return a tab's panel; it is made if it was not opened yet.
-
-        Args:
-            title: ``"Configure"``, ``"Train"``, ``"Loss scale"``, ``"Tune"``, ``"Compare"`` or ``"Export"``.
+        """Return the panel of a tab, by its title; it is made if it was not opened yet.
 
         Raises:
             KeyError: When there is no such tab.
@@ -124,7 +117,8 @@ class Workbench(Panel):
         """Load what panels need, and let all tabs know what the methods would find in the task's network."""
         # What is broken is said by the panel that needs it, when it is opened; what is wrong with a task, by a run.
         with contextlib.suppress(Exception):
-            _load_panels()
+            for name in panels.__all__:
+                getattr(panels, name)
             from workbench.panels.run_controls import learn_network, look_for_task
 
             learn_network(self.shared, look_for_task(task))
@@ -139,9 +133,3 @@ class Workbench(Panel):
         panel = self.panel(title)
         if title == "Export" and "Tune" in self._panels:  # its study may have found something meanwhile
             panel.offer(self.panel("Tune").folder.value)
-
-
-@functools.cache  # modules stay, so once is enough; a second thread waits in the import system meanwhile
-def _load_panels() -> None:
-    for name in panels.__all__:
-        getattr(panels, name)

@@ -1,8 +1,7 @@
 """Long work in the background: one function at a time in a thread, and a pump that hands on its messages.
 
-The function sends as often as it likes (``RunControl.send`` never blocks); the pump hands the messages on in batches,
-a few times a second, so that a display costs the same whether a step takes a microsecond or a minute. After the last
-message comes the outcome, and with it both threads end.
+The pump hands messages on in batches, a few times a second, so that a display costs the same whether a step takes a
+microsecond or a minute. After the last message comes the outcome, and with it both threads end.
 
 A thread, not a process: a task is often an object that a notebook cell made, which no other process could load. Torch
 leaves the interpreter free while it computes, and the thread draws its own random numbers.
@@ -75,10 +74,7 @@ class RunControl:
         return self._stop.is_set()
 
     def send(self, message: Any, *arguments: Any) -> None:
-        """Send a message, or a call of a function with arguments; never blocks.
-
-        The display gets all messages in order, in one of the next batches.
-        """
+        """Send a message, or a call of a function with arguments, with one of the next batches; never blocks."""
         self._messages.append(functools.partial(message, *arguments) if arguments else message)
 
     def request_stop(self) -> None:
@@ -115,11 +111,10 @@ def _own_random_numbers() -> contextlib.AbstractContextManager[None]:
 class Worker:
     """Run one function at a time.
 
-    ``on_messages`` is called with batches of messages on the pump's thread, ``hz`` times a second at most; a
-    display so slow that this would take more than 2 % of a core is called less often, but once a second at least.
-    ``on_end`` is called with the outcome, last, on the same thread; a new run may be started from then on.
-    ``on_warning`` is called with the text of each warning that the work raises, on the work's thread; None leaves
-    them to the interpreter.
+    On the pump's thread ``on_messages`` is called with batches of messages, ``hz`` times a second at most (less often,
+    but once a second at least, where that would take more than 2 % of a core), then ``on_end`` with the outcome; a new
+    run may be started from then on. ``on_warning`` is called with the text of each warning of the work, on its thread;
+    None leaves them to the interpreter.
     """
 
     def __init__(
@@ -139,17 +134,12 @@ class Worker:
         self._run.reported = True
         self.closed = False
 
-    @property
-    def alive(self) -> bool:
-        """Whether work is under way; false from the moment its outcome is handed on."""
-        return not self._run.reported
-
     def start(self, function: Callable[[RunControl], Any]) -> None:
         """Begin work; a RuntimeError if some is already under way, or the worker was closed."""
         with self._lock:
             if self.closed:
                 raise RuntimeError("this worker is closed; make a new panel")
-            if self.alive:
+            if not self._run.reported:
                 raise RuntimeError("work is under way; stop it first")
             self._run = run = RunControl()
             # What the work prints belongs to the cell, or the click, that started it.
@@ -219,8 +209,7 @@ class Worker:
 class Reader:
     """Answers one question at a time in a thread; of those asked meanwhile only the newest is kept.
 
-    ``new_worker`` makes a worker from its two callbacks; its messages are functions that show part of an answer.
-    ``on_error`` gets the exception that computing or showing an answer raised.
+    Messages are functions that show part of an answer. ``on_error`` gets what computing or showing one has raised.
     """
 
     def __init__(self, new_worker: Callable[..., Worker], on_error: Callable[[BaseException], None]) -> None:
@@ -285,11 +274,10 @@ _turns_before: list[float] = []  # one entry for each block that is under way
 
 @contextlib.contextmanager
 def short_turns() -> Iterator[None]:
-    """Let all threads of the process take turns of 1 ms in the block; several blocks may overlap.
+    """Let all threads of the process take turns of 1 ms in the block, not of 5 ms; several blocks may overlap.
 
-    Usual turns are 5 ms: a click that needs the interpreter twenty times, each time while training holds it, waits for
-    100 ms, though it works for 20. With turns of 1 ms it waits for a fifth of that, and training loses nothing that can
-    be measured.
+    A click that needs the interpreter twenty times while training holds it then waits for 20 ms and not for 100, and
+    training loses nothing that can be measured.
     """
     with _turns_lock:
         _turns_before.append(_turns_before[0] if _turns_before else sys.getswitchinterval())
