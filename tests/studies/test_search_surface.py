@@ -55,7 +55,6 @@ def test_a_whole_study_keeps_its_time_and_exports_what_keeps_the_quality(surface
     assert found["drop"] <= 0.01
     assert found["time"] < 1.0 or found["verdict"] == "O0"
     assert max(found["stages"].values()) <= 120.0
-    assert study(surface, None, 0, 2.0, 0.01) == found  # by its seed alone
 
 
 def test_plain_optuna_searches_on_the_surface(surface: Surface) -> None:

@@ -123,21 +123,19 @@ def test_the_next_are_tested_until_as_many_as_wanted_are_not_refuted(tmp_path: P
     assert sum(line.startswith("trained 0.3") for line in calls(tmp_path)) == 1  # one divergence is enough
 
 
-def test_a_candidate_after_an_open_one_is_tested_at_a_stricter_level(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("drop", "noise", "verdict"), [(0.0185, 0.01, Verdict.UNDECIDED), (0.5, 0.001, Verdict.REFUTED)]
+)
+def test_a_candidate_after_one_that_is_not_confirmed_is_tested_at_a_stricter_level(
+    tmp_path: Path, drop: float, noise: float, verdict: Verdict
+) -> None:
     study = optuna.create_study()
-    experimenter = Scripted(tmp_path, {0.3: 0.0185, 0.5: 0.001}, noise=0.01)
-    open_, next_ = judge(experimenter, [contender(1, 0.3), contender(2, 0.5)], study)
-    assert open_.verdict is Verdict.UNDECIDED
-    assert next_.n_seeds == 8
-    tests = study.user_attrs["confirm_tests:o1"]
-    assert [test["looks"][-1][1] for test in tests] == [0.035, 0.005]
-
-
-def test_a_candidate_after_a_refuted_one_is_tested_at_a_stricter_level(tmp_path: Path) -> None:
-    study = optuna.create_study()
-    judge(Scripted(tmp_path, {0.3: 0.5, 0.5: 0.001}, 0.001), [contender(1, 0.3), contender(2, 0.5)], study)
-    looks = [test["looks"] for test in study.user_attrs["confirm_tests:o1"]]
-    assert looks == [[[3, 0.005], [6, 0.035]], [[8, 0.005]]]  # fewer than eight have no interval of 99 %
+    experimenter = Scripted(tmp_path, {0.3: drop, 0.5: 0.001}, noise)
+    first, _ = judge(experimenter, [contender(1, 0.3), contender(2, 0.5)], study)
+    assert first.verdict is verdict
+    one, other = (test["looks"] for test in study.user_attrs["confirm_tests:o1"])
+    assert one[-1][1] == 0.035
+    assert other == [[8, 0.005]]  # fewer than eight have no interval of 99 %
 
 
 def test_further_seeds_are_fresh_and_judged_on_their_own(tmp_path: Path) -> None:

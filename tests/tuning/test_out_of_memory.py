@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,15 @@ class Large(Net):
         if len(living) > 1:
             raise torch.OutOfMemoryError(str(FULL))  # a new one, whose frames die with it
         return super().forward(x)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_to_collect() -> Iterator[None]:
+    """Leave what other tests hold out of each collection here: there are a dozen, of a second each."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

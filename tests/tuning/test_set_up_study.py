@@ -47,7 +47,7 @@ NOT_CAST = "bfloat16 is left out, because this cpu has no instructions for it."
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyResult, SurfaceRunner]:
     """Return one study that was run to its end, its result and who trained it."""
     left_out = f'left_out = ["{SHORTER}", "{NOT_CAST}"]'
-    folder = write(tmp_path_factory.mktemp("searched") / "study", set_up=left_out)
+    folder = write(tmp_path_factory.mktemp("searched") / "study", set_up=left_out, plain_runs=5)
     runner = SurfaceRunner(folder, noise=0.004, seed=3)
     return folder, run(folder, runner), runner
 
@@ -177,7 +177,7 @@ class SlowFirstSteps(SurfaceRunner):
 
 @pytest.mark.slow
 def test_what_is_as_fast_as_the_leader_is_not_drawn_again_and_again(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", space=LINEAR)
+    folder = write(tmp_path / "study", space=LINEAR, plain_runs=0, set_up="attribution_share = 0.0")
     run(folder, SlowFirstSteps(folder, noise=0.004, seed=3))
     trials = [one for one in stored_trials(folder) if "given" not in one.user_attrs]
     assert sum(SKIPPED in one.user_attrs for one in trials) <= 2, "once it was two of three"
@@ -200,7 +200,7 @@ def test_nothing_but_the_baseline_is_exported_where_no_shorter_run_keeps_the_qua
 
 @pytest.mark.slow
 def test_a_study_that_was_stopped_goes_on_and_trains_nothing_again(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study")
+    folder = write(tmp_path / "study", n_trials=8, plain_runs=3, set_up="attribution_share = 0.0")
 
     class Stopping(SurfaceRunner):
         """Asks for the end at its twentieth run."""
@@ -254,11 +254,29 @@ def test_a_relative_drop_is_a_share_of_the_mean_baseline_and_stays_it(tmp_path: 
     assert read_result(folder).allowed_drops == first.allowed_drops
 
 
+class Clocked(SurfaceRunner):
+    """Lets the time pass that its runs take."""
+
+    passed = 0.0
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        outcome = super().run(job, monitor)
+        Clocked.passed += getattr(outcome, "seconds", 0.0)
+        return outcome
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a second pass in a second, and what the runs of `Clocked` take."""
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + Clocked.passed)
+
+
 @pytest.mark.slow
-def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(tmp_path: Path) -> None:
+def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(tmp_path: Path, clock: None) -> None:
     """The first seeds flatter every plan: on the sixth it turns out to be worse than is allowed."""
 
-    class Flattering(SurfaceRunner):
+    class Flattering(Clocked):
         def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
             outcome = super().run(job, monitor)
             is_candidate = isinstance(job, TrainJob) and optimizer_of(job.config) == "AdamW"
@@ -271,27 +289,18 @@ def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(tmp_pa
         search.run_given({"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}, {"n_seeds": 3})
         n_trials = len(study.get_trials(deepcopy=False))
         assert standing_now(study, file).leader is not None
-        settle(search, deadline=time.monotonic() + 15.0)  # a run takes four, by the surface's clock
+        settle(search, deadline=time.monotonic() + 40.0)  # a run takes four
         assert len(study.get_trials(deepcopy=False)) > n_trials
 
 
-def test_a_search_that_finds_nothing_uses_all_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, passed = time.monotonic, [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: real() + passed[0])
-
-    class Clocked(SurfaceRunner):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            outcome = super().run(job, monitor)
-            passed[0] += getattr(outcome, "seconds", 0.0)
-            return outcome
-
+def test_a_search_that_finds_nothing_uses_all_its_time(tmp_path: Path, clock: None) -> None:
     folder = write(tmp_path / "study", space=LINEAR, plain_runs=0, n_trials=1000)
-    text = (folder / "study.toml").read_text().replace("[allowed_drop]", "timeout_seconds = 50.0\n[allowed_drop]")
+    text = (folder / "study.toml").read_text().replace("[allowed_drop]", "timeout_seconds = 40.0\n[allowed_drop]")
     (folder / "study.toml").write_text(text)
     began = time.monotonic()
     result = run(folder, Clocked(folder, truth=lambda config: 0.98 if optimizer_of(config) == "task" else 0.5))
     assert result.chosen == {"o1": "O0"}
-    assert time.monotonic() - began > 0.85 * 50.0  # the confirmation would have had 0.4 of it
+    assert time.monotonic() - began > 0.85 * 40.0  # the confirmation would have had 0.4 of it
 
 
 def test_a_search_that_finds_nothing_gets_the_confirmation_s_time(tmp_path: Path) -> None:

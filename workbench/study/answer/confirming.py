@@ -65,9 +65,7 @@ class Confirmation:
         self.is_open = False  # whether a test that has begun lacks pairs for that reason
         self._trained_alongside: list[Contender] = []
         self._runs_ended = 0  # over all tests: a further one does not seem to begin from zero
-        self._beside_seconds: list[
-            float
-        ] = []  # wall time of runs that their own seconds leave out: building, evaluation
+        self._beside_seconds: list[float] = []  # time of runs that their own seconds leave out: building, evaluation
         self._counts_steps = file.study.objective == "time_to_target"
         self._counts_runs = file.study.objective == "time_to_quality"
         self._runs = ConfirmationRuns(study, file)

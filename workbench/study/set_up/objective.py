@@ -38,10 +38,8 @@ GIVEN = "given"  # user attribute of a trial that was not drawn: its parameters 
 SKIPPED = "skipped"  # user attribute of one that was not trained, since it cannot beat the leader; it does not count
 
 _MORE_SEEDS = (2, 4, 8)  # at which a plan that would lead is looked at again
-_HOPELESS, _NO_DOUBT = (
-    0.25,
-    0.95,
-)  # between these probabilities of keeping the quality another seed may change who leads
+# Between these probabilities of keeping the quality another seed may change who leads.
+_HOPELESS, _NO_DOUBT = 0.25, 0.95
 
 
 class SetUpObjective(Objective):

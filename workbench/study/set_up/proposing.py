@@ -79,9 +79,8 @@ class ProposingSampler(WholeSpaceSampler):
         best = standing.ranking[:3] or sorted(standing.sure, key=lambda one: -standing.sure[one])[:3]
         faster = [one for one in standing.times if standing.times[one] < standing.best_time]
         # Those that fall short by little, too: a somewhat longer run of them may lead.
-        best += sorted(faster, key=lambda one: standing.sure[one] * math.log(standing.times[one] / standing.best_time))[
-            :3
-        ]
+        lost = {one: standing.sure[one] * math.log(standing.times[one] / standing.best_time) for one in faster}
+        best += sorted(faster, key=lost.__getitem__)[:3]
         parents = [standing.tried[number].values for number in dict.fromkeys(best)]
         guess = _StepGuess(known, trials)
         plans: list[tuple[Mapping[str, Any], float, int]] = []

@@ -76,11 +76,10 @@ def ends_of_search(
     The second end leaves time for a test of the fewest pairs. ``deadline`` is when everything ends; all by
     ``time.monotonic()``, None for never. ``limit`` is the seconds of the whole command.
     """
-    first, baseline = confirmation_begins(study, file, deadline, limit), baseline_trial(study)
-    if first is None or deadline is None or baseline is None or first == deadline:
+    first, seconds = confirmation_begins(study, file, deadline, limit), _baseline_seconds(study)
+    if first is None or deadline is None or first == deadline:
         return [first]
-    pairs = _SLACK * FEWEST_PAIRS * (1.0 + _EXPECTED_TIME)
-    later = deadline - pairs * float(baseline.user_attrs["trained"]["seconds"])
+    later = deadline - _SLACK * FEWEST_PAIRS * (1.0 + _EXPECTED_TIME) * seconds
     return [first, max(first, later), deadline]
 
 
@@ -92,10 +91,9 @@ def confirmation_begins(
     ``deadline`` is when everything ends; both are by ``time.monotonic()``, None for never. ``limit`` is the seconds of
     the whole command, of the study's file or the command's own.
     """
-    baseline = baseline_trial(study)
-    if deadline is None or limit is None or baseline is None or not file.confirm.enabled:
+    if deadline is None or limit is None or baseline_trial(study) is None or not file.confirm.enabled:
         return deadline
-    pair = (1.0 + file.confirm.candidates * _EXPECTED_TIME) * float(baseline.user_attrs["trained"]["seconds"])
+    pair = (1.0 + file.confirm.candidates * _EXPECTED_TIME) * _baseline_seconds(study)
     seconds = min(file.confirm.time_share * limit, _SLACK * file.confirm.seeds_min * pair)
     return max(deadline - seconds, time.monotonic())
 
@@ -142,7 +140,10 @@ def take_apart(search: Search, *, deadline: float | None) -> None:
 
 def _forms_seconds(study: optuna.Study, file: StudyFile) -> float:
     """Return what the safer and the bolder form take to train, where the confirmation tests them: a baseline's run."""
+    return _baseline_seconds(study) if file.confirm.enabled and file.confirm.candidates > 1 else 0.0
+
+
+def _baseline_seconds(study: optuna.Study) -> float:
+    """Return what a run of the baseline takes; 0 while it has not finished."""
     baseline = baseline_trial(study)
-    if baseline is None or not file.confirm.enabled or file.confirm.candidates < 2:
-        return 0.0
-    return float(baseline.user_attrs["trained"]["seconds"])
+    return 0.0 if baseline is None else float(baseline.user_attrs["trained"]["seconds"])
