@@ -93,11 +93,4 @@ trial._trial_id, self._storage, torch._foreach_add_(a, b), point._asdict()
 getattr(widget, "_dom_classes", ()), hasattr(widget, "__class__"), attrgetter("_cdata")
 """
     nodes = list(ast.walk(ast.parse(source)))
-    assert list(used(nodes)) == [
-        "_dynamo",
-        "_rdb",
-        "_Base",
-        "_trial_id",
-        "_dom_classes",
-        "_cdata",
-    ]
+    assert list(used(nodes)) == ["_dynamo", "_rdb", "_Base", "_trial_id", "_dom_classes", "_cdata"]

@@ -16,14 +16,20 @@ from tests.cli.slow_trials import in_training, make_slow, trials_of, write_slow_
 from tests.kit.processes import wait_until
 
 
+def slow_study(folder: Path) -> tuple[Path, list[str]]:
+    """Return a study whose baseline is trained and whose trials take minutes, and the command that tunes it."""
+    study = write_slow_study(folder)
+    command = [sys.executable, "-m", "workbench", "tune", str(study)]
+    subprocess.run([*command, "--trials", "1"], check=True, capture_output=True)  # O0, which is the driver's own
+    make_slow(study, slow=True)
+    return study, command
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_driver_killed_three_times_during_the_same_trials_fails_none(jobs: int, tmp_path: Path) -> None:
-    study = write_slow_study(tmp_path)
-    command = [sys.executable, "-m", "workbench", "tune", str(study)]
-    subprocess.run([*command, "--trials", "1"], check=True, capture_output=True)  # O0, which is the driver's own
-    make_slow(study, slow=True)
+    study, command = slow_study(tmp_path)
     hit: list[set[int]] = []
     for _ in range(3):
         with subprocess.Popen(
@@ -50,10 +56,7 @@ def test_a_driver_killed_three_times_during_the_same_trials_fails_none(jobs: int
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(os.name == "nt", reason="no such signal")
 def test_an_impatient_user_of_several_workers_sees_one_sentence(tmp_path: Path) -> None:
-    study = write_slow_study(tmp_path)
-    command = [sys.executable, "-m", "workbench", "tune", str(study)]
-    subprocess.run([*command, "--trials", "1"], check=True, capture_output=True)
-    make_slow(study, slow=True)
+    study, command = slow_study(tmp_path)
     with subprocess.Popen(
         [*command, "--jobs", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as driver:

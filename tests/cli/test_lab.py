@@ -22,8 +22,7 @@ PATHS = [Path("notebooks") / f"{name}.ipynb" for name in NAMES]
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["02_loss_scale_and_overflow", "02", "overflow", "notebooks/02_loss_scale_and_overflow.ipynb"],
+    "name", ["02_loss_scale_and_overflow", "02", "overflow", "notebooks/02_loss_scale_and_overflow.ipynb"]
 )
 def test_a_notebook_is_found_by_name_number_and_words(name: str) -> None:
     assert notebook_named(name, PATHS) == PATHS[1]

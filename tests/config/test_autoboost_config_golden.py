@@ -14,13 +14,7 @@ from typing import Any
 import pytest
 
 from tests.golden_files import golden_paths, load_json
-from workbench.config import (
-    LEVELS,
-    SWITCHES,
-    BoostConfig,
-    ConfigError,
-    requested_switches,
-)
+from workbench.config import LEVELS, SWITCHES, BoostConfig, ConfigError, requested_switches
 
 # What a value must be, written down independently of the package; own sections are checked for their keys only.
 _switch = "true, false or null", lambda value: value is None or isinstance(value, bool)

@@ -113,14 +113,7 @@ def test_boost_dict_holds_what_mindspore_reads_and_no_null() -> None:
         "less_bn": {"fn_flag": True, "gc_flag": True},
         "grad_freeze": {"param_groups": 10, "freeze_type": 1, "freeze_p": 0.7, "total_steps": 65536},
         "grad_accumulation": {"grad_accumulation_step": 1},
-        "dim_reduce": {
-            "rho": 0.55,
-            "gamma": 0.9,
-            "alpha": 0.001,
-            "sigma": 0.4,
-            "n_components": 32,
-            "timeout": 1800,
-        },
+        "dim_reduce": {"rho": 0.55, "gamma": 0.9, "alpha": 0.001, "sigma": 0.4, "n_components": 32, "timeout": 1800},
     }
 
 

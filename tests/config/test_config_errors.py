@@ -59,23 +59,14 @@ NAN = float("nan")
             "`common.gradient_split_groups[1]` must be at least 0, got -2",
         ),
         ({"optimizer": {"betas": [0.9, 1]}}, "`optimizer.betas[1]` must lie in [0, 1), got 1"),
-        (
-            {"optimizer": {"betas": [0.9]}},
-            "`optimizer.betas` must be a list of two numbers, each in [0, 1), got [0.9]",
-        ),
+        ({"optimizer": {"betas": [0.9]}}, "`optimizer.betas` must be a list of two numbers, each in [0, 1), got [0.9]"),
         (
             {"optimizer": {"name": "SGD", "nesterov": True}},
             "`optimizer.nesterov` needs `optimizer.momentum` above 0; set a momentum or switch nesterov off",
         ),
         ({"loss_scale": {"factor": 1}}, "`loss_scale.factor` must be greater than 1, got 1"),
-        (
-            {"loss_scale": {"init": 0.5}},
-            "`loss_scale.init` must be at least `loss_scale.minimum` (1.0), got 0.5",
-        ),
-        (
-            {"loss_scale": {"maximum": 4.0}},
-            "`loss_scale.init` must be at most `loss_scale.maximum` (4.0), got 65536.0",
-        ),
+        ({"loss_scale": {"init": 0.5}}, "`loss_scale.init` must be at least `loss_scale.minimum` (1.0), got 0.5"),
+        ({"loss_scale": {"maximum": 4.0}}, "`loss_scale.init` must be at most `loss_scale.maximum` (4.0), got 65536.0"),
         (
             {"compatibility": "mindspore-2.6"},
             '`compatibility` must be an object of options or the preset "mindspore-2.7", got "mindspore-2.6"; '

@@ -70,11 +70,7 @@ SWITCHES_BY_LEVEL = "switches that are not named take the default of level {}: "
 @pytest.mark.parametrize(
     ("switches", "level", "told"),
     [
-        (
-            {"less_bn": True},
-            "O1",
-            "grad_freeze on; adasum, grad_accumulation, dim_reduce, loss_scale_group off",
-        ),
+        ({"less_bn": True}, "O1", "grad_freeze on; adasum, grad_accumulation, dim_reduce, loss_scale_group off"),
         ({"grad_freeze": False, "less_bn": False}, "O0", "adasum, grad_accumulation, dim_reduce, loss_scale_group off"),
     ],
     ids=["one", "two"],

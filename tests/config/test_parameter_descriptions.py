@@ -11,12 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.config.config_strategies import config_dicts, configs, legal_values, odd_values, repeatable
-from workbench.config import (
-    BoostConfig,
-    ConfigError,
-    ParameterInfo,
-    describe_parameters,
-)
+from workbench.config import BoostConfig, ConfigError, ParameterInfo, describe_parameters
 
 INFOS = list(describe_parameters().values())
 SCHEMA = BoostConfig.json_schema()

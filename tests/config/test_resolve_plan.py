@@ -10,14 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.config.config_strategies import configs, legal_values, levels, repeatable
-from workbench.config import (
-    SWITCHES,
-    BoostConfig,
-    ConfigError,
-    GradFreezeConfig,
-    Plan,
-    line_search_trials,
-)
+from workbench.config import SWITCHES, BoostConfig, ConfigError, GradFreezeConfig, Plan, line_search_trials
 from workbench.methods.grad_freeze.method import freeze_index_sequence
 
 MANUAL: dict[str, Any] = {"mode": "manual"}

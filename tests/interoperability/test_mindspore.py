@@ -21,13 +21,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.config.config_strategies import configs, repeatable
-from workbench.config import (
-    SWITCHES,
-    BoostConfig,
-    ConfigError,
-    Plan,
-    requested_switches,
-)
+from workbench.config import SWITCHES, BoostConfig, ConfigError, Plan, requested_switches
 from workbench.core.records import CandidateRecord, Choice, Verdict
 from workbench.methods.dim_reduce.pca_files import save_pca_matrix
 from workbench.methods.grad_freeze.method import freeze_index_sequence

@@ -72,11 +72,7 @@ class SurfaceRunner:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        noise: float = 0.006,
-        seed: int = 0,
-        truth: Callable[[BoostConfig], float] = true_metric,
+        self, directory: Path, noise: float = 0.006, seed: int = 0, truth: Callable[[BoostConfig], float] = true_metric
     ) -> None:
         self.directory = directory
         self.noise = noise

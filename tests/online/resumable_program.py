@@ -19,12 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.online.recommender import BATCH, Recommender, stream
 from workbench.mindspore.callbacks import Callback, RunContext
-from workbench.online import (
-    OnlineCheckpoints,
-    PageHinkley,
-    Prequential,
-    RecModel,
-)
+from workbench.online import OnlineCheckpoints, PageHinkley, Prequential, RecModel
 
 
 class Counting(nn.Module):

@@ -18,14 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.kit.callbacks import AtStepEnd
 from workbench.mindspore.callbacks import Callback, RunContext
-from workbench.online import (
-    OnlineCheckpoints,
-    PageHinkley,
-    Prequential,
-    RecordRules,
-    SnapshotPublisher,
-    feed,
-)
+from workbench.online import OnlineCheckpoints, PageHinkley, Prequential, RecordRules, SnapshotPublisher, feed
 from workbench.rec import RecModel
 
 Batch = tuple[Tensor, Tensor]

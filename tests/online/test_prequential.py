@@ -74,11 +74,7 @@ def test_predictions_of_any_kind_have_their_criterions_loss(kind: Any) -> None:
     logits, labels = torch.randn(40, 2, dtype=torch.float64), torch.randint(2, (40,))
     judged = Prequential(100)
     judged.kind = kind
-    given = {
-        "logits": logits,
-        "probabilities": logits.softmax(1),
-        "log_probabilities": logits.log_softmax(1),
-    }[kind]
+    given = {"logits": logits, "probabilities": logits.softmax(1), "log_probabilities": logits.log_softmax(1)}[kind]
     judged.see(given, labels)
     assert judged.take_in() == [pytest.approx(float(F.cross_entropy(logits, labels)), rel=1e-9)]
 

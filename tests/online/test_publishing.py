@@ -16,12 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.online.recommender import new_recommender, stream
-from workbench.online import (
-    Published,
-    SnapshotPublisher,
-    load_published,
-    publishing,
-)
+from workbench.online import Published, SnapshotPublisher, load_published, publishing
 from workbench.online.publishing import changed_rows
 
 

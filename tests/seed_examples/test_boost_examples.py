@@ -16,13 +16,7 @@ from torch import Tensor, nn
 import workbench.nn
 from tests.seed_examples.lenet import LeNet5, create_dataset
 from workbench import boost
-from workbench.boost import (
-    AutoBoost,
-    FreezeOpt,
-    OptimizerProcess,
-    ParameterProcess,
-    freeze_cell,
-)
+from workbench.boost import AutoBoost, FreezeOpt, OptimizerProcess, ParameterProcess, freeze_cell
 from workbench.nn import WithLossCell
 from workbench.tasks.digits import ResNet
 

@@ -72,10 +72,7 @@ def test_the_model_of_the_page_on_adam_offload() -> None:
     # 2) Use parameter groups and set different values
     conv_params = [param for name, param in net.named_parameters() if "conv" in name]
     no_conv_params = [param for name, param in net.named_parameters() if "conv" not in name]
-    group_params = [
-        {"params": conv_params, "weight_decay": 0.01, "lr": 0.003},
-        {"params": no_conv_params, "lr": 0.001},
-    ]
+    group_params = [{"params": conv_params, "weight_decay": 0.01, "lr": 0.003}, {"params": no_conv_params, "lr": 0.001}]
     optim = torch.optim.Adam(group_params, lr=0.1, weight_decay=0.0, fused=True)
 
     loss = nn.CrossEntropyLoss()  # takes the one-hot labels of SoftmaxCrossEntropyWithLogits() as they are

@@ -16,11 +16,7 @@ from hypothesis import strategies as st
 
 from workbench.tasks import TaskError, load_task
 from workbench.tasks.click_law import FIELD_SHIFT
-from workbench.tasks.criteo import (
-    EMPTY_CATEGORY,
-    CriteoReader,
-    parse_lines,
-)
+from workbench.tasks.criteo import EMPTY_CATEGORY, CriteoReader, parse_lines
 
 CELL = st.binary(max_size=6).filter(lambda cell: not set(cell) & set(b"\t\n\r"))
 COUNT = st.one_of(st.just(None), st.integers(-3, 10**9))

@@ -16,13 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from workbench.tasks import ShuffledBatches, TaskError
-from workbench.tasks.batches import (
-    EvaluationBatches,
-    check_source,
-    digest_of_batches,
-    endless_batches,
-    mixed_seed,
-)
+from workbench.tasks.batches import EvaluationBatches, check_source, digest_of_batches, endless_batches, mixed_seed
 
 N, SIZE = 10, 3
 

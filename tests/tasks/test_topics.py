@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 
 from tests.kit.plain_training import trained
 from workbench.tasks import load_task
-from workbench.tasks.topics import (
-    CONTEXT,
-    ByteTransformer,
-    load_text,
-    training_starts,
-)
+from workbench.tasks.topics import CONTEXT, ByteTransformer, load_text, training_starts
 
 
 @settings(max_examples=50, deadline=None)

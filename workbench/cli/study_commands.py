@@ -74,9 +74,7 @@ TrialsOption = typer.Option(
     None, "--trials", metavar="FILE", help="Write a table of all trials, FILE.parquet or FILE.csv, and nothing else."
 )
 WarmStartOption = typer.Option(
-    None,
-    metavar="PATH",
-    help="Earlier study or boost_config.json whose best plans are tried first; may be repeated.",
+    None, metavar="PATH", help="Earlier study or boost_config.json whose best plans are tried first; may be repeated."
 )
 RequireOption = typer.Option(False, "--require-confirmed", help="Export confirmed candidates only.")
 

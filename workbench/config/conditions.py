@@ -158,11 +158,10 @@ def several_ranks(_config: BoostConfig, facts: Facts) -> str:
 @condition("the loss scale is dynamic", *_LOSS_SCALE_KIND)
 def dynamic_scale(config: BoostConfig, _facts: Facts) -> str:
     """Hold for a dynamic loss scale."""
-    kind, way = (
-        loss_scale_kind(config),
-        "set `loss_scale.kind` to dynamic, or `amp.level` to O2 with `amp.dtype` float16",
-    )
-    return "" if kind in {"dynamic", None} else f"the loss scale is {kind}; {way}"
+    if (kind := loss_scale_kind(config)) in {"dynamic", None}:
+        return ""
+    way = "set `loss_scale.kind` to dynamic, or `amp.level` to O2 with `amp.dtype` float16"
+    return f"the loss scale is {kind}; {way}"
 
 
 def _of_method(name: str, words: str, why_not: Callable[[BoostConfig, Facts], str]) -> Condition:

@@ -46,22 +46,8 @@ def task_in_memory(
     alone. The weights are part of the data's digest: the same call with a model that has been trained since is
     another task.
 
-    Args:
-        model: What is trained, untouched as today's training begins with it; or a function that returns a fresh one.
-        train: Training batches: a ``DataLoader`` or whatever else a Task takes.
-        evaluate: Evaluation batches, likewise.
-        optimizer: Today's optimizer over the model's parameters, without a scheduler attached; or a function of the
-            named parameters.
-        loss: A criterion, or a function of model and batch. None takes what the model itself returns as ``loss``,
-            called as ``model(**batch)`` or ``model(*batch)``.
-        metric: As a Task's; None is the accuracy where the loss is a cross entropy, else the loss.
-        scheduler: Today's learning-rate schedule: a function of an optimizer and the number of updates.
-        direction: Which way the metric is better, where it does not say.
-        outputs: Which part of what the model returns is the prediction.
-        steps: Batches of the loader that the model is trained for today.
-        epochs: The same in passes over the data.
-        name: For reports and folders; None takes the model's class.
-        on_note: Called with what follows from a model that is given as it is.
+    Arguments are those of `workbench.tune` for a model; ``direction`` and ``outputs`` are as for a `Task`, and
+    ``on_note`` is called with what follows from a model that is given as it is.
 
     Raises:
         TaskError: When an argument is not what it must be, or the optimizer holds none of the model's parameters.

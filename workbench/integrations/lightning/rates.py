@@ -19,20 +19,10 @@ def course_of(
 ) -> Callable[[Optimizer, int], LambdaLR] | None:
     """Return what makes a scheduler with the course of those on an optimizer, as `workbench.apply` takes it.
 
-    They are run through once, when Lightning would step them, and cannot be used afterwards: the optimizer gets back
-    its highest rates and does not know of them any more. A momentum that they would have moved stays where it begins.
-
-    Args:
-        optimizer: What the module's ``configure_optimizers`` has made.
-        schedulers: Its schedulers, each as Lightning describes it: ``scheduler``, ``interval`` and ``frequency``.
-        total_steps: Updates of today's training.
-        epoch_steps: Updates of one epoch, infinite for data without end.
-
-    Returns:
-        A function of another optimizer and its number of updates; None where there is no scheduler.
-
-    Raises:
-        ValueError: When one of them follows a metric.
+    None where there is none; a ValueError where one follows a metric. The schedulers, as Lightning describes them
+    (``scheduler``, ``interval``, ``frequency``), are run through once and cannot be used afterwards: the optimizer gets
+    back its highest rates. A momentum that they would have moved stays where it begins. Lengths are today's updates;
+    those of an epoch are infinite for data without end.
     """
     if not schedulers:
         return None

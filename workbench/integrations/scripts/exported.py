@@ -17,28 +17,13 @@ from workbench.tasks import Task, TaskError, load_task
 
 
 def with_scripts(
-    result: StudyResult,
-    steps: int,
-    seed: int,
-    worth: Mapping[str, Mapping[str, str]],
-    *,
-    written: Sequence[str] = (),
+    result: StudyResult, steps: int, seed: int, worth: Mapping[str, Mapping[str, str]], *, written: Sequence[str] = ()
 ) -> StudyResult:
     """Return a study's answer with its exports in the words of every framework; of some, files are written, too.
 
     A script is written into the folder of its configuration. Where the task cannot be loaded, its place in the script
-    is left for the user to fill in.
-
-    Args:
-        result: The answer, whose configurations have been exported.
-        steps: Loader batches that the task is trained for today.
-        seed: Of the weights, the order of the data and the split.
-        worth: Export -> config path -> what its part was measured to be worth.
-        written: Frameworks whose files are written.
-
-    Raises:
-        ValueError: When there is no such framework.
-        OSError: When a file cannot be written.
+    is left for the user to fill in. ``steps`` are the loader batches that the task is trained for today; ``worth`` maps
+    an export and a config path to what that part was measured to be worth. An unknown framework is a ValueError.
     """
     for name in written:
         framework_of(name)

@@ -72,11 +72,7 @@ class BoostedTrainer(Trainer):
     """
 
     def __init__(
-        self,
-        *args: Any,
-        boost: BoostConfig | Mapping[str, Any] | str | Path,
-        boost_level: str = "O1",
-        **options: Any,
+        self, *args: Any, boost: BoostConfig | Mapping[str, Any] | str | Path, boost_level: str = "O1", **options: Any
     ) -> None:
         self.boost_config, self.boost_level = read_config(boost), boost_level
         self.boosted: Boosted | None = None
