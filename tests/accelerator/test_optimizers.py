@@ -76,18 +76,6 @@ def test_no_state_of_adam_lies_on_the_device(offload_gradients: bool, accelerato
     assert torch.accelerator.memory_allocated() <= before
 
 
-def test_gradients_that_leave_are_gone_before_the_step(accelerator: torch.device) -> None:
-    model = net().to(accelerator)
-    optimizer = AdamOffload(model, learning_rate=0.01, offload_gradients=True, bucket_bytes=64)
-    train(model, optimizer, accelerator)
-    images, classes = next(iter(batches(accelerator)))
-    F.cross_entropy(model(images), classes).backward()  # type: ignore[no-untyped-call]
-    assert all(parameter.grad is None for parameter in model.parameters())
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer.step()
-    assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
-
-
 def test_offloading_waits_for_buckets_only(standin: torch.device) -> None:
     model = net().to(standin)
     optimizer = AdamOffload(model, learning_rate=0.01, bucket_bytes=256)
@@ -157,3 +145,28 @@ def test_rows_of_a_table_are_updated_as_on_a_cpu(accelerator: torch.device) -> N
             optimizer.step()
             optimizer.zero_grad()
     torch.testing.assert_close(there.weight.detach().cpu(), here.weight.detach())
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+def test_gradients_that_left_are_unscaled_with_waits_for_their_buckets_alone(
+    overflows: bool, standin: torch.device
+) -> None:
+    model = net().to(standin)
+    optimizer = AdamOffload(model, learning_rate=0.01, offload_gradients=True, bucket_bytes=64)
+    images, classes = next(iter(batches(standin)))
+    scale, flag = torch.full((1,), 8.0).to(standin), torch.zeros(1).to(standin)
+    F.cross_entropy(model(images), classes).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()  # in which the first gradients leave
+    loss = F.cross_entropy(model(images), classes) * (float("inf") if overflows else 8.0)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    expected = [state["exp_avg"].clone() for state in optimizer.state.values()]
+    forget_waits()
+    optimizer.unscale_offloaded_(lambda parameter: scale, flag)
+    assert set(waits()) <= {"event.synchronize"}
+    assert flag.item() == float(overflows)
+    optimizer.step_with_found_inf(flag)
+    moved = [
+        not torch.equal(state["exp_avg"], old) for state, old in zip(optimizer.state.values(), expected, strict=True)
+    ]
+    assert any(moved) is not overflows

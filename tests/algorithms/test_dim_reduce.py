@@ -106,14 +106,9 @@ def quasi_newton(made: DimReduce, call: int) -> Callable[[Tensor], tuple[Tensor,
 
 
 def assert_equal_up_to_condition(found: Tensor, wanted: Tensor, slope: Tensor, size: Tensor, name: str) -> None:
-    """Compare what float32 arithmetic recorded with the exact value of a function of gradients.
+    """Compare the exact value of a function of gradients, in float64, with what float32 arithmetic recorded.
 
-    Args:
-        found: The function's value, in float64.
-        wanted: What was recorded.
-        slope: The function's derivative by the gradient.
-        size: Length of the gradients that enter, whose rounding the derivative enlarges.
-        name: For the message.
+    ``slope`` is its derivative, which enlarges the rounding of the gradients that enter, whose length is ``size``.
     """
     condition = torch.linalg.matrix_norm(slope.reshape(found.numel(), -1), 2) * size + found.norm()
     terms = slope.shape[-1]  # every entry is a sum of so many products
@@ -239,14 +234,11 @@ def test_the_update_is_the_inverse_of_the_hessians_bfgs_update(drawn: tuple[int,
     assert torch.linalg.eigvalsh(found).min() > 0
 
 
-@pytest.mark.parametrize("q", [0.0, -1.0, 1e-21, float("nan")])
-def test_without_curvature_the_inverse_hessian_stays(q: float) -> None:
+def test_without_curvature_the_inverse_hessian_stays_and_a_trial_must_fall_by_the_promised_share() -> None:
     before = torch.tensor([[2.0, 1.0], [1.0, 3.0]], dtype=torch.float64)
-    y, s = torch.tensor([q, 5.0], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
-    assert torch.equal(updated_curvature(before, y, s), before)
-
-
-def test_a_trial_must_fall_by_more_than_the_promised_share() -> None:
+    for q in (0.0, -1.0, 1e-21, float("nan")):
+        y, s = torch.tensor([q, 5.0], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
+        assert torch.equal(updated_curvature(before, y, s), before)
     loss, slope = torch.tensor(1.0), torch.tensor(-2.0)
     assert sufficient_decrease(torch.tensor(0.59), loss, slope, 0.5, 0.4)
     assert not sufficient_decrease(torch.tensor(0.6), loss, slope, 0.5, 0.4)
@@ -452,8 +444,7 @@ def test_clones_follow_and_a_missing_gradient_counts_as_zeros() -> None:
 def test_a_row_of_zeros_is_never_moved_along() -> None:
     net, wider = Bowl(), Bowl()
     descend(net, reducer(net, 2), 5)
-    matrix = np.concatenate([rows(2), np.zeros((1, 5))])
-    descend(wider, reducer(wider, 3, pca_mat_local=matrix), 5)
+    descend(wider, reducer(wider, 3, pca_mat_local=np.concatenate([rows(2), np.zeros((1, 5))])), 5)
     torch.testing.assert_close(net.flat(), wider.flat(), rtol=1e-12, atol=1e-12)
 
 
@@ -508,8 +499,7 @@ def test_an_interrupt_leaves_no_trial_in_the_weights(where: str, monkeypatch: py
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rho": 1.0}, r"`rho` must lie in \(0, 1\), got 1\.0"),
-        ({"rho": float("nan")}, "`rho` must lie"),
+        ({"rho": float("nan")}, r"`rho` must lie in \(0, 1\), got nan"),
         ({"gamma": 1.0}, "`gamma` must lie"),
         ({"alpha": -0.1}, "`alpha` must lie"),
         ({"sigma": 1.5}, "`sigma` must lie"),
@@ -532,7 +522,6 @@ def test_optimizers_that_would_change_the_step_are_refused() -> None:
     for optimizer in (
         torch.optim.SGD(net.parameters(), lr=0.1),
         torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.9),
-        torch.optim.SGD(net.parameters(), lr=1.0, weight_decay=0.1),
         torch.optim.Adam(net.parameters(), lr=1.0),
     ):
         with pytest.raises(ValueError, match=r"`optimizer` must apply the step as it is: torch\.optim\.SGD with lr=1"):

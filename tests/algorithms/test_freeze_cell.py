@@ -1,49 +1,18 @@
-"""Freeze training cells: the same training as the loop by hand, and freezing with accumulation."""
+"""Freeze training cells: freezing with accumulation, and over ranks; golden trainings go through them, too."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.algorithms.test_grad_freeze import freeze_optimizer_of
-from tests.golden_files import golden_paths, load_json, load_npz
-from tests.golden_networks import (
-    assert_trajectory,
-    build_loss,
-    build_network,
-    divide_by_loss_scale,
-    golden_batch,
-    load_initial_weights,
-)
+from tests.golden_files import golden_paths, load_json
 from tests.kit.twins import assert_close
 from workbench.methods.grad_freeze.method import FreezeOpt
 from workbench.mindspore.freeze_cell import freeze_cell
-from workbench.nn import WithLossCell
-
-
-@pytest.mark.filterwarnings("ignore:gradient freezing has no effect")  # more groups than layers may be recorded, too
-@pytest.mark.parametrize("path", golden_paths("freeze_train_*.npz"), ids=lambda path: path.stem)
-def test_golden_freeze_training_through_cells(path: Path) -> None:
-    meta, arrays = load_npz(path)
-    net = build_network(meta["net"])
-    load_initial_weights(net, arrays)
-    frozen = freeze_optimizer_of(meta, net)
-    for index in range(frozen.n_groups):
-        divide_by_loss_scale(frozen.optimizer_of(index), meta)
-    cells = freeze_cell(False, WithLossCell(net, build_loss(meta["loss"])), frozen, meta["sens"], None, False)
-    assert len(cells) == len(meta["group_param_names"])
-    for step in range(len(arrays["x"])):
-        index = frozen.begin_step()
-        assert index == meta["used_index_per_step"][step]
-        loss = cells[index](*golden_batch(arrays, step))
-        frozen.advance()
-        np.testing.assert_allclose(loss.item(), arrays["losses"][step], rtol=1e-4)
-        assert_trajectory(net, arrays, step + 1)
 
 
 class Distance(nn.Module):

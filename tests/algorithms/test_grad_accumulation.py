@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -138,6 +137,7 @@ def test_resuming_in_the_middle_of_a_window_changes_nothing(k: int, stop: int) -
 def test_the_sum_lives_in_grad_and_the_callers_gradients_stay_as_they_are() -> None:
     net, x, y = quadratic(0)
     accumulate = GradientAccumulation(3, torch.optim.SGD(net.parameters(), lr=0.1))
+    (net(x) - y).square().mean().backward()  # a probe, say, whose gradients nobody cleared: no part of the window
     given_ = gradients(net, x, y)
     copies = [g.clone() for g in given_]
     accumulate(None, given_)
@@ -148,17 +148,6 @@ def test_the_sum_lives_in_grad_and_the_callers_gradients_stay_as_they_are() -> N
         assert torch.equal(original, passed)
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, original * 2 / 3)
-
-
-def test_gradients_that_others_left_are_no_part_of_a_window() -> None:
-    net, x, y = quadratic(0)
-    accumulate = GradientAccumulation(2, torch.optim.SGD(net.parameters(), lr=0.1))
-    (net(x) - y).square().mean().backward()  # a probe, say, whose gradients nobody cleared
-    given_ = gradients(net, x, y)
-    accumulate(None, given_)
-    for parameter, gradient in zip(net.parameters(), given_, strict=True):
-        assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad, gradient / 2)
 
 
 def test_a_parameter_without_gradient_is_left_alone() -> None:
@@ -173,10 +162,8 @@ def test_a_parameter_without_gradient_is_left_alone() -> None:
 def test_wrong_arguments_are_named() -> None:
     net, x, y = quadratic(0)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    bad: list[Any] = [2.0, True, "2"]
-    for n in bad:
-        with pytest.raises(TypeError, match="`grad_accumulation_step` must be an integer"):
-            AccumulationWindow(n)
+    with pytest.raises(TypeError, match="`grad_accumulation_step` must be an integer"):
+        AccumulationWindow(2.0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"`optimizer` must be a torch\.optim\.Optimizer"):
         GradientAccumulation(2, net)  # type: ignore[arg-type]
     accumulate = GradientAccumulation(3, optimizer)

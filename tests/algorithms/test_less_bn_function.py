@@ -97,67 +97,15 @@ def test_trained_parts_behind_a_split_norm_keep_their_names() -> None:
     assert {"block.bn1.act.weight", "block.bn1.norm.scale"} <= set(net.state_dict())
 
 
-def test_a_norm_that_does_more_is_left_alone_with_a_sentence() -> None:
-    net = learned(Net(Block(NormThenRelu)))
-    with pytest.warns(UserWarning, match=r"left block\.bn1 alone: a call of this NormThenRelu does something other"):
-        change, report = change_of(net)
-    assert change == 0
-    assert report.removed == ()
-    assert list(report.left_alone) == ["block.bn1"]
-    assert "without changing what the network computes" in report.reason
-
-
-def test_a_subclass_that_computes_the_same_is_removed() -> None:
-    change, report = change_of(learned(Net(Block(Logged))))
-    assert change < 1e-5
-    assert report.removed == ("block.bn1",)
-    assert report.split == ()
-
-
-def test_nothing_is_folded_into_a_convolution_that_changes_its_weight() -> None:
-    change, report = change_of(learned(Net(Block(conv=StandardizedConv))))
-    assert change < 1e-5
-    assert report.affine == report.removed == ("block.bn1",)
-
-
-def test_nothing_is_folded_into_a_parametrized_or_hooked_convolution() -> None:
-    normed, hooked = learned(Net(Block())), learned(Net(Block()))
-    parametrizations.weight_norm(normed.block.conv1)
-    hooked.block.conv1.register_forward_hook(lambda module, args, output: output.clamp(max=1))
-    for net in (normed, hooked):
-        change, report = change_of(net)
-        assert change < 1e-5
-        assert report.affine == report.removed == ("block.bn1",)
-
-
-def test_a_hooked_norm_is_left_alone() -> None:
-    net = learned(Net(Block()))
-    net.block.bn1.register_forward_hook(lambda module, args, output: output.clamp(max=1))
-    with pytest.warns(UserWarning, match=r"left block\.bn1 alone"):
-        change, _ = change_of(net)
-    assert change == 0
-
-
 class ReadsConvolution(Block):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + F.conv2d(x, self.conv1.weight, padding=1)
-
-
-def test_a_weight_that_a_functional_call_reads_stays_as_it_is() -> None:
-    change, report = change_of(learned(Net(ReadsConvolution())))
-    assert change < 1e-5
-    assert report.affine == report.removed == ("block.bn1",)
 
 
 class AsksForForm(Block):
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv1(x.to(self.conv1.weight.dtype))
         return x + self.bn2(self.conv2(self.bn1(y.view(y.shape)))) if y.dim() else y
-
-
-def test_asking_for_shape_and_type_is_no_reading() -> None:
-    _, report = change_of(learned(Net(AsksForForm())))
-    assert report.removed == ("block.bn1",)
 
 
 class Slimmed(Block):
@@ -177,25 +125,23 @@ class ReadsStatistics(Block):
         return super().forward(x) * self.bn1.running_var.mean()
 
 
-@pytest.mark.parametrize("block", [Slimmed, SlimmedInTraining, ReadsStatistics])
-@pytest.mark.parametrize("example", [None, X], ids=["traced", "recorded"])
-def test_a_norm_whose_tensors_are_read_elsewhere_is_left_alone(block: type[Block], example: Tensor | None) -> None:
+def penalised(model: nn.Module) -> Tensor:
+    return model(X).square().mean() + model.block.bn1.weight.abs().sum()
+
+
+@pytest.mark.parametrize(
+    ("block", "example"),
+    [
+        (Block, penalised),
+        *((block, one) for block in (Slimmed, SlimmedInTraining, ReadsStatistics) for one in (None, X)),
+    ],
+)
+def test_a_norm_whose_tensors_the_model_or_its_loss_reads_is_left_alone(block: type[Block], example: Any) -> None:
     net = Net(block())
     with pytest.warns(UserWarning, match="reads its weight or statistics outside of its call"):
         report = reduce_batch_norms_(net, example_inputs=example)
     assert list(report.left_alone) == ["block.bn1"]
-    net.train()(X).sum().backward()
-
-
-def test_a_penalty_of_the_loss_function_counts_too() -> None:
-    net = Net(Block())
-
-    def loss(model: nn.Module) -> Tensor:
-        return model(X).square().mean() + model.block.bn1.weight.abs().sum()
-
-    with pytest.warns(UserWarning, match="reads its weight"):
-        reduce_batch_norms_(net, example_inputs=loss)
-    loss(net.train()).backward()
+    (example(net.train()) if callable(example) else net.train()(X).sum()).backward()
 
 
 def test_a_loss_that_takes_gradients_on_the_way_can_be_recorded() -> None:
@@ -225,12 +171,45 @@ class AuxiliaryInTraining(Block):
         return y + first.square().mean() if self.training else y
 
 
-@pytest.mark.parametrize("example", [None, X], ids=["traced", "recorded"])
-@pytest.mark.parametrize("block", [OtherWayInEvaluation, AuxiliaryInTraining])
-def test_a_branch_of_one_mode_only_is_seen(block: type[Block], example: Tensor | None) -> None:
-    change, report = change_of(learned(Net(block())).train(), example_inputs=example)
+def clamped(part: nn.Module) -> None:
+    part.register_forward_hook(lambda module, args, output: output.clamp(max=1))
+
+
+@pytest.mark.parametrize(
+    ("make", "example"),
+    [
+        (lambda: Block(conv=StandardizedConv), None),
+        (ReadsConvolution, None),
+        (OtherWayInEvaluation, None),
+        (OtherWayInEvaluation, X),
+        (AuxiliaryInTraining, None),
+        (AuxiliaryInTraining, X),
+    ],
+)
+def test_nothing_is_folded_into_a_convolution_that_changes_its_weight_or_that_others_read(
+    make: Callable[[], Block], example: Tensor | None
+) -> None:
+    change, report = change_of(learned(Net(make())).train(), example_inputs=example)
     assert change < 1e-5
-    assert report.affine == ("block.bn1",)  # another one reads the convolution, so nothing is folded into it
+    assert report.affine == report.removed == ("block.bn1",)
+
+
+@pytest.mark.parametrize("alter", [parametrizations.weight_norm, clamped])
+def test_nothing_is_folded_into_a_parametrized_or_hooked_convolution(alter: Callable[[nn.Module], Any]) -> None:
+    net = learned(Net(Block()))
+    alter(net.block.conv1)
+    change, report = change_of(net)
+    assert change < 1e-5
+    assert report.affine == report.removed == ("block.bn1",)
+
+
+@pytest.mark.parametrize("make", [lambda: Block(Logged), AsksForForm])
+def test_a_subclass_that_computes_the_same_is_removed_and_asking_for_a_shape_is_no_reading(
+    make: Callable[[], Block],
+) -> None:
+    change, report = change_of(learned(Net(make())))
+    assert change < 1e-5
+    assert (report.removed, report.split) == (("block.bn1",), ())
 
 
 class AsksTheNorm(Block):
@@ -246,13 +225,25 @@ class KnowsTheNorm(Block):
 
 
 @pytest.mark.parametrize(
-    ("block", "why"), [(AsksTheNorm, "the model fails"), (KnowsTheNorm, "the evaluation output changes by")]
+    ("make", "why"),
+    [
+        (AsksTheNorm, "without it the model fails"),
+        (KnowsTheNorm, "without it the evaluation output changes by"),
+        (lambda: Block(NormThenRelu), "a call of this NormThenRelu does something other"),
+        (Block, "a call of this BatchNorm2d does something other"),
+    ],
+    ids=["asked", "known", "does more", "hooked"],
 )
-def test_what_no_trace_shows_is_found_by_comparing_outputs(block: type[Block], why: str) -> None:
-    net = learned(Net(block()))
-    with pytest.warns(UserWarning, match=rf"left block\.bn1 alone: without it {why}"):
-        change, _ = change_of(net)
+def test_a_norm_that_does_more_or_that_python_asks_for_is_left_alone(make: Callable[[], Block], why: str) -> None:
+    net = learned(Net(make()))
+    if make is Block:
+        clamped(net.block.bn1)
+    with pytest.warns(UserWarning, match=rf"left block\.bn1 alone: {why}"):
+        change, report = change_of(net)
     assert change == 0
+    assert report.removed == ()
+    assert list(report.left_alone) == ["block.bn1"]
+    assert "without changing what the network computes" in report.reason
 
 
 class TwoBlocks(nn.Module):

@@ -180,14 +180,16 @@ def test_explained_variance_stays_with_its_matrix(tmp_path: Path, suffix: str) -
             save_pca_matrix(path, np.eye(2, 3), np.array(wrong))
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"explained_variance_ratio": "much"}', '{"explained_variance_ratio": 1}'])
+@pytest.mark.parametrize("text", ["", '{"explained_variance_ratio": "much"}', '{"explained_variance_ratio": 1}'])
 def test_unreadable_shares_do_not_stop_anybody(tmp_path: Path, text: str) -> None:
     path = save_pca_matrix(tmp_path / "pca.npy", np.eye(2, 3))
     (tmp_path / "pca.json").write_text(text)
     assert load_explained_variance(path) is None
 
 
-def test_other_ranks_wait_for_rank_0(folder: Path) -> None:
+def test_other_ranks_wait_for_rank_0(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.methods.dim_reduce.pca_files.POLL_SECONDS", 0.02)
+
     def slowly(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         time.sleep(0.1)
         return components(snapshots)
@@ -210,9 +212,8 @@ def test_waiting_ends_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"waited 0\.05 s for the PCA matrix .*, which rank 0 did not write"):
         wait_for_pca_matrix(tmp_path / "pca.npy", 0.05)
     assert 0.05 <= time.monotonic() - begun < 5
-    for wrong in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match="`timeout` must be a number of seconds"):
-            wait_for_pca_matrix(tmp_path / "pca.npy", wrong)
+    with pytest.raises(ValueError, match="`timeout` must be a number of seconds"):
+        wait_for_pca_matrix(tmp_path / "pca.npy", float("nan"))
 
 
 @pytest.mark.parametrize(
@@ -230,15 +231,10 @@ def test_a_wrong_snapshot_is_named(folder: Path, changes: dict[str, torch.Tensor
         load_snapshots(folder, SHAPES)
 
 
-def test_too_few_snapshots_are_told_on_every_rank_at_once(folder: Path) -> None:
-    for rank in (0, 1):
+def test_wrong_folders_are_told_in_one_sentence(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    for rank in (0, 1):  # on every rank at once
         with pytest.raises(ValueError, match=r"number of snapshots \(4 in .*\), got 5; record more snapshots"):
             prepare_pca_matrix(None, folder, SHAPES, 5, components, rank=rank, timeout=1000)
-
-
-def test_wrong_folders_are_told_in_one_sentence(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with pytest.raises(ValueError, match=r"number of snapshots \(4 in .*\), got 5; record more snapshots"):
-        load_snapshots(folder, SHAPES, n_components=5)
     with pytest.raises(ValueError, match="`shapes` must name the parameters"):
         load_snapshots(folder, {})
     (folder / "step_0002.safetensors").write_bytes(b"broken")

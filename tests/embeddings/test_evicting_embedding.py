@@ -56,12 +56,8 @@ def test_one_bucket_evicts_the_stalest_row_of_all(batches: list[list[int]], n_ro
         rows = embedding.rows_of(torch.tensor(ids)).tolist()
         assert rows == [-1 if expected[i] is None else expected[i] for i in ids]
     assert embedding.last_seen.tolist() == reference.seen
-    told = embedding.occupancy()
-    assert (told.claims, told.evictions, told.collisions) == (
-        reference.claims,
-        reference.evictions,
-        reference.collisions,
-    )
+    told, wanted = embedding.occupancy(), (reference.claims, reference.evictions, reference.collisions)
+    assert (told.claims, told.evictions, told.collisions) == wanted
     assert told.rows_in_use == sum(owner is not None for owner in reference.owner)
 
 
@@ -155,10 +151,10 @@ def test_rows_of_ids_that_come_again_are_kept() -> None:
     frequent = torch.arange(4)
     embedding(frequent)
     rows = embedding.rows_of(frequent)
-    for start in range(100, 2000, 20):  # 1900 ids pass through
+    for start in range(100, 900, 20):  # 800 ids pass through
         embedding(torch.cat([frequent, torch.arange(start, start + 20)]))
     assert torch.equal(embedding.rows_of(frequent), rows)
-    assert embedding.occupancy().evictions > 1500
+    assert embedding.occupancy().evictions > 600
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def same(first: Iterable[Tensor], second: Iterable[Tensor]) -> bool:
 # The polynomials
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("steps", [1, 3, 8])
 @pytest.mark.parametrize("columns", [6, 9, 40], ids=["square", "direct", "on the Gram matrix"])
 def test_singular_values_within_reach_end_near_one_and_vectors_stay(steps: int, columns: int) -> None:
     torch.manual_seed(1)
@@ -117,10 +117,6 @@ def test_rounding_does_not_grow_on_matrices_of_low_rank(steps: int) -> None:
     assert torch.linalg.matrix_norm(made, 2).max() < 1.21
     if steps <= 6:  # ten lift rounding itself into sight
         assert torch.linalg.matrix_norm(made.double() - exact, 2).max() < 0.02
-
-
-def test_five_polynomials_stay_within_a_thousandth_of_float64_on_matrices_of_low_rank() -> None:
-    generator = torch.Generator().manual_seed(1)
     decay = torch.logspace(0, -8, 96)
     matrices = torch.randn(3, 96, 96, generator=generator) * decay @ torch.randn(3, 96, 288, generator=generator)
     made, exact = orthogonalised(matrices, 5), orthogonalised(matrices.double(), 5)
@@ -150,27 +146,18 @@ def names(group: dict[str, object]) -> list[str]:
     return [name for name, _ in group["params"]]  # type: ignore[attr-defined]
 
 
-def test_hidden_matrices_are_found_by_their_modules() -> None:
+def test_hidden_matrices_are_found_by_their_modules_unless_tied_to_an_embedding_or_the_output() -> None:
     matrices, rest = parameter_groups(network())
     assert names(matrices) == ["conv.0.weight", "conv.1.weight", "conv.2.weight", "tall.weight"]
     assert {"table.weight", "depthwise.weight", "norm.weight", "head.weight", "tall.bias"} <= set(names(rest))
     assert len(names(matrices)) + len(names(rest)) == len(list(network().parameters()))
-
-
-def test_a_matrix_that_is_tied_to_an_embedding_or_to_the_output_is_none() -> None:
-    net = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
-    net[1].weight = net[0].weight
-    net[2].weight = net[3].weight
-    (group,) = parameter_groups(net)
+    others = nn.ModuleList([nn.MultiheadAttention(8, 2), nn.GRU(8, 8), nn.Linear(8, 2)])
+    of_attention, of_gru = ("0.in_proj_weight", "0.out_proj.weight"), ("1.weight_ih_l0", "1.weight_hh_l0")
+    assert names(parameter_groups(others)[0]) == [*of_attention, *of_gru]
+    tied = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight, tied[2].weight = tied[0].weight, tied[3].weight
+    (group,) = parameter_groups(tied)
     assert not group["matrices"]
-
-
-def test_attention_and_recurrent_weights_are_matrices() -> None:
-    net = nn.ModuleList([nn.MultiheadAttention(8, 2), nn.GRU(8, 8), nn.Linear(8, 2)])
-    assert names(parameter_groups(net)[0]) == [
-        *("0.in_proj_weight", "0.out_proj.weight"),
-        *("1.weight_ih_l0", "1.weight_hh_l0"),
-    ]
 
 
 # One update

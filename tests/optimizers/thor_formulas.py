@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -14,25 +15,18 @@ __all__ = ["block_inverse", "dense", "embedding_step", "layer_norm_step", "preco
 
 
 def block_inverse(factor: Tensor, damping: float, block_size: int = 128) -> Tensor:
-    """Return the inverse of a factor's diagonal blocks with ``damping`` added to the diagonal.
+    """Return the inverse of a factor's diagonal blocks, ``[n, n]``, with ``damping`` (a root) added to the diagonal."""
+    return _by_block(factor, damping, block_size, torch.cholesky_inverse)
 
-    Args:
-        factor: Symmetric, positive semi-definite, shape ``[n, n]``.
-        damping: Added to the diagonal, >= 0; what the optimizer calls damping enters as its root.
-        block_size: Rows of a block.
 
-    Returns:
-        Block diagonal matrix, shape ``[n, n]``.
-
-    Raises:
-        torch.linalg.LinAlgError: When a damped block is not positive definite.
-    """
-    inverse = torch.zeros_like(factor)
+def _by_block(factor: Tensor, damping: float, block_size: int, inverted: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return what a function makes of the Cholesky factor of each damped block."""
+    result = torch.zeros_like(factor)
     for begin, end in block_ranges(len(factor), block_size):
         block = factor[begin:end, begin:end].clone()
         block.diagonal().add_(damping)
-        inverse[begin:end, begin:end] = torch.cholesky_inverse(torch.linalg.cholesky(block))
-    return inverse
+        result[begin:end, begin:end] = inverted(torch.linalg.cholesky(block))
+    return result
 
 
 def dense(blocks: FactorBlocks, factor: int, of: dict[int, Tensor]) -> Tensor:
@@ -44,13 +38,7 @@ def dense(blocks: FactorBlocks, factor: int, of: dict[int, Tensor]) -> Tensor:
 
 
 def precondition(gradient: Tensor, a_inverse: Tensor, g_inverse: Tensor) -> Tensor:
-    """Return ``G^-1 dW A^-1`` in the shape of the gradient.
-
-    Args:
-        gradient: Of a weight, shape ``[out, ...]``.
-        a_inverse: Shape ``[in, in]``, ``in`` being the product of the other axes.
-        g_inverse: Shape ``[out, out]``.
-    """
+    """Return ``G^-1 dW A^-1`` in the shape of the gradient, ``[out, ...]``."""
     natural: Tensor = g_inverse @ gradient.flatten(1) @ a_inverse
     return natural.view_as(gradient)
 
@@ -65,44 +53,17 @@ def embedding_step(
     product: Literal["inverse", "reference"] = "inverse",
     block_size: int = 128,
 ) -> Tensor:
-    """Return the preconditioned gradient of an embedding table, whose input factor is a diagonal of token counts.
+    """Return the preconditioned gradient of a table, ``[tokens, features]``, whose A is a diagonal of counts.
 
-    Args:
-        gradient: Shape ``[tokens, features]``.
-        counts: How often each token occurred, shape ``[tokens]``.
-        g_factor: Covariance of the output gradients, shape ``[features, features]``.
-        damping: d; its root is added on both sides.
-        batch_size: Divides the counts.
-        product: ``"inverse"``, or ``"reference"`` for what MindSpore 2.7 multiplies on a GPU: L^-1 L^-1 with the
-            Cholesky factor L, where the inverse is L^-T L^-1.
-        block_size: Rows of a block.
+    ``"reference"`` is what MindSpore 2.7 multiplies on a GPU: L^-1 L^-1 with the Cholesky factor L of ``g_factor``,
+    where the inverse is L^-T L^-1.
     """
-    root = math.sqrt(damping)
-    if product == "inverse":
-        right = block_inverse(g_factor, root, block_size)
-    else:
-        right = reference_product(g_factor, root, block_size)
-    return gradient / (counts / batch_size + root)[:, None] @ right
-
-
-def reference_product(factor: Tensor, damping: float, block_size: int = 128) -> Tensor:
-    """Return per block L^-1 L^-1 of the damped factor, L lower triangular: the reference's slip for embeddings."""
-    result = torch.zeros_like(factor)
-    for begin, end in block_ranges(len(factor), block_size):
-        block = factor[begin:end, begin:end].clone()
-        block.diagonal().add_(damping)
-        half = torch.linalg.cholesky(block).inverse()
-        result[begin:end, begin:end] = half @ half
-    return result
+    root, is_reference = math.sqrt(damping), product == "reference"
+    inverted = (lambda half: half.inverse() @ half.inverse()) if is_reference else torch.cholesky_inverse
+    return gradient / (counts / batch_size + root)[:, None] @ _by_block(g_factor, root, block_size, inverted)
 
 
 def layer_norm_step(gradient: Tensor, damping: float, batch_size: int) -> Tensor:
-    """Return ``g / (g^2 / b + sqrt(d))``: the curvature of a LayerNorm's parameters is taken as a diagonal.
-
-    Args:
-        gradient: Of the scale or the shift, any shape.
-        damping: d.
-        batch_size: b.
-    """
+    """Return ``g / (g^2 / b + sqrt(d))``: the curvature of a LayerNorm's parameters is taken as a diagonal."""
     denominator: Tensor = gradient.square() / batch_size + math.sqrt(damping)
     return gradient / denominator

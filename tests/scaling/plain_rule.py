@@ -14,15 +14,7 @@ _FLOAT32_MAX = 3.4028234663852886e38
 def plain_next(
     scale: float, finite_steps: int, overflowed: bool, rule: LossScaleRule, growth_ceiling: str = "finite"
 ) -> tuple[float, int]:
-    """Return the scale and its finite steps after one step.
-
-    Args:
-        scale: Scale that the step used.
-        finite_steps: Finite steps before this one.
-        overflowed: Whether the step overflowed.
-        rule: Factor, window and bounds.
-        growth_ceiling: ``"finite"`` or ``"none"``.
-    """
+    """Return the scale and its finite steps after a step that used ``scale`` after so many finite ones."""
     if overflowed:
         return max(scale / rule.factor, rule.minimum), 0
     if finite_steps + 1 < rule.window:

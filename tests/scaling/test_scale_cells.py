@@ -25,11 +25,6 @@ from workbench.loss_scale import (
 )
 
 TRACES = [load_json(path) for path in golden_paths("loss_scale_traces*.json")]
-CASES = [case for traces in TRACES for case in traces["cases"]]
-
-
-def name_of(case: dict[str, Any]) -> str:
-    return f"{case['init']:g}-{case['factor']:g}-{case['window']}"
 
 
 def run_cell(cell: DynamicLossScaleUpdateCell, scale: torch.Tensor, overflows: list[Any]) -> list[float]:
@@ -49,27 +44,21 @@ def run_manager(manager: DynamicLossScaleManager, overflows: list[Any]) -> list[
     return scales
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_golden_update_cell_sequences(case: dict[str, Any]) -> None:
-    cell = DynamicLossScaleUpdateCell(case["init"], case["factor"], case["window"])
-    scale = torch.tensor(case["init"], dtype=torch.float32)
-    last = []
-    scales = []
-    for overflowed in case["overflow"]:
-        cell(scale, torch.tensor(bool(overflowed)))
-        scales.append(float(scale))
-        last.append(int(cell.last_overflow_iter))
-    # The recorded cell multiplies by the rounded reciprocal: the last bit differs unless the factor is a power of two.
-    assert scales == pytest.approx([float(value) for value in case["update_cell"]["scale"]], rel=1e-6)
-    assert last == case["update_cell"]["last_overflow_iter"]
-    assert int(cell.cur_iter) == case["update_cell"]["cur_iter_end"]
-
-
-@pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_golden_host_manager_sequences(case: dict[str, Any]) -> None:
-    manager = DynamicLossScaleManager(case["init"], case["factor"], case["window"])
-    scales = run_manager(manager, case["overflow"])
-    assert scales == pytest.approx([float(value) for value in case["host_manager"]["scale"]], rel=1e-6)
+@pytest.mark.parametrize("traces", TRACES)
+def test_golden_sequences_of_cell_and_manager(traces: dict[str, Any]) -> None:
+    for case in traces["cases"]:
+        arguments = case["init"], case["factor"], case["window"]
+        cell, scale = DynamicLossScaleUpdateCell(*arguments), torch.tensor(case["init"], dtype=torch.float32)
+        last, scales = [], []
+        for overflowed in case["overflow"]:
+            scales += run_cell(cell, scale, [overflowed])
+            last.append(int(cell.last_overflow_iter))
+        # The recorded cell multiplies by the rounded reciprocal: the last bits agree for powers of two only.
+        assert scales == pytest.approx([float(value) for value in case["update_cell"]["scale"]], rel=1e-6), arguments
+        assert last == case["update_cell"]["last_overflow_iter"], arguments
+        assert int(cell.cur_iter) == case["update_cell"]["cur_iter_end"], arguments
+        scales = run_manager(DynamicLossScaleManager(*arguments), case["overflow"])
+        assert scales == pytest.approx([float(value) for value in case["host_manager"]["scale"]], rel=1e-6), arguments
 
 
 @pytest.mark.parametrize("traces", TRACES)

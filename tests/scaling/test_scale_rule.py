@@ -29,7 +29,6 @@ from workbench.loss_scale.rule import (
 )
 
 TRACES = [load_json(path) for path in golden_paths("loss_scale_traces*.json")]
-CASES = [case for traces in TRACES for case in traces["cases"]]
 
 
 @dataclass(frozen=True)
@@ -66,16 +65,12 @@ def run(state: ScaleState, overflows: list[bool], rule: Any, **options: Any) -> 
     return scales
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['init']:g}-{case['factor']:g}-{case['window']}")
-def test_golden_functional_scaler_sequences(case: dict[str, Any]) -> None:
-    scales = run(
-        ScaleState(case["init"]), [bool(flag) for flag in case["overflow"]], Rule(case["factor"], case["window"])
-    )
-    assert scales == pytest.approx(case["functional_scaler"]["scale"], rel=1e-6)
-
-
 @pytest.mark.parametrize("traces", TRACES)
-def test_golden_long_window_changes(traces: dict[str, Any]) -> None:
+def test_golden_sequences_of_the_functional_scaler(traces: dict[str, Any]) -> None:
+    for case in traces["cases"]:
+        rule, overflows = Rule(case["factor"], case["window"]), [bool(flag) for flag in case["overflow"]]
+        scales = run(ScaleState(case["init"]), overflows, rule)
+        assert scales == pytest.approx(case["functional_scaler"]["scale"], rel=1e-6), case["init"]
     long = traces["long_window"]
     hits = set(long["overflow_steps"])
     scales = run(

@@ -120,11 +120,6 @@ class LossScaling:
         return self._scale if loss.is_cpu and self._scale.is_cpu else None
 
     @property
-    def checks_overflow(self) -> bool:
-        """Whether an update waits for the test of its gradients for inf and NaN."""
-        return self.drop_overflow_update
-
-    @property
     def moves(self) -> bool:
         """Whether the scale tensor may change in place, so that anyone who keeps it must copy it."""
         return self.update_cell is not None

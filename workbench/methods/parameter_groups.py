@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from workbench.core.arguments import checked_count
 from workbench.core.step_optimizer import StepOptimizer
+from workbench.core.torch_internals import step_hooks
 from workbench.core.wrapped_model import plain_name as plain_name
-from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 
 CHUNK_FULL = 3  # parameters: a convolution and the two of its normalization
 
@@ -84,6 +84,20 @@ def rebuild_optimizer(
                 rebuilt.state[parameter] = copy.deepcopy(state) if copy_state else state
     register_step_hooks(rebuilt, step_hooks(optimizer))
     return rebuilt
+
+
+def register_step_hooks(
+    optimizer: Optimizer, hooks: tuple[Sequence[Callable[..., Any]], Sequence[Callable[..., Any]]]
+) -> None:
+    """Register step hooks of another optimizer behind those there are; the same one is not registered twice.
+
+    torch leaves hooks behind when an optimizer is copied or pickled; a method that acts through one would stop unseen.
+    """
+    registers = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
+    for register, wanted, present in zip(registers, hooks, step_hooks(optimizer), strict=True):
+        for hook in wanted:
+            if not any(hook is other for other in present):
+                register(hook)
 
 
 def _constructed_like(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:

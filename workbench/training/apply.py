@@ -21,12 +21,12 @@ from torch.optim import Optimizer
 from workbench.config import BoostConfig, Plan
 from workbench.core import distributed as ranks
 from workbench.core.devices import device_of
+from workbench.core.torch_internals import step_hooks
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.facts import facts_of, learning_reasons
 from workbench.methods.in_effect import MethodsInEffect, fitted, prepare_
-from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
-from workbench.methods.parameter_groups import rebuild_optimizer
+from workbench.methods.parameter_groups import rebuild_optimizer, register_step_hooks
 from workbench.methods.plan_mark import boost_plan_of, mark_
 from workbench.methods.protocol import Preparation
 from workbench.optim import build_optimizer, change_optimizer_

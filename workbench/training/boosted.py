@@ -33,13 +33,13 @@ from workbench.config import Plan
 from workbench.core import devices
 from workbench.core.records import EventSink
 from workbench.core.step_optimizer import StepOptimizer, clear_gradients
-from workbench.core.torch_internals import mark_stepped
+from workbench.core.torch_internals import mark_stepped, step_hooks
 from workbench.core.wrapped_model import allow_one_graph_per_group, by_plain_names, unwrapped
 from workbench.loss_scale import host_values
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.accumulation_window import AccumulationWindow
 from workbench.methods.in_effect import MethodsInEffect
-from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
+from workbench.methods.parameter_groups import register_step_hooks
 from workbench.methods.plan_mark import boosted_module_of
 from workbench.methods.protocol import GroupSchedule
 from workbench.methods.weight_update import CompleteWindow
@@ -271,7 +271,7 @@ class Boosted:
             self.step_index,
             optimizer,
             loss,
-            self._found_inf if scaling.checks_overflow else None,
+            self._found_inf if scaling.drop_overflow_update else None,
             self._one if scaling.unscales or scaling.is_unit else scaling.scale.reshape(()),
             None if closure is None else lambda: self._evaluate(closure),
             self.events,
@@ -282,7 +282,7 @@ class Boosted:
         columns = self.update(window)
         for hook in self._hooks.values():
             columns = {**columns, **hook.after_update(window)}
-        if scaling.checks_overflow:
+        if scaling.drop_overflow_update:
             scaling.after_window(overflow)
         mark_stepped(self.optimizer)  # an update was attempted
         if self._schedule is not None:

@@ -376,7 +376,7 @@ class _Run:
     def _detect_collapse(self, records: list[StepRecord]) -> list[Event]:
         scaling = self.boosted.loss_scaling
         windows = [record for record in records if record.accumulated == self.boosted.window.n_steps]
-        if scaling.collapse_after is None or not scaling.checks_overflow or not windows:
+        if scaling.collapse_after is None or not scaling.drop_overflow_update or not windows:
             return []
         overflowed = [record.overflow for record in windows]
         heights = [_height(record, scaling.minimum) for record in windows]

@@ -400,7 +400,7 @@ class TraceBuffer:
                 add(EventKind.SCALE_FLOOR, "", after, text)
             self._was_at_floor = at_floor
         # Once: every loss after it is as bad. Where overflows are skipped, the rule of the loss scale judges instead.
-        if not (math.isfinite(record.loss) or scaling.checks_overflow or self._diverged):
+        if not (math.isfinite(record.loss) or scaling.drop_overflow_update or self._diverged):
             self._diverged = True
             add(EventKind.DIVERGED, "loss", record.loss, f"the loss is {record.loss:g}; training diverged")
         return events

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from workbench.core.torch_internals import mark_stepped
+from workbench.core.torch_internals import mark_stepped, step_hooks
 from workbench.core.wrapped_model import allow_one_graph_per_group as allow_one_graph_per_group
 from workbench.methods.grad_freeze.group_arguments import (
     NOT_AN_OPTION,
@@ -37,8 +37,7 @@ from workbench.methods.grad_freeze.group_arguments import (
     require_no_own_options,
     split_learning_rates,
 )
-from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
-from workbench.methods.parameter_groups import checked_optimizer, rebuild_optimizer
+from workbench.methods.parameter_groups import checked_optimizer, rebuild_optimizer, register_step_hooks
 
 FreezeState = Literal["shared", "per_group"]
 
