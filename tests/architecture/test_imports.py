@@ -261,8 +261,8 @@ LIGHT = {"torch", "plotly", "optuna", "pandas"}
             "workbench.panels": {"torch", "optuna"},
         },
         {
-            "workbench.study.run.search_and_confirm": {"torch", "plotly"},
-            "workbench.study.run.joining": {"torch", "plotly"},
+            "workbench.study.run.search_and_confirm": {"torch", "plotly", "pandas", "scipy", "sklearn"},
+            "workbench.study.run.joining": {"torch", "plotly", "pandas", "scipy", "sklearn"},
         },
         {"workbench.training": {"plotly", "optuna", "pandas"}},
     ],

@@ -15,8 +15,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from workbench.config import BoostConfig, Plan
 from workbench.config.mindspore_notes import mindspore_notes
 from workbench.core.files import write_text_atomically
@@ -73,6 +71,8 @@ def write_tables(
     environment: Mapping[str, Any],
 ) -> None:
     """Write ``candidates.csv``, whose column ``exported`` marks what each export takes, and ``environment.json``."""
+    import pandas as pd  # here: a study's state is read without it
+
     directory.mkdir(parents=True, exist_ok=True)
     taken = {(choice.target, choice.label) for choice in choices.values()}
     numbers = ("speedup", "speedup_low", "speedup_high", "drop", "drop_bound", "allowed_drop")

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
-from scipy.stats import t as student  # type: ignore[import-untyped]  # scipy ships no types
 
 from workbench.config import BoostConfig, ConfigError, Plan, describe_parameters
 from workbench.core.records import GainPart
@@ -381,7 +380,7 @@ def _shortest(points: Sequence[tuple[float, float]], allowed: float, lengths: Se
 def _bar(part: Part, needed: _Needed, now: _Needed) -> GainPart:
     factor = needed.time / now.time
     freedom = max(needed.n_runs - 2, 1) if needed.n_runs else 30
-    margin = float(student.ppf(0.975, freedom)) * needed.spread
+    margin = _student(0.975, freedom) * needed.spread
     if not margin < _WIDEST:  # NaN, too
         return GainPart(part.name, factor, note="its runs do not bound the factor")
     return GainPart(part.name, factor, factor * math.exp(-margin), factor * math.exp(margin))
@@ -391,8 +390,15 @@ def _is_idle(bar: GainPart) -> bool:
     """Return whether a factor was measured and is not surely above 1, at `_GAIN_LEVEL`."""
     if not math.isfinite(bar.low):
         return False
-    deviation = math.log(bar.factor / bar.low) / float(student.ppf(0.975, 30))
-    return math.log(bar.factor) <= float(student.ppf(_GAIN_LEVEL, 30)) * deviation
+    deviation = math.log(bar.factor / bar.low) / _student(0.975, 30)
+    return math.log(bar.factor) <= _student(_GAIN_LEVEL, 30) * deviation
+
+
+def _student(probability: float, freedom: int) -> float:
+    """Return the quantile of Student's distribution."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # scipy ships no types; here for a quick start
+
+    return float(stdtrit(freedom, probability))
 
 
 def attribution_of(attributes: Mapping[str, Any]) -> dict[str, tuple[GainPart, ...]]:

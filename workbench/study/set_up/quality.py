@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm  # type: ignore[import-untyped]  # scipy ships no types
 
 from workbench.study.ask.search_space import Dimension
 
@@ -120,11 +119,12 @@ class QualityModel:
 
         A well-known plan that is a little too bold has next to none, however probable it is: nothing would change.
         """
+        from scipy.special import ndtri  # type: ignore[import-untyped]  # scipy ships no types; here for a quick start
 
         def scores(margin: np.ndarray, spread: np.ndarray) -> np.ndarray:
             left = 1.0 / np.sqrt(1.0 / np.maximum(spread, 1e-6) ** 2 + n_runs / self._noise**2)
             moved = np.sqrt(np.maximum(spread**2 - left**2, 1e-12))
-            return np.asarray((margin - norm.ppf(sure) * np.hypot(left, self._shared)) / moved)
+            return np.asarray((margin - ndtri(sure) * np.hypot(left, self._shared)) / moved)
 
         return self._averaged(plans, scores)
 
@@ -132,13 +132,15 @@ class QualityModel:
         self, plans: Sequence[Mapping[str, Any]], scores: Callable[[np.ndarray, np.ndarray], np.ndarray]
     ) -> np.ndarray:
         """Return a probability per plan, averaged over processes, by a score of how far the mean is below the limit."""
+        from scipy.special import ndtr  # here for a quick start
+
         if not self._processes or not plans:
-            return np.full(len(plans), float(norm.cdf(self._limit - self._mean)))
+            return np.full(len(plans), float(ndtr(self._limit - self._mean)))
         points = np.array([point_of(self._dimensions, values) for values in plans])
         found = np.zeros(len(plans))
         for process, weight in self._processes:
             mean, spread = process.predict(points, return_std=True)
-            found += weight * norm.cdf(scores(self._limit - mean - self._mean, spread))
+            found += weight * ndtr(scores(self._limit - mean - self._mean, spread))
         return found
 
     def _fit(self, tried: Sequence[Tried], noise: float) -> None:
