@@ -129,6 +129,13 @@ class TrialRecord:
     overflows: int = 0  # updates that were skipped because a gradient was inf or NaN
     note: str = ""  # what a person has written about it
 
+    @property
+    def speed(self) -> tuple[float, float, float]:
+        """Steps per second relative to O0's, and the ends of the 95 % interval; NaN where no time is known."""
+        times = (self.relative_step_time, self.relative_high, self.relative_low)
+        middle, low, high = (1.0 / time if time > 0.0 else math.nan for time in times)
+        return middle, low, high
+
 
 class Verdict(StrEnum):
     """The result of a candidate's confirmation."""

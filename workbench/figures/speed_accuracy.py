@@ -150,8 +150,7 @@ def speed_accuracy_figure(
 def _trial_point(
     trial: TrialRecord, metric: MetricScale, reference: float, allowed_drops: Mapping[str, float] | None
 ) -> TrialPoint:
-    # Without a guard a time of 0, which only a broken clock gives, would stop the report from opening.
-    speedup = 1.0 / trial.relative_step_time if trial.relative_step_time > 0 else float("nan")
+    speedup = trial.speed[0]
     if trial.state == "complete" and math.isfinite(reference) and trial.value > 0:
         speedup = reference / trial.value  # a pruned trial has no value; how fast its steps are is all that is known
     kind = outcome_of(trial, allowed_drops) if trial.state == "complete" else _GIVEN_UP

@@ -12,7 +12,6 @@ import pandas as pd
 from workbench.core.files import write_text_atomically
 from workbench.core.metric_scale import MetricScale
 from workbench.core.records import StudyResult, TrialRecord
-from workbench.core.text import format_interval
 from workbench.core.trial_counts import WITHIN, outcome_of
 from workbench.report.page import render, within
 from workbench.report.sources import hardware_of
@@ -59,7 +58,6 @@ def results_page(study: StudyResult) -> str:
         shown=shown,
         searched=_searched(study),
         checked=_checked(study),
-        speed_of=_speed,
         steps_of=_steps,
         outcome_of=outcome_of,
         product=lambda parts: math.prod(one.factor for one in parts),
@@ -87,12 +85,6 @@ def _hardware(study: StudyResult) -> str:
     return "; ".join(part for part in (", ".join(hardware), ", ".join(versions)) if part) or "Hardware unknown"
 
 
-def _speed(trial: TrialRecord) -> str:
-    relative = (trial.relative_step_time, trial.relative_high, trial.relative_low)
-    middle, low, high = (1.0 / time if time > 0.0 else math.nan for time in relative)
-    return format_interval(middle, low, high)
-
-
 def _steps(trial: TrialRecord) -> str:
     """Return the steps to the target, plus those of a warm-up."""
     if trial.state != "complete":
@@ -105,9 +97,9 @@ def _steps(trial: TrialRecord) -> str:
 def _speed_accuracy(study: StudyResult) -> str:
     points = []
     for trial in (one for one in study.ended if one.relative_step_time > 0.0):
-        speed, ends = 1.0 / trial.relative_step_time, (1.0 / trial.relative_high, 1.0 / trial.relative_low)
+        speed, low, high = trial.speed
         text = f"trial {trial.number}: {trial.summary}"
-        points.append(Point(speed, trial.metric, ends, color=_color(study, trial), text=text))
+        points.append(Point(speed, trial.metric, (low, high), color=_color(study, trial), text=text))
     if not points:
         return ""
     base, speeds = study.baseline_metric, [point.x for point in points]

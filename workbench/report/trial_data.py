@@ -111,8 +111,7 @@ def _row(trial: TrialRecord, study: StudyResult, base: Values, paths: Sequence[s
     config = _by_path(trial.config)
     changes = {path: config.get(path) for path in [*base, *config] if base.get(path) != config.get(path)}
     parts, effective = _in_effect(json.dumps(trial.config, sort_keys=True, default=str), trial.level)
-    speeds = (trial.relative_step_time, trial.relative_high, trial.relative_low)
-    speed, low, high = (_known(1.0 / time) if time > 0.0 else None for time in speeds)
+    speed, low, high = map(_known, trial.speed)
     warm_up = f"After a warm-up of {trial.warm_up_steps} micro-batches of O0, which count into the time to the target."
     return {
         "number": trial.number,

@@ -233,8 +233,8 @@ def trial_note(trial: TrialRecord, metric: str, allowed_drops: Mapping[str, floa
     """Return what a trial came to, in Markdown: what was in effect, speed, metric, verdict, message."""
     lines = [f"{_FIRST_WORDS}{trial.level}): {trial.summary or 'nothing'}", ""]
     if math.isfinite(trial.relative_step_time):
-        low, high = 1.0 / trial.relative_high, 1.0 / trial.relative_low
-        lines.append(f"* {1.0 / trial.relative_step_time:.2f} times the speed of O0 per step ({low:.2f} to {high:.2f})")
+        speed, low, high = trial.speed
+        lines.append(f"* {speed:.2f} times the speed of O0 per step ({low:.2f} to {high:.2f})")
     if math.isfinite(trial.metric):
         worse = f"{trial.metric_deficit:+.4g}" if math.isfinite(trial.metric_deficit) else "unknown"
         lines.append(f"* {metric} {trial.metric:.5g}, drop {worse} of {trial.allowed_drop:g} allowed")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,9 +96,7 @@ def _table(study: optuna.Study, records: Sequence[TrialRecord], dimensions: Sequ
             **{name: getattr(record, name) for name in TRIAL_COLUMNS if hasattr(record, name)},
             "trial": record.number,
             "in_effect": record.summary,
-            "speed": _inverse(record.relative_step_time),
-            "speed_low": _inverse(record.relative_high),
-            "speed_high": _inverse(record.relative_low),
+            **dict(zip(("speed", "speed_low", "speed_high"), record.speed, strict=True)),
             "metric_name": metric_name,
             "drop": record.metric_deficit,
             "started": _in_utc(stored[record.number].datetime_start),
@@ -144,10 +141,6 @@ def _write_parquet(table: pd.DataFrame, path: Path) -> None:
         described.append(field.with_metadata({"unit": unit, "description": meaning}))
     # The table's own metadata let pandas read its types back.
     pq.write_table(plain.cast(pa.schema(described, metadata=plain.schema.metadata)), path)
-
-
-def _inverse(value: float) -> float:
-    return 1.0 / value if math.isfinite(value) and value > 0.0 else math.nan
 
 
 def _in_utc(local: datetime.datetime | None) -> datetime.datetime | None:

@@ -58,15 +58,15 @@ class ProposingSampler(WholeSpaceSampler):
 
     def propose(self, study: optuna.Study, trial: FrozenTrial) -> Mapping[str, Any]:
         """Return the values of the plan that promises most."""
-        self._space = replace(self._space, base=ground_of(self._space.base, study.user_attrs))
-        self._no_room = batches_without_room(study.user_attrs)
+        attributes = study.user_attrs
+        self._space = replace(self._space, base=ground_of(self._space.base, attributes))
+        self._no_room = batches_without_room(attributes)
         trials = study.get_trials(deepcopy=False)
         drawn = [one for one in trials if "given" not in one.user_attrs and not one.user_attrs.get("baseline")]
-        first = list(itertools.islice(self._first_plans(times_per_sample(study.user_attrs)), len(drawn) + 1))
+        first = list(itertools.islice(self._first_plans(times_per_sample(attributes)), len(drawn) + 1))
         begun = sum(one.state != TrialState.WAITING for one in drawn) - 1  # this one is among them
         if begun < len(first):
             return first[max(begun, 0)].parameters
-        attributes = study.user_attrs
         n_confirming = int(attributes["usual_seeds"])
         standing = standing_of(trials, self._space.dimensions, allowed_drop_of(attributes), n_confirming, attributes)
         steps = int(attributes["study_file"]["study"]["budget_steps"])
