@@ -85,10 +85,7 @@ def measure_speed_ratio(
     makes = [functools.partial(TimedSide, task, *side, **options) for side in (baseline, candidate)]
     if apart:
         return _measured_apart(makes, rounds, seed)
-    if kept is None:
-        sides = [make() for make in makes]
-        sides[0].warm_up()
-        return _measured_in_turns(sides, rounds, precision, seed, stop)
+    kept = kept or KeptBaseline()
     try:
         sides = [kept.side((baseline, seed, steps_per_block, loading), makes[0]), makes[1]()]
         sides[0].before_window = before_window
