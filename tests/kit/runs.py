@@ -7,7 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from workbench.api import train
 from workbench.config import BoostConfig
+from workbench.core.records import StepRecord
 from workbench.runs import Run, read_run
 from workbench.tasks import Task
 from workbench.training import run
@@ -21,6 +23,13 @@ def run_task(task: Task, config: BoostConfig, **options: Any) -> run.RunResult:
     request = run.RunRequest(config, **{name: options.pop(name) for name in REQUESTED & options.keys()})
     monitor = run.RunMonitor(**{name: options.pop(name) for name in WATCHING & options.keys()})
     return run.run_task(task, request, monitor=monitor, **options)
+
+
+def train_and_watch(task: Task, config: BoostConfig, **options: Any) -> tuple[run.RunResult, list[StepRecord]]:
+    """Train with `workbench.train` at level O0 without a directory, unless told otherwise; return its steps, too."""
+    seen: list[StepRecord] = []
+    options = {"level": "O0", "out": None, "device": "cpu"} | options
+    return train(task, config, on_records=lambda records, _: seen.extend(records), **options), seen
 
 
 def read_back(result: run.RunResult) -> Run:

@@ -14,6 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
 
 import workbench
+from tests.kit.runs import train_and_watch
 from workbench.config import BoostConfig
 from workbench.config.optimizer import HYPER_PARAMETERS
 from workbench.mindspore.model import Model
@@ -104,22 +105,15 @@ def by_hand(config: dict[str, Any], model: nn.Module, **options: Any) -> tuple[B
 
 @pytest.mark.parametrize("name", SET_UPS)
 def test_a_loop_of_ones_own_trains_as_the_command_does_bit_for_bit(name: str) -> None:
-    config, told = SET_UPS[name], []
-    trained = workbench.train(
-        task(),
-        BoostConfig.from_dict(config),
-        level="O1",
-        steps=TOTAL,
-        out=None,
-        on_records=lambda records, _: told.extend(record.learning_rate for record in records),
-    )
+    config = SET_UPS[name]
+    trained, steps = train_and_watch(task(), BoostConfig.from_dict(config), level="O1", steps=TOTAL)
     seed_everything(0)
     model = Net()
     boosted, rates = by_hand(config, model)
     with boosted.evaluating():
         metric = evaluate(task(), model, torch.device("cpu"), Precision("O0", "float16", "cpu"))
     assert metric == trained.metric
-    assert rates == told
+    assert rates == [record.learning_rate for record in steps]
     assert len(rates) == trained.steps == boosted.course.passes
     assert boosted.updates == trained.steps // boosted.window.n_steps
 

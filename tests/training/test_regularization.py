@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, AdamW
 
 import workbench
+from tests.kit.runs import train_and_watch
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.config import BoostConfig
 from workbench.methods.regularization.method import decay_at, smoothed, why_no_smoothing
@@ -104,13 +105,7 @@ def task(loss: Any = None, metric: str = "loss", **others: Any) -> Task:
 
 
 def test_training_sees_smoothed_labels_and_the_evaluation_does_not() -> None:
-    losses: list[float] = []
-    config = BoostConfig.from_dict(SMOOTH)
-
-    def kept(records: Any, _: Any) -> None:
-        losses.extend(record.loss for record in records)
-
-    smooth = workbench.train(task(), config, level="O0", steps=40, out=None, on_records=kept)
+    smooth, steps = train_and_watch(task(), BoostConfig.from_dict(SMOOTH), steps=40)
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1, fused=True)
     by_hand = []
@@ -120,7 +115,7 @@ def test_training_sees_smoothed_labels_and_the_evaluation_does_not() -> None:
         loss.backward()
         optimizer.step()
         by_hand.append(loss.item())
-    assert losses == by_hand
+    assert [record.loss for record in steps] == by_hand
     model.eval()
     with torch.no_grad():
         plain = torch.stack([F.cross_entropy(model(x), y) for x, y in batches(3)]).mean()

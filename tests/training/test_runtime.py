@@ -15,6 +15,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 import workbench
+from tests.kit.runs import train_and_watch
 from workbench.config import BoostConfig
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.registry import METHODS
@@ -136,13 +137,8 @@ def assert_same_training(plain: BoostConfig, other: BoostConfig) -> None:
     assert found == pytest.approx(wanted, rel=1e-2)
 
 
-def told(asked: BoostConfig) -> list[float]:
-    losses: list[float] = []
-    workbench.train(
-        image_task(), asked, level="O0", steps=4, out=None,
-        on_records=lambda records, _: losses.extend(record.loss for record in records),
-    )  # fmt: skip
-    return losses
+def told(asked: BoostConfig, **options: Any) -> list[float]:
+    return [record.loss for record in train_and_watch(image_task(), asked, **{"steps": 4} | options)[1]]
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in METHODS if row.n_ranks == 1])
@@ -281,15 +277,11 @@ def test_a_baseline_s_first_numbers_are_computed_once_for_all_that_is_compared_w
 
 
 def test_first_losses_leave_the_generators_alone_and_begin_as_a_run_does() -> None:
-    told: list[float] = []
-    workbench.train(
-        image_task(), config(), level="O0", steps=10, seed=3, out=None,
-        on_records=lambda records, _: told.extend(record.loss for record in records),
-    )  # fmt: skip
+    trained = told(config(), seed=3)
     torch.manual_seed(7)
     state = torch.get_rng_state()
     found = first_losses(image_task(), config(), "O0", 3, CPU, 5)
-    assert found[0] == told[0]
+    assert found[0] == trained[0]
     assert found[0] == found[4], "the same batch at the same weights, an epoch later"
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 import workbench
+from tests.kit.runs import train_and_watch
 from workbench.config import BoostConfig
 from workbench.methods.batch.method import concatenated, parts_of
 from workbench.methods.schedule.method import factor_at, recorded
@@ -47,16 +48,7 @@ def task(scheduler: Any = None, seen: list[Tensor] | None = None) -> Task:
 
 
 def rates(scheduler: Any, **sections: Any) -> list[float]:
-    told: list[float] = []
-    workbench.train(
-        task(scheduler),
-        config(**sections),
-        level="O0",
-        steps=STEPS,
-        out=None,
-        on_records=lambda records, _: told.extend(record.learning_rate for record in records),
-    )
-    return told
+    return [record.learning_rate for record in train_and_watch(task(scheduler), config(**sections), steps=STEPS)[1]]
 
 
 @pytest.mark.parametrize(
