@@ -40,7 +40,6 @@ from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, SpeedJob
 from workbench.study.run.progress import StudyWatch
 from workbench.study.run.searching import Search
 from workbench.study.store import storage as kept
-from workbench.study.store.quiet import quiet_optuna
 
 RESULT = Path(__file__).parent / "result"
 
@@ -105,7 +104,7 @@ def study_file() -> StudyFile:
 def searching(url: str, folder: Path, n_trials: int) -> Iterator[tuple[Search, optuna.Study, Any]]:
     """Open the study and its search, as a driver or a worker has them."""
     file, experimenter = study_file(), AtOnce()
-    with quiet_optuna():
+    with kept.quiet_optuna():
         database = kept.open_storage(url)
         study = kept.open_study(database, file, experimenter)
         watch = StudyWatch(study, file, n_trials, None, None)
@@ -227,7 +226,7 @@ def crowd(url: str, folder: Path, workers: int, trials: int, server: psutil.Proc
         processes[0].join(0.2)
         seen = max(seen, _cpu_of(server))  # a connection's process takes its count along when it ends
     seconds = time.perf_counter() - wall
-    with quiet_optuna():
+    with kept.quiet_optuna():
         study = optuna.load_study(study_name="cluster_limits", storage=kept.open_storage(url))
         finished = [one for one in study.get_trials(deepcopy=False) if "trained" in one.user_attrs]
     numbers = [one.number for one in finished]

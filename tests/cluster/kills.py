@@ -19,12 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from tests.kit.fake_runner import calls, make_fake, make_slow_fake, write_study
 from tests.kit.processes import kill, start, wait_until
 from workbench.config import BoostConfig
-from workbench.study import (
-    StudyBusyError,
-    join_study,
-    read_study,
-    tune,
-)
+from workbench.study import StudyBusyError, join_study, read_study, tune
 from workbench.study.store.storage import StudyStorage, open_storage
 
 STUDY = """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,9 @@ seeds_min = 6
 seeds_max = 8
 candidates = 2
 """
+
+SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 8", "seeds_max = 6")
+SEARCH = SHORT.replace("[confirm]", "[confirm]\nenabled = false")
 
 DIM_REDUCE = """
 [study]
@@ -210,6 +214,17 @@ class FakeRunner:
     def log(self, line: str) -> None:
         with (self.directory / "calls.log").open("a", encoding="utf-8") as handle:
             handle.write(line + "\n")
+
+
+def making(kind: type[FakeRunner] = FakeRunner, **attributes: Any) -> Callable[[StudyFile, Path], FakeRunner]:
+    """Return what makes a fake with these attributes, in this process."""
+
+    def make(file: StudyFile, directory: Path) -> FakeRunner:
+        runner = kind(directory)
+        vars(runner).update(attributes)
+        return runner
+
+    return make
 
 
 def make_fake(file: StudyFile, directory: Path) -> FakeRunner:

@@ -18,7 +18,6 @@ from workbench.study import tune
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.run.searching import Search
 from workbench.study.store import storage as kept
-from workbench.study.store.quiet import quiet_optuna
 
 ALLOWED = 0.02
 STUDY = """\
@@ -109,7 +108,7 @@ def predicted_time(config: BoostConfig) -> float:
 @contextmanager
 def searching(folder: Path, runner: SurfaceRunner) -> Iterator[tuple[StudyFile, optuna.Study, Search]]:
     """Open a study that was begun, to run trials in it by hand."""
-    with quiet_optuna():
+    with kept.quiet_optuna():
         database = kept.open_storage(kept.default_storage(folder))
         study, file = kept.find_study(database, folder.name), read_study(folder)
         where = (file, folder, database, study, runner)

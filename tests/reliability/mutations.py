@@ -17,94 +17,25 @@ _DEEP = 20_000
 
 odd_values: st.SearchStrategy[Any] = st.sampled_from(
     [
-        None,
-        True,
-        -1,
-        0,
-        1,
-        2**31,
-        2**53 + 1,
-        2**63,
-        -(2**63) - 1,
-        10**40,
-        10**400,
-        0.5,
-        -0.0,
-        1e-320,
-        1e308,
-        math.nan,
-        math.inf,
-        -math.inf,
-        "",
-        "auto",
-        "../../etc/passwd",
-        "/dev/zero",
-        "\x00",
-        "\ud800",
-        "\x1b[31m",
-        "é" * 40,
-        "x" * 5000,
-        "9" * 30,
-        "now",
-        "2262-12-31",
-        [],
-        [[]],
-        [None],
-        [math.nan, 1],
-        ["a", 1],
-        {},
-        {"": None},
-        {"a": {"a": {"a": {}}}},
-        [0] * 300,
+        *(None, True, -1, 0, 1, 2**31, 2**53 + 1, 2**63, -(2**63) - 1, 10**40, 10**400),
+        *(0.5, -0.0, 1e-320, 1e308, math.nan, math.inf, -math.inf),
+        *("", "auto", "../../etc/passwd", "/dev/zero", "\x00", "\ud800", "\x1b[31m", "é" * 40, "x" * 5000, "9" * 30),
+        *("now", "2262-12-31"),
+        *([], [[]], [None], [math.nan, 1], ["a", 1], {}, {"": None}, {"a": {"a": {"a": {}}}}, [0] * 300),
     ]
 )
 
-_PIECES: list[bytes] = [
-    b"",
-    b"\x00",
-    b"\x00" * 64,
-    b"\xff" * 8,
-    b"\n",
-    b"\r",
-    b"\t",
-    b'"',
-    b"\\u0000",
-    b"\\ud800",
-    b"[" * _DEEP,
-    b'{"a":' * _DEEP,
-    b"(" * _DEEP,
-    b"NaN",
-    b"-Infinity",
-    b"1e999",
-    b"9" * 5000,
-    b"18446744073709551616",
-    b"-1",
-    b"null",
-    b"true",
-    codecs.BOM_UTF8,
-    codecs.BOM_UTF16_LE,
-    b"\xf0\x28\x8c\x28",
-    b"'''",
-    b'"""',
-    b"1979-99-99T99:99:99Z",
-    b"\x7f\xff\xff\xff\xff\xff\xff\xff",
-    b"\xff\xff\xff\xff\xff\xff\xff\x7f",
-    b"\xff\xff\xff\x7f",
+_PIECES = [
+    *(b"", b"\x00", b"\x00" * 64, b"\xff" * 8, b"\n", b"\r", b"\t", b'"', b"\\u0000", b"\\ud800"),
+    *(b"[" * _DEEP, b'{"a":' * _DEEP, b"(" * _DEEP),
+    *(b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b"18446744073709551616", b"-1", b"null", b"true"),
+    *(codecs.BOM_UTF8, codecs.BOM_UTF16_LE, b"\xf0\x28\x8c\x28", b"'''", b'"""', b"1979-99-99T99:99:99Z"),
+    *(b"\x7f\xff\xff\xff\xff\xff\xff\xff", b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"\xff\xff\xff\x7f"),
 ]
 
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _NUMBERS = [
-    b"-1",
-    b"0",
-    b"1e999",
-    b"NaN",
-    b"9223372036854775808",
-    b"9" * 400,
-    b"9" * 5000,
-    b"0x10",
-    b"1_0",
-    b"null",
-    b'"1"',
+    *(b"-1", b"0", b"1e999", b"NaN", b"9223372036854775808", b"9" * 400, b"9" * 5000, b"0x10", b"1_0", b"null", b'"1"')
 ]
 
 
@@ -181,19 +112,9 @@ def _repeat(draw: st.DrawFn, content: bytes) -> bytes:
     return content[:100_000] * draw(st.integers(2, 3))
 
 
+# Some kinds more often than others.
 _KINDS: list[Callable[[st.DrawFn, bytes], bytes]] = [
-    _flip,
-    _flip,
-    _replace,
-    _cut,
-    _drop,
-    _splice,
-    _insert,
-    _insert,
-    _renumber,
-    _renumber,
-    _recode,
-    _repeat,
+    *(_flip, _flip, _replace, _cut, _drop, _splice, _insert, _insert, _renumber, _renumber, _recode, _repeat)
 ]
 
 

@@ -16,13 +16,7 @@ import pytest
 from tests.cli.conftest import Command
 from tests.kit.fake_runner import STUDY, FakeRunner, write_study
 from tests.telemetry.run_samples import some_steps
-from workbench.runs import (
-    RunRecorder,
-    TelemetryError,
-    list_runs,
-    prune_runs,
-    read_run,
-)
+from workbench.runs import RunRecorder, TelemetryError, list_runs, prune_runs, read_run
 from workbench.runs.writer_lock import being_written
 from workbench.study import read_result, tune
 from workbench.study.ask.study_file import StudyFile

@@ -22,20 +22,8 @@ from tests.reliability.mutations import json_texts, mutated, odd_values
 from tests.telemetry.run_samples import some_steps
 from workbench.api import replay
 from workbench.config import BoostConfig
-from workbench.core.records import (
-    Event,
-    EventKind,
-    ExponentCounts,
-    StepRecord,
-)
-from workbench.runs import (
-    Run,
-    RunError,
-    RunRecorder,
-    list_runs,
-    prune_runs,
-    read_run,
-)
+from workbench.core.records import Event, EventKind, ExponentCounts, StepRecord
+from workbench.runs import Run, RunError, RunRecorder, list_runs, prune_runs, read_run
 
 STEPS = [
     StepRecord(
@@ -50,6 +38,9 @@ STEPS = [
     for step in some_steps(0, 12)
 ]
 EVENTS = [Event(3, EventKind.OVERFLOW, "layer1", 1.0, "overflow"), Event(11, EventKind.EVALUATION, "accuracy", 0.9, "")]
+
+TABLE_FILES = ("steps.parquet", "events.parquet", "steps.jsonl")
+NOTES = ("environment.json", "config.json", "summary.json", "writer.lock")
 
 
 def record(root: Path, *, finish: bool) -> Path:
@@ -141,7 +132,7 @@ def test_lines_with_odd_values_are_read_or_refused(
 
 @FUZZ
 @given(data=st.data())
-@pytest.mark.parametrize("name", ["environment.json", "summary.json", "config.json", "writer.lock"])
+@pytest.mark.parametrize("name", NOTES)
 def test_notes_with_odd_values_are_read_or_refused(
     name: str, data: st.DataObject, finished: Path, tmp_path: Path
 ) -> None:
@@ -159,6 +150,14 @@ def retyped(table: pa.Table, name: str, values: list[Any], kind: pa.DataType) ->
     return table.set_column(at, name, pa.array(values, kind))
 
 
+HISTOGRAM: dict[str, Any] = {"group": "", "lowest": 0, "counts": [1], "zeros": 0, "nonfinite": 0}
+
+
+def with_histograms(table: pa.Table, *each: dict[str, Any] | None) -> pa.Table:
+    """Return a table each of whose rows has these histograms of gradients."""
+    return retyped(table, "grad_exponents", [list(each)] * len(table), table.schema.field("grad_exponents").type)
+
+
 TABLES: dict[str, Callable[[pa.Table], pa.Table]] = {
     "nothing there": lambda t: retyped(t, "step", [None] * len(t), pa.int64()),
     "no truth": lambda t: retyped(t, "overflow", [None] * len(t), pa.bool_()),
@@ -171,28 +170,12 @@ TABLES: dict[str, Callable[[pa.Table], pa.Table]] = {
     "no rows": lambda t: t.slice(0, 0),
     "pandas' own notes": lambda t: t.replace_schema_metadata({b"pandas": b'{"index_columns": [[], {}], "columns": 3}'}),
     "no columns": lambda t: t.select([]),
-    "histograms of nothing": lambda t: retyped(
-        t, "grad_exponents", [[None]] * len(t), t.schema.field("grad_exponents").type
+    "histograms of nothing": lambda t: with_histograms(t, None),
+    "histograms without counts": lambda t: with_histograms(t, dict.fromkeys(HISTOGRAM)),
+    "histograms far apart": lambda t: with_histograms(
+        t, *({**HISTOGRAM, "lowest": at} for at in (-(2**31), 2**31 - 1))
     ),
-    "histograms without counts": lambda t: retyped(
-        t,
-        "grad_exponents",
-        [[{"group": None, "lowest": None, "counts": None, "zeros": None, "nonfinite": None}]] * len(t),
-        t.schema.field("grad_exponents").type,
-    ),
-    "histograms far apart": lambda t: retyped(
-        t,
-        "grad_exponents",
-        [[{"group": "", "lowest": low, "counts": [1], "zeros": 0, "nonfinite": 0} for low in (-(2**31), 2**31 - 1)]]
-        * len(t),
-        t.schema.field("grad_exponents").type,
-    ),
-    "negative counts": lambda t: retyped(
-        t,
-        "grad_exponents",
-        [[{"group": "", "lowest": 0, "counts": [-5], "zeros": -1, "nonfinite": 0}]] * len(t),
-        t.schema.field("grad_exponents").type,
-    ),
+    "negative counts": lambda t: with_histograms(t, {**HISTOGRAM, "counts": [-5], "zeros": -1}),
     "steps that go back": lambda t: retyped(t, "step", list(range(len(t), 0, -1)), pa.int64()),
     "steps far away": lambda t: retyped(t, "step", [2**62] * len(t), pa.int64()),
     "scales of nothing": lambda t: retyped(t, "loss_scale", [0.0] * len(t), pa.float64()),
@@ -222,18 +205,18 @@ def test_a_small_table_that_unpacks_into_more_than_the_memory_is_refused_unread(
     assert "needs at least" in told
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "steps.parquet",
-        "events.parquet",
-        "environment.json",
-        "config.json",
-        "summary.json",
-        "steps.jsonl",
-        "writer.lock",
-    ],
+PARTS = (
+    "steps.parquet",
+    "events.parquet",
+    "environment.json",
+    "config.json",
+    "summary.json",
+    "steps.jsonl",
+    "writer.lock",
 )
+
+
+@pytest.mark.parametrize("name", [*TABLE_FILES, *NOTES])
 @pytest.mark.parametrize("kind", ["folder", "loop", "broken link"])
 def test_what_is_no_file_is_refused(name: str, kind: str, finished: Path, tmp_path: Path) -> None:
     path = copied(finished, tmp_path / "runs" / "run")

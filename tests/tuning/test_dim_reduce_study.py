@@ -17,7 +17,7 @@ from tests.kit.runs import run_task
 from workbench.cli import app
 from workbench.config import BoostConfig
 from workbench.methods.dim_reduce.pca_files import load_explained_variance, load_pca_matrix
-from workbench.study import TaskExperimenter, tune
+from workbench.study import StudyResult, TaskExperimenter, tune
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured, TrainJob
 from workbench.study.run.warm_up import find_warm_up
@@ -99,19 +99,20 @@ def runs_of(directory: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, StudyResult]]:
+    """A study that was interrupted in its warm-up and then run to its end: its folder and its result."""
     folder = write_study(tmp_path_factory.mktemp("real") / "s", STUDY)
     (folder / "task.py").write_text(TASK, encoding="utf-8")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a network only waits for a second one
     with pytest.raises(KeyboardInterrupt):
         tune(folder, make_experimenter=interrupted)
-    tune(folder, make_experimenter=steady)
-    yield folder
+    yield folder, tune(folder, make_experimenter=steady)
     torch.set_num_threads(threads)
 
 
-def test_an_interrupted_warm_up_is_recorded_anew_and_then_never_again(directory: Path) -> None:
+def test_an_interrupted_warm_up_is_recorded_anew_and_then_never_again(ended: tuple[Path, StudyResult]) -> None:
+    directory, _ = ended
     names = ["trial_0000", "trial_0001", "trial_0002", "warm_up_seed_0", "warm_up_seed_0.2"]
     assert runs_of(directory) == [*names, *(f"warm_up_seed_{1000 + seed}" for seed in range(6))]
     found = find_warm_up(read_study(directory), directory, 0)
@@ -122,8 +123,8 @@ def test_an_interrupted_warm_up_is_recorded_anew_and_then_never_again(directory:
     assert runs_of(directory) == before
 
 
-def test_a_trial_costs_its_warm_up_and_its_steps(directory: Path) -> None:
-    o0, *reducing = tune(directory, make_experimenter=steady).trials
+def test_a_trial_costs_its_warm_up_and_its_steps(ended: tuple[Path, StudyResult]) -> None:
+    o0, *reducing = ended[1].trials
     assert o0.value == o0.steps_to_target > 12
     for trial in reducing:
         assert trial.summary.startswith("DimReduce")
@@ -132,8 +133,8 @@ def test_a_trial_costs_its_warm_up_and_its_steps(directory: Path) -> None:
         assert trial.value == pytest.approx(12 + trial.relative_step_time * trial.steps_to_target)
 
 
-def test_the_export_trains_on_its_own_and_is_valid(directory: Path, tmp_path: Path) -> None:
-    result = tune(directory, make_experimenter=steady)
+def test_the_export_trains_on_its_own_and_is_valid(ended: tuple[Path, StudyResult], tmp_path: Path) -> None:
+    directory, result = ended
     path = result.exported["o1"]
     config = BoostConfig.from_json(path)
     section = config.dim_reduce

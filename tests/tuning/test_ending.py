@@ -12,12 +12,7 @@ from optuna.trial import TrialState, create_trial
 
 from tests.kit.fake_runner import STUDY, calls, make_fake, write_study
 from workbench.study import parse_study, read_result, tune
-from workbench.study.run.ending import (
-    SearchEnd,
-    device_hours,
-    dominated_area,
-    trials_without_gain,
-)
+from workbench.study.run.ending import SearchEnd, device_hours, dominated_area, trials_without_gain
 
 NO_CONFIRMATION = STUDY.replace("[confirm]", "[confirm]\nenabled = false")
 

@@ -8,12 +8,7 @@ import optuna
 import pytest
 
 from workbench.study.run.job import SpeedMeasured, Trained
-from workbench.study.run.objective import (
-    Baseline,
-    deficit_at_equal_time,
-    score,
-    steps_to_target,
-)
+from workbench.study.run.objective import Baseline, deficit_at_equal_time, score, steps_to_target
 from workbench.study.sample.sampling import make_pruner
 
 CURVE = ((10, 0.5), (20, 0.7), (30, 0.8), (40, 0.9))

@@ -13,7 +13,7 @@ from typing import Any, cast
 import optuna
 import pytest
 
-from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, write_study
+from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, making, write_study
 from workbench.core.checksums import SEAL, sealed
 from workbench.core.process_identity import identity, machine
 from workbench.study import StudyFile, StudyStoppedError, join_study, read_result, tune
@@ -122,13 +122,8 @@ def test_who_works_is_known_while_trials_run(tmp_path: Path, way: str) -> None:
             seen.append((None, {}) if known is None else (known.process, dict(known.result.counts.others)))
             return super().run(job, monitor)
 
-    def make(file: StudyFile, folder: Path) -> FakeRunner:
-        return Watched(folder)
-
-    if way == "tune":
-        tune(directory, make_experimenter=make)
-    else:
-        join_study(directory, make_experimenter=make)
+    run: Any = tune if way == "tune" else join_study
+    run(directory, make_experimenter=making(Watched))
     assert seen[0] == (os.getpid(), {"running": 1})
     known = read_status(directory)
     assert known is not None

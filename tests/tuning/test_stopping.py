@@ -15,6 +15,8 @@ from torch import nn
 
 from tests.kit.fake_runner import (
     DIM_REDUCE,
+    SEARCH,
+    SHORT,
     STUDY,
     FakeRunner,
     calls,
@@ -24,13 +26,7 @@ from tests.kit.fake_runner import (
     write_study,
 )
 from workbench.config import BoostConfig
-from workbench.study import (
-    StudyStoppedError,
-    TaskExperimenter,
-    TuneProgress,
-    read_result,
-    tune,
-)
+from workbench.study import StudyStoppedError, TaskExperimenter, TuneProgress, read_result, tune
 from workbench.study.run.job import (
     UNMONITORED,
     AgreementJob,
@@ -43,8 +39,6 @@ from workbench.study.run.job import (
 )
 from workbench.tasks import Task
 
-SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 8", "seeds_max = 6")
-SEARCH = SHORT.replace("[confirm]", "[confirm]\nenabled = false")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,16 @@ def test_a_trial_that_another_process_has_finished_is_not_written_to(tmp_path: P
     with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
         storage.write(trial._trial_id)
     assert "speed" not in as_read_anew(tmp_path).user_attrs
+
+
+def test_other_threads_see_what_is_written_of_a_trial(tmp_path: Path) -> None:
+    _, study = new_study(tmp_path)
+    trial = study.ask()
+    work(trial)
+    with ThreadPoolExecutor(1) as other:  # which would iterate over dictionaries that this one changes
+        seen = other.submit(study.get_trials, deepcopy=False).result()
+    assert [(one.state, one.params) for one in seen] == [(TrialState.RUNNING, {})]
+    assert study.get_trials(deepcopy=False)[0].params == trial.params
 
 
 def test_others_are_seen_and_the_own_trial_as_it_stands(tmp_path: Path) -> None:

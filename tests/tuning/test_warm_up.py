@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 import pytest
 
-from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, write_study
+from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, making, write_study
 from tests.kit.processes import kill, start, wait_until
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord, Verdict
@@ -102,9 +102,7 @@ def test_a_recording_somebody_deleted_from_is_recorded_again(tmp_path: Path) -> 
 class Failing(FakeRunner):
     """O0 diverges in its warm-up with the seeds named."""
 
-    def __init__(self, directory: Path, seeds: set[int]) -> None:
-        super().__init__(directory)
-        self.seeds = seeds
+    seeds = frozenset({0})
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         if isinstance(job, TrainJob) and job.config.snapshots.count and job.seed in self.seeds:
@@ -114,7 +112,7 @@ class Failing(FakeRunner):
 
 
 def test_a_warm_up_that_diverges_is_one_sentence_and_not_tried_again(tmp_path: Path) -> None:
-    warm_ups = WarmUps(FILE, tmp_path, Failing(tmp_path, {0}))
+    warm_ups = WarmUps(FILE, tmp_path, Failing(tmp_path))
     for _ in range(2):
         with pytest.raises(WarmUpError, match=r"O0 with seed 0 did not get through its warm-up .*the loss is NaN"):
             warm_ups.before(PLAN, 0)
@@ -123,7 +121,7 @@ def test_a_warm_up_that_diverges_is_one_sentence_and_not_tried_again(tmp_path: P
 
 def test_a_study_whose_warm_up_diverges_refuses_those_trials_and_exports_o0(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", REDUCING)
-    result = tune(directory, make_experimenter=lambda file, folder: Failing(folder, {0}))
+    result = tune(directory, make_experimenter=making(Failing))
     assert result.chosen == {"o1": "O0", "o2": "O0"}
     assert all("did not get through its warm-up" in trial.message for trial in result.trials[1:])
     assert not any(trial.feasible for trial in result.trials[1:])
@@ -131,7 +129,7 @@ def test_a_study_whose_warm_up_diverges_refuses_those_trials_and_exports_o0(tmp_
 
 def test_a_seed_of_the_confirmation_whose_warm_up_diverges_refutes_the_candidate(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", REDUCING)
-    result = tune(directory, make_experimenter=lambda file, folder: Failing(folder, {1001}))
+    result = tune(directory, make_experimenter=making(Failing, seeds={1001}))
     assert result.candidates
     assert {one.verdict for one in result.candidates} == {Verdict.REFUTED}
 
@@ -218,7 +216,7 @@ def test_a_matrix_given_in_the_baseline_is_exported_and_nothing_is_recorded(tmp_
     given = tmp_path / "given.npy"
     np.save(given, np.arange(40.0).reshape(5, 8))
     text = REDUCING + f"[baseline.dim_reduce]\npca_mat_path = '{given}'\n"
-    result = tune(write_study(tmp_path / "s", text), make_experimenter=make_given)
+    result = tune(write_study(tmp_path / "s", text), make_experimenter=making(Given))
     assert warm_ups_trained(tmp_path / "s") == []
     assert all(trial.warm_up_steps == 0 for trial in result.trials)
     config = BoostConfig.from_json(result.exported["o1"])
@@ -238,10 +236,6 @@ class Given(FakeRunner):
             reduced = job.candidate[0].with_values({"boost.dim_reduce": False, "boost.less_bn": True})
             job = replace(job, candidate=(reduced, "O1"))
         return super().run(job, monitor)
-
-
-def make_given(file: StudyFile, directory: Path) -> Given:
-    return Given(directory)
 
 
 @pytest.mark.slow

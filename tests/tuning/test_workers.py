@@ -12,12 +12,7 @@ import pytest
 
 from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, stored_trials, write_study
 from tests.kit.processes import kill, start, wait_until
-from workbench.study import (
-    StudyError,
-    join_study,
-    read_result,
-    tune,
-)
+from workbench.study import StudyError, join_study, read_result, tune
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import UNMONITORED, Job, Monitor, TrainJob
 from workbench.study.run.workers import core_share, take_device

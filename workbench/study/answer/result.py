@@ -30,7 +30,6 @@ from workbench.study.set_up.attribution import attribution_of
 from workbench.study.set_up.standing import SURE, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing, tuned_plain_of
 from workbench.study.store import storage as kept
-from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import candidates_of, trials_of
 
 __all__ = ["StudyResult", "export_study", "open_begun", "read_result", "write_answer", "write_note"]
@@ -54,7 +53,7 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
     ``storage`` is an Optuna URL, None for the SQLite file beside the study. A study that is wrong or has not been
     started is a StudyError.
     """
-    with quiet_optuna(), kept.plain_storage_errors():
+    with kept.quiet_optuna():
         study, file, _ = open_begun(study_dir, storage)
         return standing_result(study_dir, study, file)
 
@@ -84,7 +83,7 @@ def write_note(study_dir: str | Path, number: int, text: str, *, storage: str | 
 
     Study and storage are as in `read_result`; a trial that the study does not have is a StudyError.
     """
-    with quiet_optuna(), kept.plain_storage_errors():
+    with kept.quiet_optuna():
         study, _, _ = open_begun(study_dir, storage)
         trial = next((one for one in trials_of(study) if one.number == number), None)
         if trial is None:
@@ -99,7 +98,7 @@ def export_study(
 
     Study and storage are as in `read_result`; without a finished O0 trial this is a StudyError.
     """
-    with quiet_optuna(), kept.plain_storage_errors():
+    with kept.quiet_optuna():
         study, file, directory = open_begun(study_dir, storage)
         result = standing_result(study_dir, study, file)
         if baseline_trial(study) is None:

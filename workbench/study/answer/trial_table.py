@@ -24,7 +24,6 @@ from workbench.study.answer.result import open_begun
 from workbench.study.ask.search_space import Dimension
 from workbench.study.errors import StudyError
 from workbench.study.store import storage as kept
-from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import trials_of
 
 TRIAL_COLUMNS: dict[str, tuple[str, str, str]] = {
@@ -63,7 +62,7 @@ def trial_table(study_dir: str | Path, *, storage: str | None = None) -> pd.Data
 
     Columns are those of ``TRIAL_COLUMNS``, then the searched paths. It never contains a storage URL's password.
     """
-    with quiet_optuna(), kept.plain_storage_errors():
+    with kept.quiet_optuna():
         study, file, _ = open_begun(study_dir, storage)
         return _table(study, trials_of(study), file.dimensions)
 

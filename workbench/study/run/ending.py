@@ -35,33 +35,29 @@ class SearchEnd:
 
     def reason(self, trials: Sequence[FrozenTrial]) -> str:
         """Return, as a sentence, why the study wants no further trial; empty while it wants one."""
-        n_counted, most = len(counted_among(trials)), self._most_plans
+        n_counted = len(counted_among(trials))
         if n_counted >= self._n_trials:
             return f"The search ended with all {self._n_trials} trials."
+        if self._most_plans == 1 and n_counted:
+            return "The search ended with O0, since nothing that is searched acts on this network."
+        why = self._why(trials, n_counted)
+        return f"The search ended because {why}; {self._finished(trials)}." if why else ""
+
+    def _why(self, trials: Sequence[FrozenTrial], n_counted: int) -> str:
         begun = sum(one.state in (*FINISHED, TrialState.RUNNING) for one in trials)
         # Repeats cost nothing, but a space with fewer plans than trials would be drawn from for ever.
         if begun - n_counted >= _REPEATS_PER_TRIAL * self._n_trials:
-            return f"The search ended because nearly every draw repeated a plan; {self._finished(trials)}."
-        if most == 1 and n_counted:
-            return "The search ended with O0, since nothing that is searched acts on this network."
-        if most is not None and n_counted >= most:
-            why = "nothing else that it may draw acts on this network"
-            return f"The search ended because {why}; {self._finished(trials)}."
+            return "nearly every draw repeated a plan"
+        if self._most_plans is not None and n_counted >= self._most_plans:
+            return "nothing else that it may draw acts on this network"
         sampler = self._study.sampler
         if isinstance(sampler, PerTrialSampler) and sampler.is_exhausted(self._study):
-            return f"The search ended because every point of the grid has been tried; {self._finished(trials)}."
-        limit = self._section.device_hours
-        if limit is not None:
-            used = device_hours(trials, self._section.ranks)
-            if used >= limit:
-                rule = f"it has used {used:.3g} of {limit:g} device-hours"
-                return f"The search ended because {rule}; {self._finished(trials)}."
-        patience = self._section.patience
-        if patience is not None:
-            idle = trials_without_gain(self._study)
-            if idle >= patience:
-                why = f"{idle} trials in a row found nothing better (`study.patience` is {patience})"
-                return f"The search ended because {why}; {self._finished(trials)}."
+            return "every point of the grid has been tried"
+        limit, patience = self._section.device_hours, self._section.patience
+        if limit is not None and (used := device_hours(trials, self._section.ranks)) >= limit:
+            return f"it has used {used:.3g} of {limit:g} device-hours"
+        if patience is not None and (idle := trials_without_gain(self._study)) >= patience:
+            return f"{idle} trials in a row found nothing better (`study.patience` is {patience})"
         return ""
 
     def out_of_time(self, trials: Sequence[FrozenTrial]) -> str:

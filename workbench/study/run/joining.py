@@ -21,7 +21,6 @@ from workbench.study.run.runner import StoppableExperimenter
 from workbench.study.run.searching import Search
 from workbench.study.store import storage as kept
 from workbench.study.store.ended_trials import FINISHED
-from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import counted_trials
 
 
@@ -74,7 +73,7 @@ def join_study(
     check_limits(trials, timeout, grace_seconds)
     url = storage or kept.default_storage(directory)
     deadline = None if timeout is None else began + timeout
-    with quiet_optuna(), kept.plain_storage_errors():
+    with kept.quiet_optuna():
         experimenter = StoppableExperimenter(experimenter_for(file, directory, make_experimenter), stop, deadline)
         allowed = file.allowed_drops(experimenter.metric_name)
         database = kept.open_storage(url, role="worker", grace_seconds=grace_seconds, wait=True)

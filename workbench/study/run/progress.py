@@ -45,10 +45,6 @@ class TuneProgress:
         return ", ".join([*words, *([f"leading {self.best}"] if self.best else [])])
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class ProgressLine:
     """Prints how far a study has got, in one line that is overwritten, at most once a second."""
 
@@ -79,7 +75,7 @@ class StudyWatch:
         confirm_seeds: int | None = None,
         on_progress: Callable[[TuneProgress], None] | None = None,
         deadline: float | None = None,
-        on_change: Callable[[], None] = _nothing,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_change = on_change
         self._study, self._file, self._n_trials, self._on_progress = study, file, n_trials, on_progress

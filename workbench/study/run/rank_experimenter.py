@@ -40,10 +40,6 @@ def follow(experimenter: Experimenter) -> Any:
 class LeadingExperimenter(ExperimenterWrapper):
     """Rank 0's experimenter: has the other ranks run each job together with its own."""
 
-    def __init__(self, inner: Experimenter) -> None:
-        super().__init__(inner)
-        self._inner = inner
-
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job over all ranks; times are by this rank's clock."""
         from workbench.core import distributed as ranks

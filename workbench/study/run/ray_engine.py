@@ -25,14 +25,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from workbench.config import NetworkFacts
 from workbench.core.arguments import seconds_from
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyError, StudyStoppedError
 from workbench.study.run.experimenter import MakeExperimenter, replay_recorded
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, ReplayJob
 from workbench.study.run.ray_resources import parse_resources
-from workbench.study.run.ray_worker import Files, RayStudy, RayWorker, sent, write_run
-from workbench.study.run.runner import ExperimenterWrapper, StoppableExperimenter, TaskFacts, end_if_asked
+from workbench.study.run.ray_worker import Files, RayStudy, RayWorker, TaskFacts, sent, write_run
+from workbench.study.run.runner import StoppableExperimenter, end_if_asked
 from workbench.study.run.searching import Search
 from workbench.study.store import storage as kept
 from workbench.study.store.study_storage import StudyStorage
@@ -274,12 +275,20 @@ class Slot:
             self._start()
 
 
-class RayExperimenter(ExperimenterWrapper):
+class RayExperimenter:
     """Trains in a slot; the driver keeps the study, and what the search knows of pruning and progress."""
 
     def __init__(self, slot: Slot, facts: TaskFacts) -> None:
-        super().__init__(facts)
         self._slot = slot
+        self.metric_name, self.higher_is_better, self.data_hash, self._machine, self._network = facts
+
+    def environment(self) -> dict[str, Any]:
+        """Return versions, hardware and data of the node that was asked, as plain values."""
+        return dict(self._machine)
+
+    def network_facts(self) -> NetworkFacts | None:
+        """Return what the task's network offers to the methods."""
+        return self._network
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job there."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from workbench.config import NetworkFacts
 from workbench.core.files import free_path, write_text_atomically
 from workbench.study.ask.plans import FROM_SNAPSHOTS
 from workbench.study.ask.study_file import StudyFile
@@ -30,7 +31,7 @@ from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.job import Job, Monitor, RunStep, SpeedJob, Trained, TrainJob
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
 from workbench.study.run.ray_resources import TrialResources
-from workbench.study.run.runner import Experimenter, TaskFacts
+from workbench.study.run.runner import Experimenter
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,9 @@ _WATCH_SECONDS = 0.5
 
 Files = Mapping[str, bytes]
 """Content by path, relative to some folder."""
+
+TaskFacts = tuple[str, bool, str, dict[str, Any], NetworkFacts | None]
+"""What is known of a task, in the order in which `Experimenter` tells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,9 @@ class RayWorker:
 
     def facts(self) -> TaskFacts:
         """Return what is known of the task and of this machine."""
-        return TaskFacts.of(self._loaded())
+        here = self._loaded()
+        known = here.metric_name, here.higher_is_better, here.data_hash
+        return *known, here.environment(), here.network_facts()
 
     def run(self, job: Job[Any], *, evaluates: bool) -> tuple[Any, Files]:
         """Run a job; return its outcome, and the files of its run directory where the driver does not see it.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from workbench.config import NetworkFacts
@@ -20,8 +20,8 @@ from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, Trained
 _ON_REQUEST = "stopped on request; everything finished is saved, and the same study can be continued"
 
 
-class KnownTask(Protocol):
-    """What is known of a task."""
+class Experimenter(Protocol):
+    """Runs the jobs of one task, and knows the task."""
 
     @property
     def metric_name(self) -> str:
@@ -41,35 +41,6 @@ class KnownTask(Protocol):
     def network_facts(self) -> NetworkFacts | None:
         """Return what the task's network offers to the methods; None where that is unknown."""
 
-
-@dataclass(frozen=True, slots=True)
-class TaskFacts:
-    """What is known of a task, as values that can be sent; the environment is that of the machine that was asked."""
-
-    metric_name: str
-    higher_is_better: bool
-    data_hash: str
-    machine: Mapping[str, Any]
-    network: NetworkFacts | None
-
-    @classmethod
-    def of(cls, task: KnownTask) -> TaskFacts:
-        """Ask a task for everything."""
-        known = task.metric_name, task.higher_is_better, task.data_hash
-        return cls(*known, task.environment(), task.network_facts())
-
-    def environment(self) -> dict[str, Any]:
-        """Return versions, hardware and data as plain values."""
-        return dict(self.machine)
-
-    def network_facts(self) -> NetworkFacts | None:
-        """Return what the task's network offers to the methods."""
-        return self.network
-
-
-class Experimenter(KnownTask, Protocol):
-    """Runs the jobs of one task, and knows the task."""
-
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job until it is done or its monitor ends it: a StudyStoppedError if a part of it is no result."""
 
@@ -77,22 +48,22 @@ class Experimenter(KnownTask, Protocol):
 class ExperimenterWrapper:
     """What the wrappers have in common: they pass on what the inner one knows of the task."""
 
-    def __init__(self, task: KnownTask) -> None:
-        self._task = task
-        self.metric_name, self.higher_is_better = task.metric_name, task.higher_is_better
+    def __init__(self, inner: Experimenter) -> None:
+        self._inner = inner
+        self.metric_name, self.higher_is_better = inner.metric_name, inner.higher_is_better
 
     @property
     def data_hash(self) -> str:
         """Hash of the training data; reading them takes a while."""
-        return self._task.data_hash
+        return self._inner.data_hash
 
     def environment(self) -> dict[str, Any]:
         """Return versions, hardware and data as plain values."""
-        return self._task.environment()
+        return self._inner.environment()
 
     def network_facts(self) -> NetworkFacts | None:
         """Return what the task's network offers to the methods."""
-        return self._task.network_facts()
+        return self._inner.network_facts()
 
 
 def end_if_asked(stop: Callable[[], bool] | None) -> None:
@@ -119,8 +90,7 @@ class StoppableExperimenter(ExperimenterWrapper):
         self, inner: Experimenter, stop: Callable[[], bool] | None = None, deadline: float | None = None
     ) -> None:
         super().__init__(inner)
-        self._inner, self._stop = inner, stop
-        self.deadline = deadline
+        self._stop, self.deadline = stop, deadline
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job, unless the study is to end (StudyStoppedError); what was cut short is not a result.

@@ -63,7 +63,6 @@ from workbench.study.set_up.stages import (
 )
 from workbench.study.set_up.tuned_plain import compare_with_plain
 from workbench.study.store import storage as kept
-from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import keep_candidates, refuse_other_targets
 from workbench.study.store.write_ahead import writing_ahead
 
@@ -116,7 +115,7 @@ def tune(
         if not is_first_rank():
             followed: StudyResult = follow(experimenter_for(file, directory, make_experimenter, device))
             return followed
-        with quiet_optuna(), kept.holding_study(directory), kept.plain_storage_errors(), ExitStack() as leaving:
+        with kept.quiet_optuna(), kept.holding_study(directory), ExitStack() as leaving:
             crew = leading = None
             if ray is not None:
                 end = None if limit is None else began + limit

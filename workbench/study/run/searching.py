@@ -34,7 +34,6 @@ from workbench.study.set_up.total_time import StepTimes
 from workbench.study.store import storage
 from workbench.study.store.ended_trials import ENDED, FINISHED
 from workbench.study.store.liveness import StaleTrials, heartbeat
-from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import counted_among
 from workbench.study.store.study_storage import TAKEN_ERRORS, StudyStorage, TrialTakenError, was_given_up
 from workbench.study.store.trial_ids import id_of
@@ -64,20 +63,18 @@ def search(
     ``time.monotonic()``, the trial that runs is put back. ``on_begin`` is called when the first trial may be drawn.
     """
     file = read_study(study_dir)
-    with quiet_optuna():
+    with storage.quiet_optuna():
         experimenter: Experimenter = experimenter_for(file, study_dir, make_experimenter, device)
         experimenter = StoppableExperimenter(experimenter, deadline=deadline)
         database = storage.open_storage(url, role="worker", wait=True)
         study = storage.find_study(database, file.study.name)
         allowed, total = file.allowed_drops(experimenter.metric_name), n_trials or file.study.n_trials
-        with storage.plain_storage_errors():
-            here = Search(
-                file, study_dir, database, study, experimenter, allowed=allowed, n_trials=total, deadline=deadline
-            )
-            if on_begin is not None:
-                on_begin()
-            here.run_baseline()
-            here.run()
+        where = (file, study_dir, database, study, experimenter)
+        here = Search(*where, allowed=allowed, n_trials=total, deadline=deadline)
+        if on_begin is not None:
+            on_begin()
+        here.run_baseline()
+        here.run()
 
 
 class Search:

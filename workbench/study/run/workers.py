@@ -62,10 +62,8 @@ def run_workers(
 
     def start(index: int) -> tuple[SpawnProcess, Connection]:
         """Start a worker; return it with the end of the pipe through which it reports its error."""
-        left = None if deadline is None else deadline - time.monotonic()
-        ends = None if left is None else time.time() + left
         errors, own_end = context.Pipe(duplex=False)
-        asked = (directory, url, n_trials, ends, left, make_experimenter, index, jobs, os.getpid())
+        asked = (directory, url, n_trials, deadline, make_experimenter, index, jobs, os.getpid())
         process = context.Process(target=_work, args=(own_end, *asked))  # through a pipe, where no password shows
         process.start()
         own_end.close()
@@ -136,8 +134,7 @@ def _work(
     directory: Path,
     url: str,
     n_trials: int,
-    ends: float | None,  # seconds since 1970, since the monotonic clock may be another in another process
-    left: float | None,  # seconds from when it was sent: no more than that, even if the clock is set meanwhile
+    deadline: float | None,  # by `time.monotonic()`, which is the same clock in all processes
     make: MakeExperimenter | None,
     index: int,
     n_workers: int,
@@ -146,9 +143,8 @@ def _work(
     signal.signal(signal.SIGTERM, _end_now)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to all; who started us ends us
     threading.Thread(target=_end_with, args=(parent,), name="parent watch", daemon=True).start()
-    deadline, begun = None, threading.Event()
-    if ends is not None and left is not None:
-        deadline = time.monotonic() + min(ends - time.time(), left)
+    begun = threading.Event()
+    if deadline is not None:
         threading.Thread(target=_end_at, args=(deadline, begun), name="deadline watch", daemon=True).start()
     device = read_study(directory).study.device
     try:

@@ -12,11 +12,13 @@ import contextlib
 import datetime
 import errno
 import json
+import logging
 import os
 import random
 import re
 import shutil
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -268,10 +270,17 @@ def requeue_interrupted(storage: StudyStorage, study: optuna.Study) -> list[int]
 
 
 @contextlib.contextmanager
-def plain_storage_errors() -> Iterator[None]:
-    """Turn what a database driver raises while the study runs into one sentence; a full disk is a DiskFullError."""
+def quiet_optuna() -> Iterator[None]:
+    """Keep Optuna's own words from the user: its log lines, its notes on experimental parts, and its storage errors.
+
+    What a database driver raises in the block becomes one sentence; a full disk is a DiskFullError.
+    """
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
     except STORAGE_ERRORS as error:
         reason = reason_of(error)
         if "disk is full" in reason:
@@ -279,6 +288,8 @@ def plain_storage_errors() -> Iterator[None]:
                 errno.ENOSPC, "the disk is full, so the study cannot continue; make room and run the same command again"
             ) from None
         raise StudyFailedError(f"the study's database cannot be used: {reason}") from None
+    finally:
+        optuna.logging.set_verbosity(before)
 
 
 def archive_study(directory: Path) -> Path | None:

@@ -67,6 +67,7 @@ class _Held:
     """A trial that this process runs, as it stands, and what of it is not written yet."""
 
     trial: FrozenTrial
+    thread: int = field(default_factory=threading.get_ident)  # that runs it, and alone may look at it meanwhile
     began: float = field(default_factory=time.monotonic)
     written_at: float = field(default_factory=time.monotonic)
     # (method of RDBStorage, what it sets: a name or a step) -> its further arguments
@@ -160,17 +161,23 @@ class StudyStorage(BaseStorage):
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """Return the trials of a study; while this process runs some, others are read once a second at most."""
+        """Return the trials of a study, the one that this thread runs as it stands.
+
+        While this process runs some, the others are read once a second at most.
+        """
         if self._held:
             recent = self._recent
             if study_id not in recent or time.monotonic() - recent[study_id][0] > FRESH_SECONDS:
                 recent[study_id] = time.monotonic(), self._read(study_id)
-            held = ((self._held.get(id_of(one)), one) for one in recent[study_id][1])
-            trials = [one if own is None else own.trial for own, one in held]
+            trials = map(self._as_it_stands, recent[study_id][1])
             wanted = [one for one in trials if states is None or one.state in states]
         else:
             wanted = self._read(study_id, states)
         return copy.deepcopy(wanted) if deepcopy else wanted
+
+    def _as_it_stands(self, trial: FrozenTrial) -> FrozenTrial:
+        held = self._held.get(id_of(trial))
+        return held.trial if held is not None and held.thread == threading.get_ident() else trial
 
     def _read(self, study_id: int, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
         def read(_again: bool) -> list[FrozenTrial]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import json
 import sys
-import threading
 import zlib
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
+from optuna.distributions import distribution_to_json, json_to_distribution
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
@@ -29,7 +28,7 @@ _SHARED_PARTS = 512
 
 
 class TrialReader:
-    """Reads the trials of a study; optuna's own study object remembers those that have ended.
+    """Reads the trials of a study, in one thread at a time; optuna's own study object remembers those that have ended.
 
     Args:
         backend: The database.
@@ -38,8 +37,7 @@ class TrialReader:
 
     def __init__(self, backend: RDBStorage, name: str) -> None:
         self._study = optuna.load_study(study_name=name, storage=backend, sampler=optuna.samplers.RandomSampler())
-        self._ended, self._lock = EndedTrials(), threading.Lock()
-        self._damage = ""
+        self._ended, self._damage = EndedTrials(), ""
 
     def read(self, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
         """Return the trials, or only those in some states.
@@ -50,13 +48,12 @@ class TrialReader:
         if states is not None and not any(state in states for state in ENDED):
             return self._study.get_trials(deepcopy=False, states=states)
         trials = self._study.get_trials(deepcopy=False)
-        with self._lock:
-            for trial in self._ended.new(trials):
-                if trial.system_attrs.get(SEAL, seal := seal_of(trial)) != seal:  # earlier versions wrote none
-                    self._damage = f"trial {trial.number} is not what its checksum says"
-                _share_parts(trial)
-            if self._damage:
-                raise LookupError(self._damage)
+        for trial in self._ended.new(trials):
+            if trial.system_attrs.get(SEAL, seal := seal_of(trial)) != seal:  # earlier versions wrote none
+                self._damage = f"trial {trial.number} is not what its checksum says"
+            _share_parts(trial)
+        if self._damage:
+            raise LookupError(self._damage)
         return trials if states is None else [trial for trial in trials if trial.state in states]
 
 
@@ -113,16 +110,12 @@ def _share_parts(trial: FrozenTrial) -> None:
     A study keeps thousands in memory, and by itself each would take some 20 kB.
     """
     trial.params = {sys.intern(name): value for name, value in trial.params.items()}
-    trial.distributions = _drawn_from(tuple((n, distribution_to_json(one)) for n, one in trial.distributions.items()))
+    ranges = ((name, distribution_to_json(one)) for name, one in trial.distributions.items())
+    trial.distributions = {sys.intern(name): _distribution(text) for name, text in ranges}
     trial.user_attrs = {sys.intern(name): _shared(value) for name, value in trial.user_attrs.items()}
     trial.system_attrs = {sys.intern(name): value for name, value in trial.system_attrs.items()}
     if json.dumps(trial.user_attrs.get("parameters")) == json.dumps(trial.params):
         trial.user_attrs["parameters"] = trial.params
-
-
-@functools.lru_cache(_SHARED_PARTS)
-def _drawn_from(texts: tuple[tuple[str, str], ...]) -> dict[str, BaseDistribution]:
-    return {sys.intern(name): _distribution(text) for name, text in texts}
 
 
 _distribution = functools.lru_cache(_SHARED_PARTS)(json_to_distribution)  # by its text, as values in `_of_text`
