@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.core.records import Verdict
-from workbench.core.text import format_duration as format_duration
 
 _POWER = 0.8  # with which a test should confirm a candidate whose true drop is 0 (Cohen's convention)
 _FAR = 10_000  # pairs from which on a comparison counts as undecidable in practice
