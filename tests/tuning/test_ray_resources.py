@@ -115,3 +115,16 @@ def test_a_cluster_of_one_machine_is_asked_to_listen_on_localhost(monkeypatch: p
         pass
     assert asked["elsewhere"] == "0", "as Ray does on other systems than Linux: its processes listen on 127.0.0.1"
     assert asked["include_dashboard"] is False
+
+
+@pytest.mark.parametrize("address", ["local", "auto"])
+def test_a_cluster_that_cannot_be_joined_here_is_one_sentence(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise RuntimeError("the node timed out.\nmore")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    with (
+        pytest.raises(StudyError, match=r"can be joined on this machine \(the node timed out\); "),
+        joined_cluster(address),
+    ):
+        pass

@@ -115,7 +115,7 @@ def joined_cluster(address: str | None) -> Iterator[Any]:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False, **options)
     except Exception as error:  # Ray raises one class per mistake, and plain Exception, too
-        where = "on this machine" if address in {None, "auto"} else f"at {address}"
+        where = "on this machine" if address in {None, "auto", "local"} else f"at {address}"
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise StudyError(
             f"no Ray cluster can be joined {where} ({reason}); `ray start --head` starts one, --address HOST:PORT "
