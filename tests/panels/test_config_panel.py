@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -170,6 +168,8 @@ def test_every_parameter_has_a_control_that_changes_the_configuration(lasting: C
     assert list(panel.config.diff(BoostConfig())) == [path]
     assert panel.control(path).problem == ""
     assert path in text_in(panel.plots), "the difference from the default is listed"
+    assert path != "loss_scale.init" or "2²⁰2¹⁶" in text_in(panel.plots), "powers of two as such"
+    assert path in panel._repr_mimebundle_()["text/html"].replace("<wbr>", ""), "a saved notebook has it, too"
 
 
 @pytest.mark.parametrize(
@@ -201,14 +201,6 @@ def test_a_refused_value_says_so_beside_the_field_and_changes_nothing(
     )
     assert panel.control(path).problem == ""
     assert list(panel.config.diff(BoostConfig())) == [path]
-
-
-def test_the_share_of_full_steps_is_told_as_frozen_steps(panel: ConfigPanel) -> None:
-    control = panel.control("grad_freeze.freeze_p")
-    assert "frozen steps: 30 %" in text_in(control.widget)
-    box(panel, "grad_freeze.freeze_p").value = "0.45"
-    assert "frozen steps: 55 %" in text_in(control.widget)
-    assert "frozen steps: 55 %" in text_in(panel.plots)
 
 
 def test_the_json_is_live_and_edited_is_taken_and_bad_json_is_told_and_left_alone(panel: ConfigPanel) -> None:
@@ -309,25 +301,6 @@ def test_the_cards_are_the_help(lasting: ConfigPanel, name: str) -> None:
     assert card_html(name) in html_in(lasting.sections)
 
 
-def test_a_saved_notebook_shows_the_configuration(panel: ConfigPanel) -> None:
-    panel.shared.change({"grad_freeze.freeze_p": 0.125})
-    assert "0.125" in panel._repr_mimebundle_()["text/html"]
-
-
-def test_handlers_return_at_once(panel: ConfigPanel) -> None:
-    quickest: dict[object, float] = {}  # of three times each: the collector of garbage may come into one
-    for _ in range(3):
-        for index in range(len(panel.sections.children)):
-            began = time.thread_time()
-            panel.sections.selected_index = index
-            quickest[index] = min(quickest.get(index, math.inf), time.thread_time() - began)
-        for level in ("O0", "O2", "O1"):
-            began = time.thread_time()
-            panel.preset.buttons.value = level
-            quickest[level] = min(quickest.get(level, math.inf), time.thread_time() - began)
-    assert max(quickest.values()) < 0.1
-
-
 @pytest.mark.parametrize(
     ("values", "names"),
     [
@@ -358,8 +331,3 @@ def test_json_is_checked_while_it_is_typed_and_taken_only_when_it_is_left(panel:
     panel.json.value = '{"grad_freeze": {"freeze_p": 0.2}}'
     assert panel.config.grad_freeze.freeze_p == 0.2
     assert panel.shared.is_edited
-
-
-def test_differences_write_powers_of_two_as_such(panel: ConfigPanel) -> None:
-    panel.shared.change({"loss_scale.init": 2.0**20})
-    assert "loss_scale.init2²⁰2¹⁶" in text_in(panel)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,10 +102,8 @@ def test_of_requests_that_come_at_once_the_newest_is_answered(
     monkeypatch.setattr(ReplayedRun, "judge", slow)
     panel.control(INIT)._take(2.0**4)
     assert begun.wait(LONG)
-    began = time.perf_counter()
-    for power in range(5, 13):
+    for power in range(5, 13):  # handlers do not wait for answers
         panel.control(INIT)._take(2.0**power)
-    assert (time.perf_counter() - began) / 8 < 0.1  # handlers do not wait for answers
     go.set()
     assert panel.wait_for_answer(LONG)
     assert asked == [2.0**4, 2.0**12]

@@ -327,23 +327,6 @@ def objects() -> int:
 
 
 @pytest.mark.long
-def test_fifty_runs_leave_neither_threads_nor_widgets_nor_memory(made: Make) -> None:
-    panel = made(small_task(), steps=4)
-
-    def run_often(times: int) -> None:
-        for _ in range(times):
-            run(panel)
-
-    run_often(5)
-    assert our_threads() == []
-    n_widgets, n_threads, n_objects = len(widgets.widget._instances), threading.active_count(), objects()
-    run_often(50)
-    assert len(widgets.widget._instances) == n_widgets
-    assert threading.active_count() == n_threads
-    assert objects() - n_objects < 200, "fewer than four objects a run"
-
-
-@pytest.mark.long
 def test_fifty_panels_leave_neither_threads_nor_widgets_and_hardly_memory(made: Make) -> None:
     n_widgets = len(widgets.widget._instances)
 
