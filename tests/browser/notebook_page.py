@@ -115,7 +115,7 @@ def add_and_run_cell(page: Page, source: str) -> Locator:
     cell = page.locator(".jp-Notebook .jp-CodeCell").nth(n_before)
     cell.get_by_role("textbox").first.fill(source)
     page.keyboard.press("Control+Enter")
-    expect(cell.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]:"), timeout=60_000)
+    expect(cell.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]:"), timeout=A_RUN)
     return cell.locator(".jp-OutputArea-output")
 
 

@@ -1,4 +1,4 @@
-"""From a fresh kernel to the answer in three cells: a model in memory, `tune`, and what it found."""
+"""From a model in memory to the answer in three cells: the model, `tune`, and what it found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Lab, View
-from tests.browser.notebook_page import run_cells, write_notebook
+from tests.browser.notebook_page import add_and_run_cell
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -24,16 +24,15 @@ TUNE = """\
 import workbench
 
 answer = workbench.tune(model, train_loader, eval_loader, loss=nn.CrossEntropyLoss(), optimizer=optimizer,
-                        epochs=6, minutes=0.2, allowed_drop=0.02, name="in_memory")"""
+                        epochs=6, minutes=2, trials=2, confirm_seeds=4, allowed_drop=0.02, name="in_memory")"""
 
 
-def test_three_cells_from_a_model_in_memory_to_the_answer(lab: Lab, view: View) -> None:
-    write_notebook(lab, "in_memory", MODEL, TUNE, "answer")
-    run_cells(view.page, lab, "in_memory")
-    shown = view.page.locator(".jp-Cell").nth(2).locator(".jp-OutputArea-output")
+def test_three_cells_from_a_model_in_memory_to_the_answer(lab: Lab, notebook: View) -> None:
+    add_and_run_cell(notebook.page, MODEL)
+    told = add_and_run_cell(notebook.page, TUNE)
+    expect(told.filter(has_text="Every run begins with a copy of the model as it is now").first).to_be_visible()
+    expect(told.filter(has_text="search: ").first).to_be_visible()
+    shown = add_and_run_cell(notebook.page, "answer")
     expect(shown).to_contain_text("o1: ")
     expect(shown).to_contain_text("boost_config.o1.json")
-    told = view.page.locator(".jp-Cell").nth(1)
-    expect(told).to_contain_text("Every run begins with a copy of the model as it is now")
-    expect(told).to_contain_text("search: ")
     assert (lab.folder / "notebooks/studies/in_memory/result/boost_config.o1.json").is_file()

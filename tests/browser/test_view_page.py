@@ -48,8 +48,9 @@ def drawn_lines(page: Page) -> int:
 
 
 def test_a_study_is_followed_without_reloading_and_says_when_it_has_ended(
-    view: View, visit: Visit, tmp_path: Path
+    view: View, visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("workbench.view.pages._PAUSE", 0.5)
     short = STUDY.replace("n_trials = 10", "n_trials = 8").replace("candidates = 2", "candidates = 1")
     folder = write_study(tmp_path / "mine", re.sub(r"(seeds_m\w+) = \d", r"\1 = 2", short))
     page = view.page

@@ -35,7 +35,10 @@ def test_a_run_shows_its_curves_its_events_and_its_configuration(tmp_path: Path,
     assert 'href="../"' not in page  # what is above the served folder is not shown
 
 
-def test_a_run_that_goes_on_is_news_when_it_has_more_steps(tmp_path: Path, visit: Visit) -> None:
+def test_a_run_that_goes_on_is_news_when_it_has_more_steps(
+    tmp_path: Path, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.view.pages._PAUSE", 0.5)
     recorder = record_run(tmp_path, "one", finish=False)
     visitor = visit(tmp_path)
     page = visitor.get("one/")[1]
