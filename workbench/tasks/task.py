@@ -18,7 +18,8 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
+from torch.nn.parameter import is_lazy
+from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from workbench.core import distributed as ranks
@@ -135,24 +136,34 @@ class Task:
         """Return a fresh model; its weights come from torch's global generator.
 
         Raises:
-            TaskError: When ``model()`` returns no module.
+            TaskError: When ``model()`` returns no module, or one whose lazy layers have not met a batch.
         """
         model = self.model()
         if not isinstance(model, nn.Module):
             raise TaskError(f"task {self.name!r}: `model()` must return an nn.Module, got {type(model).__name__}")
+        if any(is_lazy(parameter) for parameter in model.parameters()):
+            raise TaskError(
+                f"task {self.name!r}: `model()` returns lazy layers, whose sizes the first batch decides; let it call "
+                "the model once on inputs of the right shape before it returns it"
+            )
         return model
 
     def new_optimizer(self, model: nn.Module) -> Optimizer:
         """Return the task's own optimizer for this model.
 
         Raises:
-            TaskError: When ``optimizer(named_parameters)`` returns no torch optimizer.
+            TaskError: When ``optimizer(named_parameters)`` returns no torch optimizer, or LBFGS.
         """
         optimizer = self.optimizer(model.named_parameters())
         if not isinstance(optimizer, Optimizer):
             raise TaskError(
                 f"task {self.name!r}: `optimizer(named_parameters)` must return a torch.optim.Optimizer, "
                 f"got {type(optimizer).__name__}"
+            )
+        if isinstance(optimizer, LBFGS):
+            raise TaskError(
+                f"task {self.name!r}: LBFGS computes the loss several times in a step; a run computes it once a batch: "
+                "take an optimizer that steps on gradients, such as AdamW"
             )
         return optimizer
 
