@@ -249,6 +249,7 @@ LIGHT = {"torch", "plotly", "optuna", "pandas"}
     [
         {
             "workbench": {*LIGHT, "ipywidgets"},
+            "workbench.methods.batch.section": LIGHT,  # before the configuration, which takes it up
             "workbench.config": LIGHT,
             "workbench.core.records": LIGHT,
             "workbench.runs": {*LIGHT, "pyarrow"},
