@@ -10,16 +10,20 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector
 
 from tests.kit.callbacks import StopAt
 from tests.kit.chains import assert_same_bits
 from tests.online.recommender import new_recommender, stream
+from tests.ranks import Ranks
+from workbench.core import distributed as ranks
 from workbench.mindspore.callbacks import RunContext
 from workbench.online import OnlineCheckpoints, PageHinkley, Prequential
 from workbench.rec import RecModel
@@ -161,6 +165,30 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(uninterrupted: Any, t
     whole, _, whole_drift = uninterrupted
     assert_same(resumed, whole)
     assert drift == whole_drift
+
+
+def _resumed_without_the_newest_of_one_rank(folder: Path) -> tuple[int, bool, list[float]]:
+    own = folder / f"rank-{ranks.rank()}"
+    trained_to(12, own)
+    if ranks.rank() == 1:
+        max(own.glob("checkpoint-*.pt")).unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rank 1 says that it passes over a file
+        model, summary, _ = trained_to(20, own, resume=True)
+    weights = parameters_to_vector(model.predict_network.parameters())
+    return summary.n_steps, 15 in OnlineCheckpoints(own).steps(), weights.tolist()
+
+
+@pytest.mark.slow
+def test_ranks_go_on_from_the_newest_checkpoint_that_all_have(tmp_path: Path) -> None:
+    pair = Ranks(2, tmp_path)
+    try:
+        one, other = pair.run(_resumed_without_the_newest_of_one_rank, tmp_path)
+        assert one == other
+        assert one[0] == 10  # from 10 on, not from the 12 of rank 0
+        assert one[1]  # the checkpoint at 15 was not skipped, however slow the disk
+    finally:
+        pair.close()
 
 
 def test_what_a_user_adds_is_kept_too(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from workbench.mindspore.callbacks import CallbackParameters
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint import checkpoint_state, generator_states, restore_generators, with_threads_of
 from workbench.training.checkpoint_folder import CheckpointFolder
-from workbench.training.resuming import ResumeError, is_due, state_to_resume
+from workbench.training.resuming import ResumeError, state_to_resume
 
 _EVERY = 1000  # steps, by default
 
@@ -130,7 +130,7 @@ class ResumedTraining:
 
     def step_ended(self, state: CallbackParameters, *, stopping: bool) -> None:
         """Keep the progress after a step, if it is time or the training stops there."""
-        if stopping or is_due(self._folder, self._boosted.step_index):
+        if stopping or self._folder.is_due(self._boosted.step_index):
             self._save(Progress(state.cur_epoch_num, state.cur_step_in_epoch, state.cur_step_num), wait=stopping)
 
     def ended(self, state: CallbackParameters) -> None:

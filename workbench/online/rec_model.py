@@ -95,7 +95,7 @@ class RecModel(Model):
         It ends when a callback calls ``run_context.request_stop()``, after Ctrl-C, and when a stream that can be read
         only once is used up. Ctrl-C waits for the step under way; pressed again it raises ``KeyboardInterrupt``. Data
         that can be iterated again is replayed for ever. On several ranks all of them must be asked to stop at the same
-        step; checkpoints and snapshots are each rank's own.
+        step; checkpoints and snapshots are each rank's own, and all go on from the newest step that every rank has.
 
         Args:
             train_dataset: Iterable of batches (list, generator, ``IterableDataset``, ``DataLoader``), or a callable

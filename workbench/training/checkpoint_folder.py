@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core import distributed as ranks
 from workbench.core.arguments import checked_count
 from workbench.core.files import replacing
 from workbench.training.background_writer import BackgroundWriter
@@ -30,7 +31,8 @@ class CheckpointFolder:
     Args:
         folder: Made when it is missing. It should belong to one run.
         every_steps: Steps between two checkpoints, at least 1; None writes none by step.
-        every_seconds: Seconds between two checkpoints; None writes none by time.
+        every_seconds: Seconds between two checkpoints; None writes none by time. Several ranks, which must agree on
+            the step, go by ``every_steps`` alone.
         keep: How many of the newest are kept, at least 1.
         keep_end: Whether the state at the end of a completed run is kept, too.
         also: Objects with ``state_dict`` and ``load_state_dict`` whose state is kept, too, by name: a learning-rate
@@ -77,13 +79,15 @@ class CheckpointFolder:
         """Return a folder elsewhere whose checkpoints are due at the same times."""
         return CheckpointFolder(folder, self._every_steps, self._every_seconds, self.keep, self.also, self.keep_end)
 
-    def is_at(self, n_steps: int) -> bool:
-        """Return whether ``n_steps`` is a multiple of ``every_steps``."""
-        return self._every_steps is not None and n_steps % self._every_steps == 0
-
     def is_due(self, n_steps: int) -> bool:
-        """Return whether a checkpoint is due after ``n_steps`` steps and the last one is on the disk."""
-        return self._writer.is_due(n_steps)
+        """Return whether a checkpoint is due after ``n_steps`` steps.
+
+        A single process skips one while the last is not yet on the disk. Ranks skip none, however far each has written:
+        they all write after the same steps.
+        """
+        if ranks.world_size() == 1:
+            return self._writer.is_due(n_steps)
+        return self._every_steps is not None and n_steps % self._every_steps == 0
 
     def save(self, state: Mapping[str, Any], n_steps: int, *, wait: bool = False) -> None:
         """Copy a state, and write it in the background or, with ``wait`` and with its OSError, at once."""
@@ -92,24 +96,23 @@ class CheckpointFolder:
         self._writer.start(lambda: self._write(self.path_of(n_steps), copy), wait=wait)
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
-        """Return the newest checkpoint that is whole, its tensors on a device; None when there is none.
+        """Return the newest checkpoint that every rank has whole, its tensors on a device; None when there is none.
 
-        A damaged one is passed over with a warning; when all are, this is a ValueError.
+        One that cannot be read is passed over with a warning; when all are, this is a ValueError.
         """
         self.close()
-        steps = self.steps()
+        steps = ranks.broadcast_object(self.steps())
         for step in steps:
+            state = None
             try:
-                return read_checkpoint(self.path_of(step), device)
-            except ValueError as error:
-                if step == steps[-1]:
-                    raise
-                self.pass_over(error)
+                state = read_checkpoint(self.path_of(step), device)
+            except (ValueError, FileNotFoundError) as error:
+                warnings.warn(f"{error}; it is skipped", RuntimeWarning, stacklevel=2)
+            if ranks.mean_over_ranks([float(state is not None)]) == [1.0]:
+                return state
+        if steps:
+            raise ValueError(f"none of the {len(steps)} checkpoints in {self.folder} is whole; train from the start")
         return None
-
-    def pass_over(self, error: Exception) -> None:
-        """Warn that a checkpoint cannot be used."""
-        warnings.warn(f"{error}; it is skipped", RuntimeWarning, stacklevel=3)
 
     def close(self) -> None:
         """Wait until everything is on the disk; warn when the last checkpoint could not be written."""

@@ -41,18 +41,11 @@ def state_to_resume(folder: CheckpointFolder, this: Mapping[str, Any], device: t
 
     A ResumeError if it belongs to another run than ``this`` (an `identity`), or if none is whole.
     """
-    state, steps = None, ranks.broadcast_object(folder.steps())
-    for step in steps:
-        try:
-            state = read_checkpoint(folder.path_of(step), device)
-        except (ValueError, FileNotFoundError) as error:
-            folder.pass_over(error)
-        if ranks.mean_over_ranks([float(state is not None)]) == [1.0]:
-            break
-        state = None
+    try:
+        state = folder.load(device)
+    except ValueError as error:
+        raise ResumeError(str(error)) from error
     if state is None:
-        if steps:
-            raise ResumeError(f"none of the {len(steps)} checkpoints in {folder.folder} is whole; train from the start")
         return None
     was = json.loads(state.get("identity", "{}"))  # a checkpoint of another kind names none
     differs = [name for name in this if was.get(name) != this[name]]
@@ -61,11 +54,6 @@ def state_to_resume(folder: CheckpointFolder, this: Mapping[str, Any], device: t
         change = "" if name == "config" else f": it was {was.get(name)}, and is {this[name]}"
         raise ResumeError(f"the checkpoints in {folder.folder} belong to a run with another `{name}`{change}")
     return state
-
-
-def is_due(folder: CheckpointFolder, n_steps: int) -> bool:
-    """Return whether to write after ``n_steps`` steps; ranks must agree on that, however far each has written."""
-    return folder.is_due(n_steps) if ranks.world_size() == 1 else folder.is_at(n_steps)
 
 
 def resumed_recorder(out: Path, request: RunRequest, state: Mapping[str, Any]) -> RunRecorder | None:

@@ -31,7 +31,7 @@ from workbench.training import TraceBuffer, training_loop
 from workbench.training.checkpoint import checkpoint_state, restore_generators, with_threads_of
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.evaluation import check_outputs, evaluate
-from workbench.training.resuming import finished_before, identity, is_due, resumed_recorder, state_to_resume
+from workbench.training.resuming import finished_before, identity, resumed_recorder, state_to_resume
 from workbench.training.run_monitor import UNWATCHED, Pause, RunMonitor, RunObserver, RunProgress, RunResult
 from workbench.training.setup import Prepared, prepare, run_environment
 from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder
@@ -244,7 +244,7 @@ class _Run:
                 if self.diverged or self.ended_early:
                     break
                 self._start_clock()
-            if self.checkpoints is not None and self.done < self.steps and is_due(self.checkpoints, self.done):
+            if self.checkpoints is not None and self.done < self.steps and self.checkpoints.is_due(self.done):
                 self._stop_clock()
                 self.flush()
                 if self.diverged:

@@ -16,6 +16,7 @@ import optuna
 from optuna.trial import TrialState
 
 from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRecord
+from workbench.core.text import first_line
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
 from workbench.study.answer.notes import Notes, metric_name_of, note_trial, with_notes
@@ -255,8 +256,7 @@ def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float],
             warnings.simplefilter("ignore")
             found = optuna.importance.get_param_importances(study, target=target, normalize=False)
     except (ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        return {}, f"There are too few trials to estimate the importance of the parameters ({reason})."
+        return {}, f"There are too few trials to estimate the importance of the parameters ({first_line(error)})."
     settings = {dimension.path for dimension in file.dimensions if len(dimension.extremes) == 1}
     known = {name: float(one) for name, one in found.items() if math.isfinite(one)}
     total = sum(known.values()) or 1.0

@@ -19,6 +19,7 @@ import optuna
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 
 from workbench.core.credentials import hide_passwords
+from workbench.core.text import first_line
 from workbench.study.errors import StudyFailedError
 
 STORAGE_ERRORS = (optuna.exceptions.StorageInternalError, SQLAlchemyError)
@@ -76,7 +77,7 @@ def damaged(reason: str) -> StudyFailedError:
 
 def reason_of(error: BaseException) -> str:
     """Return the first line of a storage error, without passwords."""
-    return hide_passwords(str(error.__cause__ or error).splitlines()[0])
+    return hide_passwords(first_line(error.__cause__ or error))
 
 
 class Patience:

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 from workbench.config import NetworkFacts
 from workbench.core.arguments import seconds_from
+from workbench.core.text import first_line
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyError, StudyStoppedError
 from workbench.study.run.experimenter import MakeExperimenter, replay_recorded
@@ -116,7 +117,7 @@ def joined_cluster(address: str | None) -> Iterator[Any]:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False, **options)
     except Exception as error:  # Ray raises one class per mistake, and plain Exception, too
         where = "on this machine" if address in {None, "auto", "local"} else f"at {address}"
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = first_line(error)
         raise StudyError(
             f"no Ray cluster can be joined {where} ({reason}); `ray start --head` starts one, --address HOST:PORT "
             "names one, and one with token authentication needs RAY_AUTH_MODE=token here, too"
