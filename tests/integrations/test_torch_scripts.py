@@ -102,7 +102,7 @@ SET_UPS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "float16")) for name in SET_UPS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "averaged")) for name in SET_UPS]
 )
 def test_torch_alone_computes_the_same(tmp_path: Path, name: str) -> None:
     config = BoostConfig.from_dict(SET_UPS[name])
