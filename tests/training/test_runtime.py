@@ -300,3 +300,20 @@ def test_gradients_tell_a_mistake_that_losses_do_not_show() -> None:
     said = gradient_agrees(first_gradient(wrong, config(), "O0", 0, CPU), wanted, "float32")
     assert "% of its length, where float32 may by 2 %" in said
     assert gradient_agrees(wanted * torch.nan, wanted, "bfloat16") != ""
+
+
+def test_a_sparse_gradient_counts_like_a_dense_one() -> None:
+    def gradient(sparse: bool) -> Tensor:
+        batch = (torch.arange(12).reshape(4, 3), torch.ones(4, 2))
+        task = Task(
+            name="table",
+            model=lambda: nn.EmbeddingBag(16, 2, sparse=sparse),
+            loss=nn.MSELoss(),
+            optimizer=lambda named: torch.optim.SGD(named, lr=0.1),
+            train=[batch],
+            evaluate=[batch],
+            metric="mse",
+        )
+        return first_gradient(task, config(), "O0", 0, CPU)
+
+    assert torch.equal(gradient(sparse=True), gradient(sparse=False))

@@ -53,6 +53,7 @@ LOOK = TaskLook(
     no_merging="",
     convolutions=4,
     matrices=4,
+    sparse_gradients=False,
     network=NetworkFacts(4, 4, 8, 4, 4, 4, no_sequence="its inputs are no tokens"),
     fast_bfloat16=True,
     device="cpu",
@@ -184,6 +185,22 @@ def test_groups_with_rates_of_their_own_keep_them() -> None:
     assert not any(path.startswith("optimizer.") for path in paths(file))
     assert file.set_up.plain_rates == []
     assert "schedule.length" in paths(file)
+
+
+def test_a_table_with_sparse_gradients_keeps_the_optimizer_that_takes_them() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.EmbeddingBag(8, 16, sparse=True)
+            self.out = nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.out(self.rows((x > 0).long()))
+            return found
+
+    question, file = study_of(regression(model=Table, optimizer=lambda named: torch.optim.SGD(named, lr=0.01)))
+    assert "sparse gradients" in said(question, "Other optimizers are left out")
+    assert not {one for one in paths(file) if one.startswith("optimizer.")}
 
 
 def test_an_optimizer_that_is_no_family_of_ours_is_kept_as_it_is() -> None:

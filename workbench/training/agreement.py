@@ -62,7 +62,7 @@ def first_gradient(task: Task, config: BoostConfig, level: str, seed: int, devic
     with _begun(task, config, level, seed, device) as prepared:
         _loss(prepared, next(iter(prepared.batches(seed)))).float().backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in unwrapped(prepared.boosted.model).parameters() if p.grad is not None]
-        return torch.cat([gradient.detach().cpu().float().reshape(-1) for gradient in gradients])
+        return torch.cat([gradient.detach().to_dense().cpu().float().reshape(-1) for gradient in gradients])
 
 
 @contextlib.contextmanager

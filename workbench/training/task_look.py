@@ -45,6 +45,7 @@ class TaskLook:
     no_merging: str  # why batches cannot be concatenated, to stand after "because"; empty where they can
     convolutions: int  # over images
     matrices: int  # hidden ones, that Muon would take
+    sparse_gradients: bool  # whether a table of embeddings has some
     network: NetworkFacts
     fast_bfloat16: bool  # whether the device multiplies it faster than float32
     device: str  # its type
@@ -76,6 +77,7 @@ def look_at(task: Task, device: torch.device, seed: int = 0) -> TaskLook:
             no_merging=_why_no_merging(first, n_batches),
             convolutions=sum(isinstance(module, nn.Conv2d) for module in model.modules()),
             matrices=sum(len(group["params"]) for group in parameter_groups(model) if group["matrices"]),
+            sparse_gradients=any(getattr(module, "sparse", False) is True for module in model.modules()),
             network=network,
             fast_bfloat16=devices.has_fast_bfloat16(device),
             device=device.type,

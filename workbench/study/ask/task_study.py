@@ -277,6 +277,12 @@ def _optimizers(look: TaskLook, left_out: list[str]) -> list[str]:
             "their own, which another would lose."
         )
         return []
+    if look.sparse_gradients:
+        left_out.append(
+            "Other optimizers are left out, because the network's embeddings have sparse gradients, which they do not "
+            "take."
+        )
+        return []
     if not own:
         left_out.append(f"The task's own optimizer, {look.optimizer}, is tried at its own settings only.")
     names = ["AdamW"] if own not in ("Adam", "AdamW") else [own]
