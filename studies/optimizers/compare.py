@@ -34,7 +34,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from workbench.config import BoostConfig
-from workbench.optim.factory import DecayingDamping
+from workbench.optim.factory import decaying_damping
 from workbench.optim.thor.optimizer import Thor
 from workbench.tasks import Task, load_task
 from workbench.training.run import RunMonitor, RunRequest, RunResult, run_task
@@ -126,7 +126,8 @@ class _ThorTask(Task):
     def new_optimizer(self, model: nn.Module) -> Optimizer:
         """Return the optimizer."""
         options = dict(self.arguments)
-        damping = DecayingDamping(options.pop("damping"), options.pop("damping_decay", 1.0), options["frequency"])
+        of_damping = {"initial": options.pop("damping"), "decay": options.pop("damping_decay", 1.0)}
+        damping = functools.partial(decaying_damping, **of_damping, frequency=options["frequency"])
         return Thor(model, options.pop("lr"), damping, **options)
 
 

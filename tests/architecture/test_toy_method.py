@@ -16,9 +16,24 @@ from pathlib import Path
 import pytest
 
 LINE = """
-from workbench.methods import registry
-from tests.kit import toy_method
-registry.METHODS = (*registry.METHODS, toy_method.DESCRIPTION)  # the line
+from importlib.machinery import PathFinder, SourceFileLoader
+import sys
+
+LINES = b"from tests.kit import toy_method; METHODS = (*METHODS, toy_method.DESCRIPTION)"
+
+class Registry(SourceFileLoader):
+    def get_code(self, fullname):
+        return self.source_to_code(self.get_data(self.path) + LINES, self.path)
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "workbench.methods.registry":
+            found = PathFinder.find_spec(name, path)
+            found.loader = Registry(name, found.origin)
+            return found
+
+sys.meta_path.insert(0, Finder)
 """
 TASK = """
 import torch

@@ -322,9 +322,17 @@ def test_progress_is_told_at_drains_and_evaluations(drain_every_step: None) -> N
 
 
 @pytest.mark.parametrize("option", ["steps", "evaluate_every"])
-@pytest.mark.parametrize("value", [0, -3, 2.5, True])
-def test_counts_that_are_no_counts_are_refused(option: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"`{option}` must be a whole number of micro-batches, 1 or more"):
+@pytest.mark.parametrize(
+    ("value", "error", "words"),
+    [
+        (0, ValueError, "be at least 1, got 0"),
+        (-3, ValueError, "be at least 1, got -3"),
+        (2.5, TypeError, r"be a whole number of micro-batches, got 2\.5"),
+        (True, TypeError, "be a whole number of micro-batches, got True"),
+    ],
+)
+def test_counts_that_are_no_counts_are_refused(option: str, value: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=f"`{option}` must {words}"):
         run(small_task(), **{option: value})
 
 
