@@ -47,8 +47,8 @@ def wrongly_confirmed(folder: Path, n_studies: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.slow
-def test_few_of_eight_searches_confirm_what_is_worse(tmp_path: Path) -> None:
-    confirmed, wrongly, _ = wrongly_confirmed(tmp_path, 8)
+def test_few_of_twelve_searches_confirm_what_is_worse(tmp_path: Path) -> None:
+    confirmed, wrongly, _ = wrongly_confirmed(tmp_path, 12)
     assert confirmed >= 1
     assert wrongly <= 1
 
