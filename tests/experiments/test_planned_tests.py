@@ -158,6 +158,8 @@ def test_a_drop_is_in_the_metrics_unit_and_a_gain_is_called_one() -> None:
     drop = sentence(judged([(first_test(3), pairs_of([0.004, 0.005, 0.003]))], 0.01), "accuracy")
     assert "and as good: the accuracy is at most 0." in drop
     assert drop.endswith("mean 0.4 points worse, 3 paired seeds), within the allowed 1 point.")
+    same = sentence(judged([(first_test(3), pairs_of([1e-6, 2e-6, 1e-6]))], 0.01), "accuracy")
+    assert "and as good: the accuracy is at least as good (95 % bound" in same
     lost = sentence(judged([(first_test(3), pairs_of([0.4, 0.41, 0.39]))], 0.01), "loss")
     assert lost.startswith("Refuted: the loss is at least 0.3")
     assert lost.endswith(" worse (95 % bound, mean 0.4 worse, 3 paired seeds), more than the allowed 0.01.")

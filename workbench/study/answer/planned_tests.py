@@ -202,7 +202,7 @@ def _kept(quality: Decision, metric: str, n_trained: int) -> str:
         )
     kept = quality.verdict is Verdict.CONFIRMED
     end = bounds.upper if kept else bounds.lower
-    if kept and end <= 0.0:
+    if kept and (end <= 0.0 or changed(end) == changed(0.0)):
         return f"the {metric} is at least {changed(end)} (95 % bound, mean {changed(bounds.mean)}, {seeds})"
     bound = f"at {'most' if kept else 'least'} {changed(end)} (95 % bound, mean {changed(bounds.mean)}, {seeds})"
     return f"the {metric} is {bound}, {'within' if kept else 'more than'} the allowed {allowed}"
