@@ -19,12 +19,8 @@ from tests.golden_networks import build_loss, build_network, golden_batch, load_
 from tests.kit.processes import forkserver
 from tests.kit.twins import through_file
 from tests.ranks import leave_together
-from workbench.methods.dim_reduce.method import (
-    DimReduce,
-    component_rows,
-    sufficient_decrease,
-    updated_curvature,
-)
+from workbench.methods.dim_reduce.components import component_rows
+from workbench.methods.dim_reduce.method import DimReduce, sufficient_decrease, updated_curvature
 from workbench.nn import WithLossCell
 
 GRADIENT_ROUNDING = 1e-4  # of the length of a recorded gradient: its tanh is off by up to 1e-5, more where it saturates

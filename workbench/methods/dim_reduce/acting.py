@@ -14,7 +14,8 @@ from torch.optim import SGD, Optimizer
 from workbench.config import ConfigError, Plan, line_search_trials
 from workbench.core import distributed as ranks
 from workbench.core.records import Event, EventKind
-from workbench.methods.dim_reduce.method import DimReduce, component_rows
+from workbench.methods.dim_reduce.components import component_rows
+from workbench.methods.dim_reduce.method import DimReduce
 from workbench.methods.dim_reduce.pca import principal_components
 from workbench.methods.dim_reduce.pca_files import (
     load_explained_variance,

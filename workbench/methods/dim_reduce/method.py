@@ -26,34 +26,21 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
 from workbench.core import kernels
 from workbench.core.arguments import checked_count
-
-Arithmetic = Literal["corrected", "reference"]
+from workbench.methods.dim_reduce.components import Arithmetic, component_rows, fitting_components
 
 LEAST_CURVATURE = 1e-20  # y . s above which B is updated; as upstream
 # Columns per product on a CPU: over the whole width two rows at once take as long as one after the other.
 _COLUMNS = 1 << 14
 NO_FLOAT64 = {"mps", "npu"}  # device types without (fast) double precision
 _STATE = ("inverse_hessian", "previous_step", "previous_gradient", "momentum")
-
-
-def component_rows(n_components: int, rank: int, rank_size: int, arithmetic: Arithmetic = "corrected") -> slice:
-    """Return which of the k components a rank holds; ``"reference"`` loses what the number of ranks does not divide."""
-    if not 0 <= rank < rank_size:
-        raise ValueError(f"`rank` must lie in [0, rank_size), got rank {rank} of {rank_size}")
-    each, rest = divmod(n_components, rank_size)
-    if arithmetic == "reference":
-        return slice(rank * each, (rank + 1) * each)
-    start = rank * each + min(rank, rest)
-    return slice(start, start + each + (rank < rest))
 
 
 def flat_vector(
@@ -183,7 +170,7 @@ class DimReduce:
         self.line_search_trials, self.arithmetic, self.process_group = line_search_trials, arithmetic, process_group
         self.rows = component_rows(n_components, rank, rank_size, arithmetic)
         place = n_components, rank, rank_size
-        self.components = _fitting_components(pca_mat_local, self.rows, self.weight, *place)
+        self.components = fitting_components(pca_mat_local, self.rows, self.weight, *place)
         if optimizer is not None:
             _check_optimizer(optimizer, self.weight)
         if rank_size > 1 and not (distributed.is_available() and distributed.is_initialized()):
@@ -426,34 +413,6 @@ class DimReduce:
     def _shaped(self, vector: Tensor) -> list[Tensor]:
         parts = torch.split(vector, [parameter.numel() for parameter in self.weight])
         return [part.view(parameter.shape) for part, parameter in zip(parts, self.weight, strict=True)]
-
-
-def _fitting_components(
-    matrix: NDArray[Any] | Tensor, rows: slice, weights: Sequence[Tensor], n_components: int, rank: int, rank_size: int
-) -> Tensor:
-    """Return a rank's rows of all components as a tensor on the weights' device; a ValueError where they do not fit."""
-    if not weights:
-        raise ValueError("`weight` must hold the parameters to train, got none")
-    # torch needs memory it may write to; a read-only memory map is copied, anything else is not.
-    tensor = matrix if isinstance(matrix, Tensor) else torch.from_numpy(np.require(matrix, requirements="W"))
-    n_weights = sum(parameter.numel() for parameter in weights)
-    if tensor.ndim != 2 or tensor.shape[1] != n_weights:
-        raise ValueError(
-            f"`pca_mat_local` must have one column per weight ({n_weights}), got shape {tuple(tensor.shape)}; "
-            "it was made for another network"
-        )
-    n_rows = rows.stop - rows.start
-    if len(tensor) != n_rows:
-        raise ValueError(
-            f"`pca_mat_local` must hold the {n_rows} of {n_components} components that belong to rank "
-            f"{rank} of {rank_size} (see component_rows), got {len(tensor)}"
-        )
-    if not torch.isfinite(tensor).all():
-        raise ValueError("`pca_mat_local` must be finite, got inf or NaN")
-    first = weights[0]
-    # Half precision would lose the small differences of gradients that curvature is learned from.
-    dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-    return tensor.to(first.device, dtype)
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Sequence[Tensor]) -> None:

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from workbench.core import kernels
 from workbench.core.torch_internals import fused_adam_
+from workbench.optim.adam_offload.given_parameters import is_decayed
 from workbench.optim.adam_offload.host_transfer import DENSE_ONLY, Bucket
 
 OptimizerState = dict[Tensor, dict[str, Any]]  # per parameter `step`, `exp_avg`, `exp_avg_sq`
@@ -167,20 +168,6 @@ def round_stochastically_(values: Tensor, noise: Tensor, target: Tensor) -> None
 
 def _in_memory_order(tensor: Tensor) -> Tensor:
     return tensor.detach().as_strided((tensor.numel(),), (1,))
-
-
-def is_decayed(group: dict[str, Any], index: int) -> bool:
-    """Return whether a group's weight decay acts on its parameter at an index.
-
-    Scale and shift of a normalization are not decayed. MindSpore knows them by their names, ``gamma`` and ``beta``; in
-    torch they are marked ``is_normalization`` by the type of their module (`AdamOffload`), which outlives regrouping.
-    """
-    if not group["decay_by_name"]:
-        return True
-    names = group.get("param_names")
-    name = "" if names is None else names[index]
-    is_marked = getattr(group["params"][index], "is_normalization", False)
-    return not (is_marked or "beta" in name or "gamma" in name)
 
 
 @dataclass(slots=True, eq=False)

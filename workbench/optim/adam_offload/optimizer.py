@@ -33,18 +33,18 @@ from __future__ import annotations
 import functools
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from workbench.core.arguments import checked_count, checked_number, checked_switch
 from workbench.core.step_optimizer import StepOptimizer, loss_of
-from workbench.core.torch_internals import NORMALIZATIONS, has_step_hooks, is_profiled
+from workbench.core.torch_internals import has_step_hooks, is_profiled
+from workbench.optim.adam_offload.given_parameters import read_parameters
 from workbench.optim.adam_offload.host_adam import RoundedAdam, StepGroup, form_step_groups, take_gradients
 from workbench.optim.adam_offload.host_transfer import (
     Bucket,
@@ -57,15 +57,6 @@ from workbench.optim.schedule import Schedule, read_schedule, value_at
 
 #: Per dynamic option of a group: the key of its schedule, and the name users know it by.
 _SCHEDULES = {"lr": ("lr_schedule", "learning_rate"), "weight_decay": ("weight_decay_schedule", "weight_decay")}
-
-# The reference's, torch's, those its schedulers leave behind (a rebuilt optimizer meets them again), and our own.
-_GROUP_KEYS = frozenset(
-    (
-        *("params", "param_names", "lr", "betas", "eps", "weight_decay", "grad_centralization", "comm_fusion"),
-        *("initial_lr", "swa_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"),
-        *("use_nesterov", "loss_scale", "lr_schedule", "weight_decay_schedule", "decay_by_name"),
-    )
-)
 
 
 class AdamOffload(StepOptimizer):
@@ -141,7 +132,7 @@ class AdamOffload(StepOptimizer):
             raise ValueError(f'`transfer` must be "needed" or "always", got {transfer!r}')
         rate = read_schedule("learning_rate", learning_rate)
         decay = _read_weight_decay(weight_decay)
-        groups, order = _read_parameters(params, any_decay=decay != 0.0)
+        groups, order = read_parameters(params, any_decay=decay != 0.0)
         self._global_step = 0
         self._step_groups: list[StepGroup] | None = None
         self._transfer: HostTransfer | None = None
@@ -228,13 +219,16 @@ class AdamOffload(StepOptimizer):
 
     def _plain_step(self, closure: Callable[[], float] | None) -> float | None:
         loss = loss_of(closure)
+        self._step()
+        return loss
+
+    def _step(self) -> None:
         # A flag on the CPU costs nothing to read, and Adam on the host waits for the gradients anyway.
         if self.found_inf is None or self.found_inf.item() == 0:
             with self._lock, torch.no_grad():
                 self._update()
         elif self._transfer is not None:
             self._transfer.discard()
-        return loss
 
     _hooked_step = Optimizer.profile_hook_step(_plain_step)
 
@@ -453,82 +447,3 @@ def _read_weight_decay(decay: Any) -> float | Schedule:
 
 def _lock(wanted: bool) -> AbstractContextManager[Any]:
     return threading.Lock() if wanted else nullcontext()
-
-
-def _read_parameters(params: Any, *, any_decay: bool) -> tuple[list[dict[str, Any]], list[Tensor] | None]:
-    """Return parameter groups for torch, and the order of parameters if one was given; see `AdamOffload`.
-
-    With ``any_decay``, parameters without names and without groups are warned about.
-    """
-    if isinstance(params, nn.Module):
-        for module in params.modules():
-            if isinstance(module, NORMALIZATIONS):
-                for parameter in module.parameters(recurse=False):
-                    parameter.is_normalization = True  # type: ignore[attr-defined]
-        params = [(name, parameter) for name, parameter in params.named_parameters() if parameter.requires_grad]
-    if isinstance(params, Tensor | str | bytes | Mapping) or (params is not None and not isinstance(params, Iterable)):
-        raise TypeError(f"`params` must be an iterable of parameters or of groups, got {type(params).__name__}")
-    given = [] if params is None else list(params)
-    if not given:
-        raise ValueError(f"`params` must hold at least one parameter, got {params!r}")
-    if any(isinstance(item, Mapping) for item in given):
-        return _read_groups(given)
-    named = isinstance(given[0], tuple)
-    for item in given:
-        is_pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
-        if is_pair is not named or not isinstance(_tensor_of(item), Tensor):
-            raise TypeError(
-                f"`params` must hold parameters, or pairs (name, parameter), or groups; got {type(item).__name__}"
-            )
-    if any_decay and not named:
-        warnings.warn(
-            "`weight_decay` applies to every parameter, normalizations included, because parameters came without "
-            "names; pass model.named_parameters(), the model itself, or groups",
-            stacklevel=4,
-        )
-    if not _are_distinct([_tensor_of(item) for item in given]):
-        raise ValueError("`params` must hold each parameter once, got one twice")
-    return [{"params": given, "decay_by_name": True}], None
-
-
-def _read_groups(given: list[Any]) -> tuple[list[dict[str, Any]], list[Tensor] | None]:
-    groups: list[dict[str, Any]] = []
-    order: list[Tensor] | None = None
-    for index, item in enumerate(given):
-        if not isinstance(item, Mapping):
-            raise TypeError(f"`params` must hold groups only, got also {type(item).__name__}")
-        if "order_params" in item:
-            if len(item) > 1:
-                others = ", ".join(f'"{key}"' for key in item if key != "order_params")
-                raise ValueError(f'`params[{index}]` must have no key beside "order_params", got {others}')
-            listed = item["order_params"]
-            if isinstance(listed, Tensor | str | bytes) or not isinstance(listed, Iterable):
-                raise TypeError(f"`order_params` must be an iterable of parameters, got {type(listed).__name__}")
-            order = [_tensor_of(entry) for entry in listed]
-            continue
-        if unknown := [key for key in item if key not in _GROUP_KEYS]:
-            known = ", ".join(sorted(_GROUP_KEYS))
-            raise KeyError(f'`params[{index}]` has the unknown key "{unknown[0]}"; known: {known}')
-        members = item["params"]
-        members = [members] if isinstance(members, Tensor) else list(members)
-        if not members:
-            raise ValueError(f'`params[{index}]["params"]` must hold at least one parameter, got none')
-        groups.append({**item, "params": members})
-    held = [_tensor_of(member) for group in groups for member in group["params"]]
-    if not held:
-        raise ValueError("`params` must hold at least one group with parameters, got none")
-    if not _are_distinct(held):
-        raise RuntimeError("a parameter was given twice; each must be in one group, once")
-    if order is not None and sorted(map(id, order)) != sorted(map(id, held)):
-        raise ValueError(
-            f"`order_params` must list the {len(held)} parameters of the groups, each once, got {len(order)} entries"
-        )
-    return groups, order
-
-
-def _tensor_of(item: Any) -> Any:
-    return item[1] if isinstance(item, tuple) and len(item) == 2 else item
-
-
-def _are_distinct(parameters: list[Any]) -> bool:
-    return len({id(parameter) for parameter in parameters}) == len(parameters)
