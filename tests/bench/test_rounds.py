@@ -37,9 +37,9 @@ def test_sides_take_turns_and_every_other_round_is_reversed() -> None:
 
         return run
 
-    rows = interleaved([side("a"), side("b")], 3, warm_up=1)
-    assert "".join(calls) == "ab" + "ba" + "ab" + "ba"
-    assert rows == [("a4", "b3"), ("a5", "b6"), ("a8", "b7")]  # in the order of the sides, without the warm-up
+    rows = interleaved([side("a"), side("b"), side("c")], 2, warm_up=1)
+    assert "".join(calls) == "abc" + "cba" + "abc"
+    assert rows == [("a6", "b5", "c4"), ("a7", "b8", "c9")]  # in the order of the sides, without the warm-up
 
 
 @pytest.mark.parametrize("rounds", [0, -1, float("nan")])

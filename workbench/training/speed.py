@@ -11,7 +11,6 @@ train every block together, by rank 0's clock.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import sys
 import time
@@ -151,10 +150,12 @@ def _measured_apart(makes: Sequence[Callable[[], TimedSide]], rounds: int, seed:
 
 
 def take_turns(sides: Sequence[Callable[[], T]]) -> Iterator[tuple[T, ...]]:
-    """Yield what sides return round after round, endlessly; no side always follows the same other (A B, B A, ...)."""
-    for number in itertools.count():
-        answers = {index: sides[index]() for index in np.roll(range(len(sides)), number).tolist()}
+    """Yield what sides return round after round, endlessly; every other round goes backwards (A B C, C B A, ...)."""
+    order = list(range(len(sides)))
+    while True:
+        answers = {index: sides[index]() for index in order}
         yield tuple(answers[index] for index in range(len(sides)))
+        order.reverse()
 
 
 def fair_clock(device: torch.device) -> Callable[[], float]:
