@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
@@ -20,7 +21,7 @@ class SkipsOnDevice(Protocol):
         ...
 
 
-class StepOptimizer(Optimizer):
+class StepOptimizer(Optimizer, ABC):
     """Base of this package's optimizers that skip on the device; the hooks of the training step do nothing by default.
 
     ``found_inf`` is torch's convention: while ``step`` runs, a flag of one element; unless it is 0, nothing may change.
@@ -43,8 +44,8 @@ class StepOptimizer(Optimizer):
         self._step()
         return loss
 
-    def _step(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _step(self) -> None: ...
 
     def step_with_found_inf(self, found_inf: Tensor) -> None:
         """Step unless ``found_inf`` (one element, float32) is not 0; step hooks run either way."""

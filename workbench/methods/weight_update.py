@@ -5,6 +5,7 @@ Overflow, unscaling and the reduction over ranks are done when an update is aske
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ _FEWEST = 24
 """Tensors below which torch's fused Adam by itself is as quick as its kernel on cached lists."""
 
 
-class WeightUpdate:
+class WeightUpdate(ABC):
     """Changes the weights at the end of a window; a subclass defines what differs from an optimizer's step."""
 
     #: Why ``distribute`` must give every rank the first one's weights before the first update; "" if it need not.
@@ -54,18 +55,18 @@ class WeightUpdate:
     #: Whether a learning-rate schedule may change the optimizer's rate.
     takes_schedule: bool = True
 
+    @abstractmethod
     def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
         """Update the weights, or leave them, their optimizer and the method alone where ``found_inf`` is set.
 
         Returns numbers for the trace that the host knows, by namespaced column; none for most.
         """
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next update depends on apart from the optimizer."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # most have nothing to restore
         """Continue exactly where ``state_dict`` was taken."""
 
 

@@ -30,7 +30,7 @@ References:
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, Literal, cast
 
@@ -72,7 +72,7 @@ def _merge_without_waiting(rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor
     return found.index_select(0, taken), sums.index_select(0, taken)
 
 
-class _RowWiseOptimizer(StepOptimizer, ABC):
+class _RowWiseOptimizer(StepOptimizer):
     """What both have in common: which gradient is treated how, skipped steps, state that survives."""
 
     #: Names of the tensors with an entry per row, and what it is: a number or a count per row, or a row of numbers.
@@ -211,7 +211,13 @@ class RowWiseAdagrad(_RowWiseOptimizer):
 class RowWiseAdam(_RowWiseOptimizer):
     """Adam that moves, of a table, only the rows with a gradient; fused Adam for the rest.
 
-    The arguments are those of ``torch.optim.AdamW``; of a table only the rows that are touched decay.
+    Args:
+        params: Parameters, pairs (name, parameter) or groups, as for any torch optimizer.
+        lr: Learning rate, >= 0.
+        betas: Decay rates of the moments, in [0, 1).
+        eps: Added to the denominators, > 0.
+        weight_decay: Decoupled decay, >= 0: weights shrink by ``lr * weight_decay`` of themselves, of a table the rows
+            that are touched.
     """
 
     _row_state = {"row_steps": "count", "row_exp_avg": "row", "row_exp_avg_sq": "row"}  # noqa: RUF012  # never changed
