@@ -106,7 +106,7 @@ def tell_epoch(dataset: Any, epoch: int) -> None:
 
 
 def epochs_of(loader: Iterable[Any], epochs: int | None, on_epoch: Callable[[Any, int], None] | None) -> Iterator[Any]:
-    """Yield the batches of one epoch after the other, without end where ``epochs`` is None; samplers are told."""
+    """Yield the batches of one epoch after the other, calling ``set_epoch`` before each; None epochs never end."""
     for epoch in count() if epochs is None else range(epochs):
         tell_epoch(loader, epoch)
         if on_epoch is not None:

@@ -79,7 +79,11 @@ class _UpdateCell(nn.Module):
 
 
 class FixedLossScaleUpdateCell(_UpdateCell):
-    """Keep the scale, >= 1, constant; a drop-in for `DynamicLossScaleUpdateCell`."""
+    """Keep the scale constant; a drop-in for `DynamicLossScaleUpdateCell`.
+
+    Args:
+        loss_scale_value: The scale, >= 1.
+    """
 
 
 class DynamicLossScaleUpdateCell(_UpdateCell):

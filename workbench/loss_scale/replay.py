@@ -116,8 +116,13 @@ def simulate(
 
     Steps on which no scale can move are taken together: what costs time is how often a policy overflows or grows.
 
-    ``threshold_scale`` is the largest scale that does not overflow per step, shape ``[n_steps]``, in [0, inf]; ``at``
-    are steps in [0, n_steps), in any order, at which the scale in use is wanted. Others are a ValueError.
+    Args:
+        threshold_scale: Largest scale that does not overflow per step, shape ``[n_steps]``, in [0, inf].
+        policies: Any number of policies.
+        at: Steps at which the scale in use is wanted, integers in [0, n_steps), any order; None for none.
+
+    Raises:
+        ValueError: When the thresholds are no vector, negative or NaN, or a step lies outside the run.
 
     Example:
         >>> result = simulate([8.0, 8.0, 4.0, 8.0], [ScalePolicy(init=8.0, window=2)], at=[1, 2])

@@ -65,7 +65,15 @@ MOVES: Final[Mapping[PanelState, set[PanelState]]] = {
 }
 """State -> states that may follow."""
 
-_SYMBOLS: Final = dict(zip(PanelState, ("○", "▶", "❚❚", "◼", "◻", "✓", "✕"), strict=True))
+_SYMBOLS: Final = {
+    PanelState.IDLE: "○",
+    PanelState.RUNNING: "▶",
+    PanelState.PAUSED: "❚❚",
+    PanelState.STOPPING: "◼",
+    PanelState.STOPPED: "◻",
+    PanelState.DONE: "✓",
+    PanelState.FAILED: "✕",
+}
 
 
 class StateMachine:

@@ -29,17 +29,20 @@ class Workbench(Panel):
     Args:
         task: A task, or its name as on the command line.
         config: The first configuration; None is the default one.
-        level: Boost level, ``"O0"``, ``"O1"`` or ``"O2"``; another one is a ConfigError.
+        level: Boost level, ``"O0"``, ``"O1"`` or ``"O2"``.
         steps: Micro-batches of a run.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
         out: Folder of run directories; None records nothing.
         studies: Folder of studies.
-        theme: ``"auto"`` follows the page; ``"light"`` and ``"dark"`` give the workbench its own background. Another
-            one is a ValueError.
+        theme: ``"auto"`` follows the page; ``"light"`` and ``"dark"`` give the workbench its own background.
 
     Attributes:
         shared: The configuration that all tabs show and change.
         tabs: The tabs.
+
+    Raises:
+        ConfigError: When the level is unknown.
+        ValueError: When there is no such theme.
 
     Example:
         >>> from workbench import Workbench
@@ -92,7 +95,10 @@ class Workbench(Panel):
         self.cleaned_up_by(self._loading.join)
 
     def panel(self, title: str) -> Any:
-        """Return the panel of a tab, by its title; it is made if it was not opened yet.
+        """Return a tab's panel; it is made if it was not opened yet.
+
+        Args:
+            title: ``"Configure"``, ``"Train"``, ``"Loss scale"``, ``"Tune"``, ``"Compare"`` or ``"Export"``.
 
         Raises:
             KeyError: When there is no such tab.

@@ -40,7 +40,12 @@ class BoostedAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
 
     Args:
         boost: Configuration, dictionary, or path of a ``boost_config.json``.
-        epochs: Epochs that the model is trained for today; this and the following are as for `prepare`.
+        epochs: Epochs that the model is trained for today.
+        level: Boost level, as for ``apply``.
+        seed: Seed of the freezing schedule.
+        criterion: What judges the model's output, where the set-up smooths labels.
+        example_inputs: As for ``apply``.
+        scheduler: Today's schedule, a function of the optimizer and the number of updates.
         options: Accelerate's own arguments.
 
     Raises:

@@ -61,6 +61,9 @@ class EvictingEmbedding(nn.Module):
         clock: Training passes so far, int64, shape ``[]``.
         fresh_rows: Rows claimed whose optimizer state is still a former owner's, bool, shape ``[n_rows]``.
 
+    Raises:
+        ValueError: When a number is out of range or ``ways`` does not divide ``n_rows``.
+
     Example:
         >>> embedding = EvictingEmbedding(n_rows=32, dim=4)
         >>> _ = embedding(torch.tensor([[10**15, -3], [10**15, 8]]))

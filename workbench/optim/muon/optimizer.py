@@ -62,6 +62,10 @@ class Muon(StepOptimizer):
         betas: AdamW's decay rates of first and second moments, in [0, 1).
         eps: Added to AdamW's denominator, > 0.
 
+    Raises:
+        ValueError: When a number is out of range, a group asks for matrices and holds something else, or there is
+            nothing to train.
+
     Example:
         >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))

@@ -165,8 +165,8 @@ class LossScaleReplaySection(Part):
     fixed_choices: list[Annotated[float, Field(ge=1)]] = described(
         [],
         "Fixed scales",
-        "Fixed scales that are judged beside the dynamic ones, to compare. None of them is chosen: a fixed scale "
-        "cannot follow gradients that grow.",
+        "Fixed scales that are judged beside the dynamic ones, for comparison only, since a fixed scale cannot follow "
+        "gradients that grow.",
     )
     check_policies: int = described(
         0,

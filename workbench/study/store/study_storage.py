@@ -409,7 +409,7 @@ class StudyStorage(BaseStorage):
         return mark
 
     def _lock_and_change(self, trial_id: int, again: bool) -> Mapping[str, Any] | None:
-        """Write what is buffered of a trial, which nobody else may hold, and return its mark."""
+        """Write what is buffered of a trial and return its mark; a TrialTakenError if another process runs it."""
         mark = self._lock_if_ours(trial_id)
         # A parameter is drawn once; it is there already where an earlier request got through.
         drawn = self._backend.get_trial(trial_id).params if again else {}
