@@ -29,6 +29,27 @@ def test_every_name_makes_an_optimizer_that_steps(name: str) -> None:
     assert not torch.equal(net[0].weight, before)
 
 
+@pytest.mark.parametrize("name", sorted(set(HYPER_PARAMETERS) - {"thor", "adam_offload"}))
+def test_every_optimizer_of_a_search_trains_complex_parameters_too(name: str) -> None:
+    net = network()
+    net[0].register_parameter("spectrum", nn.Parameter(torch.randn(6, 6, dtype=torch.complex64)))
+    optimizer = build_optimizer(OptimizerConfig(name=name), net)
+    before = net[0].spectrum.detach().clone()
+    (torch.view_as_real(net[0].spectrum).square().sum() + net(torch.randn(8, 4)).square().mean()).backward()
+    optimizer.step()
+    assert (net[0].spectrum.real != before.real).any() and (net[0].spectrum.imag != before.imag).any()
+
+
+def test_a_fused_kernel_that_is_wrong_for_a_format_is_not_used() -> None:
+    """Torch 2.13's fused SGD leaves half of every vector of 16-bit weights as it was."""
+    net = nn.Linear(32, 32, dtype=torch.bfloat16)
+    optimizer = build_optimizer(OptimizerConfig(name="SGD", lr=1.0), net)
+    before = net.weight.detach().clone()
+    net.weight.grad = torch.ones_like(net.weight)
+    optimizer.step()
+    assert (net.weight != before).all()
+
+
 def test_thor_gets_what_the_section_says() -> None:
     section = OptimizerConfig(
         name="thor",

@@ -332,6 +332,10 @@ def test_plain_parameters_are_told_apart_by_shape() -> None:
         (lambda one: Muon([]), "no parameter to train"),
         (lambda one: Muon([{"params": [nn.Parameter(torch.zeros(4))], "matrices": True}]), "less than two rows"),
         (
+            lambda one: Muon([{"params": [nn.Parameter(torch.zeros(4, 4, dtype=torch.cfloat))], "matrices": True}]),
+            "is complex",
+        ),
+        (
             lambda one: Muon([one]).add_param_group(
                 {"params": [nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4, 4))]}
             ),

@@ -180,6 +180,14 @@ def test_norms_and_maxima_per_tensor() -> None:
     assert norms.isfinite().tolist() == [False, False, True]
 
 
+def test_a_complex_number_counts_as_two() -> None:
+    values = torch.tensor([[3.0, -4.0], [0.5, 12.0]])
+    pair = [torch.view_as_complex(values), values]
+    norms, maxima = tensor_norms_and_maxima(pair)
+    assert norms[0] == norms[1] and maxima.tolist() == [12.0, 12.0]
+    assert torch.equal(exponent_counts(pair[:1]), exponent_counts(pair[1:]))
+
+
 def test_groups_follow_the_module_tree_and_are_few() -> None:
     net = nn.Sequential(nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(40)]))
     groups = group_by_module(net)

@@ -372,6 +372,22 @@ def test_trials_are_paired_with_the_baseline_s_seeds(searched: Searched) -> None
     assert checked > 5
 
 
+def test_a_trial_shows_what_its_own_runs_reached(searched: Searched) -> None:
+    """Not O0's mean less its drop: O0's luck on the trial's seeds is no part of what a run has measured."""
+    folder, result, _ = searched
+    stored = {trial.number: trial.user_attrs for trial in stored_trials(folder)}
+    several = 0
+    for trial in result.trials:
+        if trial.state == "complete" and math.isfinite(trial.metric):
+            metrics = stored[trial.number]["run_metrics"]
+            assert trial.metric == pytest.approx(sum(metrics) / len(metrics))
+            several += len(metrics) > 1
+            lost = stored[trial.number].get("deficits")
+            if lost is not None:
+                assert metrics[0] + lost[0] in stored[0]["run_metrics"], "O0's on the same seed"
+    assert several > 1
+
+
 def _explicit(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
     return (
         BoostConfig.from_dict(trial.user_attrs["config"]).resolve(trial.user_attrs["level"]).explicit_config().leaves()

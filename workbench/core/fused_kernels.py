@@ -17,7 +17,7 @@ def has_fused_kernel(parameter: Tensor, operator: str) -> bool:
         # torch 2.13: that of SGD leaves half of every vector of 16-bit weights as it was.
         known = (torch.float32, torch.float64, *(() if operator == "_fused_sgd_" else short))
         return parameter.dtype in known
-    return _device_has_kernel(parameter.device.type, operator)
+    return parameter.is_floating_point() and _device_has_kernel(parameter.device.type, operator)
 
 
 @functools.cache

@@ -24,9 +24,9 @@ _LEAST_NORM, _LARGEST_NORM = 1e-15, 1e19  # beyond, squares of elements fall out
 def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return per tensor, of at least one, the L2 norm and the largest absolute value, both float32 of shape ``[n]``.
 
-    A tensor with an inf or NaN element has a norm that is not finite.
+    A tensor with an inf or NaN element has a norm that is not finite. A complex number counts as two.
     """
-    dense = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    dense = [_real_values(gradient) for gradient in gradients]
     # In float32: the norm of a float16 tensor with finite elements may exceed float16. torch refuses to narrow float64.
     wide = torch.float64 if any(g.dtype == torch.float64 for g in dense) else torch.float32
     norms = torch.stack(torch._foreach_norm(dense, 2.0, wide)).float()
@@ -37,6 +37,11 @@ def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor
     upper = torch.stack(torch._foreach_max(dense)).float()
     lower = torch.stack(torch._foreach_max(torch._foreach_neg(dense))).float()
     return norms, torch.maximum(upper, lower)
+
+
+def _real_values(gradient: Tensor) -> Tensor:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return torch.view_as_real(values) if values.is_complex() else values
 
 
 def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, float] | None:
@@ -94,8 +99,7 @@ def exponent_counts(gradients: Sequence[Tensor], device: torch.device | None = N
     device = gradients[0].device if gradients else device
     counts = torch.zeros(EXPONENT_BINS, dtype=torch.int64, device=device)
     for gradient in gradients:
-        values = gradient.coalesce().values() if gradient.is_sparse else gradient
-        flat = values.detach().reshape(-1)
+        flat = _real_values(gradient).detach().reshape(-1)
         for part in (flat,) if flat.is_cpu else torch.split(flat, _COUNTED_ELEMENTS):
             part = part.float()
             # The exponent is read from the bits: exact, and cheaper than a logarithm.

@@ -51,7 +51,7 @@ def build_optimizer(
     # The fastest, and it decides on the device whether an overflowed update is skipped. Of a device that torch does not
     # know it takes the word that there is a kernel.
     kernel = f"_fused_{config.name.lower()}_"
-    known = all(parameter.is_cpu or has_fused_kernel(parameter, kernel) for parameter in network.parameters())
+    known = all(has_fused_kernel(parameter, kernel) for parameter in network.parameters())
     if known and "fused" in inspect.signature(kind).parameters:
         options["fused"] = True
     return kind(list(network.named_parameters()), **options)

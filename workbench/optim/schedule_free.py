@@ -126,7 +126,7 @@ class ScheduleFreeAdamW(Optimizer):
         return loss
 
     def _update(self, group: dict[str, Any], weights: list[Tensor], step: int, total: float) -> None:
-        gradients = [weight.grad for weight in weights if weight.grad is not None]  # all have one
+        gradients = [_real(weight.grad) for weight in weights if weight.grad is not None]  # all have one
         if any(gradient.is_sparse for gradient in gradients):
             raise RuntimeError("ScheduleFreeAdamW takes dense gradients only; build the embedding with sparse=False")
         beta1, beta2 = group["betas"]
@@ -139,8 +139,9 @@ class ScheduleFreeAdamW(Optimizer):
             if "z" not in state:
                 state["z"] = weight.clone(memory_format=torch.preserve_format)
             state.update(step=step, sum_of_squares=total)
-        iterates: list[Tensor] = [state["z"] for state in states]
-        moments = [zeros_in(state, weight, "exp_avg_sq") for weight, state in zip(weights, states, strict=True)]
+        iterates = [_real(state["z"]) for state in states]
+        moments = [_real(zeros_in(state, weight, "exp_avg_sq")) for weight, state in zip(weights, states, strict=True)]
+        weights = list(map(_real, weights))
         torch._foreach_mul_(moments, beta2)
         torch._foreach_addcmul_(moments, gradients, gradients, 1.0 - beta2)
         denominators = torch._foreach_sqrt(moments)
@@ -151,3 +152,8 @@ class ScheduleFreeAdamW(Optimizer):
         torch._foreach_lerp_(weights, iterates, share)
         torch._foreach_add_(weights, updates, alpha=-rate * (1.0 - beta1 * (1.0 - share)))
         torch._foreach_add_(iterates, updates, alpha=-rate)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Return a tensor, or of a complex one its view as pairs of numbers, each trained by itself, as torch's AdamW does."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -113,7 +113,7 @@ class Muon(StepOptimizer):
         added = self.param_groups[-1]
         if added["matrices"] and not all(is_matrix(one) for one in added["params"]):
             self.param_groups.pop()
-            raise ValueError("a group with `matrices` holds a parameter with less than two rows or columns")
+            raise ValueError("a group with `matrices` holds a parameter that is complex or has less than two rows or columns")
 
     def _step(self) -> None:
         found_inf = None if self.found_inf is None else exact_flag(self.found_inf)
@@ -262,11 +262,11 @@ def _number_format(matrices: Tensor) -> torch.dtype:
 
 
 def is_matrix(parameter: Tensor) -> bool:
-    """Return whether a parameter, its trailing axes taken together, has at least two rows and columns.
+    """Return whether a parameter is real and has, its trailing axes taken together, at least two rows and columns.
 
     A kernel ``[out, in, height, width]`` counts as ``[out, in * height * width]``.
     """
-    return parameter.dim() >= 2 and parameter.shape[0] > 1 and parameter[0].numel() > 1
+    return parameter.dim() >= 2 and parameter.shape[0] > 1 and parameter[0].numel() > 1 and not parameter.is_complex()
 
 
 def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:

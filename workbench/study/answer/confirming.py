@@ -36,7 +36,7 @@ from workbench.study.run.objective import goal, steps_to_target
 from workbench.study.run.runner import Experimenter, end_if_over
 from workbench.study.run.warm_up import WarmUpError, WarmUps
 from workbench.study.set_up.total_time import compile_seconds
-from workbench.study.store.stored_records import trials_of
+from workbench.study.store.stored_records import metrics_seen
 
 _N_PILOTS = 5  # pairs of a test from whose standard deviation its number of pairs is planned
 FEWEST_PAIRS = 7  # a test should have time for these: fewer rarely confirm a plan no better than today's
@@ -70,7 +70,7 @@ class Confirmation:
         self._counts_runs = file.study.objective == "time_to_quality"
         self._runs = ConfirmationRuns(study, file)
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
-        gap = paired_bounds.smallest_gap(metric for trial in trials_of(study) for _, metric in trial.curve)
+        gap = paired_bounds.smallest_gap(metrics_seen(study))
         higher = self.experimenter.higher_is_better
         self._scale: dict[str, Any] = {"higher_is_better": higher, "resolution": gap or None}
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))

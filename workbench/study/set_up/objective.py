@@ -31,7 +31,7 @@ from workbench.study.set_up.runtime_choice import ground_of, note_no_room
 from workbench.study.set_up.standing import Run, Standing, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 from workbench.study.set_up.tuned_plain import PLAIN, plain_standing
-from workbench.study.store.stored_records import allowed_drop_of
+from workbench.study.store.stored_records import RUN_METRICS, allowed_drop_of
 from workbench.study.store.trial_ids import id_of
 
 GIVEN = "given"  # user attribute of a trial that was not drawn: its parameters by path, on top of the baseline's
@@ -70,13 +70,13 @@ class SetUpObjective(Objective):
         trial.set_user_attr("allowed_drop", drops[self._file.allowed_drop.target])
         trial.set_user_attr("spread", float(np.std(metrics, ddof=1)) if len(metrics) > 1 else 0.0)
         trial.set_user_attr("trained", mean.to_json())
-        trial.set_user_attr("run_seconds", [run.seconds for run in runs])
+        _keep_runs(trial, runs)
         self._keep_baseline(dict(enumerate(metrics)))
         trial.set_user_attr("speed", AS_O0.to_json())
         return self._finish(trial, mean, AS_O0, self._baseline_of(mean))
 
     def _mean_of(self, runs: Sequence[Trained], metric: float) -> Trained:
-        """Return the mean of some runs, which end at a metric; NaN where one of them diverged."""
+        """Return the mean of some runs, to be scored at a metric; NaN where one of them diverged."""
         curve = () if math.isnan(metric) else ((self._file.study.budget_steps, metric),)
         seconds = float(np.mean([run.seconds for run in runs]))
         return replace(runs[0], metric=metric, curve=curve, seconds=seconds, diverged=math.isnan(metric))
@@ -130,7 +130,7 @@ class SetUpObjective(Objective):
         metric = baseline.metric - mean if baseline.higher_is_better else baseline.metric + mean
         whole = self._mean_of(runs, metric if math.isfinite(mean) else math.nan)
         trial.set_user_attr("trained", whole.to_json())
-        trial.set_user_attr("run_seconds", [run.seconds for run in runs])
+        _keep_runs(trial, runs)
         return self._finish(trial, whole, speed, baseline, warm_up.steps)
 
     def _train_seeds(
@@ -204,3 +204,8 @@ class SetUpObjective(Objective):
         seed, steps = self._file.study.seed + index, self._file.study.budget_steps
         job = warm_up.train_job(plan, seed=seed, steps=steps, evaluate_every=steps)
         return self._experimenter.run(job, Monitor(None, self._on_step))
+
+
+def _keep_runs(trial: optuna.Trial, runs: Sequence[Trained]) -> None:
+    trial.set_user_attr("run_seconds", [run.seconds for run in runs])
+    trial.set_user_attr(RUN_METRICS, plain([run.metric for run in runs]))
