@@ -184,7 +184,8 @@ def test_a_complex_number_counts_as_two() -> None:
     values = torch.tensor([[3.0, -4.0], [0.5, 12.0]])
     pair = [torch.view_as_complex(values), values]
     norms, maxima = tensor_norms_and_maxima(pair)
-    assert norms[0] == norms[1] and maxima.tolist() == [12.0, 12.0]
+    assert norms[0] == norms[1]
+    assert maxima.tolist() == [12.0, 12.0]
     assert torch.equal(exponent_counts(pair[:1]), exponent_counts(pair[1:]))
 
 

@@ -155,5 +155,5 @@ class ScheduleFreeAdamW(Optimizer):
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """Return a tensor, or of a complex one its view as pairs of numbers, each trained by itself, as torch's AdamW does."""
+    """Return a tensor, or of a complex one its view as pairs of numbers, each trained by itself."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

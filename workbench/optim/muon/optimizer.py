@@ -113,7 +113,7 @@ class Muon(StepOptimizer):
         added = self.param_groups[-1]
         if added["matrices"] and not all(is_matrix(one) for one in added["params"]):
             self.param_groups.pop()
-            raise ValueError("a group with `matrices` holds a parameter that is complex or has less than two rows or columns")
+            raise ValueError("a group with `matrices` holds a parameter that is complex or no matrix")
 
     def _step(self) -> None:
         found_inf = None if self.found_inf is None else exact_flag(self.found_inf)

@@ -36,8 +36,12 @@ TRIAL_COLUMNS: dict[str, tuple[str, str, str]] = {
     "speed_low": ("float64", "times O0", "Lower end of the 95 % interval of the speed."),
     "speed_high": ("float64", "times O0", "Upper end of the 95 % interval of the speed."),
     "metric_name": ("str", "", "Name of the metric."),
-    "metric": ("float64", "unit of the metric", "Last evaluation; empty when the run diverged or there is none yet."),
-    "drop": ("float64", "unit of the metric", "How much worse than O0's metric, positive = worse."),
+    "metric": (
+        "float64",
+        "unit of the metric",
+        "Last evaluation, the mean over its seeds; empty when a run diverged or there is none yet.",
+    ),
+    "drop": ("float64", "unit of the metric", "How much worse than O0 on the same seeds, positive = worse."),
     "allowed_drop": ("float64", "unit of the metric", "Drop that the study's target allows."),
     "value": ("float64", "unit of the objective", "What the study minimises; for a Pareto study the step time."),
     "steps_to_target": (
