@@ -249,6 +249,32 @@ def test_training_resumes_in_the_middle_of_the_schedule_and_of_the_batches() -> 
         assert torch.equal(twin.model.state_dict()[name], value), name
 
 
+def test_training_resumes_in_a_schedule_whose_length_the_batches_told() -> None:
+    def rates(boosted: Boosted, start: int = 0, stop: int | None = None) -> list[float]:
+        seen: list[float] = []
+        for x, y in boosted.batches(images(), EPOCHS, start=start):
+            if boosted.step_index == stop:
+                break
+            boosted.backward(F.cross_entropy(boosted.model(x), y))
+            seen.append(boosted.optimizer.param_groups[0]["lr"])
+            boosted.step()
+        return seen
+
+    whole, broken, resumed = (plain({**OFF, "schedule": {"shape": "cosine"}}) for _ in range(3))
+    before = rates(broken, stop=7)
+    resumed.load_state_dict(copy.deepcopy(broken.state_dict()))
+    assert before + rates(resumed, start=7) == rates(whole)
+
+
+def test_a_stream_without_a_length_takes_as_many_batches_as_the_run_has() -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(torch.randn(40, 4))
+
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=4)
+    assert len(list(plain(OFF, 20).batches(loader, 2))) == 20
+
+
 # The optimizer
 
 
@@ -317,6 +343,29 @@ def test_every_optimizer_takes_over_groups(name: str) -> None:
     boosted.step()
     moved = {key for key, value in model.named_parameters() if not torch.equal(before[key], value)}
     assert moved == {"conv.weight", "head.weight", "head.bias"}
+
+
+def test_rates_that_all_stand_in_the_groups_keep_their_ratios() -> None:
+    """What torch takes for a rate that nobody gave is the measure of nothing."""
+    model = Net()
+    groups = [
+        {"params": [model.conv.weight], "lr": 0.1},
+        {"params": [model.head.weight, model.head.bias], "lr": 0.05},
+    ]
+    boosted = apply({**OFF, "optimizer": {"name": "AdamW", "lr": 0.002}}, model, SGD(groups), level="O0")
+    assert [group["lr"] for group in boosted.optimizer.param_groups] == pytest.approx([0.002, 0.001])
+
+
+@pytest.mark.parametrize("name", sorted(HYPER_PARAMETERS))
+def test_every_optimizer_trains_what_a_criterion_brings(name: str) -> None:
+    torch.manual_seed(0)
+    model, margin, frozen = Net(), nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()), requires_grad=False)
+    given = sgd([*model.parameters(), margin, frozen])
+    boosted = apply({**OFF, "optimizer": {"name": name, "lr": 0.01}}, model, given, level="O0")
+    x, y = images()[0]
+    boosted.backward(F.cross_entropy(margin * boosted.model(x), y))
+    boosted.step()
+    assert margin != 1.0
 
 
 def test_without_a_name_the_given_optimizer_stays_with_the_settings_changed() -> None:

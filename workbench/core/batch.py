@@ -105,6 +105,14 @@ def tell_epoch(dataset: Any, epoch: int) -> None:
             set_epoch(epoch)
 
 
+def length_of(loader: Any) -> int | None:
+    """Return how many batches a loader has; None where it does not know, as a DataLoader over a stream."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
 def epochs_of(loader: Iterable[Any], epochs: int | None, on_epoch: Callable[[Any, int], None] | None) -> Iterator[Any]:
     """Yield the batches of one epoch after the other, calling ``set_epoch`` before each; None epochs never end."""
     for epoch in count() if epochs is None else range(epochs):

@@ -10,7 +10,7 @@ from torch import distributed
 
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
-from workbench.core.batch import tell_epoch
+from workbench.core.batch import length_of, tell_epoch
 from workbench.mindspore.resuming import Progress, ResumedTraining
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint_folder import CheckpointFolder
@@ -75,14 +75,6 @@ def check_equal_lengths(dataset: Any) -> None:
             f"`train_dataset` must have equally many batches on every rank, got {', '.join(map(str, lengths))}; give "
             "each rank a share of the same size"
         )
-
-
-def length_of(dataset: Any) -> int | None:
-    """Return the batches of a dataset; None where it has no length, or is a DataLoader over a dataset without one."""
-    try:
-        return len(dataset)
-    except TypeError:
-        return None
 
 
 def _has_course(boosted: Boosted) -> bool:

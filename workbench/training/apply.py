@@ -304,20 +304,31 @@ def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimize
         for index, theirs in enumerate(given.param_groups)
         if (part := _part(group, {p for p in group["params"] if group_of.get(p) == index}, theirs, given))["params"]
     ]
-    others = [parameter for parameter in group_of if parameter not in set(held)]  # of a criterion, for example
-    return rebuild_optimizer(built, [*groups, {"params": others}] if others else groups)
+    others = [parameter for parameter in group_of if parameter not in set(held) and parameter.requires_grad]
+    if others:  # of a criterion, for example
+        groups.append({"params": others})
+        if "param_names" in built.param_groups[0]:
+            groups[-1]["param_names"] = [f"outside.{place}" for place in range(len(others))]
+    return rebuild_optimizer(built, groups)
 
 
 def _part(group: dict[str, Any], members: set[Tensor], theirs: dict[str, Any], given: Optimizer) -> dict[str, Any]:
     """Return the part of a group that belongs to one of the given optimizer's, with that optimizer's own options."""
     part = part_of_group(group, members)
-    usual = given.defaults.get("lr")
+    usual = _usual_rate(given)
     if usual and "lr" in theirs:
-        part["lr"] = group["lr"] * (float(theirs["lr"]) / float(usual))
+        part["lr"] = group["lr"] * (float(theirs["lr"]) / usual)
     decays = [other.get("weight_decay", 0) for other in given.param_groups]
     if any(decays) and not theirs.get("weight_decay", 0) and "weight_decay" in part:
         part["weight_decay"] = 0.0
     return part
+
+
+def _usual_rate(optimizer: Optimizer) -> float:
+    """Return the default rate where a group has it, else the largest: a default that no group took says nothing."""
+    rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+    default = float(optimizer.defaults.get("lr") or 0.0)
+    return default if default in rates else max(rates, default=0.0)
 
 
 def part_of_group(group: dict[str, Any], members: AbstractSet[Tensor]) -> dict[str, Any]:

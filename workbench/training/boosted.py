@@ -432,12 +432,12 @@ class Boosted:
                 "exist on one side only; boosted.model.load_state_dict() takes the weights alone"
             )
         model.load_state_dict(saved)
+        if self.course.has_schedule:
+            self.course.load_state_dict(state["course"])
         for name in _STATEFUL:
             getattr(self, name).load_state_dict(state[name])
         for name, hook in self._hooks.items():
             hook.load_state_dict(state.get("methods", {}).get(name, {}))
-        if self.course.has_schedule:
-            self.course.load_state_dict(state["course"])
         self.step_index = state["step_index"]
         if self._schedule is not None:
             self.frozen_groups = self._schedule.begin_step()

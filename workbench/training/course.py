@@ -7,7 +7,7 @@ learning rate follows a method's schedule, or today's, stretched if the number o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from workbench.core.arguments import checked_count
-from workbench.core.batch import epochs_of, move_batch
+from workbench.core.batch import epochs_of, length_of, move_batch
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.schedule.method import StandIn, recorded, stretched
 from workbench.tasks.reading import resident
@@ -75,7 +75,8 @@ class Course:
         on_epoch: Callable[[Any, int], None] | None = None,
     ) -> Iterator[Any]:
         """Return the batches of the run, see `Boosted.batches`."""
-        given = len(loader) * epochs if epochs is not None and isinstance(loader, Sized) else None
+        length = None if epochs is None else length_of(loader)
+        given = None if length is None or epochs is None else length * epochs
         if given is not None and self.total_steps is not None and given != self.total_steps:
             raise ValueError(
                 f"{epochs} epochs of {given // (epochs or 1)} batches are {given} batches, but `total_steps` is "
@@ -130,12 +131,14 @@ class Course:
         self.scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the schedule stands."""
+        """Return the length of the run, and where the schedule stands."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        return {"advanced": self.advanced, "scheduler": scheduler}
+        return {"total_steps": self.total_steps, "advanced": self.advanced, "scheduler": scheduler}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where ``state_dict`` was taken; the run must have begun with the same length."""
+        """Continue exactly where ``state_dict`` was taken, in a run of the same length, before the optimizer does."""
+        if state.get("total_steps") is not None:
+            self.begin(state["total_steps"])
         self.advanced = state["advanced"]
         if self.scheduler is not None and state["scheduler"] is not None:
             self.scheduler.load_state_dict(state["scheduler"])
