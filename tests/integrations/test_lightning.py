@@ -82,9 +82,8 @@ def plain_loop(config: dict[str, Any], network: Any, *, clip: float = 0.0) -> tu
         EPOCHS * len(loader),
         criterion=module.criterion,
         example_inputs=next(iter(loader))[0],
+        max_grad_norm=clip or None,
     )
-    if clip:
-        boosted.observer = lambda parameters: nn.utils.clip_grad_norm_(parameters, clip)
     module.train()
     for images, targets in boosted.batches(loader):
         with boosted.autocast():

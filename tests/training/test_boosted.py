@@ -169,6 +169,54 @@ def test_wrong_order_of_calls_says_what_to_do() -> None:
         boosted.backward(cross_entropy(net, batches(1)[0]))
 
 
+@pytest.mark.parametrize("scale", [1.0, 65536.0])
+def test_clipping_sees_the_whole_gradient_without_the_scale(scale: float) -> None:
+    config = {
+        "boost": {"mode": "manual", "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": 2},
+        "loss_scale": {"kind": "fixed", "init": scale},
+    }
+    data = batches(2)
+    nets = [nn.Linear(5, 3) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    boosted = apply(config, nets[0], SGD(nets[0].parameters(), lr=1.0, fused=True), level="O0", max_grad_norm=0.01)
+    train(boosted, data)
+    torch.stack([cross_entropy(nets[1], batch) for batch in data]).mean().backward()
+    assert nn.utils.clip_grad_norm_(nets[1].parameters(), 0.01) > 0.1
+    for clipped, parameter in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(clipped, parameter - parameter.grad)
+
+
+def test_gradients_cleared_within_a_window_are_an_error_and_not_a_smaller_update() -> None:
+    net = nn.Linear(5, 3)
+    boosted = Boosted(net, SGD(net.parameters(), lr=0.1), accumulation_steps=2)
+    first, second = batches(2)
+    boosted.optimizer.zero_grad()  # between updates it does no harm
+    boosted.backward(cross_entropy(net, first))
+    boosted.step()
+    boosted.optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match="gradients of 1 micro-batches are gone before their update; leave out zero"):
+        boosted.backward(cross_entropy(net, second))
+
+
+def test_a_backward_pass_that_fails_leaves_no_half_gradient_behind() -> None:
+    def fail(gradient: torch.Tensor) -> None:
+        raise MemoryError
+
+    net = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    boosted = Boosted(net, SGD(net.parameters(), lr=0.1))
+    (batch,) = batches(1)
+    handle = net[0].weight.register_hook(fail)
+    with pytest.raises(MemoryError):
+        boosted.backward(cross_entropy(net, batch))
+    handle.remove()
+    boosted.backward(cross_entropy(net, batch))
+    (expected,) = torch.autograd.grad(cross_entropy(net, batch), [net[1].weight])
+    assert net[1].weight.grad is not None
+    assert torch.equal(net[1].weight.grad, expected)
+
+
 def test_schedule_applied_does_not_advance_on_a_skipped_update() -> None:
     rates = {}
     for schedule in ("attempted", "applied"):

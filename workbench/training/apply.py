@@ -66,6 +66,7 @@ def apply(
     criterion: Any = None,
     example_inputs: Any = None,
     scheduler: Callable[[Optimizer, int], Any] | None = None,
+    max_grad_norm: float | None = None,
 ) -> Boosted:
     """Process a model and its optimizer by a configuration and return what a training loop calls.
 
@@ -95,6 +96,8 @@ def apply(
             no image of noise fits it, and for the size of a trained head's scores.
         scheduler: Today's learning-rate schedule: a function of the optimizer and the number of updates that returns a
             scheduler. The run goes through the whole of it, whatever its length.
+        max_grad_norm: Norm to which an update's gradients are clipped; None for no clipping. Between ``backward`` and
+            ``step`` they carry the loss scale, and may be part of a sum.
 
     Returns:
         The boosted pair, with ``autocast()``, ``backward(loss)`` and ``step()``; ``notes`` tells what became of
@@ -160,6 +163,7 @@ def apply(
         notes=boost.notes,
         criterion=criterion,
         make_scheduler=scheduler,
+        max_grad_norm=max_grad_norm,
     )
     if total_steps is not None:
         boosted.course.begin(total_steps)

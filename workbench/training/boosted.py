@@ -11,6 +11,7 @@ In pseudocode, each line with the reason for its place::
         average the gradients over ranks     # once per window, before the test, so that all ranks see the same
         found_inf = unscale_and_check(grads) # one pass over them, and the device's own overflow flag, where it has one
         observer(grads)                      # the trace looks at the unscaled gradients
+        clip(grads), if asked for            # without the scale, too
         update unless found_inf              # the optimizer's step or a method's; decided on the device if possible
         scale rule(found_inf)                # between windows only, so one window has one scale
         schedule.advance(); clear gradients
@@ -89,6 +90,7 @@ class Boosted:
         notes: Sequence[str] = (),  # what became of the network, one line each
         criterion: Any = None,  # of the unmodified training; `boosted.criterion` is the one to train with
         make_scheduler: Callable[[Optimizer, int], Any] | None = None,  # of the unmodified training, see `Course`
+        max_grad_norm: float | None = None,  # to which an update's gradients are clipped, without the loss scale
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -109,6 +111,7 @@ class Boosted:
             self.methods, optimizer, self.window.n_steps, make_scheduler, takes_schedule=self.update.takes_schedule
         )
         self._average = OptimizersAverage(model, optimizer) if averages_weights(optimizer) else None
+        self.max_grad_norm = max_grad_norm
         self.observer: GradientObserver | None = None
         self.graph_observer: Callable[[Tensor], None] | None = None
         self.events: EventSink | None = None
@@ -121,6 +124,7 @@ class Boosted:
         self._one = torch.ones((), dtype=torch.float32, device=self.device)
         self._reciprocal_of_window = self._one / self.window.n_steps
         self._loss: Tensor | None = None
+        self._witness: nn.Parameter | None = None  # one that has got a gradient in a window that is not complete
         self._reduction: GradientReduction | None = None
         self._distributed = False
         self._room_for_graphs = self._schedule is None
@@ -150,6 +154,11 @@ class Boosted:
         """
         if self._loss is not None:
             raise RuntimeError("backward() was already called for this micro-batch; call step() before the next one")
+        if self.window.position and self._witness is not None and self._witness.grad is None:
+            raise RuntimeError(
+                f"the gradients of {self.window.position} micro-batches are gone before their update; leave out "
+                "zero_grad(), since step() clears them after each update"
+            )
         self._begin_overflow_watch()
         if self.graph_observer is not None:
             self.graph_observer(loss)
@@ -171,9 +180,18 @@ class Boosted:
                 scaled = scaled / self.window.n_steps
             scaled = self.loss_scaling.seed(scaled)
         if scaled.requires_grad:
-            torch.autograd.backward(scaled, initial_gradient)
+            try:
+                torch.autograd.backward(scaled, initial_gradient)
+            except BaseException:  # half of them would be added to those of a second try
+                if self.window.position == 0:
+                    clear_gradients(self.optimizer)
+                raise
         elif not self.frozen_groups:  # a loss that only frozen layers feed has none on such a step
             raise RuntimeError("the loss has no gradient; was it detached, or computed under torch.no_grad()?")
+        if self.window.position == 0 and self.window.n_steps > 1:
+            self._witness = next(
+                (one for one in _parameters_of(self.model, self.optimizer) if one.grad is not None), None
+            )
         kept = loss.detach()
         if not kept.is_cpu and "torch._dynamo" in sys.modules:
             # A graph of torch.compile's may be a CUDA graph, which writes its next results over these.
@@ -246,7 +264,8 @@ class Boosted:
     def _end_window(self, loss: Tensor, closure: Callable[[], Tensor] | None) -> tuple[Tensor, Mapping[str, float]]:
         scaling, optimizer = self.loss_scaling, self._active_optimizer
         parameters: list[nn.Parameter] = []
-        if self._reduction is not None or self.observer is not None or scaling.unscales:  # else nobody looks at them
+        looks = self.observer is not None or self.max_grad_norm is not None
+        if self._reduction is not None or looks or scaling.unscales:  # else nobody needs a list of them
             trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             if self._reduction is not None:
                 self._reduction.reduce_([parameter for parameter in trained if parameter.requires_grad])
@@ -267,12 +286,16 @@ class Boosted:
                 overflow = self._found_inf > 0
         if self.observer is not None:
             self.observer(parameters)
+        left = self._one if scaling.unscales or scaling.is_unit else scaling.scale.reshape(())
+        if self.max_grad_norm is not None:
+            norm = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+            nn.utils.clip_grads_with_norm_(parameters, self.max_grad_norm, norm / left)
         window = CompleteWindow(
             self.step_index,
             optimizer,
             loss,
             self._found_inf if scaling.drop_overflow_update else None,
-            self._one if scaling.unscales or scaling.is_unit else scaling.scale.reshape(()),
+            left,
             None if closure is None else lambda: self._evaluate(closure),
             self.events,
             scaling.scale_of if scaling.unscales else None,
@@ -444,7 +467,7 @@ class Boosted:
         for name, parameter in model.named_parameters():
             gradient = gradients.get(name)
             parameter.grad = None if gradient is None else gradient.to(parameter.device).clone()
-        self._loss = None
+        self._loss = self._witness = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs: torch copies neither gradients nor hooks, and both belong to the next step."""

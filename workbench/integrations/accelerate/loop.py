@@ -120,11 +120,10 @@ def prepare(
         criterion=criterion,
         example_inputs=example_inputs,
         scheduler=scheduler,
+        max_grad_norm=max_grad_norm,
     )
     if ranks.world_size() > 1:
         boosted.distribute()
-    if max_grad_norm is not None:
-        boosted.observer = lambda parameters: nn.utils.clip_grad_norm_(parameters, max_grad_norm)
     accelerator.register_for_checkpointing(boosted)
     return boosted, shared
 
