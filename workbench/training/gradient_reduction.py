@@ -68,15 +68,13 @@ def _described(tensor: tuple[str, tuple[int, ...], str] | None) -> str:
 class GradientReduction:
     """Replaces gradients by their average over ranks.
 
-    A gradient that is missing on some rank counts as zero there, one that is missing on all is left out. As long as any
-    is missing, the ranks ask each other at every window (an accelerator waits for the answer); once all of a set of
-    parameters had gradients, they are not asked about again.
+    A gradient that is missing on some rank counts as zero there, one that is missing on all is left out. Which are
+    there travels with them, so only a rank that lacks one waits for its accelerator to tell.
     """
 
     def __init__(self, group: distributed.ProcessGroup | None = None) -> None:
         self.group = group
         self.n_ranks = distributed.get_world_size(group)
-        self._complete: set[tuple[int, ...]] = set()
 
     @torch.no_grad()
     def reduce_(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -84,36 +82,31 @@ class GradientReduction:
 
         Those with a ``comm_fusion`` mark (AutoBoost's ``gradient_split_groups``) share buckets with their equals.
         """
-        key = tuple(id(parameter) for parameter in parameters)
-        present = list(parameters)
-        if key not in self._complete:
-            present = self._with_gradients(parameters)
-            if len(present) == len(parameters):
-                self._complete.add(key)
         pending = []
-        for bucket in _buckets(present):
+        for bucket in _buckets(parameters):
+            missing = [place for place, parameter in enumerate(bucket) if parameter.grad is None]
             gradients = [_dense_gradient(parameter) for parameter in bucket]
-            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            present = gradients[0].new_ones(len(bucket))
+            if missing:
+                present[missing] = 0
+            flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), present])
             flat.div_(self.n_ranks)  # before the sum, which might leave float16's range
-            pending.append((flat, gradients, distributed.all_reduce(flat, group=self.group, async_op=True)))
-        for flat, gradients, work in pending:
+            work = distributed.all_reduce(flat, group=self.group, async_op=True)
+            pending.append((bucket, missing, gradients, flat, work))
+        for bucket, missing, gradients, flat, work in pending:
             if work is not None:
                 work.wait()
-            parts = torch.split_with_sizes(flat, [gradient.numel() for gradient in gradients])
+            *parts, present = torch.split_with_sizes(flat, [*(one.numel() for one in gradients), len(bucket)])
             shaped = [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
             torch._foreach_copy_(gradients, shaped)
+            there = present.tolist() if missing else []
+            for place in missing:
+                if not there[place]:
+                    bucket[place].grad = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> GradientReduction:
-        """Copy for copied parameters: process groups cannot be copied, and who has gradients is asked again."""
+        """Copy for copied parameters: process groups cannot be copied."""
         return GradientReduction(self.group)
-
-    def _with_gradients(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        if not parameters:
-            return []
-        flags = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
-        flags = flags.to(parameters[0].device)
-        distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self.group)
-        return [parameter for parameter, flag in zip(parameters, flags.tolist(), strict=True) if flag]
 
 
 def _dense_gradient(parameter: nn.Parameter) -> Tensor:
