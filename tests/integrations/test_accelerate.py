@@ -78,8 +78,8 @@ def trained_by_a_loop_of_theirs(
     criterion = nn.CrossEntropyLoss()
     step = accelerator.boosted.step_index if isinstance(accelerator, BoostedAccelerator) else 0
     for epoch in range(EPOCHS):
-        if not isinstance(accelerator, BoostedAccelerator):
-            loader.set_epoch(epoch)
+        loader.set_epoch(epoch)
+        assert loader.dataset is not None
         left = len(loader)
         for x, y in loader:
             torch.manual_seed(step)

@@ -56,6 +56,8 @@ def test_wrong_arguments_are_refused_in_a_sentence(tmp_path: Path) -> None:
         apply({}, [net], optimizer)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"`optimizer` must be a torch.optim.Optimizer, got Sequential"):
         apply({}, net, net)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="LBFGS computes the loss several times in a step"):
+        apply({}, net, torch.optim.LBFGS(net.parameters()))
     with pytest.raises(TypeError, match="a BoostConfig, a dict or the path of a JSON file, got int"):
         apply(3, net, optimizer)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="did you mean"):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, distributed, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from workbench.config import BoostConfig, Plan
 from workbench.core import distributed as ranks
@@ -105,7 +105,7 @@ def apply(
 
     Raises:
         ConfigError: When the configuration is not valid.
-        TypeError: When the model is not a module or the optimizer not an optimizer.
+        TypeError: When the model is not a module, or the optimizer not one that steps on gradients.
         ValueError: When a scheduler is attached to the optimizer though the configuration has a schedule, another
             number of updates or another optimizer, or the optimizer lacks a hyper-parameter that the section sets.
         RuntimeError: When the model was boosted before, is a DistributedDataParallel that would not notice what is done
@@ -126,6 +126,11 @@ def apply(
         raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if isinstance(optimizer, LBFGS):
+        raise TypeError(
+            "LBFGS computes the loss several times in a step, with the same batch; take an optimizer that steps on "
+            "gradients, such as AdamW"
+        )
     earlier = boost_plan_of(model)
     if earlier is not None and earlier.in_effect():  # an optimizer's settings or a loss scale leave no trace in a model
         raise RuntimeError(

@@ -180,6 +180,12 @@ class _RunBatches:
         self._position = -1  # of the stream
         self._is_over = False
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what the loader has: its data set, its sampler, ``set_epoch``."""
+        if name == "_loader":  # a copy that is not filled yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
     def __len__(self) -> int:
         """Return the forward passes of the coming epoch, or what is left of it."""
         return self._end() - self._boosted.step_index
