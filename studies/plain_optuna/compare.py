@@ -53,7 +53,7 @@ def asked(folder: Path, name: str, minutes: float) -> Path:
     path = folder / "study"
     if not path.exists():
         steps, drop = ASKED[name]
-        look = look_at(load_task(name), devices.select_device("cpu"))
+        look = look_at(load_task(name), devices.select_device("cpu"), steps)
         path.mkdir(parents=True)
         (path / "study.toml").write_text(ask(look, name, steps=steps, minutes=minutes, allowed_drop=drop).text)
     return path

@@ -34,7 +34,8 @@ def predicted_and_measured(name: str, n_plans: int, n_pairs: int, seed: int, run
     """Return a row per plan: what was predicted, and what whole runs beside the task's own measured."""
     torch.set_num_threads(1)
     task = load_task(name)
-    question = ask(look_at(task, torch.device("cpu")), name, steps=task.steps or 100, minutes=60, allowed_drop=None)
+    steps = task.steps or 100
+    question = ask(look_at(task, torch.device("cpu"), steps), name, steps=steps, minutes=60, allowed_drop=None)
     experimenter = TaskExperimenter(task, "cpu", runs, threads=1)
     file = parse_study(question.text).on_network(experimenter.network_facts())
     study = optuna.create_study(sampler=RandomSampler(seed))

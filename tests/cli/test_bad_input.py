@@ -164,7 +164,7 @@ def test_an_edited_task_is_refused_by_name_and_a_comment_in_it_is_not(workbench:
     task.write_text(before.replace("lr=0.1", "lr=0.2"))
     outcome = workbench("tune", tuned)
     assert outcome.code == 2
-    assert "the code of the task has changed since the study began (wine.py)" in outcome.sentence
+    assert "the task has changed since the study began (wine.py)" in outcome.sentence
     assert "--new-baseline" in outcome.sentence
     task.write_text(f"# a remark\n{before}")
     assert workbench("tune", tuned).code == 0

@@ -162,6 +162,24 @@ def test_stop_ends_the_run_within_one_step(tmp_path: Path) -> None:
     assert written.summary["state"] == "stopped"
 
 
+@pytest.mark.parametrize("evaluate_every", [8, None], ids=["on the way", "at the end"])
+def test_stop_ends_a_long_evaluation_at_its_next_batch(evaluate_every: int | None) -> None:
+    evaluated: list[int] = []
+    batch = next(iter(small_task().evaluation_batches(0)))
+
+    def batches(seed: int) -> Any:
+        for place in range(1000):
+            evaluated.append(place)
+            yield batch
+
+    task = dataclasses.replace(small_task(), evaluate=batches, data_hash="long")
+    result = run(task, steps=12, evaluate_every=evaluate_every, stop=lambda: len(evaluated) > 20)
+    assert result.stopped
+    assert (result.steps, result.curve) == (evaluate_every or 12, ())
+    assert len(evaluated) < 30
+    assert "while it was evaluated" in result.message
+
+
 def test_a_pruner_ends_the_run_at_an_evaluation_and_its_curve_stays(tmp_path: Path) -> None:
     result = run(small_task(), steps=1000, evaluate_every=5, on_evaluation=lambda step, _: step == 15, out=tmp_path)
     assert [step for step, _ in result.curve] == [5, 10, 15]

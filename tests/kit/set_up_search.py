@@ -112,4 +112,4 @@ def searching(folder: Path, runner: SurfaceRunner) -> Iterator[tuple[StudyFile, 
         database = kept.open_storage(kept.default_storage(folder))
         study, file = kept.find_study(database, folder.name), read_study(folder)
         where = (file, folder, database, study, runner)
-        yield file, study, Search(*where, allowed={"o1": ALLOWED}, n_trials=14, deadline=None)
+        yield file, study, Search(*where, n_trials=14, deadline=None)

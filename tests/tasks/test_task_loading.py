@@ -6,12 +6,13 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.kit.plain_training import trained
-from workbench.tasks import BUILT_IN, TaskError, load_task
+from workbench.tasks import BUILT_IN, Task, TaskError, load_task
 from workbench.tasks.loading import task_sources
 
 # A user's file as the README shows it: a scikit-learn table, an MLP, ten lines.
@@ -138,6 +139,36 @@ def test_the_code_of_a_task_is_its_file_and_what_it_imports_from_beside_it(folde
     after = task_sources(load_task(f"{folder / 'tasks_here.py'}:small"))
     assert [name for name in found if after[name].split()[1] != found[name].split()[1]] == [neighbour.name]
     assert task_sources(load_task("digits-lenet")) == {}
+
+
+def test_a_task_that_only_a_program_knows_is_known_by_its_parts() -> None:
+    def parts(width: int = 4, rate: float = 0.1, metric: str = "accuracy") -> dict[str, str]:
+        class Own(torch.nn.Linear):  # a class that is made anew, as in a cell of a notebook that is run again
+            pass
+
+        batch = torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)
+        task = Task(
+            name="mine",
+            model=lambda: torch.nn.Sequential(Own(3, width), torch.nn.ReLU(), Own(width, 2)),
+            loss=torch.nn.functional.cross_entropy,
+            optimizer=lambda named: torch.optim.SGD(named, lr=rate),
+            train=[batch],
+            evaluate=[batch],
+            metric=metric,
+        )
+        return task_sources(task)
+
+    before = torch.random.get_rng_state()
+    given = parts()
+    assert parts() == given
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+    def changed(**other: Any) -> set[str]:
+        return {name for name, digest in parts(**other).items() if digest != given[name]}
+
+    assert changed(width=5) == {"its model"}
+    assert changed(rate=0.2) == {"its optimizer"}
+    assert changed(metric="loss") == {"its metric"}
 
 
 def test_a_file_is_one_module_until_it_is_edited(folder: Path) -> None:

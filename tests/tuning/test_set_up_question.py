@@ -60,7 +60,7 @@ LOOK = TaskLook(
     gains_from_memory=False,
     threads=1,
     step_seconds=0.01,
-    epoch_batches=45,
+    evaluation_seconds=0.0,
 )
 
 
@@ -88,7 +88,7 @@ def test_a_gpu_is_asked_for_graphs_tf32_and_a_half_that_it_multiplies() -> None:
 
 def study_of(task: Task, steps: int = 100) -> tuple[SetUpQuestion, StudyFile]:
     """Look at a task and return the question with the study that its text means."""
-    question = ask(look_at(task, CPU), task.name, steps=steps, minutes=60.0, allowed_drop=None)
+    question = ask(look_at(task, CPU, 100), task.name, steps=steps, minutes=60.0, allowed_drop=None)
     file = parse_study(question.text)
     for dimension in file.dimensions:
         dimension.check(file.base_config())
@@ -133,7 +133,7 @@ def test_a_look_changes_nothing_and_draws_nothing() -> None:
     task = regression()
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    look_at(task, CPU)
+    look_at(task, CPU, 100)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -248,6 +248,32 @@ def test_a_long_training_is_asked_about_at_a_horizon_that_is_said() -> None:
     assert file.set_up.shortened == sentence
 
 
+def test_an_evaluation_takes_its_share_of_the_time() -> None:
+    slow = replace(LOOK, evaluation_seconds=9.0)
+    question = asked(slow, steps=10_000, minutes=15.0)
+    assert question.steps == 900, "fifty runs of 9 s and an evaluation are 15 minutes"
+    assert "50" in question.forecast(15.0)
+    with pytest.raises(StudyError, match=r"with an evaluation of 9 s; give it at least --minutes 9"):
+        asked(slow, steps=1000, minutes=5.0)
+
+
+def test_a_schedule_is_looked_at_over_the_length_that_it_will_have() -> None:
+    def scheduler(optimizer: torch.optim.Optimizer, updates: int) -> Any:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=updates - 100)
+
+    look = look_at(replace(regression(), scheduler=scheduler), CPU, 200)
+    assert look.has_scheduler
+    assert 0.0 < look.evaluation_seconds < 5.0
+
+
+def test_what_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    still = replace(regression(steps=24), optimizer=lambda named: torch.optim.SGD(named, lr=0.0))
+    with pytest.raises(StudyError, match="logarithmic range"):
+        begin_study(still, minutes=60.0, device="cpu")
+    assert not (tmp_path / "studies").exists()
+
+
 def test_a_short_training_keeps_its_length() -> None:
     question = asked(steps=180)
     assert question.steps == 180
@@ -320,6 +346,18 @@ def test_another_question_than_the_one_that_is_there_is_refused(
     begin_study(task, minutes=60.0, device="cpu", fresh=True, **other)
 
 
+def test_a_task_of_the_same_name_from_another_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").touch()
+    mine, other = (replace(regression(steps=24), spec=f"{name}.py:task") for name in ("own", "another"))
+    folder = begin_study(mine, minutes=60.0, device="cpu")
+    assert begin_study(replace(mine, spec=f"{tmp_path}/own.py:task"), device="cpu") == folder
+    with pytest.raises(
+        StudyError, match=r"is about \.\./\.\./own\.py:task, not another\.py:task; give the task another"
+    ):
+        begin_study(other, device="cpu")
+
+
 @pytest.mark.parametrize("drop", [-0.1, math.nan, math.inf, "a %", "-2 %"], ids=str)
 def test_a_drop_that_is_none_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drop: Any
@@ -334,7 +372,7 @@ def test_a_drop_that_is_none_is_refused_before_anything_is_written(
 def test_what_a_shortened_study_was_asked_may_be_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     task, many = regression(), 10_000_000
-    step_seconds = look_at(task, CPU).step_seconds
+    step_seconds = look_at(task, CPU, 100).step_seconds
     minutes = many / 4 * 50 * step_seconds / 60  # time for a quarter of them, give or take
     folder = begin_study(task, steps=many, minutes=minutes, device="cpu")
     assert read_study(folder).study.budget_steps < many

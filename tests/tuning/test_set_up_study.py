@@ -175,6 +175,30 @@ class SlowFirstSteps(SurfaceRunner):
         return replace(outcome, cold_ms=20 * outcome.baseline_ms) if isinstance(job, SpeedJob) else outcome
 
 
+def test_a_search_may_choose_between_lists(tmp_path: Path) -> None:
+    space = LINEAR + '\n"optimizer.betas" = [[0.9, 0.999], [0.8, 0.99]]'
+    folder = write(tmp_path / "study", space=space, plain_runs=0, n_trials=4, set_up="attribution_share = 0.0")
+    assert sum(trial.state == "complete" for trial in run(folder).trials) > 1
+
+
+class FailingWhenShort(SurfaceRunner):
+    """The task's own optimizer fails in runs that are much shorter than today's."""
+
+    def _train(self, job: TrainJob) -> Trained:
+        if optimizer_of(job.config) == "task" and job.config.part(ScheduleSection).length < 0.55:
+            raise ZeroDivisionError
+        return super()._train(job)
+
+
+def test_tuned_plain_tries_what_fails_once(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", plain_runs=9, n_trials=3, set_up="attribution_share = 0.0")
+    run(folder, FailingWhenShort(folder))
+    plain = [trial for trial in stored_trials(folder) if trial.user_attrs.get(PLAIN)]
+    asked = [str(trial.user_attrs["given"]) for trial in plain]
+    assert len(asked) == len(set(asked)) <= 9
+    assert any(trial.state == optuna.trial.TrialState.FAIL for trial in plain)
+
+
 @pytest.mark.slow
 def test_what_is_as_fast_as_the_leader_is_not_drawn_again_and_again(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", space=LINEAR, plain_runs=0, set_up="attribution_share = 0.0")

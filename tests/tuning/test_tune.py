@@ -352,6 +352,14 @@ def test_a_full_disk_puts_the_running_trial_back(tmp_path: Path, error: Exceptio
     assert {one.state for one in result.trials} <= {"complete", "pruned"}
 
 
+@pytest.mark.parametrize("objective", ["time_to_target", "speed"])
+def test_a_drop_may_be_a_share_of_the_baseline(tmp_path: Path, objective: str) -> None:
+    text = SEARCH.replace("o1 = 0.02", 'o1 = "2 %"').replace("time_to_target", objective)
+    result = tune(write_study(tmp_path / "s", text), make_experimenter=make_fake)
+    assert result.allowed_drops["o1"] == pytest.approx(0.02 * result.trials[0].metric)
+    assert all(trial.allowed_drop == result.allowed_drops["o1"] for trial in result.trials)
+
+
 def of_code(**sources: str) -> MakeExperimenter:
     return making(environment=lambda: {"sources": {f"{name}.py": digests for name, digests in sources.items()}})
 
@@ -363,7 +371,7 @@ def test_a_task_whose_code_has_changed_is_refused_and_named(tmp_path: Path) -> N
     tune(directory, trials=3, make_experimenter=of_code(my_task="a", plots="c"))
     # A comment, or another version of Python: one of the two digests is the same.
     tune(directory, trials=3, make_experimenter=of_code(my_task="a other", layers="b"))
-    with pytest.raises(StudyChangedError, match=r"code of the task has changed since the study began \(layers.py\)"):
+    with pytest.raises(StudyChangedError, match=r"task has changed since the study began \(layers.py\)"):
         tune(directory, trials=3, make_experimenter=of_code(my_task="a", layers="d"))
 
 

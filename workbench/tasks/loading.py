@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from workbench.core.own_generators import kept_generators
 from workbench.tasks.errors import TaskError
 from workbench.tasks.task import Task
 
@@ -110,8 +111,10 @@ def task_sources(task: Task) -> dict[str, str]:
     """Return file -> digests of the code of a user's task: its file, and what it has imported from the same folder.
 
     One digest is of the bytes, one of the code without comments and layout, which depends on the Python version. A task
-    that is built in, or not from a file, has none.
+    that is built in has none; one that only a program knows is known by its parts, as torch prints them.
     """
+    if not task.spec:
+        return _parts_of(task)
     home = _file_of(task)
     if home is None:
         return {}
@@ -121,6 +124,18 @@ def task_sources(task: Task) -> dict[str, str]:
     beside = [path for path in files if path.is_relative_to(home.parent)]
     ours = {home, *(path for path in beside if not foreign.search(f"/{path.relative_to(home.parent).as_posix()}"))}
     return {path.relative_to(home.parent).as_posix(): _code_digest(path) for path in sorted(ours)}
+
+
+def _parts_of(task: Task) -> dict[str, str]:
+    with kept_generators():
+        model = task.new_model()
+        optimizer = task.new_optimizer(model)
+    shapes = [(name, tuple(one.shape), one.dtype) for name, one in model.named_parameters()]
+    options = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
+    kind = type(optimizer).__name__
+    parts = {"model": (model, shapes), "optimizer": (kind, options), "loss": task.loss, "metric": task.metric_name}
+    printed = {name: re.sub(r" at 0x[0-9a-f]+", "", repr(part)) for name, part in parts.items()}
+    return {f"its {name}": hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in printed.items()}
 
 
 @functools.cache

@@ -108,6 +108,8 @@ class Task:
         for role, length in (("steps", self.steps), ("epochs", self.epochs)):
             if length is not None and not length > 0:
                 raise TaskError(f"`{role}` must be above 0, got {length!r}")
+        if self.steps is not None and int(self.steps) != self.steps:
+            raise TaskError(f"`steps` must be a whole number of batches, got {self.steps!r}")
         if self.steps is not None and self.epochs is not None:
             raise TaskError("`steps` and `epochs` mean the same thing; give only one of them")
         is_criterion(self.loss)

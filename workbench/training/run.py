@@ -27,6 +27,7 @@ from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale import ScaleCollapseError, collapsed_at
 from workbench.runs import RunRecorder, new_run_id
 from workbench.tasks import Task
+from workbench.tasks.stoppable_task import StoppedError, stoppable
 from workbench.training import TraceBuffer, training_loop
 from workbench.training.checkpoint import checkpoint_state, restore_generators, with_threads_of
 from workbench.training.checkpoint_folder import CheckpointFolder
@@ -140,7 +141,7 @@ class _Run:
         self.seconds = 0.0
         self.loss_scale = float(self.boosted.loss_scale.item())
         self.streak = 0
-        self.diverged = self.stopped = self.ended_early = False
+        self.diverged = self.stopped = self.ended_early = self._stopped_evaluating = False
         self.message = ""
         self.checkpoints: CheckpointFolder | None = None
         self.resumed: dict[str, Any] | None = None  # the checkpoint that it goes on from
@@ -241,7 +242,7 @@ class _Run:
                 if not self.diverged and self._evaluate():
                     self.ended_early = True
                     self._end(f"ended early after {self.done} steps: its metric does not keep up")
-                if self.diverged or self.ended_early:
+                if self.diverged or self.ended_early or self.stopped:
                     break
                 self._start_clock()
             if self.checkpoints is not None and self.done < self.steps and self.checkpoints.is_due(self.done):
@@ -255,7 +256,8 @@ class _Run:
         if self.votes is not None:
             self.votes.settle()
         self.flush()
-        ended = self.diverged or self.ended_early or self.finished
+        # One that was stopped in an evaluation goes on before it.
+        ended = self.diverged or self.ended_early or self.finished or self._stopped_evaluating
         if self.checkpoints is not None and not ended and (self.stopped or self.checkpoints.keep_end):
             self.checkpoint()
         self.boosted.finish()
@@ -394,7 +396,7 @@ class _Run:
 
     def _evaluate(self) -> bool:
         """Evaluate on rank 0, note the metric, and return whether the caller ends the run by it."""
-        value, name = math.nan, self.task.metric_name
+        value, name, precision = math.nan, self.task.metric_name, self.boosted.precision
         if self.leads:
             # Unwrapped: a DistributedDataParallel would talk to ranks that do not evaluate, and evaluation mode would
             # be compiled again.
@@ -404,7 +406,12 @@ class _Run:
                 if self.done >= self.steps:  # the weights and statistics to keep are part of the run
                     devices.synchronize(self.device)
                     self.seconds += time.perf_counter() - began
-                value = evaluate(self.task, model, self.device, self.boosted.precision, self.request.seed)
+                try:
+                    value = evaluate(self._task_to_evaluate(), model, self.device, precision, self.request.seed)
+                except StoppedError:
+                    self.stopped = self._stopped_evaluating = True
+                    self._end(f"stopped on request while it was evaluated after {self.done} steps")
+                    return False
         value = ranks.broadcast_object(value)
         if not math.isfinite(value):
             self.diverged = True
@@ -417,6 +424,11 @@ class _Run:
         self._report()
         judge = self.monitor.on_evaluation
         return ranks.broadcast_object(self.leads and judge is not None and judge(self.done, value))
+
+    def _task_to_evaluate(self) -> Task:
+        """Return the task, which on one rank asks before each batch whether to stop."""
+        stop = self.monitor.stop
+        return self.task if stop is None or self.votes is not None else stoppable(self.task, stop)
 
     def _end(self, message: str) -> None:
         self.message = message

@@ -26,6 +26,7 @@ from workbench.methods.facts import facts_of_copies
 from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task, TaskError
 from workbench.tasks.reading import gains_from_memory
+from workbench.training.evaluation import check_outputs, evaluate
 from workbench.training.loop import training_loop
 from workbench.training.setup import FirstBatchOfTask, prepare
 
@@ -52,20 +53,24 @@ class TaskLook:
     gains_from_memory: bool  # whether samples kept in memory are gathered faster than the loader picks them
     threads: int  # that CPU operations use
     step_seconds: float
-    epoch_batches: int | None  # None where the loader does not say
+    evaluation_seconds: float
 
 
-def look_at(task: Task, device: torch.device, seed: int = 0) -> TaskLook:
-    """Look at a task on the device where it would be trained; ``seed`` is that of the copy and of the batches."""
+def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> TaskLook:
+    """Look at a task on the device where it would be trained, for so many batches of its loader.
+
+    ``seed`` is that of the copy and of the batches.
+    """
     with kept_generators(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         network = network_facts(task)
-        step_seconds = _step_seconds(task, device, seed)  # before there is another copy, since memory may be short
+        # Before there is another copy, since memory may be short.
+        step_seconds, evaluation_seconds = _seconds(task, device, steps, seed)
         model = task.new_model().to(device)
         optimizer = task.new_optimizer(model)
         groups = optimizer.param_groups
         rates = tuple(_number(group.get("lr", 0.0)) for group in groups)  # before a scheduler changes them
-        scheduler = task.new_scheduler(optimizer, 100)
+        scheduler = task.new_scheduler(optimizer, steps)
         first, n_batches = list(islice(task.batches(seed), 2)), epoch_batches(task, seed)
         return TaskLook(
             optimizer=type(optimizer).__name__,
@@ -84,7 +89,7 @@ def look_at(task: Task, device: torch.device, seed: int = 0) -> TaskLook:
             gains_from_memory=gains_from_memory(task.train, seed, device),
             threads=torch.get_num_threads(),
             step_seconds=step_seconds,
-            epoch_batches=n_batches,
+            evaluation_seconds=evaluation_seconds,
         )
 
 
@@ -102,17 +107,21 @@ def _why_no_merging(batches: list[Any], epoch_batches: int | None) -> str:
     return ""
 
 
-def _step_seconds(task: Task, device: torch.device, seed: int) -> float:
-    """Time some steps of the task as given, not counting the first."""
+def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[float, float]:
+    """Time some steps of the task as given, not counting the first, and an evaluation."""
     off = BoostConfig().with_values({"boost.mode": "disable_all"})
-    prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=100)
+    prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=steps)
     loop = training_loop(prepared.boosted, prepared.task.compute_loss, prepared.batches(seed), steps=_TIMED_STEPS)
     seconds, began = [], time.perf_counter()
     for _ in loop:
         devices.synchronize(device)
         seconds.append(time.perf_counter() - began)
         began = time.perf_counter()
-    return min(seconds[1:])
+    model, precision = unwrapped(prepared.boosted.model), prepared.boosted.precision
+    check_outputs(task, model, device, precision, seed)  # what is loaded for a metric is loaded once
+    began = time.perf_counter()
+    evaluate(task, model, device, precision, seed)
+    return min(seconds[1:]), time.perf_counter() - began
 
 
 def epoch_batches(task: Task, seed: int = 0) -> int | None:

@@ -27,7 +27,7 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import goal, steps_to_target
 from workbench.study.set_up.standing import SURE, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing
-from workbench.study.store.stored_records import baseline_record, trials_of
+from workbench.study.store.stored_records import GIVEN, baseline_record, trials_of
 
 # Methods that a boost level stands for: at a level without them an export does not have them.
 _BY_LEVEL = frozenset(name for names in LEVELS.values() for name in names)
@@ -135,7 +135,7 @@ def is_taken_apart(study: optuna.Study) -> bool:
 
 
 def _n_drawn(trials: Sequence[FrozenTrial]) -> int:
-    return sum(trial.state.is_finished() and "given" not in trial.user_attrs for trial in trials)
+    return sum(trial.state.is_finished() and GIVEN not in trial.user_attrs for trial in trials)
 
 
 def _ranked(study: optuna.Study, records: Sequence[TrialRecord], file: StudyFile, allowed: float) -> list[TrialRecord]:

@@ -22,7 +22,7 @@ from workbench.core.files import write_text_atomically
 from workbench.core.text import format_duration
 from workbench.methods.registry import METHODS
 from workbench.study.ask.sections import SHORTENED, AllowedDrop
-from workbench.study.ask.study_file import read_study
+from workbench.study.ask.study_file import parse_study, read_study
 from workbench.study.ask.study_text import text_of
 from workbench.study.errors import StudyError
 
@@ -78,15 +78,16 @@ def begin_study(
         raise StudyError("`steps` and `epochs` mean the same thing; give only one of them")
     if (folder / "study.toml").exists() and not fresh:
         said = None if steps is None and epochs is None else _steps(task, steps, epochs, epoch_batches(task))
-        _check_same_question(folder, said, allowed_drop)
+        _check_same_question(folder, task, said, allowed_drop)
         on_note(f"Continuing {folder}; --fresh starts a new one.")
         return folder
-    look = look_at(task, devices.select_device(device))
-    length = _steps(task, steps, epochs, look.epoch_batches)
+    length = _steps(task, steps, epochs, epoch_batches(task))
+    look = look_at(task, devices.select_device(device), length)
     minutes = DEFAULT_MINUTES if minutes is None else minutes
     question = ask(look, _named_from(folder, task), steps=length, minutes=minutes, allowed_drop=allowed_drop)
     for sentence in [*question.left_out, question.forecast(minutes)]:
         on_note(sentence)
+    parse_study(question.text)  # nothing is written that could not be read
     folder.mkdir(parents=True, exist_ok=True)
     write_text_atomically(folder / "study.toml", question.text)
     return folder
@@ -110,7 +111,7 @@ def _steps(task: Task, steps: int | None, epochs: float | None, epoch_batches: i
     if steps is None and epochs is None:
         steps, epochs = task.steps, task.epochs
     if steps is not None:
-        return steps
+        return int(steps)
     if epochs is None:
         raise StudyError(
             f"how long is {task.name} trained today? Say --steps N (batches of its loader) or --epochs N, or give the "
@@ -130,11 +131,15 @@ def _check_drop(drop: float | str | None) -> None:
         raise StudyError(f"the allowed drop {rule}, got {drop!r}") from None
 
 
-def _check_same_question(folder: Path, steps: int | None, allowed_drop: float | str | None) -> None:
+def _check_same_question(folder: Path, task: Task, steps: int | None, allowed_drop: float | str | None) -> None:
     file = read_study(folder)
     fresh = "--fresh starts a new one and archives it"
     if file.study.objective != "time_to_quality":
         raise StudyError(f"{folder} holds a study of another kind; tune it by its folder, or move it away")
+    if _is_elsewhere(folder, file.study.task, task):
+        raise StudyError(
+            f"{folder} is about {file.study.task}, not {task.spec}; give the task another name, or {fresh}"
+        )
     asked = file.allowed_drop.o1
     if allowed_drop is not None and str(allowed_drop).replace(" ", "") != str(asked).replace(" ", ""):
         kept = "the default drop" if asked is None else f"an allowed drop of {asked}"
@@ -143,6 +148,15 @@ def _check_same_question(folder: Path, steps: int | None, allowed_drop: float | 
     horizon = _shorter_than(steps, budget) if steps is not None else ""
     if steps not in (None, budget) and not any(one.startswith(horizon) for one in file.set_up.left_out):
         raise StudyError(f"{folder} asks about {budget} batches, not {steps}; {fresh}")
+
+
+def _is_elsewhere(folder: Path, named: str, task: Task) -> bool:
+    """Return whether a study names a task of another place than the given one, where both are from a place at all."""
+    place, _, attribute = named.rpartition(":")
+    other, _, own = task.spec.rpartition(":")
+    if place.endswith(".py") and other.endswith(".py"):
+        return (folder / place).resolve() != Path(other).resolve() or attribute != own
+    return bool(task.spec) and named != task.spec
 
 
 # The question
@@ -155,7 +169,7 @@ class SetUpQuestion:
     text: str
     left_out: list[str]  # why what might have been searched is not, a sentence each
     steps: int  # loader batches of a run in the study
-    run_seconds: float  # of such a run as given
+    run_seconds: float  # of such a run as given, evaluated at its end
 
     def forecast(self, minutes: float) -> str:
         """Return what a time allows, in a sentence."""
@@ -170,16 +184,17 @@ def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: 
     ``spec`` is the task as on the command line, ``steps`` the loader batches that it is trained for today.
     """
     horizon, left_out = _horizon(look, steps, minutes), list[str]()
-    run_seconds = horizon * look.step_seconds
+    training_seconds = horizon * look.step_seconds
+    run_seconds = training_seconds + look.evaluation_seconds
     if horizon < steps:
-        needed = math.ceil(_RUNS_WANTED * steps * look.step_seconds / 60)
+        needed = math.ceil(_RUNS_WANTED * (steps * look.step_seconds + look.evaluation_seconds) / 60)
         left_out.append(
             f"{_shorter_than(steps, horizon)}, annealed to their own end, since {_RUNS_WANTED} runs of {steps} would "
             f"take longer than {minutes:g} minutes; what it finds is confirmed at {horizon}. "
             f"For {steps}, give it --minutes {needed} --fresh."
         )
     space = _space(look, left_out)
-    runtime = _runtime(look, run_seconds, left_out)
+    runtime = _runtime(look, training_seconds, left_out)
     sections: dict[str, Mapping[str, Any]] = {
         "study": {
             "task": spec,
@@ -221,13 +236,14 @@ def _seeds(run_seconds: float, minutes: float) -> dict[str, int]:
 
 def _horizon(look: TaskLook, steps: int, minutes: float) -> int:
     """Return how many batches a run of the study has: as many as today, or the most that leave time for a search."""
-    most = int(60.0 * minutes / (_RUNS_WANTED * look.step_seconds))
+    most = int((60.0 * minutes / _RUNS_WANTED - look.evaluation_seconds) / look.step_seconds)
     least = math.ceil(steps / _SHORTEST_HORIZON)
     if most < least:
-        needed = _RUNS_WANTED * least * look.step_seconds / 60.0
+        needed = _RUNS_WANTED * (least * look.step_seconds + look.evaluation_seconds) / 60.0
         raise StudyError(
             f"{minutes:g} minutes are too few to search a training of {steps} batches of "
-            f"{1e3 * look.step_seconds:.3g} ms each; give it at least --minutes {math.ceil(needed)}"
+            f"{1e3 * look.step_seconds:.3g} ms each, with an evaluation of {format_duration(look.evaluation_seconds)}; "
+            f"give it at least --minutes {math.ceil(needed)}"
         )
     return min(steps, most)
 

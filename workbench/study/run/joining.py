@@ -87,7 +87,7 @@ def join_study(
         with StatusKeeper(study_dir, study, file, storage) as status, contextlib.suppress(OutOfTimeError):
             watch = StudyWatch(study, file, n_trials, None, on_progress, deadline, status.refresh)
             where = (file, directory, database, study, experimenter)
-            search = Search(*where, allowed=allowed, n_trials=n_trials, deadline=deadline, watch=watch, stop=stop)
+            search = Search(*where, n_trials=n_trials, deadline=deadline, watch=watch, stop=stop)
             search.run_baseline()
             search.run()
         return WorkerResult(

@@ -188,14 +188,12 @@ class Objective:
         database: StudyStorage,
         study: optuna.Study,
         experimenter: Experimenter,
-        allowed_drops: dict[str, float],
         warm_ups: WarmUps,
         deadline: float | None = None,
         on_step: Callable[[RunStep], None] | None = None,
     ) -> None:
         self.deadline = deadline
         self._file, self._database, self._study, self._experimenter = file, database, study, experimenter
-        self._drops = allowed_drops
         self._base = file.base_config()
         self._plans, self._dimensions = file.plans, file.dimensions
         self._warm_ups, self._on_step = warm_ups, on_step
@@ -239,8 +237,15 @@ class Objective:
 
     @property
     def _allowed(self) -> float:
-        """The target's drop."""
-        return self._drops[self._file.allowed_drop.target]
+        """The target's drop; NaN for a share of O0's value as long as that is unknown."""
+        drops: Mapping[str, float] = self._study.user_attrs["allowed_drops"]
+        return drops[self._file.allowed_drop.target]
+
+    def _keep_drops(self, trial: optuna.Trial, metric: float) -> None:
+        """Store the allowed drops, now that O0's metric is known."""
+        drops = self._file.allowed_drops(self._experimenter.metric_name, metric)
+        self._study.set_user_attr("allowed_drops", drops)
+        trial.set_user_attr("allowed_drop", drops[self._file.allowed_drop.target])
 
     def _drawn(self, trial: optuna.Trial) -> Suggestion:
         return suggest(trial, self._dimensions, self._start(), self._plans)
@@ -260,6 +265,7 @@ class Objective:
         if trained.diverged or math.isnan(trained.metric):
             why = trained.message or f"its {self._experimenter.metric_name} is NaN"
             raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
+        self._keep_drops(trial, trained.metric)
         trial.set_user_attr("speed", AS_O0.to_json())
         if self._file.study.objective != "pareto":
             for step, _ in trained.curve:
@@ -377,7 +383,7 @@ class Objective:
             if "trained" not in attributes or "repeats" in attributes:
                 continue
             measured = _measured(attributes)
-            for drop in set(self._drops.values()):
+            for drop in set(self._study.user_attrs["allowed_drops"].values()):
                 scored = score(*measured, baseline, drop, objective, int(attributes.get("warm_up_steps", 0)))
                 if attributes.get("baseline"):
                     self._baseline_values[drop] = scored.values[0]

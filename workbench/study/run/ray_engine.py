@@ -311,7 +311,6 @@ class RayCrew:
     def search(
         self,
         database: StudyStorage,
-        allowed: dict[str, float],
         n_trials: int,
         deadline: float | None,
         on_poll: Callable[[], None],
@@ -331,7 +330,7 @@ class RayCrew:
             trains = StoppableExperimenter(self.experimenter(slot), ending.is_set, deadline)
             study = kept.find_study(database, file.study.name)  # each its own: a study object has one sampler
             where = (file, directory, database, study, trains)
-            search = Search(*where, allowed=allowed, n_trials=n_trials, deadline=deadline, stop=ending.is_set)
+            search = Search(*where, n_trials=n_trials, deadline=deadline, stop=ending.is_set)
             with contextlib.suppress(StudyStoppedError):  # its trial is back in the queue
                 search.run()
                 enough.set()

@@ -139,16 +139,14 @@ def tune(
             file = kept.on_its_network(file, study)
             status = leaving.enter_context(StatusKeeper(study_dir, study, file, storage))
             leaving.enter_context(writing_ahead(database.engine))  # left first: the last state is that of a plain file
-            allowed = _keep_question(study, file, guard, n_trials)
+            _keep_question(study, file, guard, n_trials)
             earlier = sources_in(archived) if new_baseline else []
             enqueue_warm_start(study, file, directory, [*warm_start, *earlier], n_trials)
             kept.requeue_interrupted(database, study)
             search_deadline, deadline = _deadlines(file, began, limit)
             watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline, status.refresh)
             where = (file, directory, database, study, guard)
-            search = Search(
-                *where, allowed=allowed, n_trials=n_trials, deadline=search_deadline, watch=watch, stop=stop
-            )
+            search = Search(*where, n_trials=n_trials, deadline=search_deadline, watch=watch, stop=stop)
 
             def on_poll() -> None:
                 end_if_asked(stop)
@@ -171,7 +169,7 @@ def tune(
                 watch.note("the confirmation that the time limit ended goes on before the search does")
             else:
                 if crew is not None:
-                    crew.search(database, allowed, n_trials, search_deadline, on_poll)
+                    crew.search(database, n_trials, search_deadline, on_poll)
                 elif jobs > 1:
                     try:
                         run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, on_poll)
@@ -236,8 +234,8 @@ def tune(
         return result
 
 
-def _keep_question(study: optuna.Study, file: StudyFile, guard: Experimenter, n_trials: int) -> dict[str, float]:
-    """Store what this command asks of the study, and return the allowed drops."""
+def _keep_question(study: optuna.Study, file: StudyFile, guard: Experimenter, n_trials: int) -> None:
+    """Store what this command asks of the study."""
     finished = baseline_trial(study)
     # A drop may be a share of the baseline's value.
     value = () if finished is None else (finished.user_attrs["trained"]["metric"],)
@@ -247,7 +245,6 @@ def _keep_question(study: optuna.Study, file: StudyFile, guard: Experimenter, n_
     study.set_user_attr("target", file.allowed_drop.target)
     study.set_user_attr("usual_seeds", file.confirm.usual_seeds)
     study.set_user_attr("n_trials", n_trials)  # for workers that join
-    return allowed
 
 
 def _measure_more(

@@ -29,12 +29,12 @@ from workbench.study.run.progress import StudyWatch
 from workbench.study.run.runner import Experimenter, StoppableExperimenter, end_if_asked, end_if_over
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.sample.sampling import make_pruner, make_sampler
-from workbench.study.set_up.objective import GIVEN, SetUpObjective
+from workbench.study.set_up.objective import SetUpObjective
 from workbench.study.set_up.total_time import StepTimes
 from workbench.study.store import storage
 from workbench.study.store.ended_trials import ENDED, FINISHED
 from workbench.study.store.liveness import StaleTrials, heartbeat
-from workbench.study.store.stored_records import counted_among
+from workbench.study.store.stored_records import GIVEN, counted_among
 from workbench.study.store.study_storage import TAKEN_ERRORS, StudyStorage, TrialTakenError, was_given_up
 from workbench.study.store.trial_ids import id_of
 
@@ -68,9 +68,9 @@ def search(
         experimenter = StoppableExperimenter(experimenter, deadline=deadline)
         database = storage.open_storage(url, role="worker", wait=True)
         study = storage.find_study(database, file.study.name)
-        allowed, total = file.allowed_drops(experimenter.metric_name), n_trials or file.study.n_trials
+        total = n_trials or file.study.n_trials
         where = (file, study_dir, database, study, experimenter)
-        here = Search(*where, allowed=allowed, n_trials=total, deadline=deadline)
+        here = Search(*where, n_trials=total, deadline=deadline)
         if on_begin is not None:
             on_begin()
         here.run_baseline()
@@ -92,7 +92,6 @@ class Search:
         study: optuna.Study,
         experimenter: Experimenter,
         *,
-        allowed: dict[str, float],
         n_trials: int,
         deadline: float | None,
         watch: StudyWatch | None = None,
@@ -109,7 +108,7 @@ class Search:
         self.finished_here = 0
         objective_class = SetUpObjective if file.study.objective == "time_to_quality" else Objective
         self._objective = objective_class(
-            file, database, study, experimenter, allowed, self.warm_ups, deadline, on_step=self._step
+            file, database, study, experimenter, self.warm_ups, deadline, on_step=self._step
         )
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
         study.sampler = make_sampler(

@@ -31,10 +31,9 @@ from workbench.study.set_up.runtime_choice import ground_of, note_no_room
 from workbench.study.set_up.standing import Run, Standing, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 from workbench.study.set_up.tuned_plain import PLAIN, plain_standing
-from workbench.study.store.stored_records import RUN_METRICS, allowed_drop_of
+from workbench.study.store.stored_records import GIVEN, RUN_METRICS
 from workbench.study.store.trial_ids import id_of
 
-GIVEN = "given"  # user attribute of a trial that was not drawn: its parameters by path, on top of the baseline's
 SKIPPED = "skipped"  # user attribute of one that was not trained, since it cannot beat the leader; it does not count
 
 _MORE_SEEDS = (2, 4, 8)  # at which a plan that would lead is looked at again
@@ -50,11 +49,6 @@ class SetUpObjective(Objective):
         self._times = StepTimes(self._study, self._file, self._experimenter)
         self._metrics = standings.baseline_metrics(self._study.user_attrs)
 
-    @property
-    def _allowed(self) -> float:
-        """The target's drop; one that is relative is known once the baseline is."""
-        return allowed_drop_of(self._study.user_attrs)
-
     def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
         runs: list[Trained] = []
         for index in range(self._file.set_up.baseline_seeds):
@@ -65,9 +59,7 @@ class SetUpObjective(Objective):
             runs.append(trained)
         metrics = [run.metric for run in runs]
         mean = self._mean_of(runs, float(np.mean(metrics)))
-        drops = self._file.allowed_drops(self._experimenter.metric_name, mean.metric)
-        self._study.set_user_attr("allowed_drops", drops)
-        trial.set_user_attr("allowed_drop", drops[self._file.allowed_drop.target])
+        self._keep_drops(trial, mean.metric)
         trial.set_user_attr("spread", float(np.std(metrics, ddof=1)) if len(metrics) > 1 else 0.0)
         trial.set_user_attr("trained", mean.to_json())
         _keep_runs(trial, runs)

@@ -33,7 +33,7 @@ from workbench.study.sample.whole_space import WholeSpaceSampler
 from workbench.study.set_up.runtime_choice import batches_without_room, ground_of, times_per_sample
 from workbench.study.set_up.standing import SURE, Standing, standing_of
 from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, passes_of, total_time
-from workbench.study.store.stored_records import allowed_drop_of
+from workbench.study.store.stored_records import GIVEN, allowed_drop_of
 
 _N_CANDIDATES = 160
 _NEAR_SHARE = 0.6
@@ -62,7 +62,7 @@ class ProposingSampler(WholeSpaceSampler):
         self._space = replace(self._space, base=ground_of(self._space.base, attributes))
         self._no_room = batches_without_room(attributes)
         trials = study.get_trials(deepcopy=False)
-        drawn = [one for one in trials if "given" not in one.user_attrs and not one.user_attrs.get("baseline")]
+        drawn = [one for one in trials if GIVEN not in one.user_attrs and not one.user_attrs.get("baseline")]
         first = list(itertools.islice(self._first_plans(times_per_sample(attributes)), len(drawn) + 1))
         begun = sum(one.state != TrialState.WAITING for one in drawn) - 1  # this one is among them
         if begun < len(first):

@@ -51,7 +51,7 @@ def prepare_search(
         end = min(deadline, time.monotonic() + file.set_up.plain_share * limit)
     while True:
         trials = study.get_trials(deepcopy=False)
-        done = sum("trained" in trial.user_attrs and bool(trial.user_attrs.get(PLAIN)) for trial in trials)
+        done = sum(trial.state.is_finished() and bool(trial.user_attrs.get(PLAIN)) for trial in trials)
         is_over = done >= file.set_up.plain_runs or (end is not None and time.monotonic() > end)
         given = None if is_over else next_plain(study, file)
         if given is None:

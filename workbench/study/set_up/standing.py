@@ -115,7 +115,7 @@ def standing_of(
     error = noise_of(list(pairs.values()), expected, allowed) / math.sqrt(n_confirming)
     shared = share * spread / math.sqrt(max(len(luck), 1))
     deficits = tuple(one.deficits for one in tried.values())
-    asked = (tuple(dimensions), allowed, margin * error, noise, shared, tuple(times.items()), deficits)
+    asked = (repr(dimensions), allowed, margin * error, noise, shared, tuple(times.items()), deficits)
     known = _JUDGED.get(asked)  # one look: another thread may judge meanwhile
     if known is not None:
         return known

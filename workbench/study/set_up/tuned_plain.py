@@ -30,7 +30,7 @@ from workbench.study.run.runner import Experimenter, end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP
 from workbench.study.set_up.standing import Standing, Trying, standing_of
 from workbench.study.set_up.total_time import compile_seconds
-from workbench.study.store.stored_records import allowed_drop_of
+from workbench.study.store.stored_records import GIVEN, allowed_drop_of
 
 PLAIN = "tuned_plain"  # user attribute of a trial of tuned plain
 
@@ -74,7 +74,9 @@ def next_plain(study: optuna.Study, file: StudyFile) -> dict[str, Any] | None:
     if begun < len(_FIRST_LENGTHS):
         return _given(file, _FIRST_LENGTHS[begun], rates[min(begun, len(rates) - 1)])
     standing = plain_standing(study, file)
-    tried = {(round(float(one.values[_LENGTH]), 4), one.values.get(_RATE)) for one in standing.tried.values()}
+    # Those that failed, too: they would again.
+    given = [trial.user_attrs[GIVEN] for trial in own if trial.state != TrialState.WAITING]
+    tried = {(round(float(one[_LENGTH]), 4), one.get(_RATE)) for one in given}
     points: list[tuple[float, float | None]] = []
     for length in (round(float(one), 4) for one in np.geomspace(_SHORTEST, 1.0, _N_LENGTHS, endpoint=False)):
         if length < standing.best_time:

@@ -168,7 +168,7 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
             study.set_user_attr("environment", environment)  # a task that was corrected before anything was measured
         elif edited:
             raise StudyChangedError(
-                f"the code of the task has changed since the study began ({', '.join(edited)}), and its trials are not "
+                f"the task has changed since the study began ({', '.join(edited)}), and its trials are not "
                 f"comparable with new ones; put it back, {_NEW_BASELINE}"
             )
     alive = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING))

@@ -23,6 +23,7 @@ from workbench.study.store.ended_trials import FINISHED
 from workbench.study.store.study_storage import seconds_of
 
 RUN_METRICS = "run_metrics"  # attribute of a trial that is trained on several seeds: the final metric on each
+GIVEN = "given"  # attribute of a trial that was not drawn: its parameters by path, on top of the baseline's
 _UNCOUNTED = frozenset({"repeats", "skipped"})
 """User attributes of trials that do not count: an equal plan again, or one too slow to be trained."""
 
@@ -35,7 +36,7 @@ def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
 def counted_among(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Return those of some trials that count, as `counted_trials` does."""
     begun = (*FINISHED, TrialState.RUNNING)
-    apart = _UNCOUNTED | {"given"}  # given set-ups come beside those that are drawn
+    apart = _UNCOUNTED | {GIVEN}  # given set-ups come beside those that are drawn
     return [trial for trial in trials if trial.state in begun and apart.isdisjoint(trial.user_attrs)]
 
 
