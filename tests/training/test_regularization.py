@@ -15,6 +15,7 @@ from torch.optim import SGD, AdamW
 
 import workbench
 from tests.kit.runs import train_and_watch
+from tests.kit.twins import assert_same
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.config import BoostConfig
 from workbench.methods.regularization.method import decay_at, smoothed, why_no_smoothing
@@ -162,6 +163,51 @@ def test_the_average_is_the_formula_over_parameters_and_statistics() -> None:
             else:
                 assert int(value) == 8  # the model's own number of batches
     assert all(torch.equal(one, other) for one, other in zip(state(model), trained, strict=True))
+
+
+class Masked(nn.Module):
+    """Has buffers of every kind: a mask that has no average, one expanded in memory, statistics, a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.triu(torch.full((6, 6), float("-inf")), 1))
+        self.inner = network()
+        self.register_buffer("offset", torch.ones(1).expand(2), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner[2](torch.softmax(self.inner[:2](x) @ self.mask.exp(), -1)) + self.offset
+
+
+def test_buffers_other_than_statistics_are_the_models_own() -> None:
+    model = Masked()
+    boosted = apply(EMA, model, SGD(model.parameters(), lr=0.5), level="O0")
+    for batch in batches():
+        step(boosted, batch)
+    trained = {name: value.clone() for name, value in model.state_dict().items()}
+    with boosted.evaluating():
+        assert torch.equal(model.mask, trained["mask"])
+        assert torch.equal(model.offset, torch.ones(2))
+        assert not torch.equal(model.inner[1].running_mean, trained["inner.1.running_mean"])
+    used = boosted.weights_to_use(model)
+    assert all(value.isfinite().all() for name, value in used.items() if name != "mask")
+    assert torch.equal(used["mask"], trained["mask"])
+
+
+def test_an_earlier_checkpoint_with_averages_of_all_buffers_still_loads() -> None:
+    model = Masked()
+    boosted = apply(EMA, model, SGD(model.parameters(), lr=0.5), level="O0")
+    for batch in batches():
+        step(boosted, batch)
+    earlier = copy.deepcopy(boosted.state_dict())
+    kept = earlier["methods"]["regularization"]
+    n, buffers = len(list(model.parameters())), [torch.full((6, 6), torch.nan), torch.ones(2)]
+    statistics = kept["averages"][n:]
+    kept["averages"] = [*kept["averages"][:n], *buffers, *statistics]  # a module's own buffers before its children's
+    twin = Masked()
+    resumed = apply(EMA, twin, SGD(twin.parameters(), lr=0.5), level="O0")
+    resumed.load_state_dict(earlier)
+    with boosted.evaluating(), resumed.evaluating():
+        assert_same(twin, model)
 
 
 def test_before_the_first_update_the_weights_themselves_are_evaluated() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from workbench.core.torch_internals import BatchNorm
+from workbench.core.running_statistics import norms_with_statistics
 from workbench.core.wrapped_model import unwrapped
 from workbench.training.precision import Precision
 
@@ -33,7 +33,7 @@ class OptimizersAverage:
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
         self._optimizer = optimizer
         self._inputs: deque[tuple[tuple[Any, ...], dict[str, Any]]] = deque(maxlen=_KEPT)
-        if _batch_norms(model):
+        if norms_with_statistics(model):
             model.register_forward_pre_hook(self._keep, with_kwargs=True)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ class OptimizersAverage:
     @contextlib.contextmanager
     def in_place(self, model: nn.Module, precision: Precision) -> Iterator[None]:
         """Give the bare model the average and its statistics, and afterwards put back what it had."""
-        kept = [*model.parameters(), *(buffer for norm in _batch_norms(model) for buffer in norm.buffers())]
+        kept = [*model.parameters(), *(buffer for norm in norms_with_statistics(model) for buffer in norm.buffers())]
         values = [tensor.detach().clone() for tensor in kept]
         self._optimizer.eval()
         try:
@@ -58,7 +58,7 @@ class OptimizersAverage:
     def _estimate_statistics_(self, model: nn.Module, autocast: contextlib.AbstractContextManager[Any]) -> None:
         if not self._inputs:
             return
-        norms = [(norm, norm.momentum) for norm in _batch_norms(model)]
+        norms = [(norm, norm.momentum) for norm in norms_with_statistics(model)]
         training = [module for module in model.modules() if module.training]
         try:
             model.eval()  # as in the evaluation: without dropout
@@ -75,9 +75,3 @@ class OptimizersAverage:
                 module.training = True
             for norm, momentum in norms:
                 norm.momentum = momentum
-
-
-def _batch_norms(model: nn.Module) -> list[BatchNorm]:
-    """Return the modules of a model that keep running statistics of their inputs."""
-    norms = (module for module in model.modules() if isinstance(module, BatchNorm))
-    return [norm for norm in norms if norm.track_running_stats and norm.running_mean is not None]

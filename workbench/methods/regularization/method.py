@@ -8,9 +8,10 @@ The average after update t, counted from 0, with decay d::
 
     average <- average + (1 - min(d, (1 + t) / (10 + t))) * (weights - average)
 
-so that a short run, too, forgets its initial weights (as TensorFlow's). Parameters and floating-point buffers are
-averaged, others stay the model's own. Morales-Brotons et al., "Exponential Moving Average of Weights in Deep Learning:
-Dynamics and Benefits", TMLR 2024, arXiv:2411.18704.
+so that a short run, too, forgets its initial weights (as TensorFlow's). Parameters and BatchNorm's running statistics
+are averaged; other buffers stay the model's own, for what they hold need not have an average (a mask of -inf has none).
+Morales-Brotons et al., "Exponential Moving Average of Weights in Deep Learning: Dynamics and Benefits", TMLR 2024,
+arXiv:2411.18704.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from workbench.config import BoostConfig, Plan
+from workbench.core.running_statistics import running_statistics
 from workbench.methods.protocol import Method, StepHook
 from workbench.methods.regularization.section import RegularizationSection
 from workbench.methods.weight_update import CompleteWindow
@@ -116,21 +118,25 @@ class WeightAverage(StepHook):
             _assign(values, kept)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the updates so far, and the averages in the order of parameters, then floating-point buffers."""
+        """Return the updates so far, and the averages in the order of parameters, then running statistics."""
         return {"updates": self.updates, "averages": [average.clone() for average in self._averages]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken."""
         self.updates = state["updates"]
         averages, values = state["averages"], self._values()
+        # Earlier checkpoints hold averages of all floating-point buffers, in the same order.
+        formerly = [*self.module.parameters(), *(b for b in self.module.buffers() if b.is_floating_point())]
+        if len(averages) == len(formerly):
+            wanted = set(values)
+            averages = [average for average, value in zip(averages, formerly, strict=True) if value in wanted]
         if len(averages) not in (0, len(values)):
             raise ValueError(f"an average of {len(averages)} tensors does not belong to {len(values)} weights")
         pairs = zip(averages, values, strict=False)
         self._averages = [average.to(value.device, copy=True) for average, value in pairs]
 
     def _values(self) -> list[Tensor]:
-        buffers = (buffer for buffer in self.module.buffers() if buffer.is_floating_point())
-        return [*self.module.parameters(), *buffers]
+        return [*self.module.parameters(), *running_statistics(self.module)]
 
 
 class RegularizationMethod(Method):
