@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
 
 import workbench
 from tests.kit.runs import train_and_watch
+from tests.kit.twins import assert_same, through_file
 from workbench.config import BoostConfig
 from workbench.config.optimizer import HYPER_PARAMETERS
 from workbench.mindspore.model import Model
@@ -419,6 +421,45 @@ def test_an_optimizer_that_averages_evaluates_its_average_with_statistics_of_its
     assert optimizer.modes == ["eval", "train"]
     assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
     assert model.training
+
+
+def averaging(net: type[Net] = Net) -> Boosted:
+    torch.manual_seed(0)
+    model = net()
+    return apply(OFF, model, Averaging(model.parameters(), lr=0.1), level="O0")
+
+
+def variance_used(boosted: Boosted) -> Tensor:
+    with boosted.evaluating():
+        variance: Tensor = boosted.model.norm.running_var.clone()
+    return variance
+
+
+def test_a_resumed_training_evaluates_its_average_with_the_same_statistics() -> None:
+    whole, resumed, from_earlier = averaging(), averaging(), averaging()
+    for x, y in images():
+        whole.backward(F.cross_entropy(whole.model(x), y))
+        whole.step()
+    state = through_file(whole.state_dict())
+    resumed.load_state_dict(state)
+    assert torch.equal(variance_used(resumed), variance_used(whole))
+    assert not torch.equal(variance_used(resumed), resumed.model.norm.running_var)
+    assert_same(resumed.model, whole.model)
+    del state["average"]  # as in an earlier checkpoint
+    from_earlier.load_state_dict(state)
+    assert torch.equal(variance_used(from_earlier), whole.model.norm.running_var)
+
+
+class CalledWithAnObject(Net):
+    def forward(self, batch: Any) -> Tensor:
+        return super().forward(batch.images)
+
+
+def test_inputs_that_a_checkpoint_cannot_hold_are_left_out_of_it() -> None:
+    boosted = averaging(CalledWithAnObject)
+    boosted.backward(boosted.model(SimpleNamespace(images=images()[0][0])).sum())
+    boosted.step()
+    assert through_file(boosted.state_dict())["average"] == {"inputs": []}
 
 
 def test_with_nothing_to_average_an_evaluation_touches_nothing() -> None:

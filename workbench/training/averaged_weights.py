@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from workbench.core import devices
+from workbench.core.batch import mapped, move_batch
 from workbench.core.running_statistics import norms_with_statistics
 from workbench.core.wrapped_model import unwrapped
 from workbench.training.precision import Precision
 
-_KEPT = 16  # batches, as references: nothing is copied, and their memory is not given back meanwhile
+# Batches, as references: nothing is copied before a checkpoint, and their memory is not given back meanwhile.
+_KEPT = 16
 
 
 def averages_weights(optimizer: Optimizer) -> bool:
@@ -32,6 +35,7 @@ class OptimizersAverage:
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
         self._optimizer = optimizer
+        self._device = devices.device_of(model)
         self._inputs: deque[tuple[tuple[Any, ...], dict[str, Any]]] = deque(maxlen=_KEPT)
         if norms_with_statistics(model):
             model.register_forward_pre_hook(self._keep, with_kwargs=True)
@@ -39,6 +43,19 @@ class OptimizersAverage:
     def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if unwrapped(module).training:
             self._inputs.append((args, kwargs))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of the last inputs, in host memory.
+
+        Those with objects that a checkpoint cannot hold are left out: statistics are estimated without them then.
+        """
+        kept = (inputs for inputs in self._inputs if _is_plain(inputs))
+        return {"inputs": [mapped(inputs, lambda tensor: tensor.detach().to("cpu", copy=True)) for inputs in kept]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Estimate statistics as where ``state_dict`` was taken; earlier checkpoints hold no inputs."""
+        self._inputs.clear()
+        self._inputs.extend(move_batch(inputs, self._device) for inputs in state.get("inputs", ()))
 
     @contextlib.contextmanager
     def in_place(self, model: nn.Module, precision: Precision) -> Iterator[None]:
@@ -75,3 +92,12 @@ class OptimizersAverage:
                 module.training = True
             for norm, momentum in norms:
                 norm.momentum = momentum
+
+
+def _is_plain(part: Any) -> bool:
+    """Return whether a part of an input consists of tensors and plain values in lists, tuples and dicts."""
+    if type(part) in (list, tuple):
+        return all(_is_plain(one) for one in part)
+    if type(part) is dict:
+        return all(_is_plain(one) for one in (*part.keys(), *part.values()))
+    return part is None or type(part) in (Tensor, bool, int, float, str)

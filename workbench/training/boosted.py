@@ -430,8 +430,9 @@ class Boosted:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on, except the data stream and the random generators.
 
-        ``gradients`` are those of an unfinished accumulation window, by parameter name; ``course`` and ``methods``
-        are included if there is a schedule, or a method keeps a state. On several ranks every rank keeps its own.
+        ``gradients`` are those of an unfinished accumulation window, by parameter name; ``course``, ``methods`` and
+        ``average`` (the last inputs, for BatchNorm's statistics) are included if there is a schedule, a method keeps a
+        state, or the optimizer averages. On several ranks every rank keeps its own.
         """
         model, gradients = unwrapped(self.model), {}  # names as the user knows them, compiled or not
         if self.window.position:
@@ -442,6 +443,8 @@ class Boosted:
             state["course"] = self.course.state_dict()
         if self._hooks:
             state["methods"] = {name: hook.state_dict() for name, hook in self._hooks.items()}
+        if self._average is not None:
+            state["average"] = self._average.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -461,6 +464,8 @@ class Boosted:
             getattr(self, name).load_state_dict(state[name])
         for name, hook in self._hooks.items():
             hook.load_state_dict(state.get("methods", {}).get(name, {}))
+        if self._average is not None:
+            self._average.load_state_dict(state.get("average", {}))
         self.step_index = state["step_index"]
         if self._schedule is not None:
             self.frozen_groups = self._schedule.begin_step()
