@@ -423,6 +423,16 @@ def test_an_optimizer_that_averages_evaluates_its_average_with_statistics_of_its
     assert model.training
 
 
+def test_an_evaluation_leaves_no_trace_in_a_criterion_that_is_trained() -> None:
+    model, temperature = Net(), nn.Parameter(torch.rand(100, generator=torch.Generator().manual_seed(0)))
+    boosted = apply(OFF, model, Averaging([*model.parameters(), temperature], lr=0.1), level="O0")
+    before = temperature.detach().clone()
+    assert not torch.equal(before.mul(3).div_(3), before)
+    with boosted.evaluating():
+        assert torch.equal(temperature, before * 3)
+    assert torch.equal(temperature, before)
+
+
 def averaging(net: type[Net] = Net) -> Boosted:
     torch.manual_seed(0)
     model = net()

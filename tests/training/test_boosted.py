@@ -143,6 +143,66 @@ def test_resuming_at_any_step_changes_no_bit(
     assert schedule.last_epoch == 24 // accumulation
 
 
+class Shifted(nn.Module):
+    """A criterion that trains a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(3))
+
+    def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(scores + self.shift, labels)
+
+
+def with_criterion() -> Boosted:
+    net, criterion = chain(6, n_in=5, n_out=3, width=8), Shifted()
+    optimizer = SGD([*net.parameters(), *criterion.parameters()], lr=0.1, momentum=0.9)
+    return Boosted(net, optimizer, accumulation_steps=2, criterion=criterion)
+
+
+def train_with_criterion(boosted: Boosted, data: list[Any]) -> None:
+    for x, y in data:
+        boosted.backward(boosted.criterion(boosted.model(x), y))
+        boosted.step()
+
+
+@pytest.mark.parametrize("stop", [4, 5], ids=["between windows", "in a window"])
+def test_what_only_the_optimizer_holds_is_resumed_too(stop: int, tmp_path: Path) -> None:
+    whole, resumed, data = with_criterion(), with_criterion(), batches(8)
+    train_with_criterion(whole, data[:stop])
+    save_checkpoint(tmp_path / "checkpoint.pt", whole)
+    load_checkpoint(tmp_path / "checkpoint.pt", resumed)
+    copied = copy.deepcopy(whole)
+    for boosted in (whole, resumed, copied):
+        train_with_criterion(boosted, data[stop:])
+    for other in (resumed, copied):
+        assert_same_bits(whole.model, other.model)
+        assert_same_bits(whole.criterion, other.criterion)
+
+
+def test_a_checkpoint_from_before_parameters_outside_the_model_were_kept_still_loads() -> None:
+    whole, resumed = with_criterion(), with_criterion()
+    train_with_criterion(whole, batches(5))
+    state = whole.state_dict()
+    for part in (state, state["gradients"]):
+        for name in [name for name in part if name == "outside" or name.startswith("param_groups")]:
+            del part[name]
+    with torch.no_grad():
+        resumed.criterion.shift.fill_(1.5)
+    resumed.load_state_dict(state)
+    assert_same_bits(whole.model, resumed.model)
+    assert resumed.criterion.shift.tolist() == [1.5, 1.5, 1.5]  # loaded by whoever kept it
+    assert resumed.criterion.shift.grad is None
+
+
+def test_a_checkpoint_with_other_parameters_outside_the_model_is_refused() -> None:
+    whole, other = with_criterion(), with_criterion()
+    state = whole.state_dict()
+    state["outside"] = {name: torch.zeros(1) for name in state["outside"]}
+    with pytest.raises(RuntimeError, match=r"size mismatch for param_groups\[0\]\[\d+\]"):
+        other.load_state_dict(state)
+
+
 def test_a_schedule_that_begins_frozen_works_with_a_fused_optimizer_with_momentum() -> None:
     config = {
         "boost": {"mode": "manual", "grad_freeze": True},

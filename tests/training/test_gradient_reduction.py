@@ -120,6 +120,28 @@ def broadcasting() -> None:
     assert int(counter) == 5
 
 
+def a_trained_criterion() -> None:
+    torch.manual_seed(ranks.rank())
+    model, shift = nn.Linear(3, 2), nn.Parameter(torch.randn(2))
+    boosted = apply({}, model, SGD([*model.parameters(), shift], lr=0.1), level="O0")
+    with pytest.raises(ValueError, match=r"trains parameters outside the model, such as param_groups\[0\]\[2\],"):
+        boosted.distribute(ddp=True)
+    boosted.distribute()
+    for _ in range(3):
+        boosted.backward((boosted.model(torch.randn(4, 3)) + shift).square().mean())
+        boosted.step()
+    first = [value.detach().clone() for value in (shift, *model.parameters())]
+    broadcast_from_first(first)
+    assert all(torch.equal(one, own) for one, own in zip(first, (shift, *model.parameters()), strict=True))
+
+
+def criteria_of_different_shapes() -> None:
+    model, shift = nn.Linear(3, 2), nn.Parameter(torch.zeros(2 + ranks.rank() // 2))
+    boosted = apply({}, model, SGD([*model.parameters(), shift], lr=0.1), level="O0")
+    with pytest.raises(RuntimeError, match=r"param_groups\[0\]\[2\] \[2\] .* and param_groups\[0\]\[2\] \[3\]"):
+        boosted.distribute()
+
+
 @pytest.mark.parametrize(
     ("what", "on_each_rank"),
     [
@@ -129,6 +151,8 @@ def broadcasting() -> None:
         ("a first gradient may come late and on one rank only", a_late_first_gradient),
         ("a copy averages over the same ranks", copied_reduction_over_a_group),
         ("every rank takes the first one's values", broadcasting),
+        ("what only the optimizer holds is trained together, too", a_trained_criterion),
+        ("and must be alike on all ranks", criteria_of_different_shapes),
     ],
 )
 def test_on_three_ranks(three: Ranks, what: str, on_each_rank: Callable[[], None]) -> None:

@@ -19,6 +19,7 @@ from workbench.core import devices
 from workbench.core.batch import mapped, move_batch
 from workbench.core.running_statistics import norms_with_statistics
 from workbench.core.wrapped_model import unwrapped
+from workbench.training.everything_trained import EverythingTrained
 from workbench.training.precision import Precision
 
 # Batches, as references: nothing is copied before a checkpoint, and their memory is not given back meanwhile.
@@ -60,7 +61,8 @@ class OptimizersAverage:
     @contextlib.contextmanager
     def in_place(self, model: nn.Module, precision: Precision) -> Iterator[None]:
         """Give the bare model the average and its statistics, and afterwards put back what it had."""
-        kept = [*model.parameters(), *(buffer for norm in norms_with_statistics(model) for buffer in norm.buffers())]
+        trained = EverythingTrained(model, self._optimizer).named().values()
+        kept = [*trained, *(buffer for norm in norms_with_statistics(model) for buffer in norm.buffers())]
         values = [tensor.detach().clone() for tensor in kept]
         self._optimizer.eval()
         try:

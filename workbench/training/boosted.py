@@ -46,6 +46,7 @@ from workbench.methods.protocol import GroupSchedule
 from workbench.methods.weight_update import CompleteWindow
 from workbench.training.averaged_weights import OptimizersAverage, averages_weights
 from workbench.training.course import Course
+from workbench.training.everything_trained import EverythingTrained
 from workbench.training.gradient_reduction import (
     GradientReduction,
     broadcast_from_first,
@@ -96,7 +97,8 @@ class Boosted:
         self.optimizer = optimizer
         self.plan = plan
         self.notes = tuple(notes)
-        self.device = next((p.device for p in _parameters_of(model, optimizer)), torch.device("cpu"))
+        self._trained = EverythingTrained(model, optimizer)
+        self.device = next((p.device for p in self._trained.named().values()), torch.device("cpu"))
         self._has_overflow_flag = devices.has_overflow_flag(self.device)  # asked once: a step elsewhere pays nothing
         self.loss_scaling = loss_scaling or LossScaling(device=self.device)
         self.precision = precision or Precision("O0", "float16", self.device.type)
@@ -189,9 +191,8 @@ class Boosted:
         elif not self.frozen_groups:  # a loss that only frozen layers feed has none on such a step
             raise RuntimeError("the loss has no gradient; was it detached, or computed under torch.no_grad()?")
         if self.window.position == 0 and self.window.n_steps > 1:
-            self._witness = next(
-                (one for one in _parameters_of(self.model, self.optimizer) if one.grad is not None), None
-            )
+            held = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+            self._witness = next((parameter for parameter in held if parameter.grad is not None), None)
         kept = loss.detach()
         if not kept.is_cpu and "torch._dynamo" in sys.modules:
             # A graph of torch.compile's may be a CUDA graph, which writes its next results over these.
@@ -381,7 +382,7 @@ class Boosted:
     def distribute(self, *, ddp: bool = False, **options: Any) -> nn.Module:
         """Let all ranks train together, between ``apply`` and the first step.
 
-        Every rank takes the weights and buffers of the first one. Then gradients are averaged at the end of every
+        Every rank takes the first one's buffers and all that it trains. Then gradients are averaged at the end of every
         window, in buckets of our own: only gradients of what the freezing group trains are sent. BatchNorm statistics
         stay each rank's own until ``finish``, which hands out the first one's. The model to call is returned.
 
@@ -391,15 +392,16 @@ class Boosted:
 
         Raises:
             RuntimeError: If torch.distributed has not been initialised, or the ranks' models differ.
-            ValueError: If ``ddp`` is asked for with an update that averages gradients in its own way.
+            ValueError: If ``ddp`` cannot average all gradients, or the update averages them in its own way.
         """
         if not (distributed.is_available() and distributed.is_initialized()):
             raise RuntimeError("distribute() needs a process group; call torch.distributed.init_process_group() first")
-        if ddp and self.update.refuses_ddp:
-            raise ValueError(self.update.refuses_ddp)
+        if ddp and (reason := self.update.refuses_ddp or self._trained.why_not_under_ddp()):
+            raise ValueError(reason)
         if options and not ddp:
             raise TypeError(f"distribute() takes {', '.join(options)} with ddp=True only")
-        require_same_tensors(self.model)
+        trained = self._trained.named()
+        require_same_tensors([*trained.items(), *self.model.named_buffers()])
         self.loss_scaling.agree = largest_over_ranks
         if ddp:
             unfrozen = self._schedule.unfreeze_all() if self._schedule is not None else contextlib.nullcontext()
@@ -407,7 +409,7 @@ class Boosted:
                 defaults = {"find_unused_parameters": True} if self._schedule is not None else {}
                 self.model = DistributedDataParallel(self.model, **{**defaults, **options})
             return self.model
-        broadcast_from_first([*self.model.parameters(), *self.model.buffers()])
+        broadcast_from_first([*trained.values(), *self.model.buffers()])
         if self.update.averages_gradients:
             self._reduction = GradientReduction(self.update.server_group)
         self._distributed = True
@@ -430,15 +432,15 @@ class Boosted:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on, except the data stream and the random generators.
 
-        ``gradients`` are those of an unfinished accumulation window, by parameter name; ``course``, ``methods`` and
-        ``average`` (the last inputs, for BatchNorm's statistics) are included if there is a schedule, a method keeps a
-        state, or the optimizer averages. On several ranks every rank keeps its own.
+        ``outside`` are parameters that the optimizer alone holds, ``gradients`` those of an unfinished window, by name;
+        ``course``, ``methods`` and ``average`` (the last inputs, for BatchNorm's statistics) are included if there is a
+        schedule, a method keeps a state, or the optimizer averages. On several ranks every rank keeps its own.
         """
-        model, gradients = unwrapped(self.model), {}  # names as the user knows them, compiled or not
-        if self.window.position:
-            gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-        parts = {name: getattr(self, name).state_dict() for name in _STATEFUL}
-        state = {"model": model.state_dict(), **parts, "step_index": self.step_index, "gradients": gradients}
+        model = unwrapped(self.model)  # names as the user knows them, compiled or not
+        gradients = self._trained.gradients() if self.window.position else {}
+        outside = {name: p.detach() for name, p in self._trained.outside().items()}
+        state = {"model": model.state_dict(), "outside": outside, "gradients": gradients, "step_index": self.step_index}
+        state |= {name: getattr(self, name).state_dict() for name in _STATEFUL}
         if self.course.has_schedule:
             state["course"] = self.course.state_dict()
         if self._hooks:
@@ -458,6 +460,8 @@ class Boosted:
                 "exist on one side only; boosted.model.load_state_dict() takes the weights alone"
             )
         model.load_state_dict(saved)
+        if "outside" in state:  # earlier checkpoints have only what is in the model
+            nn.ParameterDict(self._trained.outside()).load_state_dict(state["outside"])
         if self.course.has_schedule:
             self.course.load_state_dict(state["course"])
         for name in _STATEFUL:
@@ -469,18 +473,15 @@ class Boosted:
         self.step_index = state["step_index"]
         if self._schedule is not None:
             self.frozen_groups = self._schedule.begin_step()
-        for name, parameter in model.named_parameters():
-            gradient = gradients.get(name)
-            parameter.grad = None if gradient is None else gradient.to(parameter.device).clone()
+        self._trained.set_gradients_(gradients)
         self._loss = self._witness = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs: torch copies neither gradients nor hooks, and both belong to the next step."""
-        parameters = list(dict.fromkeys(_parameters_of(self.model, self.optimizer)))
-        # A trace watches the original only.
-        copied = self.__dict__ | {"observer": None, "graph_observer": None, "events": None}
+        parameters = self._trained.named().values()
+        watched_by = {"observer": None, "graph_observer": None, "events": None}  # a trace, the original only
         return {
-            "attributes": copied,
+            "attributes": self.__dict__ | watched_by,
             "gradients": [(p, p.grad) for p in parameters if p.grad is not None],
             "hooks": step_hooks(self.optimizer),
         }
@@ -495,9 +496,3 @@ class Boosted:
         effect = self.plan.summary() if self.plan is not None else "no plan"
         notes = "".join(f"{note}, " for note in self.notes)
         return f"Boosted({type(self.model).__name__}, {effect}, {notes}step {self.step_index})"
-
-
-def _parameters_of(model: nn.Module, optimizer: Optimizer) -> Iterable[nn.Parameter]:
-    yield from model.parameters()
-    for group in optimizer.param_groups:
-        yield from group["params"]

@@ -43,9 +43,8 @@ def without_sync(model: DistributedDataParallel, precision: contextlib.AbstractC
         yield
 
 
-def require_same_tensors(model: nn.Module) -> None:
-    """Refuse, on every rank, a model that is not the same on all of them, before a tensor is received."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
+def require_same_tensors(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse, on every rank, parameters and buffers that are not alike on all of them, before one is received."""
     own = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
     gathered: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(gathered, own)
