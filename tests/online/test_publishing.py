@@ -245,5 +245,24 @@ def test_training_publishes_and_what_is_served_predicts_the_same(sparse: bool, t
     assert torch.equal(served.predict(inputs), model.predict(inputs))
 
 
+@pytest.mark.parametrize(
+    "average",
+    [
+        {"regularization": {"weight_average": "ema", "decay": 0.99}},
+        {"optimizer": {"name": "ScheduleFreeAdamW", "lr": 0.01}},
+    ],
+    ids=["a method averages", "the optimizer averages"],
+)
+def test_the_weights_published_are_those_that_predict(average: dict[str, Any], tmp_path: Path) -> None:
+    config = {"boost": {"mode": "disable_all"}, **average}
+    model = new_recommender(boost_level="O1", boost_config_dict=config)
+    publisher = SnapshotPublisher(tmp_path, every_steps=5, full_every=3, delta_rows=10)
+    model.online_train(stream(seed=1, start=0, n=42), publisher=publisher)
+    served = new_recommender()
+    served.predict_network.load_state_dict(load_published(tmp_path).tensors)
+    (inputs, _) = next(iter(batches()))
+    assert torch.equal(served.predict(inputs), model.predict(inputs))
+
+
 def batches() -> Iterator[Any]:
     return stream(seed=9, start=0)

@@ -113,7 +113,8 @@ class RecModel(Model):
             checkpoints: Where and when checkpoints are written; one is written at the end, too.
             resume: Whether to continue the newest checkpoint, if there is one, where its stream stopped. Without an
                 opener the batches before that are read and dropped.
-            publisher: Where and when snapshots for serving are published; one is published at the end, too.
+            publisher: Where and when snapshots for serving are published; one is published at the end, too. They hold
+                the weights that `predict` uses: an average where one is taken.
             recorder: Keeps steps and events, for example ``workbench.runs.RunRecorder``.
             record_gradients: Whether it also keeps norm and maximum of the gradients.
 

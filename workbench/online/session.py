@@ -188,7 +188,7 @@ class OnlineSession(Callback):
         if self.checkpoints is not None and self.checkpoints.is_due(self.boosted.step_index):
             self._save(state)
         if self.publisher is not None and self.publisher.is_due(self.boosted.step_index):
-            self.publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index)
+            self._publish(self.publisher)
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Write the state that was reached, unless an interrupt broke off the last step."""
@@ -198,7 +198,12 @@ class OnlineSession(Callback):
         if self.checkpoints is not None:
             self._save(run_context.original_args(), wait=True)
         if self.publisher is not None:
-            self.publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index, wait=True)
+            self._publish(self.publisher, wait=True)
+
+    def _publish(self, publisher: SnapshotPublisher, *, wait: bool = False) -> None:
+        """Publish the weights to use, with which this process evaluates and predicts."""
+        with self.boosted.evaluating():
+            publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index, wait=wait)
 
     def _save(self, state: CallbackParameters, *, wait: bool = False) -> None:
         """Write a checkpoint, and before it every step that lies behind it: the record of a killed run has no gap."""
