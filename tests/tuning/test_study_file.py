@@ -63,6 +63,11 @@ def test_baseline_sections_and_dotted_keys_mean_the_same() -> None:
         (minimal() + "[spaces]\n", 'unknown section "spaces"; did you mean "space"?'),
         (minimal(device_hours=0), "`study.device_hours` must be greater than 0, got 0"),
         (minimal(device_hours='"2h"'), "`study.device_hours` must be"),
+        (
+            minimal(objective='"speed"') + '[space]\n"batch.factor" = [1.0, 2.0]\n',
+            "`batch.factor` changes what a step is",
+        ),
+        (minimal() + '[baseline]\n"batch.factor" = 4.0\n', "ask it with `study.objective"),
         (minimal(patience=0), "`study.patience` must be at least 1, got 0"),
         (minimal(patience=2.5), "`study.patience` must be a whole number"),
         (minimal(patients=3), 'unknown key "patients" in section "study"; did you mean "patience"?'),

@@ -278,6 +278,15 @@ def _checked(content: dict[str, Any], default_name: str) -> StudyFile:
             except ConfigError as error:
                 raise StudyError(f"[set_up.runtime] {error}") from None
     _check_warm_up(file)
+    factors = [
+        base.leaves()["batch.factor"],
+        *(x for one in file.dimensions if one.path == "batch.factor" for x in one.extremes),
+    ]
+    if study.objective != "time_to_quality" and set(factors) != {1.0}:
+        raise StudyError(
+            f"`batch.factor` changes what a step is, and the objective {study.objective!r} compares steps; ask it with "
+            '`study.objective = "time_to_quality"`'
+        )
     if file.evaluate_every > study.budget_steps:
         rule = f"must not exceed `study.budget_steps` ({study.budget_steps})"
         raise StudyError(f"`study.evaluate_every` {rule}, got {study.evaluate_every}")
