@@ -219,7 +219,7 @@ def _result(
         metric_name=metric_name_of(attributes),
         higher_is_better=bool(attributes.get("higher_is_better", True)),
         objective=file.study.objective,
-        n_trials=file.study.n_trials,
+        n_trials=int(attributes.get("n_trials", file.study.n_trials)),
         trials=list(trials),
         candidates=list(candidates),
         exported=dict(exported),
