@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
 
 from workbench.core.batch import batch_size_of, move_batch
+from workbench.methods.batch.method import concatenated, parts_of
 
 
 def test_a_batch_moves_with_its_structure() -> None:
@@ -33,6 +36,30 @@ def test_a_batch_already_there_is_not_copied() -> None:
 )
 def test_the_batch_size_is_the_first_dimension_of_the_first_tensor(batch: object) -> None:
     assert batch_size_of(batch) == 4
+
+
+class Encoding(UserDict[str, Any]):
+    """A mapping whose entries are attributes, too, as those of Hugging Face's tokenizers."""
+
+    lengths: tuple[int, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "data" or name not in self.data:
+            raise AttributeError(name)
+        return self.data[name]
+
+
+def test_a_mapping_stays_of_its_kind() -> None:
+    batch = Encoding(input_ids=torch.arange(4))
+    batch.lengths = (2, 2)
+    for changed in (move_batch(batch, "cpu"), *parts_of(batch, 2), concatenated([batch, batch])):
+        assert type(changed) is Encoding
+        assert changed.lengths == (2, 2)
+    assert [part.input_ids.tolist() for part in parts_of(batch, 2)] == [[0, 1], [2, 3]]
+    assert batch.input_ids.tolist() == [0, 1, 2, 3]
+    defaults = defaultdict(lambda: torch.zeros(1), x=torch.ones(2))
+    assert concatenated([defaults, defaults])["another"].tolist() == [0]
+    assert type(move_batch(MappingProxyType({"x": torch.ones(2)}), "cpu")) is dict  # it cannot be copied
 
 
 def test_a_batch_without_tensors_has_no_size() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from itertools import count
 from typing import Any
 
@@ -23,25 +24,37 @@ def move_batch(batch: Any, device: str | torch.device) -> Any:
 
 def mapped(batch: Any, function: Callable[[Tensor], Tensor], *, others_to: str | torch.device | None = None) -> Any:
     """Return the batch with every tensor replaced by what a function makes of it; containers keep their kind."""
-
-    def parts(batch: Iterable[Any]) -> Iterator[Any]:
-        return (mapped(part, function, others_to=others_to) for part in batch)
-
     if isinstance(batch, Tensor):
         return function(batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*parts(batch))
+    is_sequence = isinstance(batch, list | tuple)
+    if others_to is not None and not is_sequence and callable(getattr(batch, "to", None)):
+        return batch.to(others_to)  # a mapping, too: it knows best how to copy itself
+    entries = entries_of(batch)
+    if entries is None:
+        return batch
+    return with_entries(batch, (mapped(entry, function, others_to=others_to) for entry in entries.values()))
+
+
+def entries_of(batch: Any) -> dict[Any, Any] | None:
+    """Return what a container holds, by key, name or position; None for anything that is none."""
     if isinstance(batch, list | tuple):
-        return type(batch)(parts(batch))
-    if others_to is not None and callable(
-        getattr(batch, "to", None)
-    ):  # a mapping, too: it knows best how to copy itself
-        return batch.to(others_to)
-    if isinstance(batch, Mapping):
-        return dict(zip(batch, parts(batch.values()), strict=True))
-    if (held := fields_of(batch)) is not None:
-        return dataclasses.replace(batch, **dict(zip(held, parts(held.values()), strict=True)))
-    return batch
+        return dict(enumerate(batch))
+    return dict(batch) if isinstance(batch, Mapping) else fields_of(batch)
+
+
+def with_entries(batch: Any, entries: Iterable[Any]) -> Any:
+    """Return a container of the same kind as another with these entries, in the order of `entries_of`."""
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*entries)
+    if isinstance(batch, list | tuple):
+        return type(batch)(entries)
+    named = dict(zip(entries_of(batch) or {}, entries, strict=True))
+    if isinstance(batch, MutableMapping):
+        twin = copy.copy(batch)  # keeps the attributes of a subclass
+        for key, entry in named.items():
+            twin[key] = entry
+        return twin
+    return named if isinstance(batch, Mapping) else dataclasses.replace(batch, **named)
 
 
 def fields_of(batch: Any) -> dict[str, Any] | None:
@@ -84,14 +97,9 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
     """Yield the tensors of a batch in the order in which its containers hold them."""
     if isinstance(batch, Tensor):
         yield batch
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from tensors_of(part)
-    elif isinstance(batch, list | tuple):
-        for part in batch:
-            yield from tensors_of(part)
-    elif (held := fields_of(batch)) is not None:
-        yield from tensors_of(held)
+    else:
+        for entry in (entries_of(batch) or {}).values():
+            yield from tensors_of(entry)
 
 
 def tell_epoch(dataset: Any, epoch: int) -> None:

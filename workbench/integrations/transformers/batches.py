@@ -42,6 +42,9 @@ class JoinableBatch(dict[str, Any]):
             moved.samples, moved.collate = self.samples, self.collate
         return moved
 
+    def __copy__(self) -> JoinableBatch:
+        return JoinableBatch(self)  # whoever copies it changes the values, which the samples know nothing of
+
     @staticmethod
     def joined(batches: Sequence[JoinableBatch]) -> Mapping[str, Any]:
         """Return batches as one, padded together."""

@@ -7,16 +7,15 @@ dimension, the samples. What is no tensor is kept where all batches agree on it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from workbench.core.batch import batch_size_of, fields_of, mapped
+from workbench.core.batch import batch_size_of, entries_of, mapped, with_entries
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.protocol import Method, Preparation
 
@@ -44,14 +43,9 @@ def concatenated(group: Sequence[Any]) -> Any:
             shapes = ", ".join(str(tuple(part.shape)) for part in group[:3])
             raise ValueError(f"batches of shapes {shapes} cannot be concatenated; leave `batch.factor` at 1")
         return torch.cat(list(group))
-    if isinstance(first, Mapping):
-        return type(first)({key: concatenated([part[key] for part in group]) for key in first})  # type: ignore[call-arg]
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(concatenated(parts) for parts in zip(*group, strict=True)))
-    if isinstance(first, list | tuple):
-        return type(first)(concatenated(parts) for parts in zip(*group, strict=True))
-    if (held := fields_of(first)) is not None:
-        return dataclasses.replace(first, **{key: concatenated([getattr(part, key) for part in group]) for key in held})
+    if (entries := entries_of(first)) is not None:
+        others = [entries_of(batch) or {} for batch in group]
+        return with_entries(first, (concatenated([one[key] for one in others]) for key in entries))
     if any(part != first for part in group):
         raise ValueError(
             f"a batch holds {type(first).__name__} values that differ from batch to batch and cannot be concatenated; "
