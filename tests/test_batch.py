@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from workbench.core.batch import batch_size_of, move_batch
 from workbench.methods.batch.method import concatenated, parts_of
@@ -22,6 +23,13 @@ def test_a_batch_moves_with_its_structure() -> None:
     assert isinstance(moved["pair"], tuple)
     assert isinstance(moved["named"], point)
     assert moved["named"].y == 3
+
+
+def test_a_packed_sequence_moves_itself() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(2, 2)])
+    moved = move_batch((packed, torch.ones(2)), "meta")[0]
+    assert isinstance(moved, nn.utils.rnn.PackedSequence)
+    assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
 
 
 def test_a_batch_already_there_is_not_copied() -> None:

@@ -26,9 +26,8 @@ def mapped(batch: Any, function: Callable[[Tensor], Tensor], *, others_to: str |
     """Return the batch with every tensor replaced by what a function makes of it; containers keep their kind."""
     if isinstance(batch, Tensor):
         return function(batch)
-    is_sequence = isinstance(batch, list | tuple)
-    if others_to is not None and not is_sequence and callable(getattr(batch, "to", None)):
-        return batch.to(others_to)  # a mapping, too: it knows best how to copy itself
+    if others_to is not None and callable(getattr(batch, "to", None)):
+        return batch.to(others_to)  # a container, too: it knows best how to copy itself
     entries = entries_of(batch)
     if entries is None:
         return batch
