@@ -169,6 +169,19 @@ def test_batches_that_cannot_be_put_together_are_not() -> None:
     assert not any(path.startswith("batch.") for path in paths(file))
 
 
+def test_batches_that_cannot_be_divided_among_their_samples_are_not_put_together_either() -> None:
+    boxes_of_all_images = [(torch.randn(4, 6), torch.randn(4, 1), torch.randn(9 + i, 5)) for i in range(4)]
+
+    def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    question, file = study_of(regression(train=boxes_of_all_images, loss=loss))
+    assert said(question, "Larger batches are left out").endswith(
+        "because a batch of 4 samples holds a Tensor of shape (9, 5), which cannot be divided among them."
+    )
+    assert not any(path.startswith("batch.") for path in paths(file))
+
+
 def test_a_loader_of_one_batch_has_none_to_put_together() -> None:
     task = regression()
     question, _ = study_of(replace(task, train=task.train[:1]))

@@ -1,4 +1,7 @@
-"""What a loader yields: a batch is a tensor, or tuples, lists, named tuples, mappings and dataclasses of tensors."""
+"""What a loader yields: a batch is a tensor, or tuples, lists, named tuples, mappings and dataclasses of tensors.
+
+It has one number of samples. A list or tuple inside of a batch may hold them one by one, as images of different sizes.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,8 +51,9 @@ def with_entries(batch: Any, entries: Iterable[Any]) -> Any:
         return type(batch)(*entries)
     if isinstance(batch, list | tuple):
         return type(batch)(entries)
-    named = dict(zip(entries_of(batch) or {}, entries, strict=True))
-    if isinstance(batch, MutableMapping):
+    names = batch if isinstance(batch, Mapping) else fields_of(batch) or {}
+    named = dict(zip(names, entries, strict=True))
+    if isinstance(batch, MutableMapping) and type(batch) is not dict:
         twin = copy.copy(batch)  # keeps the attributes of a subclass
         for key, entry in named.items():
             twin[key] = entry
@@ -77,19 +82,60 @@ def inputs_and_target(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]
 
 
 def batch_size_of(batch: Any) -> int:
-    """Return the number of samples: the first dimension of the first tensor found (1 when it has none).
+    """Return the number of samples: the length of its tensors and arrays, or else of the lists in it.
+
+    What has length 1 or none belongs to all of them. Where there are lists alone, tensors of one length make these a
+    model's several inputs or targets, and each holds all samples.
 
     Raises:
-        ValueError: When there is no tensor, or a nested one.
+        ValueError: When there is no tensor, array or list in it, or a nested tensor.
     """
-    tensor = next(tensors_of(batch), None)
-    if tensor is None:
+    lists, is_one = [], False
+    for part in _outside_lists(batch):
+        if isinstance(part, Tensor) and part.is_nested:
+            raise ValueError(
+                "a batch must hold tensors of one shape, got a nested tensor; pad it: "
+                "torch.nested.to_padded_tensor(x, 0)"
+            )
+        if is_list(part):
+            lists.append(part)
+        elif is_array(part):
+            if (length := length_of(part)) not in (None, 1):
+                return length
+            is_one = True
+    if is_one:
+        return 1
+    if not lists:
         raise ValueError(f"a batch must hold at least one tensor, got {type(batch).__name__}")
-    if tensor.is_nested:
-        raise ValueError(
-            "a batch must hold tensors of one shape, got a nested tensor; pad it: torch.nested.to_padded_tensor(x, 0)"
-        )
-    return int(tensor.shape[0]) if tensor.ndim else 1
+    lengths = {length_of(tensor) for tensor in tensors_of(lists)}
+    if len(lengths) != 1 or not all(isinstance(entry, Tensor | list | tuple) for one in lists for entry in one):
+        return len(lists[0])
+    return lengths.pop() or 1
+
+
+def _outside_lists(batch: Any, *, outermost: bool = True) -> Iterator[Any]:
+    """Yield what a batch holds, but a list inside of it as a whole."""
+    entries = None if is_list(batch) and not outermost else entries_of(batch)
+    if entries is None:
+        yield batch
+    else:
+        for entry in entries.values():
+            yield from _outside_lists(entry, outermost=False)
+
+
+def is_list(part: Any) -> bool:
+    """Return whether a part of a batch is a list, or a tuple without names."""
+    return isinstance(part, list | tuple) and not hasattr(part, "_fields")
+
+
+def is_array(part: Any) -> bool:
+    """Return whether a part of a batch is a tensor, or an array of numpy's."""
+    return isinstance(part, Tensor | np.ndarray)
+
+
+def length_of(part: Any) -> int | None:
+    """Return the length of a list, or the first dimension of a tensor or an array; None for what has none."""
+    return len(part) if is_list(part) or (is_array(part) and part.ndim) else None
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:

@@ -1,21 +1,23 @@
 """Batches of another size than the loader's: concatenated, or cut into parts.
 
-A batch is a tensor, or tuples, lists, named tuples, mappings and dataclasses of them, whose tensors share their first
-dimension, the samples. What is no tensor is kept where all batches agree on it. A batch with a method
-``joined(batches)`` is concatenated by that.
+A batch is what :mod:`workbench.core.batch` says. Its tensors and arrays share their first dimension, the samples, and
+so do lists inside of it that hold them one by one; a list of another length holds several inputs, of all samples each.
+Whatever belongs to no sample (numbers, texts, tensors of length 1 or none) is kept where all batches agree on it, and
+anything else is refused. A batch with a method ``joined(batches)`` is concatenated by that.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.core.batch import batch_size_of, entries_of, mapped, with_entries
+from workbench.core.batch import batch_size_of, entries_of, is_array, is_list, length_of, with_entries
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.protocol import Method, Preparation
 
@@ -32,26 +34,13 @@ def resized(batches: Iterable[Any], factor: float) -> Iterator[Any]:
 
 
 def concatenated(group: Sequence[Any]) -> Any:
-    """Return at least one batch as one, of the form of the first; a ValueError says where they differ."""
+    """Return at least one batch as one, of the form of the first; a ValueError says why they cannot be."""
     first = group[0]
     if len(group) == 1:
         return first
     if callable(joined := getattr(first, "joined", None)):  # it knows better, as where texts are padded together
         return joined(group)
-    if isinstance(first, Tensor):
-        if first.ndim == 0 or any(part.shape[1:] != first.shape[1:] for part in group):
-            shapes = ", ".join(str(tuple(part.shape)) for part in group[:3])
-            raise ValueError(f"batches of shapes {shapes} cannot be concatenated; leave `batch.factor` at 1")
-        return torch.cat(list(group))
-    if (entries := entries_of(first)) is not None:
-        others = [entries_of(batch) or {} for batch in group]
-        return with_entries(first, (concatenated([one[key] for one in others]) for key in entries))
-    if any(part != first for part in group):
-        raise ValueError(
-            f"a batch holds {type(first).__name__} values that differ from batch to batch and cannot be concatenated; "
-            "leave `batch.factor` at 1"
-        )
-    return first
+    return _regrouped(group, [batch_size_of(batch) for batch in group], _joined)
 
 
 def parts_of(batch: Any, n_parts: int) -> Iterator[Any]:
@@ -59,11 +48,68 @@ def parts_of(batch: Any, n_parts: int) -> Iterator[Any]:
     samples = batch_size_of(batch)
     borders = torch.linspace(0, samples, min(n_parts, samples) + 1).round().int().tolist()
     for begin, end in pairwise(borders):
-        yield mapped(batch, functools.partial(_rows, begin=begin, end=end, n_samples=samples))
+        yield _regrouped([batch], [samples], functools.partial(_rows, begin=begin, end=end))
 
 
-def _rows(tensor: Tensor, begin: int, end: int, n_samples: int) -> Tensor:
-    return tensor[begin:end] if tensor.ndim and len(tensor) == n_samples else tensor
+def _regrouped(
+    group: Sequence[Any], sizes: list[int], change: Callable[[Sequence[Any]], Any], *, outermost: bool = True
+) -> Any:
+    """Return batches of so many samples, or the same part of each, as one, with a change of what holds the samples."""
+    first = group[0]
+    if any(type(part) is not type(first) for part in group):
+        raise _differing(f"{type(first).__name__} values")
+    if [length_of(part) for part in group] == sizes and not (outermost and is_list(first)):
+        if is_list(first) and max(sizes) > 1 and all(map(_may_be_inputs, group)):
+            raise ValueError(
+                f"a list of {len(first)} tensors of that length may hold {len(first)} samples or several inputs; name "
+                "inputs in a mapping, or leave `batch.factor` at 1"
+            )
+        return change(group)
+    if (entries := entries_of(first)) is not None:
+        others = [entries_of(part) or {} for part in group]
+        if any(other.keys() != entries.keys() for other in others):
+            raise _differing(f"{type(first).__name__} entries")
+        parts = (_regrouped([one[key] for one in others], sizes, change, outermost=False) for key in entries)
+        return with_entries(first, parts)
+    for part, size in zip(group, sizes, strict=True):
+        if length_of(part) not in (None, 1):
+            raise ValueError(
+                f"a batch of {size} samples holds a {type(part).__name__} of shape {tuple(part.shape)}, which cannot "
+                "be divided among them; leave `batch.factor` at 1"
+            )
+        if not _are_equal(part, first):
+            raise _differing(f"{type(first).__name__} values")
+    return first
+
+
+def _differing(what: str) -> ValueError:
+    return ValueError(
+        f"a batch holds {what} that differ from batch to batch and cannot be concatenated; leave `batch.factor` at 1"
+    )
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    first = parts[0]
+    if is_list(first):
+        return with_entries(first, [sample for part in parts for sample in part])
+    if any(part.shape[1:] != first.shape[1:] for part in parts):
+        shapes = ", ".join(str(tuple(part.shape)) for part in parts[:3])
+        raise ValueError(f"batches of shapes {shapes} cannot be concatenated; leave `batch.factor` at 1")
+    return torch.cat(list(parts)) if isinstance(first, Tensor) else np.concatenate(parts)
+
+
+def _rows(parts: Sequence[Any], begin: int, end: int) -> Any:
+    return parts[0][begin:end]
+
+
+def _may_be_inputs(part: Any) -> bool:
+    return all(is_array(entry) and length_of(entry) == len(part) for entry in part)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
 
 
 class BatchMethod(Method):
