@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.batch import batch_size_of
-from workbench.methods.batch.method import concatenated, parts_of
+from workbench.methods.batch.method import concatenated, parts_of, resized
 
 
 def detection(n_samples: int, begin: int = 0, first_boxes: int = 1) -> tuple[Tensor, list[dict[str, Tensor]]]:
@@ -107,3 +107,13 @@ def test_another_batch_tells_several_inputs_from_samples() -> None:
     assert [len(one) for one in concatenated(inputs)[0]] == [6, 6]
     samples = [(torch.ones(2), [torch.ones(n), torch.ones(2)]) for n in (2, 3)]
     assert [len(one) for one in concatenated(samples)[1]] == [2, 2, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("full", "last", "sizes"),
+    [(8, 5, [2, 3]), (8, 3, [3]), (8, 1, [1]), (32, 13, [3, 3, 4, 3]), (4, 3, [1, 1, 1]), (1, 1, [1])],
+    ids=["two parts", "one part", "single", "all parts", "single samples asked for", "no smaller ones"],
+)
+def test_a_short_last_batch_is_not_cut_into_single_samples(full: int, last: int, sizes: list[int]) -> None:
+    parts = [len(part) for part in resized([torch.ones(full), torch.ones(last)], 0.25)]
+    assert parts == [max(full // 4, 1)] * min(full, 4) + sizes

@@ -25,8 +25,11 @@ from workbench.methods.protocol import Method, Preparation
 def resized(batches: Iterable[Any], factor: float) -> Iterator[Any]:
     """Yield batches of ``factor`` times as many samples: concatenated, or cut into 1 / factor parts."""
     if factor < 1:
+        n_parts, smallest = round(1 / factor), 0
         for batch in batches:
-            yield from parts_of(batch, round(1 / factor))
+            # A short last batch is not cut into single samples, of which BatchNorm has no statistics.
+            smallest = smallest or min(max(batch_size_of(batch) // n_parts, 1), 2)
+            yield from parts_of(batch, n_parts, smallest)
         return
     stream = iter(batches)
     while group := list(islice(stream, round(factor))):
@@ -43,10 +46,10 @@ def concatenated(group: Sequence[Any]) -> Any:
     return _regrouped(group, [batch_size_of(batch) for batch in group], _joined)
 
 
-def parts_of(batch: Any, n_parts: int) -> Iterator[Any]:
-    """Yield a batch in parts of nearly equal size; fewer than asked for where it has fewer samples."""
+def parts_of(batch: Any, n_parts: int, smallest: int = 1) -> Iterator[Any]:
+    """Yield a batch in parts of nearly equal size; fewer than asked for where they would be smaller than allowed."""
     samples = batch_size_of(batch)
-    borders = torch.linspace(0, samples, min(n_parts, samples) + 1).round().int().tolist()
+    borders = torch.linspace(0, samples, max(min(n_parts, samples // smallest), 1) + 1).round().int().tolist()
     for begin, end in pairwise(borders):
         yield _regrouped([batch], [samples], functools.partial(_rows, begin=begin, end=end))
 
