@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from workbench.core import devices
+from workbench.optim.adam_offload.optimizer import AdamOffload
+from workbench.optim.muon.optimizer import Muon
+from workbench.optim.row_wise import RowWiseAdam
+from workbench.optim.schedule_free import ScheduleFreeAdamW
 from workbench.training import apply
 from workbench.training.precision import Precision, cast_model_
 
@@ -41,6 +46,40 @@ def test_o3_casts_the_weights_and_gives_float32_back(keep: bool | None) -> None:
     assert out.dtype == torch.float32
     out.sum().backward()
     assert net[0].weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((Adagrad, {}), (Adagrad, {"fused": True}), (Adam, {}), (Adam, {"fused": True}), (AdamW, {"amsgrad": True})),
+        *((AdamOffload, {}), (ScheduleFreeAdamW, {}), (Muon, {}), (RowWiseAdam, {})),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else ", ".join(value) or "plain",
+)
+@pytest.mark.parametrize("level", ["O3", "O2 with low batch norms"])
+@pytest.mark.parametrize("freezes", [False, True], ids=["all layers", "freezing"])
+def test_an_optimizer_that_has_a_state_goes_on_when_weights_are_cast(
+    kind: type[Optimizer], options: dict[str, Any], level: str, freezes: bool
+) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)), torch.randn(8, 4)
+    optimizer = kind(net.parameters(), 0.01, **options)  # type: ignore[arg-type]  # every one takes a rate there
+    net(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    amp = {"level": "O3"} if level == "O3" else {"level": "O2", "keep_batchnorm_fp32": False}
+    config: dict[str, Any] = {"amp": {**amp, "dtype": "bfloat16"}, "boost": {"mode": "disable_all"}}
+    if freezes:
+        config["boost"] = {"mode": "manual", "grad_freeze": True, "less_bn": False}
+        config["grad_freeze"] = {"param_groups": 2, "total_steps": 4}
+    boosted = apply(config, net, optimizer, level="O0")
+    losses = []
+    for _ in range(3):
+        with boosted.autocast():
+            losses.append(boosted.model(x).float().square().mean())
+        boosted.backward(losses[-1])
+        boosted.step()
+    assert losses[-1] < losses[0]
 
 
 def test_o2_without_float32_batch_norm_casts_only_batch_norm() -> None:

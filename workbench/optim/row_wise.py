@@ -121,13 +121,15 @@ class _RowWiseOptimizer(StepOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken."""
         super().load_state_dict(state_dict)
-        # torch gives loaded state the dtype of its parameter, but counts and accumulators are float32 beside bfloat16.
+        # torch gives loaded state the dtype of its parameter, but a table's is float32 beside bfloat16.
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
             for name, value in state_dict["state"].get(number, {}).items():
                 if isinstance(value, Tensor):
-                    self.state[parameter][name] = value.detach().to(parameter.device, copy=True)
+                    is_own = name in self._row_state or name == "step"
+                    dtype = value.dtype if is_own else parameter.dtype
+                    self.state[parameter][name] = value.detach().to(parameter.device, dtype, copy=True)
 
     def _step_rows(self, table: Tensor, gradient: Tensor, group: dict[str, Any], skip: Tensor | None) -> None:
         state = self.state[table]

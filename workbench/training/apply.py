@@ -32,7 +32,7 @@ from workbench.methods.protocol import Preparation
 from workbench.optim import build_optimizer, change_optimizer_
 from workbench.training.boosted import Boosted
 from workbench.training.course import changes_length, has_schedule
-from workbench.training.precision import Precision, cast_model_, slow_bfloat16_sentence
+from workbench.training.precision import Precision, cast_model_and_state_, slow_bfloat16_sentence
 
 _log = logging.getLogger("workbench")
 _noted: set[str] = set()
@@ -156,7 +156,7 @@ def apply(
         settings.effective_amp_level(device.type), settings.amp.dtype, device.type, settings.amp.keep_batchnorm_fp32
     )
     _say_once(slow_bfloat16_sentence(precision))
-    cast_model_(inner, precision)
+    cast_model_and_state_(inner, optimizer, precision)
     methods = MethodsInEffect(boost.plan)
     scaling = methods.loss_scaling(inner, device) or LossScaling.from_config(settings, device)
     boosted = Boosted(

@@ -58,6 +58,15 @@ def slow_bfloat16_sentence(precision: Precision) -> str:
     )
 
 
+def cast_model_and_state_(model: nn.Module, optimizer: Optimizer, precision: Precision) -> None:
+    """Cast the model's weights, and what an optimizer keeps for them, if it has stepped or begins with a state."""
+    formats = [parameter.dtype for parameter in model.parameters()]
+    cast_model_(model, precision)
+    if optimizer.state and formats != [parameter.dtype for parameter in model.parameters()]:
+        # Loading follows the optimizer's own rule: torch's take the weights' format, others keep some state in float32.
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
 def cast_model_(model: nn.Module, precision: Precision) -> None:
     """Cast the model's weights in place as the level asks; a second call changes nothing more.
 
