@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import sys
 from typing import Any
 
@@ -46,6 +47,14 @@ def test_o3_casts_the_weights_and_gives_float32_back(keep: bool | None) -> None:
     assert out.dtype == torch.float32
     out.sum().backward()
     assert net[0].weight.grad is not None
+
+
+def test_a_cast_model_is_saved_whole() -> None:
+    net, x, file = nn.Linear(2, 2), torch.randn(3, 2), io.BytesIO()
+    boosted = apply({"amp": {"level": "O3", "dtype": "bfloat16"}}, net, SGD(net.parameters(), lr=0.1), level="O0")
+    torch.save(boosted.model, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(x), boosted.model(x))
 
 
 @pytest.mark.parametrize(

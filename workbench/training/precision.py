@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,8 +86,8 @@ def cast_model_(model: nn.Module, precision: Precision) -> None:
     model.to(dtype)
     if precision.keep_batchnorm_fp32:
         _cast_batch_norms_(model, torch.float32)
-    model.register_forward_pre_hook(lambda _, *inputs: tuple(_cast(part, dtype) for part in inputs), with_kwargs=True)
-    model.register_forward_hook(lambda _, __, output: _cast(output, torch.float32))
+    model.register_forward_pre_hook(partial(_cast_inputs, dtype), with_kwargs=True)  # a lambda cannot be saved with it
+    model.register_forward_hook(_cast_output)
     model._weights_cast_to = dtype  # type: ignore[assignment]  # a marker, not a parameter
 
 
@@ -124,6 +125,14 @@ def warn_of_short_moments(optimizer: Optimizer) -> None:
 def _cast_batch_norms_(model: nn.Module, dtype: torch.dtype) -> None:
     for norm in (module for module in model.modules() if isinstance(module, BatchNorm)):
         norm.to(dtype)
+
+
+def _cast_inputs(dtype: torch.dtype, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return _cast(args, dtype), _cast(kwargs, dtype)
+
+
+def _cast_output(module: nn.Module, args: Any, output: Any) -> Any:
+    return _cast(output, torch.float32)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
