@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tests.golden_files import golden_paths, load_json
 from tests.kit.twins import assert_close, assert_same, either_copy, through_file
+from workbench import apply
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, allow_one_graph_per_group, split_learning_rates
 
 Build = Callable[[Any], torch.optim.Optimizer]
@@ -499,3 +500,50 @@ def test_one_compiled_step_per_group_and_no_more() -> None:
         dynamo.reset()
     assert dynamo.config.recompile_limit == limit
     assert len(compilations) == 3
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("engine", [False, True], ids=["own step", "engine"])
+def test_a_hook_runs_once_at_every_step_of_the_optimizer_that_steps(state: Any, engine: bool) -> None:
+    net = network()
+    inner = torch.optim.SGD(net.parameters(), lr=1.0)
+    optimizer = FreezeOpt(inner, groups_of(net), [2, 0, 1], state=state)
+    called: list[str] = []
+    before = optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+
+    def step(of: FreezeOpt) -> None:
+        if engine:
+            of.active_optimizer.step()
+            of.advance()
+        else:
+            of.step()
+
+    for _ in range(3):
+        step(optimizer)
+    assert called == ["before", "after"] * 3
+    step(copy.deepcopy(optimizer))
+    assert called == ["before", "after"] * 4
+    before.remove()
+    step(optimizer)
+    assert called == ["before", "after"] * 4 + ["after"]
+
+
+def test_gradients_that_a_hook_clips_are_clipped_while_layers_are_frozen() -> None:
+    net = network()
+    config = {
+        "boost": {"mode": "manual", "grad_freeze": True, "less_bn": False},
+        "grad_freeze": {"param_groups": 2, "total_steps": 4},
+    }
+    boosted = apply(config, net, torch.optim.SGD(net.parameters(), lr=1.0))
+
+    def clip(*_: Any) -> None:
+        nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+
+    boosted.optimizer.register_step_pre_hook(clip)
+    for step in range(4):
+        old = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+        boosted.backward(100 * boosted.model(batch(step)).square().mean())
+        boosted.step()
+        moved = torch.cat([parameter.detach().flatten() for parameter in net.parameters()]) - old
+        assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-2)

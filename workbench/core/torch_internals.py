@@ -6,7 +6,7 @@ The few names used elsewhere are listed, with their reasons, in ``tests/architec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.nn.modules.conv import _ConvNd as ConvNd
 from torch.nn.modules.conv import _ConvTransposeNd as ConvTransposeNd
 from torch.nn.modules.loss import _Loss as LossModule
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 __all__ = ["NORMALIZATIONS", "BatchNorm", "ConvNd", "ConvTransposeNd", "LossModule"]  # a user may derive from these
 
@@ -66,6 +67,15 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
 def step_hooks(optimizer: Optimizer) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
     """Return the hooks that run before and after each step of an optimizer, in their order."""
     return list(optimizer._optimizer_step_pre_hooks.values()), list(optimizer._optimizer_step_post_hooks.values())
+
+
+def register_step_hook(optimizers: Sequence[Optimizer], hook: Callable[..., Any], *, before: bool) -> RemovableHandle:
+    """Register a hook before or after the step of each of several optimizers; the handle removes it from all."""
+    first, *others = [one._optimizer_step_pre_hooks if before else one._optimizer_step_post_hooks for one in optimizers]
+    handle = RemovableHandle(first, extra_dict=others)
+    for hooks in (first, *others):
+        hooks[handle.id] = hook
+    return handle
 
 
 def has_forward_hooks(module: nn.Module) -> bool:

@@ -25,8 +25,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
-from workbench.core.torch_internals import mark_stepped, step_hooks
+from workbench.core.torch_internals import mark_stepped, register_step_hook, step_hooks
 from workbench.core.wrapped_model import allow_one_graph_per_group as allow_one_graph_per_group
 from workbench.methods.grad_freeze.group_arguments import (
     NOT_AN_OPTION,
@@ -247,6 +248,14 @@ class FreezeOpt(torch.optim.Optimizer):
         # Without this a loop that never calls begin_step would run the next backward pass with this step's group.
         self.begin_step()
         return loss
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Register a hook of torch's that runs before each step, with the optimizer that steps as first argument."""
+        return register_step_hook(self._optimizers or [self._inner], hook, before=True)
+
+    def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Register a hook of torch's that runs after each step, with the optimizer that stepped as first argument."""
+        return register_step_hook(self._optimizers or [self._inner], hook, before=False)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: groups are fixed once freezing is set up.
