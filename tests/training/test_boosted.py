@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -417,3 +418,19 @@ def test_reentrant_checkpoints_train_where_nothing_freezes() -> None:
     net = Checkpointed(use_reentrant=True)
     boosted = apply({"boost": {"mode": "disable_all"}}, net, SGD(net.parameters(), lr=0.1, fused=True))
     assert len(train(boosted, batches(2), steps=2)) == 2
+
+
+def test_an_optimizer_without_a_rate_trains_and_shows_none() -> None:
+    class FixedSteps(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                parameter.sub_(0.1 * parameter.grad)
+
+    net = nn.Linear(5, 3)
+    outcomes = train(apply({}, net, FixedSteps(net.parameters()), level="O0"), batches(1) * 20)
+    assert all(math.isnan(outcome.learning_rate) for outcome in outcomes)
+    assert outcomes[-1].loss < outcomes[0].loss

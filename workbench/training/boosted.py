@@ -21,6 +21,7 @@ In pseudocode, each line with the reason for its place::
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -237,7 +238,7 @@ class Boosted:
         if self.update.needs_distribute and not self._distributed:
             raise RuntimeError(self.update.needs_distribute)
         scaling = self.loss_scaling
-        given = self.optimizer.param_groups[0]["lr"]
+        given = self.optimizer.param_groups[0].get("lr", math.nan)
         # Of a tensor as it is now, and without a wait.
         rate = given if type(given) is float else given.detach().clone() if isinstance(given, Tensor) else float(given)
         frozen = self.frozen_groups

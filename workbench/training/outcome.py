@@ -30,7 +30,7 @@ class StepOutcome(NamedTuple):
     applied: bool  # whether an accumulation window ended here, so that an update was attempted
     accumulated: int  # micro-batches in the gradient when the step ended
     frozen_groups: int  # leading parameter groups frozen during this step
-    learning_rate: float | Tensor  # of the first parameter group; a tensor where the optimizer's is one
+    learning_rate: float | Tensor  # of the first parameter group, NaN if it has none; a tensor where it is one
     group_scales: Tensor | None = None  # that the backward pass used, one per scale group, shape [n]; or no groups
     #: Numbers of the methods in use that the host knows, by namespaced column (``"offload.hidden_share"``).
     columns: Mapping[str, float] = {}
