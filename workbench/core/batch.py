@@ -158,7 +158,7 @@ def tell_epoch(dataset: Any, epoch: int) -> None:
             set_epoch(epoch)
 
 
-def length_of(loader: Any) -> int | None:
+def n_batches_of(loader: Any) -> int | None:
     """Return how many batches a loader has; None where it does not know, as a DataLoader over a stream."""
     try:
         return len(loader)

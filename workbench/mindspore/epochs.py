@@ -10,7 +10,7 @@ from torch import distributed
 
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
-from workbench.core.batch import length_of, tell_epoch
+from workbench.core.batch import n_batches_of, tell_epoch
 from workbench.mindspore.resuming import Progress, ResumedTraining
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint_folder import CheckpointFolder
@@ -23,7 +23,7 @@ def resumed_training(
     folder: CheckpointFolder, boosted: Boosted, criterion: Any, config: BoostConfig, dataset: Any, epochs: Iterable[int]
 ) -> ResumedTraining:
     """Return what keeps the progress of a training in a folder, and goes on from what is kept there."""
-    n_batches = length_of(dataset)
+    n_batches = n_batches_of(dataset)
     this: dict[str, Any] = {"config": config.to_dict(), "batches": n_batches, "ranks": ranks.world_size()}
     if _has_course(boosted) and isinstance(epochs, range) and n_batches is not None:
         this["epochs"] = [epochs.start, epochs.stop - 1]
@@ -44,7 +44,7 @@ def epochs_of(
             tell_epoch(dataset, number - 1)
             yield number, dataset if resumed is None else resumed.batches_of(dataset, number)
         return
-    n_batches, numbers = length_of(dataset), epochs if isinstance(epochs, range) else None
+    n_batches, numbers = n_batches_of(dataset), epochs if isinstance(epochs, range) else None
     if n_batches is None or numbers is None:
         raise ValueError(
             "the configuration changes the length or the batches of the run, so that both must be known beforehand: "
@@ -69,7 +69,7 @@ def check_equal_lengths(dataset: Any) -> None:
     if ranks.world_size() == 1:
         return
     lengths: list[int | None] = [None] * ranks.world_size()
-    distributed.all_gather_object(lengths, length_of(dataset))
+    distributed.all_gather_object(lengths, n_batches_of(dataset))
     if len(set(lengths) - {None}) > 1:
         raise ValueError(
             f"`train_dataset` must have equally many batches on every rank, got {', '.join(map(str, lengths))}; give "

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from workbench.config import LEVELS, BoostConfig
 from workbench.core import distributed as ranks
-from workbench.core.batch import length_of, move_batch
+from workbench.core.batch import move_batch, n_batches_of
 from workbench.core.devices import device_of
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.grad_freeze.method import FreezeOpt
@@ -438,7 +438,7 @@ class Model:
             eval_network=self.eval_network,
             boosted=self._boosted,
             epoch_num=epoch_num,
-            batch_num=length_of(dataset),
+            batch_num=n_batches_of(dataset),
             **{role: dataset},
         )
 

@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from workbench.core.arguments import checked_count
-from workbench.core.batch import epochs_of, length_of, move_batch
+from workbench.core.batch import epochs_of, move_batch, n_batches_of
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.schedule.method import StandIn, recorded, stretched
 from workbench.tasks.reading import resident
@@ -75,7 +75,7 @@ class Course:
         on_epoch: Callable[[Any, int], None] | None = None,
     ) -> Iterator[Any]:
         """Return the batches of the run, see `Boosted.batches`."""
-        length = None if epochs is None else length_of(loader)
+        length = None if epochs is None else n_batches_of(loader)
         given = None if length is None or epochs is None else length * epochs
         if given is not None and self.total_steps is not None and given != self.total_steps:
             raise ValueError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from workbench.core.batch import length_of, mapped, move_batch
+from workbench.core.batch import mapped, move_batch, n_batches_of
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.tasks.batches import endless_batches
 from workbench.tasks.reading import resident
@@ -108,7 +108,7 @@ class Passes(IterableDataset[Any]):
     @property
     def updates_per_epoch(self) -> int | None:
         """The updates of one of the Trainer's epochs; None where the loader does not know its length."""
-        n_batches = length_of(self.loader)
+        n_batches = n_batches_of(self.loader)
         return None if n_batches is None else max(1, round(n_batches / (self.batches_per_pass * self.n_micro)))
 
     def __len__(self) -> int:
