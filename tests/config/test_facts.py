@@ -60,6 +60,12 @@ def test_the_reference_s_scope_replaces_a_head_without_any_batch_norm() -> None:
     assert not without.resolve("O1", network=PLAIN).less_bn
 
 
+def test_the_reference_s_rule_centralizes_gradients_without_any_batch_norm() -> None:
+    assert config(grad_centralization="multiple_of_16").resolve("O1", network=PLAIN).less_bn
+    without = config(grad_centralization="multiple_of_16").with_values({"less_bn.gc_flag": False})
+    assert not without.resolve("O1", network=PLAIN).less_bn
+
+
 def test_facts_survive_a_storage_of_plain_values() -> None:
     assert NetworkFacts.from_dict(RESIDUAL.to_dict()) == RESIDUAL
 

@@ -55,17 +55,27 @@ _LESS_BN, _GRAD_FREEZE, _DIM_REDUCE = (method_on(name) for name in ("less_bn", "
 
 
 @condition(
-    "the network has BatchNorms to spare", "less_bn.fn_flag", "compatibility.fn_scope", "compatibility.less_bn_match"
+    "the network has BatchNorms to spare",
+    "less_bn.fn_flag",
+    "less_bn.gc_flag",
+    "compatibility.fn_scope",
+    "compatibility.grad_centralization",
+    "compatibility.less_bn_match",
 )
 def _spare_batch_norms(config: BoostConfig, facts: Facts) -> str:
     # The normalised head and gradient centralization go with removed BatchNorms; without any they would only slow
-    # training down. The wider scopes, the reference's among them, replace a head all the same.
+    # training down. The wider scopes, the reference's among them, replace a head all the same, and under the
+    # reference's rule for centralized weights these are centralized all the same, as there.
     network, rules = facts.network, config.compatibility
     if network is None:
         return ""
     wider = rules.fn_scope != type(rules).model_fields["fn_scope"].default
     by_reference = rules.less_bn_match == "reference"
-    if (config.less_bn.fn_flag and wider) or (network.removable_by_reference if by_reference else network.removable):
+    if config.less_bn.fn_flag and wider:
+        return ""
+    if config.less_bn.gc_flag and rules.grad_centralization == "multiple_of_16":
+        return ""
+    if network.removable_by_reference if by_reference else network.removable:
         return ""
     if network.batch_norms:
         norms = "its only BatchNorm" if network.batch_norms == 1 else f"any of its {network.batch_norms} BatchNorms"

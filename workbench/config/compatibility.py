@@ -55,7 +55,7 @@ class CompatibilityConfig(Section, use_attribute_docstrings=True):
     grad_centralization: Literal["every_weight", "multiple_of_16"] = described(
         "every_weight", "Centralized weights", when=_CENTRALIZED
     )
-    """every_weight, or only those whose second dimension is a multiple of 16."""
+    """every_weight, or only those whose second dimension is a multiple of 16, with or without a BatchNorm to spare."""
 
     loss_scale_ceiling: Literal["finite", "none"] = described(
         "finite", "Loss scale ceiling", when=loss_scale_is("dynamic")
