@@ -113,6 +113,19 @@ def test_left_over_parameters_take_the_options_of_the_first_of_the_richest_group
     torch.optim.SGD(groups, lr=0.1).step()
 
 
+def test_parameters_stand_in_a_group_where_they_stood_and_left_over_ones_as_given() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    named = dict(net.named_parameters())
+    origin = [{"params": [(name, named[name]) for name in ("1.bias", "0.weight", "1.weight")], "lr": 0.1}]
+    named["1.bias"] = nn.Parameter(torch.ones(2))  # replaced: its name leads to its place
+    groups = ParameterProcess.generate_group_params(reversed(named.items()), origin)
+    assert [group["param_names"] for group in groups] == [
+        ["1.bias", "0.weight", "1.weight"],
+        ["2.bias", "2.weight", "0.bias"],
+    ]
+    assert groups[0]["params"][0] is named["1.bias"]
+
+
 @given(st.lists(st.integers(0, 12), max_size=6), st.integers(1, 10))
 def test_fusion_indices_grow_by_one_at_each_listed_position(splits: list[int], n: int) -> None:
     parameters = [nn.Parameter(torch.zeros(1)) for _ in range(n)]

@@ -48,8 +48,8 @@ class ParameterProcess:
         """Return parameter groups for ``parameters`` with the options of the groups they came from.
 
         A parameter is found in an original group by identity or, where both sides have names, by name (a replaced
-        layer's new weight keeps its old options). What is found nowhere goes into an extra group with the options of
-        the original group that has the most of them, the first on a tie.
+        layer's new weight keeps its old options), and stands where it stood there. What is found nowhere goes into an
+        extra group with the options of the original group that has the most of them, the first on a tie.
 
         Args:
             parameters: Parameters, or pairs (name, parameter), of the changed network.
@@ -80,10 +80,12 @@ class ParameterProcess:
                 result.append({**group, "order_params": [parameter for _, parameter in named]})
                 continue
             members = [_named(item, "origin_params") for item in group["params"]]
-            identities = {parameter for _, parameter in members}
-            names = set(group.get("param_names", ())) | {name for name, _ in members if name is not None}
+            place: dict[Any, int] = {parameter: index for index, (_, parameter) in enumerate(members)}
+            place |= {name: index for index, (name, _) in enumerate(members) if name is not None}
+            place |= {name: index for index, name in enumerate(group.get("param_names", ()))}
             options = {key: value for key, value in group.items() if key not in {"params", "param_names"}}
-            chosen = [pair for pair in named if pair[1] in identities or pair[0] in names]
+            found = [pair for pair in named if pair[1] in place or pair[0] in place]
+            chosen = sorted(found, key=lambda pair: place[pair[1] if pair[1] in place else pair[0]])
             placed.update(parameter for _, parameter in chosen)
             result.append(_group(chosen, options))
             if len(group) > most:
