@@ -10,6 +10,7 @@ in one file), float32 would take either branch depending on the number of thread
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -35,6 +36,7 @@ __all__ = [
     "golden_batch",
     "load_initial_weights",
     "optimizer_arguments",
+    "plain_list",
 ]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh}
@@ -86,6 +88,24 @@ def build_optimizer(meta: Mapping[str, Any], params: Iterable[Any], **overrides:
         adam.register_step_pre_hook(enlarge_eps)
         return adam
     raise ValueError(f"golden files use Momentum, SGD and Adam, got {meta['optimizer']!r}")
+
+
+def plain_list(net: nn.Module) -> list[dict[str, Any]]:
+    """Return all parameters of a network in the groups that the recorded optimizer makes of a plain list of them.
+
+    By itself it takes scale and shift of norms out of the decay. Given groups (which most algorithms make of a list) it
+    decays all of them. The order stays, so that a change of the decay begins a new group.
+    """
+    norms = {
+        id(p)
+        for module in net.modules()
+        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm)
+        for p in module.parameters(recurse=False)
+    }
+    return [
+        {"params": list(run), **({"weight_decay": 0.0} if is_norm else {})}
+        for is_norm, run in itertools.groupby(net.parameters(), key=lambda p: id(p) in norms)
+    ]
 
 
 def enlarge_eps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
