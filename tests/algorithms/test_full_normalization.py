@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.golden_files import golden_paths, load_npz
-from tests.golden_networks import assert_training, assert_trajectory, build_network, build_optimizer
+from tests.golden_networks import assert_training, assert_trajectory, build_network, build_optimizer, plain_list
 from workbench.methods.less_bn.full_normalization import (
     CommonHeadLastFN,
     FNScope,
@@ -176,7 +176,7 @@ def test_golden_training_with_a_normalized_head_is_reproduced(path: Path) -> Non
     net.load_state_dict(initial)
     replace_heads_(net, bias="drop")
     assert_trajectory(net, arrays, 0)
-    assert_training(net, build_optimizer(meta, net.parameters()), meta, arrays)
+    assert_training(net, build_optimizer(meta, plain_list(net)), meta, arrays)
 
 
 @given(
