@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from tests.golden_files import golden_paths, load_npz
-from tests.golden_networks import assert_trajectory, build_optimizer, golden_batch, load_initial_weights
+from tests.golden_networks import assert_trajectory, build_loss, build_optimizer, golden_batch, load_initial_weights
 from tests.kit.chains import assert_same_bits
 from tests.scaling.host_reads import forbid_host_reads
 from workbench import train
@@ -48,7 +48,8 @@ class MarkedNet(nn.Module):
 
     def __init__(self, dims: list[int], amp: GroupLossScaleManager, written: str) -> None:
         super().__init__()
-        self.fc1, self.fc2, self.fc3 = (nn.Linear(*pair) for pair in itertools.pairwise(dims))
+        for number, (n_in, n_out) in enumerate(itertools.pairwise(dims), start=1):
+            self.add_module(f"fc{number}", nn.Linear(n_in, n_out))
         self.amp = amp
         self.written = written
 
@@ -67,8 +68,10 @@ MARKS = "amp(x,0,1) fc1 relu amp(x,1,2) fc2 relu fc3 amp(x,2,3)"
 def marked_net(init: Any = 64.0, dims: list[int] | None = None, written: str = MARKS, **options: Any) -> MarkedNet:
     manager = GroupLossScaleManager(init, [], **options)
     net = MarkedNet(dims or [4, 6, 5, 3], manager, written)
-    in_first = [p for n, p in net.named_parameters() if n.startswith("fc1")]
-    manager.loss_scale_groups = [in_first, [*net.fc2.parameters(), *net.fc3.parameters()]]
+    named = dict(net.named_parameters())
+    manager.loss_scale_groups = [
+        [p for n, p in named.items() if n.startswith("fc1") is first] for first in (True, False)
+    ]
     return net
 
 
@@ -85,10 +88,10 @@ def test_golden_training_with_marks(path: Path) -> None:
     load_initial_weights(_WithoutManager(net), arrays)
     optimizer = build_optimizer(meta, net.parameters(), fused=True)
     boosted = Boosted(net, optimizer, loss_scaling=GroupLossScaling.from_manager(net.amp, net))
-    named = dict(net.named_parameters())
+    named, criterion = dict(net.named_parameters()), build_loss(meta["loss"])
     for step, flags in enumerate(meta["layer_overflow"]):
         x, y = golden_batch(arrays, step)
-        loss = nn.functional.mse_loss(net(x), y)
+        loss = criterion(net(x), y)
         boosted.backward(loss)
         for flag, group in zip(flags, meta["groups"], strict=True):
             if flag:  # the recorded flags were set by hand
@@ -109,7 +112,9 @@ class _WithoutManager(nn.Module):
 
     def __init__(self, net: MarkedNet) -> None:
         super().__init__()
-        self.fc1, self.fc2, self.fc3 = net.fc1, net.fc2, net.fc3
+        for name, layer in net.named_children():
+            if name.startswith("fc"):
+                self.add_module(name, layer)
 
 
 @pytest.mark.usefixtures("either_kernel")
