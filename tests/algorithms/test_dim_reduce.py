@@ -111,7 +111,11 @@ def assert_equal_up_to_condition(found: Tensor, wanted: Tensor, slope: Tensor, s
     assert (found - wanted).norm() <= terms * FLOAT32_ROUNDING * condition, name
 
 
-@pytest.mark.parametrize("path", golden_paths("dim_reduce_k*.npz"), ids=lambda path: path.stem)
+WHOLE_RUNS = golden_paths("dim_reduce_autoboost_*.npz")
+SINGLE_STEPS = [path for path in golden_paths("dim_reduce_*.npz") if path not in WHOLE_RUNS]
+
+
+@pytest.mark.parametrize("path", SINGLE_STEPS, ids=lambda path: path.stem)
 def test_golden_steps_searches_and_state(path: Path) -> None:
     # Every step begins where the recorded one began. The recorded gradients are off by up to 3e-4 (worst of 41
     # recordings), and where the curvature q is small the update enlarges that more than a hundredfold. So the update is
@@ -159,7 +163,7 @@ def test_golden_steps_searches_and_state(path: Path) -> None:
             assert_near(weight - off.view_as(weight), arrays[f"traj/{name}"][call + 1], 5e-4, name)
 
 
-@pytest.mark.parametrize("path", golden_paths("dim_reduce_autoboost_end_to_end.npz"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WHOLE_RUNS, ids=lambda path: path.stem)
 def test_golden_training_with_the_optimizer_that_autoboost_puts_in(path: Path) -> None:
     # How far a run may be from the recorded one is seen in twins whose gradients are off as the recorded ones may be
     # (small-sample condition estimation: Kenney and Laub, SIAM J. Sci. Comput. 15(1), 1994).
@@ -187,7 +191,7 @@ def test_golden_training_with_the_optimizer_that_autoboost_puts_in(path: Path) -
         assert (found - wanted).norm() <= spread + 1e-6 * wanted.norm(), index
 
 
-@pytest.mark.parametrize("path", golden_paths("pca_files.json"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", golden_paths("pca_files*.json"), ids=lambda path: path.stem)
 def test_golden_rows_per_rank(path: Path) -> None:
     cases = load_json(path)["results"]["save_local_split_first_column"]["result"]
     for title, files in cases.items():

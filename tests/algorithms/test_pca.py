@@ -49,7 +49,7 @@ def randomized_components(snapshots: Matrix, n_components: int, rng: Any) -> Mat
     return rows * np.where(extreme < 0, -1.0, 1.0)[:, None]
 
 
-@pytest.mark.parametrize("path", golden_paths("pca_mat.npz"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", golden_paths("pca_mat*.npz"), ids=lambda path: path.stem)
 def test_golden_components_and_signs(path: Path) -> None:
     meta, arrays = load_npz(path)
     assert meta["cases"]

@@ -72,7 +72,7 @@ def test_half_precision_snapshots_are_widened(folder: Path) -> None:
     np.testing.assert_array_equal(load_snapshots(folder, SHAPES)[0, 6:10], np.float32(0.10009765625))
 
 
-@pytest.mark.parametrize("path", golden_paths("pca_files.json"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", golden_paths("pca_files*.json"), ids=lambda path: path.stem)
 def test_golden_shapes_sources_and_errors(path: Path, tmp_path: Path) -> None:
     results = load_json(path)["results"]
     n_snapshots, width = results["load_weights_shape"]

@@ -137,7 +137,7 @@ CASES: dict[str, Callable[[], AdamOffload]] = {
 }
 
 
-@pytest.mark.parametrize("path", golden_paths("adam_offload_errors.json"), ids=identifier)
+@pytest.mark.parametrize("path", golden_paths("adam_offload_errors*.json"), ids=identifier)
 def test_arguments_fail_as_in_the_reference(path: Path) -> None:
     results = load_json(path)["results"]
     assert set(results) <= set(CASES), "a case of the file is not known here"

@@ -17,8 +17,8 @@ from tests.optimizers.thor_formulas import block_inverse, dense, embedding_step,
 from workbench.optim.thor.collection import patches, same_padding
 from workbench.optim.thor.optimizer import Thor
 
-TRAJECTORIES = [path for path in golden_paths("thor_*.npz") if path.stem != "thor_pieces"]
-PIECES = golden_paths("thor_pieces.npz")
+PIECES = golden_paths("thor_pieces*.npz")
+TRAJECTORIES = [path for path in golden_paths("thor_*.npz") if path not in PIECES]
 
 
 class Recorded(nn.Module):

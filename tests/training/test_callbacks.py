@@ -30,7 +30,7 @@ def new_model(**arguments: Any) -> Model:
 
 def golden_cases() -> list[Any]:
     """Return the recorded runs that an exception ended; the others never end there, because a stop is ignored."""
-    recorded = [load_json(path)["cases"] for path in golden_paths("online_train_events.json")]
+    recorded = [load_json(path)["cases"] for path in golden_paths("online_train_events*.json")]
     return [
         pytest.param(case, id=name)
         for cases in recorded

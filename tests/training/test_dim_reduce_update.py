@@ -82,7 +82,7 @@ def weights_of(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
-@pytest.mark.parametrize("path", golden_paths("dim_reduce_autoboost_end_to_end.npz"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", golden_paths("dim_reduce_autoboost_*.npz"), ids=lambda path: path.stem)
 @pytest.mark.parametrize("source", ["matrix", "snapshots"])
 def test_golden_run_from_autoboost_to_the_weights(path: Path, source: str, tmp_path: Path) -> None:
     meta, arrays = load_npz(path)

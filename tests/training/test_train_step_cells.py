@@ -116,7 +116,7 @@ def follow_flushed_gradients_(
             parameter.copy_(start - group["lr"] * group["momentum"] * momentum)
 
 
-@pytest.mark.parametrize("path", golden_paths("with_loss_scale_errors.json"), ids=ids)
+@pytest.mark.parametrize("path", golden_paths("with_loss_scale_errors*.json"), ids=ids)
 def test_golden_argument_errors_of_loss_scale_cells(path: Path) -> None:
     for key, expected in load_json(path)["results"].items():
         cell_name, argument = key.split("|")
@@ -144,7 +144,7 @@ def test_golden_argument_errors_of_loss_scale_cells(path: Path) -> None:
                 build(arguments[argument])
 
 
-@pytest.mark.parametrize("path", golden_paths("train_one_step_sens.json"), ids=ids)
+@pytest.mark.parametrize("path", golden_paths("train_one_step_sens*.json"), ids=ids)
 def test_golden_sens_scales_the_step_and_none_means_one(path: Path) -> None:
     recorded = load_json(path)["results"]["sens"]
 
