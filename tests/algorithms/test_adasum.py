@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.golden_files import golden_paths, load_npz
 from tests.kit.processes import forkserver
 from tests.ranks import leave_together
+from workbench.config import BoostConfig
 from workbench.methods.adasum.method import (
     AdaSum,
     AdaSumState,
@@ -154,6 +155,13 @@ def test_golden_collective(path: Path) -> None:
         values = [[value] for value in torch.from_numpy(arrays[f"{index}/in"])]
         found, _ = on_threads(values, len(values), 1)
         assert_equal_to_the_formula(found, [torch.from_numpy(arrays[f"{index}/full_formula"])])
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_golden_numbers_of_ranks_at_which_it_is_in_effect(path: Path) -> None:
+    config = BoostConfig.from_dict({"boost": {"mode": "manual", "adasum": True}, "compatibility": "mindspore-2.7"})
+    for case in load_npz(path)[0]["enable_rule"]:
+        assert config.resolve("O0", case["rank_size"]).adasum is case["enabled"], case
 
 
 # --- Laws of the formula -------------------------------------------------------------------------------------------

@@ -219,6 +219,8 @@ def test_golden_autoboost_end_to_end(path: Path) -> None:
     cell = BoostTrainOneStepCell(network, optimizer, 1.0)
     result = meta["result"]
     names = {id(p): name for name, p in net.named_parameters()}
+    assert list(names.values()) == [name for name in result["trainable"] if not f"traj/{name}".startswith(gone)]
+    assert boost.plan.requested["adasum"] is result["adasum_mark"]  # set there on one rank, too
     freezes = result["strategy"] is not None and result["optimizer"] == "FreezeOpt"
     if freezes and all(group == result["groups"][0] for group in result["groups"]):  # which freezes nothing
         assert not boost.plan.grad_freeze
@@ -232,6 +234,11 @@ def test_golden_autoboost_end_to_end(path: Path) -> None:
         if gone and groups != recorded:
             pytest.skip("the reference cuts layers into groups as if the removed BatchNorms were there: documented")
         assert groups == recorded
+        for i, group in enumerate(result["groups"]):
+            assert _centralized(optimizer.optimizer_of(i), names) == _recorded_as_centralized(group, names)
+    else:
+        (group,) = result["groups"]
+        assert _centralized(optimizer, names) == _recorded_as_centralized(group, names)
     losses = meta["losses"] if "losses" in meta else arrays["losses"]
     for step, expected in enumerate(losses):
         loss, _, _ = cell(*golden_batch(arrays, step))
@@ -250,6 +257,16 @@ def _groups_as_decayed(net: nn.Module, result: dict[str, Any]) -> list[dict[str,
     if len(set(flags.values())) == 1:
         return [{"params": list(net.parameters())}]
     return [{"params": [p], **({} if flags[name] else {"weight_decay": 0.0})} for name, p in net.named_parameters()]
+
+
+def _centralized(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> set[str]:
+    return {
+        names[id(p)] for group in optimizer.param_groups if group.get("grad_centralization") for p in group["params"]
+    }
+
+
+def _recorded_as_centralized(group: dict[str, Any], names: dict[int, str]) -> set[str]:
+    return {name for name, flag in zip(group["params"], group["gc_flags"], strict=True) if flag} & set(names.values())
 
 
 def _assert_told_what_is_not_in_effect(boost: AutoBoost, told: list[str]) -> None:
