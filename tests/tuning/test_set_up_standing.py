@@ -97,6 +97,20 @@ def test_further_seeds_count_with_those_of_the_trial_and_one_that_diverged_is_lo
     assert standing.leader is None
 
 
+def test_a_seed_on_which_the_baseline_diverged_is_as_if_it_had_not_been_drawn() -> None:
+    """An earlier version trained plans there, too, and kept what they lost beside nothing as lost altogether."""
+    plan = [(seed, 0.002 + 0.001 * seed) for seed in range(3)]
+    baseline = {seed: 0.98 + 0.002 * seed for seed in range(N_BASELINE)}
+    further = {FURTHER: {"1": [[8, 0.004]]}}
+    expected = judged([baseline_trial(), plan_trial(1, 0.3, plan)], baseline | {8: 0.981}, **further)
+    met = {FURTHER: {"1": [[9, None], [8, 0.004]]}}
+    trials = [baseline_trial(), plan_trial(1, 0.3, [*plan, (10, math.inf)])]
+    stands = judged(trials, baseline | {8: 0.981, 9: math.nan, 10: math.nan}, **met)
+    assert stands.tried == expected.tried
+    assert stands.sure == expected.sure
+    assert math.isfinite(stands.noise)
+
+
 def test_plans_that_go_wrong_on_several_seeds_leave_the_leader_where_it_was() -> None:
     """As seen where parts of a leader were left out, and SGD at four times the batch ended at a loss of 4e8."""
     rng = np.random.default_rng(3)

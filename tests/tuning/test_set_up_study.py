@@ -52,6 +52,8 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyResul
     return folder, run(folder, runner), runner
 
 
+LOST = {"metric": math.nan, "curve": (), "diverged": True, "message": "the loss is nan"}
+
 Searched = tuple[Path, StudyResult, SurfaceRunner]
 
 
@@ -315,6 +317,27 @@ def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(tmp_pa
         assert standing_now(study, file).leader is not None
         settle(search, deadline=time.monotonic() + 40.0)  # a run takes four
         assert len(study.get_trials(deepcopy=False)) > n_trials
+
+
+@pytest.mark.parametrize("lost", [{6}, set(range(5, 100))], ids=["one further seed", "all further seeds"])
+def test_a_seed_on_which_o0_diverges_compares_nothing_and_the_search_goes_on(lost: set[int], tmp_path: Path) -> None:
+    class Diverging(SurfaceRunner):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            is_lost = isinstance(job, TrainJob) and job.seed in lost and job.config == self.jobs[0].config
+            return replace(super().run(job, monitor), **(LOST if is_lost else {}))
+
+    folder = write(tmp_path / "study", plain_runs=0)
+    runner = Diverging(folder, noise=0.001)
+    run(folder, runner, trials=1)
+    with searching(folder, runner) as (file, study, search):
+        given = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}
+        number = search.run_given(given, {"n_seeds": 7})
+        search.settle(10)
+        standing = standing_now(study, file)
+        trained = [job.seed for job in runner.jobs if isinstance(job, TrainJob) and optimizer_of(job.config) == "AdamW"]
+    assert not lost & set(trained)
+    assert len(standing.tried[number].deficits) == len(set(trained)) == (10 if lost == {6} else 5)
+    assert standing.leader == number
 
 
 def test_a_search_that_finds_nothing_uses_all_its_time(tmp_path: Path, clock: None) -> None:

@@ -20,6 +20,7 @@ import optuna
 from workbench.config import BoostConfig, Plan
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.methods.batch.section import BatchSection
+from workbench.study.answer.confirmation_runs import metric_of
 from workbench.study.ask.search_space import Suggestion
 from workbench.study.errors import StudyFailedError
 from workbench.study.run.job import Monitor, Trained, plain
@@ -53,8 +54,8 @@ class SetUpObjective(Objective):
         runs: list[Trained] = []
         for index in range(self._file.set_up.baseline_seeds):
             trained = self._train_seed(trial, plan, NO_WARM_UP, index)
-            if trained.diverged or math.isnan(trained.metric):
-                why = trained.message or f"its {self._experimenter.metric_name} is NaN"
+            if not math.isfinite(metric_of(trained)):
+                why = trained.message or f"its {self._experimenter.metric_name} is NaN or infinite"
                 raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
             runs.append(trained)
         metrics = [run.metric for run in runs]
@@ -75,13 +76,14 @@ class SetUpObjective(Objective):
 
     def _keep_baseline(self, more: Mapping[int, float]) -> None:
         self._metrics |= more
-        self._study.set_user_attr(standings.BASELINE_RUNS, {str(index): one for index, one in self._metrics.items()})
+        stored = {str(index): plain(metric) for index, metric in self._metrics.items()}
+        self._study.set_user_attr(standings.BASELINE_RUNS, stored)
 
     def _baseline_metric(self, trial: optuna.Trial, index: int) -> float:
-        """Return the baseline's final metric on a seed; trained now if it has not been."""
+        """Return the baseline's final metric on a seed, trained now if it has not been; NaN where it diverged."""
         if index not in self._metrics:
             run = self._train_seed(trial, self._file.baseline_plan(), NO_WARM_UP, index)
-            self._keep_baseline({index: run.metric})
+            self._keep_baseline({index: metric_of(run)})
         return self._metrics[index]
 
     def _start(self) -> BoostConfig:
@@ -128,17 +130,19 @@ class SetUpObjective(Objective):
     def _train_seeds(
         self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, time: float
     ) -> tuple[list[Trained], list[float]]:
-        """Train a plan on one seed, and on more while it would lead."""
+        """Train a plan on one seed, and on more while it would lead; those without a reference are left out."""
         trained: list[Trained] = []
         runs: list[Run] = []
-        n_known = self._file.set_up.baseline_seeds
-        for n_more in (int(trial.user_attrs.get("n_seeds", 1)), *_MORE_SEEDS):
-            for index in range(len(runs), n_more):
+        n_known, first = self._file.set_up.baseline_seeds, int(trial.user_attrs.get("n_seeds", 1))
+        for before, n_more in itertools.pairwise([0, first, *(more for more in _MORE_SEEDS if more > first)]):
+            for index in range(before, n_more):
                 # Round the baseline's seeds, then further ones.
                 seed = (trial.number + index) % n_known if index < n_known else index
-                run, deficit = self._beside_baseline(trial, plan, warm_up, seed)
-                trained.append(run)
-                runs.append(deficit)
+                beside = self._beside_baseline(trial, plan, warm_up, seed)
+                if beside is None:
+                    continue
+                trained.append(beside[0])
+                runs.append(beside[1])
                 trial.set_user_attr(standings.SEEDS, [seed for seed, _ in runs])
                 trial.set_user_attr("deficits", plain([lost for _, lost in runs]))
             most = int(trial.user_attrs.get(standings.MOST_SEEDS, self._file.set_up.most_seeds))
@@ -152,9 +156,16 @@ class SetUpObjective(Objective):
                 break
         return trained, [lost for _, lost in runs]
 
-    def _beside_baseline(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, index: int) -> tuple[Trained, Run]:
-        """Train a plan on a seed, and the baseline where it has not been; return the run, the seed and the deficit."""
+    def _beside_baseline(
+        self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, index: int
+    ) -> tuple[Trained, Run] | None:
+        """Train a plan on a seed, and the baseline where it has not been; return the run, the seed and the deficit.
+
+        None, and the plan is not trained, where the baseline diverges: there is nothing to compare with.
+        """
         reference = self._baseline_metric(trial, index)
+        if not math.isfinite(reference):
+            return None
         run = self._train_seed(trial, plan, warm_up, index)
         if run.diverged:
             return run, (index, math.inf)
@@ -173,8 +184,8 @@ class SetUpObjective(Objective):
         The best of many plans is too good by selection, and all of them were trained on the same few seeds.
         """
         while True:
-            trials = self._study.get_trials(deepcopy=False)
-            further = standings.further_of(self._study.user_attrs)
+            trials, attributes = self._study.get_trials(deepcopy=False), self._study.user_attrs
+            further, lacking = standings.further_of(attributes), standings.without_reference(attributes)
             standing = standing_now(self._study, self._file)
             leader = standing.leader
             if leader is None or len(standing.tried[leader].deficits) >= n_seeds:
@@ -183,12 +194,16 @@ class SetUpObjective(Objective):
             plan = self._plans.resolve(BoostConfig.from_dict(trial.user_attrs["config"]), trial.user_attrs["level"])
             warm_up = self._warm_ups.before(plan, self._file.study.seed)
             row = further.setdefault(leader, [])
-            used = {*trial.user_attrs[standings.SEEDS], *(index for index, _ in row)}
+            used = {*trial.user_attrs[standings.SEEDS], *(index for index, _ in row), *lacking}
             # Not the baseline's seeds: the plan was picked by these.
-            index = next(one for one in itertools.count(self._file.set_up.baseline_seeds) if one not in used)
+            first = self._file.set_up.baseline_seeds
+            index = next((one for one in range(first, first + n_seeds) if one not in used), None)
+            if index is None:  # the baseline diverges on some of them
+                return
             missing = 0.0 if index in self._metrics else 1.0
             end_if_over(self.deadline, (missing + standing.times[leader]) * self._baseline_run.seconds)
-            row.append(self._beside_baseline(trial, plan, warm_up, index)[1])
+            beside = self._beside_baseline(trial, plan, warm_up, index)
+            row += [] if beside is None else [beside[1]]
             stored = {str(number): [[one, plain(lost)] for one, lost in runs] for number, runs in further.items()}
             self._study.set_user_attr(standings.FURTHER, stored)
 

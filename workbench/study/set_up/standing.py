@@ -88,15 +88,16 @@ def standing_of(
     values: dict[int, Mapping[str, Any]] = {}
     runs: dict[int, list[Run]] = {}
     times: dict[int, float] = {}
-    spread, further = 0.0, further_of(attributes)
+    spread, further, lacking = 0.0, further_of(attributes), without_reference(attributes)
     for trial in trials:
         own = trial.user_attrs
         if own.get("baseline"):
             spread = float(own.get("spread", 0.0))
         elif trial.state == TrialState.COMPLETE and "deficits" in own:
             values[trial.number] = own["parameters"]
-            seen = zip(own[SEEDS], map(_deficit, own["deficits"]), strict=True)
-            runs[trial.number] = [*seen, *further.get(trial.number, ())]
+            seen = [*zip(own[SEEDS], map(_deficit, own["deficits"]), strict=True), *further.get(trial.number, ())]
+            # An earlier version trained plans there, too.
+            runs[trial.number] = [(index, lost) for index, lost in seen if index not in lacking]
             times[trial.number] = float(own["speed"]["ratio"])
     if also is not None:
         values[also[0]], runs[also[0]], times[also[0]] = also[1], list(also[2]), also[3]
@@ -130,7 +131,7 @@ def standing_of(
 
 def _luck(attributes: Mapping[str, Any]) -> dict[int, float]:
     """Return by how much the baseline ends better on a seed than on average, by the seed's index."""
-    metrics = baseline_metrics(attributes)
+    metrics = {index: metric for index, metric in baseline_metrics(attributes).items() if math.isfinite(metric)}
     if not metrics:
         return {}
     sign = 1.0 if attributes.get("higher_is_better", True) else -1.0
@@ -163,8 +164,14 @@ def standing_now(
 
 
 def baseline_metrics(attributes: Mapping[str, Any]) -> dict[int, float]:
-    """Return the baseline's final metric by the seed's index."""
-    return {int(index): float(value) for index, value in attributes.get(BASELINE_RUNS, {}).items()}
+    """Return the baseline's final metric by the seed's index; NaN where it diverged."""
+    stored = attributes.get(BASELINE_RUNS, {})
+    return {int(index): math.nan if metric is None else float(metric) for index, metric in stored.items()}
+
+
+def without_reference(attributes: Mapping[str, Any]) -> set[int]:
+    """Return the indices of the seeds on which the baseline diverged, so that no plan is compared there."""
+    return {index for index, metric in baseline_metrics(attributes).items() if not math.isfinite(metric)}
 
 
 def further_of(attributes: Mapping[str, Any]) -> dict[int, list[Run]]:
