@@ -11,7 +11,8 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from workbench.study.ask.search_space import read_space
-from workbench.study.set_up.standing import BASELINE_RUNS, FURTHER, SEEDS, Standing, standing_of
+from workbench.study.run.job import Trained
+from workbench.study.set_up.standing import BASELINE_RUN, FURTHER, SEEDS, Standing, baseline_metrics, standing_of
 
 LENGTH = "schedule.length"
 DIMENSIONS = read_space({LENGTH: {"low": 0.1, "high": 1.0, "log": True}})
@@ -40,8 +41,8 @@ def numbered(trial: FrozenTrial, number: int) -> FrozenTrial:
 
 
 def judged(trials: Sequence[FrozenTrial], baseline: dict[int, float], *, higher: bool = True, **more: Any) -> Standing:
-    runs = {str(seed): metric for seed, metric in baseline.items()}
-    attributes = {BASELINE_RUNS: runs, "higher_is_better": higher, **more}
+    runs = {f"{BASELINE_RUN}{seed}": Trained(metric, (), 1.0).to_json() for seed, metric in baseline.items()}
+    attributes = {**runs, "higher_is_better": higher, **more}
     return standing_of(trials, DIMENSIONS, ALLOWED, N_CONFIRMING, attributes)
 
 
@@ -95,6 +96,12 @@ def test_further_seeds_count_with_those_of_the_trial_and_one_that_diverged_is_lo
     standing = judged(trials, baseline, **{FURTHER: {"1": [[N_BASELINE, 0.003], [N_BASELINE + 1, None]]}})
     assert standing.tried[1].deficits == pytest.approx((0.001, 0.002, 0.003, math.inf))
     assert standing.leader is None
+
+
+def test_runs_of_the_baseline_that_an_earlier_version_kept_together_count_with_later_ones() -> None:
+    kept = {"baseline_runs": {"0": 0.98, "1": 0.97, "6": math.nan}}
+    found = baseline_metrics(kept | {f"{BASELINE_RUN}7": Trained(0.96, (), 1.0).to_json()})
+    assert found == pytest.approx({0: 0.98, 1: 0.97, 6: math.nan, 7: 0.96}, nan_ok=True)
 
 
 def test_a_seed_on_which_the_baseline_diverged_is_as_if_it_had_not_been_drawn() -> None:

@@ -36,7 +36,7 @@ from workbench.study.errors import StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
 from workbench.study.set_up.objective import SKIPPED
 from workbench.study.set_up.stages import ends_of_search, has_found, settle
-from workbench.study.set_up.standing import standing_now
+from workbench.study.set_up.standing import MOST_SEEDS, baseline_metrics, standing_now
 from workbench.study.set_up.tuned_plain import PLAIN
 
 SHORTER = "The study trains 36 of 430 batches. For 430, give it --minutes 47 --fresh."
@@ -338,6 +338,18 @@ def test_a_seed_on_which_o0_diverges_compares_nothing_and_the_search_goes_on(los
     assert not lost & set(trained)
     assert len(standing.tried[number].deficits) == len(set(trained)) == (10 if lost == {6} else 5)
     assert standing.leader == number
+
+
+def test_several_workers_keep_every_run_of_o0_that_one_of_them_trained(tmp_path: Path) -> None:
+    folder, runners = write(tmp_path / "study", plain_runs=0), [SurfaceRunner(tmp_path) for _ in range(2)]
+    run(folder, trials=1)
+    with searching(folder, runners[0]) as (_, study, one), searching(folder, runners[1]) as (_, _, other):
+        for search, n_seeds in ((one, 6), (other, 7), (one, 8)):
+            given = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.1 * n_seeds}
+            search.run_given(given, {"n_seeds": n_seeds, MOST_SEEDS: n_seeds})
+        assert sorted(baseline_metrics(study.user_attrs)) == list(range(8))
+    jobs = [job for runner in runners for job in runner.jobs if isinstance(job, TrainJob)]
+    assert sorted(job.seed for job in jobs if optimizer_of(job.config) == "task") == [5, 6, 7]
 
 
 def test_a_search_that_finds_nothing_uses_all_its_time(tmp_path: Path, clock: None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,12 +48,11 @@ class SetUpObjective(Objective):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._times = StepTimes(self._study, self._file, self._experimenter)
-        self._metrics = standings.baseline_metrics(self._study.user_attrs)
 
     def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
         runs: list[Trained] = []
         for index in range(self._file.set_up.baseline_seeds):
-            trained = self._train_seed(trial, plan, NO_WARM_UP, index)
+            trained = self._train_seed(plan, NO_WARM_UP, index)
             if not math.isfinite(metric_of(trained)):
                 why = trained.message or f"its {self._experimenter.metric_name} is NaN or infinite"
                 raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
@@ -64,7 +63,8 @@ class SetUpObjective(Objective):
         trial.set_user_attr("spread", float(np.std(metrics, ddof=1)) if len(metrics) > 1 else 0.0)
         trial.set_user_attr("trained", mean.to_json())
         _keep_runs(trial, runs)
-        self._keep_baseline(dict(enumerate(metrics)))
+        for index, run in enumerate(runs):
+            self._keep_baseline(index, run)
         trial.set_user_attr("speed", AS_O0.to_json())
         return self._finish(trial, mean, AS_O0, self._baseline_of(mean))
 
@@ -74,17 +74,17 @@ class SetUpObjective(Objective):
         seconds = float(np.mean([run.seconds for run in runs]))
         return replace(runs[0], metric=metric, curve=curve, seconds=seconds, diverged=math.isnan(metric))
 
-    def _keep_baseline(self, more: Mapping[int, float]) -> None:
-        self._metrics |= more
-        stored = {str(index): plain(metric) for index, metric in self._metrics.items()}
-        self._study.set_user_attr(standings.BASELINE_RUNS, stored)
+    def _keep_baseline(self, index: int, run: Trained) -> None:
+        self._study.set_user_attr(f"{standings.BASELINE_RUN}{index}", run.to_json())
 
-    def _baseline_metric(self, trial: optuna.Trial, index: int) -> float:
+    def _baseline_metric(self, index: int) -> float:
         """Return the baseline's final metric on a seed, trained now if it has not been; NaN where it diverged."""
-        if index not in self._metrics:
-            run = self._train_seed(trial, self._file.baseline_plan(), NO_WARM_UP, index)
-            self._keep_baseline({index: metric_of(run)})
-        return self._metrics[index]
+        known = standings.baseline_metrics(self._study.user_attrs)
+        if index not in known:
+            run = self._train_seed(self._file.baseline_plan(), NO_WARM_UP, index)
+            self._keep_baseline(index, run)
+            return metric_of(run)
+        return known[index]
 
     def _start(self) -> BoostConfig:
         return ground_of(super()._start(), self._study.user_attrs)
@@ -138,7 +138,7 @@ class SetUpObjective(Objective):
             for index in range(before, n_more):
                 # Round the baseline's seeds, then further ones.
                 seed = (trial.number + index) % n_known if index < n_known else index
-                beside = self._beside_baseline(trial, plan, warm_up, seed)
+                beside = self._beside_baseline(plan, warm_up, seed)
                 if beside is None:
                     continue
                 trained.append(beside[0])
@@ -156,17 +156,15 @@ class SetUpObjective(Objective):
                 break
         return trained, [lost for _, lost in runs]
 
-    def _beside_baseline(
-        self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, index: int
-    ) -> tuple[Trained, Run] | None:
+    def _beside_baseline(self, plan: Plan, warm_up: WarmUp, index: int) -> tuple[Trained, Run] | None:
         """Train a plan on a seed, and the baseline where it has not been; return the run, the seed and the deficit.
 
         None, and the plan is not trained, where the baseline diverges: there is nothing to compare with.
         """
-        reference = self._baseline_metric(trial, index)
+        reference = self._baseline_metric(index)
         if not math.isfinite(reference):
             return None
-        run = self._train_seed(trial, plan, warm_up, index)
+        run = self._train_seed(plan, warm_up, index)
         if run.diverged:
             return run, (index, math.inf)
         higher = self._experimenter.higher_is_better
@@ -200,14 +198,14 @@ class SetUpObjective(Objective):
             index = next((one for one in range(first, first + n_seeds) if one not in used), None)
             if index is None:  # the baseline diverges on some of them
                 return
-            missing = 0.0 if index in self._metrics else 1.0
+            missing = 0.0 if index in standings.baseline_metrics(attributes) else 1.0
             end_if_over(self.deadline, (missing + standing.times[leader]) * self._baseline_run.seconds)
-            beside = self._beside_baseline(trial, plan, warm_up, index)
+            beside = self._beside_baseline(plan, warm_up, index)
             row += [] if beside is None else [beside[1]]
             stored = {str(number): [[one, plain(lost)] for one, lost in runs] for number, runs in further.items()}
             self._study.set_user_attr(standings.FURTHER, stored)
 
-    def _train_seed(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, index: int) -> Trained:
+    def _train_seed(self, plan: Plan, warm_up: WarmUp, index: int) -> Trained:
         seed, steps = self._file.study.seed + index, self._file.study.budget_steps
         job = warm_up.train_job(plan, seed=seed, steps=steps, evaluate_every=steps)
         return self._experimenter.run(job, Monitor(None, self._on_step))

@@ -20,12 +20,16 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from workbench.study.answer.confirmation_runs import metric_of
 from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.job import Trained
 from workbench.study.set_up.quality import WORST, QualityModel, Tried, noise_of
 from workbench.study.store.stored_records import allowed_drop_of
 
-BASELINE_RUNS = "baseline_runs"  # attribute of a study: the baseline's final metric by the seed's index
+# Attribute of a study for each of the baseline's runs, with the seed's index behind it: several processes add to them.
+BASELINE_RUN = "baseline_run:"
+_BASELINE_METRICS = "baseline_runs"  # where an earlier version kept all of them: the final metric by the seed's index
 FURTHER = "further_runs"  # attribute of a study: deficits of leaders on further seeds
 SEEDS = "seeds"  # attribute of a trial: the indices of its seeds, in the order of its deficits
 MOST_SEEDS = "most_seeds"  # attribute of a trial: on how many seeds it is trained at most; else the study's own number
@@ -165,8 +169,16 @@ def standing_now(
 
 def baseline_metrics(attributes: Mapping[str, Any]) -> dict[int, float]:
     """Return the baseline's final metric by the seed's index; NaN where it diverged."""
-    stored = attributes.get(BASELINE_RUNS, {})
-    return {int(index): math.nan if metric is None else float(metric) for index, metric in stored.items()}
+    stored = attributes.get(_BASELINE_METRICS, {})
+    metrics = {int(index): math.nan if metric is None else float(metric) for index, metric in stored.items()}
+    metrics |= {index: metric_of(run) for index, run in baseline_runs(attributes).items()}
+    return dict(sorted(metrics.items()))  # a database may give attributes in any order, and sums depend on it
+
+
+def baseline_runs(attributes: Mapping[str, Any]) -> dict[int, Trained]:
+    """Return the baseline's runs by the seed's index; without those that an earlier version kept."""
+    stored = {name: run for name, run in attributes.items() if name.startswith(BASELINE_RUN)}
+    return {int(name.removeprefix(BASELINE_RUN)): Trained.from_json(run) for name, run in stored.items()}
 
 
 def without_reference(attributes: Mapping[str, Any]) -> set[int]:
