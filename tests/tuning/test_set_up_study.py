@@ -32,7 +32,7 @@ from workbench.methods.schedule.section import ScheduleSection
 from workbench.study import read_result
 from workbench.study.answer.selection import FORM_OF, first_contender
 from workbench.study.ask.study_file import read_study
-from workbench.study.errors import StudyStoppedError
+from workbench.study.errors import StudyError, StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
 from workbench.study.set_up.objective import SKIPPED
 from workbench.study.set_up.stages import ends_of_search, has_found, settle
@@ -255,6 +255,23 @@ def test_a_study_that_was_stopped_goes_on_and_trains_nothing_again(tmp_path: Pat
     assert result.chosen["o1"] != ""
 
 
+def test_runs_of_o0_that_ended_are_not_trained_again_after_ctrl_c_in_a_later_one(tmp_path: Path) -> None:
+    class Interrupted(SurfaceRunner):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            if self.runs == 4:
+                raise KeyboardInterrupt
+            return super().run(job, monitor)
+
+    folder = write(tmp_path / "study", plain_runs=0)
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, Interrupted(folder))
+    second = SurfaceRunner(folder)
+    interrupted = run(folder, second, trials=1)
+    assert [job.seed for job in second.jobs if isinstance(job, TrainJob) and job.seed < 5] == [4]
+    at_once = run(write(tmp_path / "other", plain_runs=0), trials=1)
+    assert interrupted.trials[0].metric == at_once.trials[0].metric
+
+
 def test_a_finished_study_is_not_trained_any_further(searched: Searched) -> None:
     folder, result, _ = searched
     again = SurfaceRunner(folder)
@@ -296,6 +313,34 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a second pass in a second, and what the runs of `Clocked` take."""
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + Clocked.passed)
+
+
+def test_a_limit_too_short_for_all_runs_of_o0_says_what_those_that_are_missing_need(
+    tmp_path: Path, clock: None
+) -> None:
+    class Stepping(SurfaceRunner):
+        """A run takes four seconds, and asks at each of its steps to stop."""
+
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            outcome = super().run(job, monitor)
+            steps = 0
+            while isinstance(job, TrainJob) and steps < job.steps and not (monitor.stop is not None and monitor.stop()):
+                steps += 1
+                Clocked.passed += 0.02
+            return replace(outcome, steps=steps, seconds=0.02 * steps) if steps else outcome
+
+    folder = write(tmp_path / "study", plain_runs=0)
+    first, second = Stepping(folder), Stepping(folder)
+    with pytest.raises(StudyError, match="too short for O0 itself, which still needs") as refused:
+        run(folder, first, timeout=13.0)
+    n_kept = first.runs - 1
+    assert n_kept >= 1
+    at_least = float(str(refused.value).rsplit("give it ", 1)[1].split()[0])
+    assert at_least >= (5 - n_kept) * 4.0
+    result = run(folder, second, timeout=at_least)
+    assert result.trials[0].state == "complete"
+    seeds = [job.seed for job in second.jobs if isinstance(job, TrainJob)]
+    assert seeds[: 5 - n_kept] == list(range(n_kept, 5))
 
 
 @pytest.mark.slow

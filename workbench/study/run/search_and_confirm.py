@@ -313,9 +313,9 @@ def _too_short(limit: float, needed: float) -> str:
     too_short = f"the time limit of {limit:g} s is too short for O0 itself"
     if math.isnan(needed):
         return f"{too_short}, which had not taken a step by then; give the command more time"
-    needed = max(needed, limit)  # a machine that became slow: it was not enough, whatever was foreseen
     at_least = math.ceil(needed / (1.0 - _WRITING_SHARE))
-    return f"{too_short}, which takes about {needed:.0f} s from the start of the command; give it {at_least} s at least"
+    still = f"which still needs about {needed:.0f} s from the start of the command"
+    return f"{too_short}, {still}; give it {at_least} s at least"
 
 
 def _check_arguments(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ from workbench.core.out_of_memory import is_out_of_memory
 from workbench.methods.batch.section import BatchSection
 from workbench.study.answer.confirmation_runs import metric_of
 from workbench.study.ask.search_space import Suggestion
-from workbench.study.errors import StudyFailedError
+from workbench.study.errors import OutOfTimeError, StudyFailedError
 from workbench.study.run.job import Monitor, Trained, plain
 from workbench.study.run.objective import AS_O0, Objective, metric_deficit
 from workbench.study.run.runner import end_if_over
@@ -50,23 +51,39 @@ class SetUpObjective(Objective):
         self._times = StepTimes(self._study, self._file, self._experimenter)
 
     def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
-        runs: list[Trained] = []
-        for index in range(self._file.set_up.baseline_seeds):
-            trained = self._train_seed(plan, NO_WARM_UP, index)
-            if not math.isfinite(metric_of(trained)):
-                why = trained.message or f"its {self._experimenter.metric_name} is NaN or infinite"
-                raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
-            runs.append(trained)
+        runs = self._baseline_runs(plan)
         metrics = [run.metric for run in runs]
         mean = self._mean_of(runs, float(np.mean(metrics)))
         self._keep_drops(trial, mean.metric)
         trial.set_user_attr("spread", float(np.std(metrics, ddof=1)) if len(metrics) > 1 else 0.0)
         trial.set_user_attr("trained", mean.to_json())
         _keep_runs(trial, runs)
-        for index, run in enumerate(runs):
-            self._keep_baseline(index, run)
         trial.set_user_attr("speed", AS_O0.to_json())
         return self._finish(trial, mean, AS_O0, self._baseline_of(mean))
+
+    def _baseline_runs(self, plan: Plan) -> list[Trained]:
+        """Train the baseline on the seeds on which no earlier command has, and return its runs.
+
+        An OutOfTimeError tells how long all those that are missing take.
+        """
+        known, n_runs = standings.baseline_runs(self._study.user_attrs), self._file.set_up.baseline_seeds
+        runs: list[Trained] = []
+        seconds: list[float] = []
+        for index in range(n_runs):
+            began = time.monotonic()
+            try:
+                trained = known.get(index) or self._train_seed(plan, NO_WARM_UP, index)
+            except OutOfTimeError as error:
+                each = float(np.fmax.reduce([error.needed_seconds, *seconds]))  # NaN only where nothing is known
+                raise OutOfTimeError(str(error), (n_runs - index) * each) from None
+            if not math.isfinite(metric_of(trained)):
+                why = trained.message or f"its {self._experimenter.metric_name} is NaN or infinite"
+                raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
+            if index not in known:
+                self._keep_baseline(index, trained)
+            runs.append(trained)
+            seconds.append(max(trained.seconds, time.monotonic() - began))
+        return runs
 
     def _mean_of(self, runs: Sequence[Trained], metric: float) -> Trained:
         """Return the mean of some runs, to be scored at a metric; NaN where one of them diverged."""
