@@ -134,6 +134,62 @@ def test_a_seed_of_the_confirmation_whose_warm_up_diverges_refutes_the_candidate
     assert {one.verdict for one in result.candidates} == {Verdict.REFUTED}
 
 
+SET_UP = """
+[study]
+task = "fake"
+budget_steps = 100
+n_trials = 2
+objective = "time_to_quality"
+[allowed_drop]
+o1 = 0.05
+[sampler]
+name = "promise"
+[pruner]
+name = "none"
+[set_up]
+plain_runs = 0
+attribution_share = 0.0
+leader_seeds = 3
+[baseline]
+boost.mode = "manual"
+[space]
+"boost.dim_reduce" = [true]
+"dim_reduce.n_components" = [2, 4]
+[confirm]
+seeds_min = 2
+seeds_max = 2
+"""
+
+
+class Quick(Failing):
+    """DimReduce halves the time of a step; notes whose snapshots a run is trained from."""
+
+    seeds = frozenset()
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, TrainJob) and job.config.dim_reduce.weight_load_dir:
+            self.log(f"reduced {job.seed} from {Path(job.config.dim_reduce.weight_load_dir).parent.name}")
+        outcome = super().run(job, monitor)
+        return replace(outcome, ratio=0.5, low=0.49, high=0.51) if isinstance(job, SpeedJob) else outcome
+
+
+def test_every_run_of_a_search_for_a_set_up_is_trained_from_the_snapshots_of_its_own_seed(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SET_UP)
+    result = tune(directory, make_experimenter=making(Quick))
+    reduced = [line.split()[1:] for line in calls(directory) if line.startswith("reduced")]
+    assert len({seed for seed, *_ in reduced}) >= 5
+    assert all(folder == f"warm_up_seed_{seed}" for seed, _, folder in reduced)
+    assert result.trials[1].state == "complete"
+
+
+def test_a_further_seed_of_a_leader_whose_warm_up_diverges_is_one_on_which_it_diverged(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SET_UP)
+    result = tune(directory, make_experimenter=making(Quick, seeds={5}))
+    assert "diverged 5" in calls(directory)
+    assert result.trials[1].state == "complete"
+    assert not result.trials[1].feasible
+
+
 def test_the_time_of_a_further_seed_includes_its_warm_up(tmp_path: Path) -> None:
     experimenter, study = FakeRunner(tmp_path), optuna.create_study()
     trial = TrialRecord(1, "complete", relative_step_time=1.5, relative_low=1.4, relative_high=1.6)

@@ -27,7 +27,7 @@ from workbench.study.errors import OutOfTimeError, StudyFailedError
 from workbench.study.run.job import Monitor, Trained, plain
 from workbench.study.run.objective import AS_O0, Objective, metric_deficit
 from workbench.study.run.runner import end_if_over
-from workbench.study.run.warm_up import NO_WARM_UP, WarmUp
+from workbench.study.run.warm_up import WarmUp, WarmUpError
 from workbench.study.set_up import standing as standings
 from workbench.study.set_up.runtime_choice import ground_of, note_no_room
 from workbench.study.set_up.standing import Run, Standing, standing_now
@@ -72,7 +72,7 @@ class SetUpObjective(Objective):
         for index in range(n_runs):
             began = time.monotonic()
             try:
-                trained = known.get(index) or self._train_seed(plan, NO_WARM_UP, index)
+                trained = known.get(index) or self._train_seed(plan, index)
             except OutOfTimeError as error:
                 each = float(np.fmax.reduce([error.needed_seconds, *seconds]))  # NaN only where nothing is known
                 raise OutOfTimeError(str(error), (n_runs - index) * each) from None
@@ -98,7 +98,7 @@ class SetUpObjective(Objective):
         """Return the baseline's final metric on a seed, trained now if it has not been; NaN where it diverged."""
         known = standings.baseline_metrics(self._study.user_attrs)
         if index not in known:
-            run = self._train_seed(self._file.baseline_plan(), NO_WARM_UP, index)
+            run = self._train_seed(self._file.baseline_plan(), index)
             self._keep_baseline(index, run)
             return metric_of(run)
         return known[index]
@@ -136,7 +136,7 @@ class SetUpObjective(Objective):
             trial.set_user_attr("message", "not trained: it cannot be faster than the leader")
             raise optuna.TrialPruned
         end_if_over(self.deadline, int(trial.user_attrs.get("n_seeds", 1)) * speed.ratio * self._baseline_run.seconds)
-        runs, deficits = self._train_seeds(trial, plan, warm_up, speed.ratio)
+        runs, deficits = self._train_seeds(trial, plan, speed.ratio)
         mean = float(np.mean(deficits))
         metric = baseline.metric - mean if baseline.higher_is_better else baseline.metric + mean
         whole = self._mean_of(runs, metric if math.isfinite(mean) else math.nan)
@@ -144,9 +144,7 @@ class SetUpObjective(Objective):
         _keep_runs(trial, runs)
         return self._finish(trial, whole, speed, baseline, warm_up.steps)
 
-    def _train_seeds(
-        self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, time: float
-    ) -> tuple[list[Trained], list[float]]:
+    def _train_seeds(self, trial: optuna.Trial, plan: Plan, time: float) -> tuple[list[Trained], list[float]]:
         """Train a plan on one seed, and on more while it would lead; those without a reference are left out."""
         trained: list[Trained] = []
         runs: list[Run] = []
@@ -155,7 +153,7 @@ class SetUpObjective(Objective):
             for index in range(before, n_more):
                 # Round the baseline's seeds, then further ones.
                 seed = (trial.number + index) % n_known if index < n_known else index
-                beside = self._beside_baseline(plan, warm_up, seed)
+                beside = self._beside_baseline(plan, seed)
                 if beside is None:
                     continue
                 trained.append(beside[0])
@@ -173,7 +171,7 @@ class SetUpObjective(Objective):
                 break
         return trained, [lost for _, lost in runs]
 
-    def _beside_baseline(self, plan: Plan, warm_up: WarmUp, index: int) -> tuple[Trained, Run] | None:
+    def _beside_baseline(self, plan: Plan, index: int) -> tuple[Trained, Run] | None:
         """Train a plan on a seed, and the baseline where it has not been; return the run, the seed and the deficit.
 
         None, and the plan is not trained, where the baseline diverges: there is nothing to compare with.
@@ -181,7 +179,7 @@ class SetUpObjective(Objective):
         reference = self._baseline_metric(index)
         if not math.isfinite(reference):
             return None
-        run = self._train_seed(plan, warm_up, index)
+        run = self._train_seed(plan, index)
         if run.diverged:
             return run, (index, math.inf)
         higher = self._experimenter.higher_is_better
@@ -207,7 +205,6 @@ class SetUpObjective(Objective):
                 return
             trial = optuna.Trial(self._study, id_of(trials[leader]))
             plan = self._plans.resolve(BoostConfig.from_dict(trial.user_attrs["config"]), trial.user_attrs["level"])
-            warm_up = self._warm_ups.before(plan, self._file.study.seed)
             row = further.setdefault(leader, [])
             used = {*trial.user_attrs[standings.SEEDS], *(index for index, _ in row), *lacking}
             # Not the baseline's seeds: the plan was picked by these.
@@ -217,13 +214,18 @@ class SetUpObjective(Objective):
                 return
             missing = 0.0 if index in standings.baseline_metrics(attributes) else 1.0
             end_if_over(self.deadline, (missing + standing.times[leader]) * self._baseline_run.seconds)
-            beside = self._beside_baseline(plan, warm_up, index)
+            beside = self._beside_baseline(plan, index)
             row += [] if beside is None else [beside[1]]
             stored = {str(number): [[one, plain(lost)] for one, lost in runs] for number, runs in further.items()}
             self._study.set_user_attr(standings.FURTHER, stored)
 
-    def _train_seed(self, plan: Plan, warm_up: WarmUp, index: int) -> Trained:
+    def _train_seed(self, plan: Plan, index: int) -> Trained:
+        """Train a plan on a seed, after the seed's own warm-up; without one it counts as a plan that diverged."""
         seed, steps = self._file.study.seed + index, self._file.study.budget_steps
+        try:
+            warm_up = self._warm_ups.before(plan, seed)
+        except WarmUpError as error:
+            return Trained(math.nan, (), 0.0, diverged=True, message=str(error))
         job = warm_up.train_job(plan, seed=seed, steps=steps, evaluate_every=steps)
         return self._experimenter.run(job, Monitor(None, self._on_step))
 
