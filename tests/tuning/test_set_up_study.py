@@ -376,13 +376,26 @@ def test_a_seed_on_which_o0_diverges_compares_nothing_and_the_search_goes_on(los
     run(folder, runner, trials=1)
     with searching(folder, runner) as (file, study, search):
         given = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}
-        number = search.run_given(given, {"n_seeds": 7})
+        number = search.run_given(given, {"n_seeds": 7, MOST_SEEDS: 7})
         search.settle(10)
         standing = standing_now(study, file)
         trained = [job.seed for job in runner.jobs if isinstance(job, TrainJob) and optimizer_of(job.config) == "AdamW"]
     assert not lost & set(trained)
     assert len(standing.tried[number].deficits) == len(set(trained)) == (10 if lost == {6} else 5)
     assert standing.leader == number
+
+
+@pytest.mark.parametrize(("most", "n_seeds", "expected"), [(1, 1, 1), (3, 1, 3), (5, 1, 5), (2, 3, 2), (20, 1, 8)])
+def test_a_plan_that_would_lead_is_never_tried_on_more_seeds_than_is_allowed(
+    most: int, n_seeds: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "study", plain_runs=0, set_up=f"most_seeds = {most}")
+    run(folder, trials=1)
+    monkeypatch.setattr("workbench.study.set_up.objective._NO_DOUBT", 1.1)
+    with searching(folder, SurfaceRunner(folder)) as (_, study, search):
+        given = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.7}
+        number = search.run_given(given, {"n_seeds": n_seeds})
+        assert len(study.get_trials(deepcopy=False)[number].user_attrs["seeds"]) == expected
 
 
 def test_several_workers_keep_every_run_of_o0_that_one_of_them_trained(tmp_path: Path) -> None:

@@ -149,7 +149,9 @@ class SetUpObjective(Objective):
         trained: list[Trained] = []
         runs: list[Run] = []
         n_known, first = self._file.set_up.baseline_seeds, int(trial.user_attrs.get("n_seeds", 1))
-        for before, n_more in itertools.pairwise([0, first, *(more for more in _MORE_SEEDS if more > first)]):
+        most = int(trial.user_attrs.get(standings.MOST_SEEDS, self._file.set_up.most_seeds))
+        looks = {min(n_seeds, most) for n_seeds in (first, *_MORE_SEEDS) if n_seeds >= first}
+        for before, n_more in itertools.pairwise([0, *sorted(looks)]):
             for index in range(before, n_more):
                 # Round the baseline's seeds, then further ones.
                 seed = (trial.number + index) % n_known if index < n_known else index
@@ -160,8 +162,7 @@ class SetUpObjective(Objective):
                 runs.append(beside[1])
                 trial.set_user_attr(standings.SEEDS, [seed for seed, _ in runs])
                 trial.set_user_attr("deficits", plain([lost for _, lost in runs]))
-            most = int(trial.user_attrs.get(standings.MOST_SEEDS, self._file.set_up.most_seeds))
-            if n_more >= most or not all(math.isfinite(lost) for _, lost in runs):
+            if n_more == most or not all(math.isfinite(lost) for _, lost in runs):
                 break
             standing = self._standing(trial, runs, time)
             if not (time < standing.best_time or standing.leader == trial.number):
