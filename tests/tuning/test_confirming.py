@@ -231,6 +231,102 @@ def test_without_time_nothing_is_run_and_the_verdict_is_open(tmp_path: Path) -> 
     assert "it was not tested over seeds, since time ran out" in record.sentence
 
 
+TIMED = FILE.model_copy(update={"study": FILE.study.model_copy(update={"objective": "time_to_quality"})})
+
+
+class Busy(Scripted):
+    """O0 takes two seconds and every other plan one, times what the machine is busy with; it may be interrupted."""
+
+    busy = 1.0
+    runs_left = math.inf
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if not self.runs_left > 0:
+            raise KeyboardInterrupt
+        self.runs_left -= 1
+        outcome = super().run(job, monitor)
+        assert isinstance(job, TrainJob)
+        is_other = job.config.resolve(job.level).grad_freeze
+        return replace(outcome, seconds=self.busy * (1.0 if is_other else 2.0) * (1.0 + 1e-4 * (job.seed % 5)))
+
+
+def judge_timed(
+    experimenter: FakeRunner, pool: Sequence[Contender], study: optuna.Study, **options: Any
+) -> list[CandidateRecord]:
+    warm_ups = WarmUps(TIMED, experimenter.directory, experimenter)
+    return Confirmation(study, TIMED, experimenter, warm_ups, **options).judge({"o1": pool})
+
+
+def trained_on(directory: Path, seed: int) -> list[str]:
+    return [line.split()[1] for line in calls(directory) if line.startswith("trained") and line.endswith(f" {seed}")]
+
+
+def test_a_plan_tested_by_a_later_command_is_timed_beside_o0_again(tmp_path: Path) -> None:
+    study, experimenter = optuna.create_study(), Busy(tmp_path, {0.5: 0.001, 0.7: 0.001})
+    experimenter.busy = 3.0
+    (first,) = judge_timed(experimenter, [contender(1, 0.5)], study)
+    experimenter.busy = 1.0
+    (second,) = judge_timed(experimenter, [contender(2, 0.7)], study)
+    assert [first.speedup, second.speedup] == pytest.approx([2.0, 2.0])
+    assert trained_on(tmp_path, 1000) == ["O0", "0.5", "O0", "0.7"]
+
+
+def test_a_plan_tested_later_in_a_command_is_timed_beside_o0_again(tmp_path: Path) -> None:
+    class Calming(Busy):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            self.busy *= 0.98
+            return super().run(job, monitor)
+
+    drops = {0.3: math.nan, 0.5: 0.001, 0.7: 0.001}
+    pool = [contender(number, freeze_p) for number, freeze_p in enumerate(drops)]
+    pool = [replace(one, trial=replace(one.trial, relative_step_time=0.9 - 0.1 * at)) for at, one in enumerate(pool)]
+    records = judge_timed(Calming(tmp_path, drops), pool, optuna.create_study())
+    assert [one.verdict for one in records] == [Verdict.REFUTED, Verdict.CONFIRMED, Verdict.CONFIRMED]
+    assert [one.speedup for one in records[1:]] == pytest.approx([2.0, 2.0], rel=0.02)
+
+
+@pytest.mark.parametrize("runs_left", [1, 2, 3, 7])
+def test_a_round_that_was_interrupted_is_trained_again(tmp_path: Path, runs_left: int) -> None:
+    study, experimenter = optuna.create_study(), Busy(tmp_path, {0.5: 0.001})
+    experimenter.busy, experimenter.runs_left = 3.0, runs_left
+    with pytest.raises(KeyboardInterrupt):
+        judge_timed(experimenter, [contender(1, 0.5)], study)
+    experimenter.busy, experimenter.runs_left = 1.0, math.inf
+    (record,) = judge_timed(experimenter, [contender(1, 0.5)], study)
+    assert record.speedup == pytest.approx(2.0)
+    rounds_lost = runs_left % 2  # of two runs each
+    assert len(calls(tmp_path)) == 2 * len(record.metrics) + rounds_lost
+
+
+def test_runs_of_an_earlier_version_give_no_time_and_are_trained_again(tmp_path: Path) -> None:
+    study, experimenter, one = optuna.create_study(), Busy(tmp_path, {0.5: 0.001}), contender(1, 0.5)
+    for seed in confirmation_seeds(FILE.study.seed, 8):
+        for key, seconds in ((TIMED.baseline_plan().key(), 6.0), (one.key, 1.0)):  # O0's of a busier minute
+            kept = Trained(0.9, ((100, 0.9),), seconds).to_json()
+            study.set_user_attr(f"confirm:{key}:{seed}:{FILE.study.budget_steps}", kept)
+    tests = [{"key": one.key, "first": 0, "looks": [[8, 0.035]], "question": "0.02 after 100"}]
+    study.set_user_attr("confirm_tests:o1", tests)
+    (record,) = judge_timed(experimenter, [one], study, deadline=0.0)
+    assert record.verdict is Verdict.UNDECIDED
+    assert "0 of 8 planned seeds are trained; the same command trains the rest" in record.sentence
+    (record,) = judge_timed(experimenter, [one], study)
+    assert record.speedup == pytest.approx(2.0)
+    assert record.n_seeds == 8
+
+
+def test_a_round_that_would_not_end_in_time_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, experimenter = optuna.create_study(), Clocked(tmp_path, {0.5: 0.001, 0.7: 0.001})
+    monkeypatch.setattr(time, "monotonic", lambda: experimenter.now)
+    judge_timed(experimenter, [contender(1, 0.5)], study)
+    before, other = calls(tmp_path), contender(2, 0.7)
+    known = {"plan_key": other.key, "trained": Trained(0.9, ((100, 0.9),), 2.0).to_json()}
+    study.add_trial(optuna.trial.create_trial(value=1.0, user_attrs=known))
+    (record,) = judge_timed(experimenter, [other], study, deadline=experimenter.now + 3.5)  # a run takes two
+    assert record.verdict is Verdict.UNDECIDED
+    assert "it was not tested over seeds, since time ran out" in record.sentence
+    assert calls(tmp_path) == before
+
+
 class Clocked(Scripted):
     """Moves a clock by what runs take: two seconds each, and as much beside what counts as theirs."""
 
@@ -264,12 +360,10 @@ def test_where_time_is_short_the_plan_that_is_tested_first_has_it(
     monkeypatch.setattr(time, "monotonic", lambda: experimenter.now)
     faster = contender(2, 0.7)
     pool = [contender(1, 0.5), replace(faster, trial=replace(faster.trial, relative_step_time=0.7))]
-    file = FILE.model_copy(update={"study": FILE.study.model_copy(update={"objective": "time_to_quality"})})
-    for plan in (file.baseline_plan(), *(one.plan for one in pool)):
+    for plan in (TIMED.baseline_plan(), *(one.plan for one in pool)):
         known = {"plan_key": plan.key(), "trained": Trained(0.9, ((100, 0.9),), 4.0).to_json()}
         study.add_trial(optuna.trial.create_trial(value=1.0, user_attrs=known))
-    warm_ups = WarmUps(file, tmp_path, experimenter)
-    Confirmation(study, file, experimenter, warm_ups, deadline=deadline, confirm_seeds=seeds).judge({"o1": pool})
+    judge_timed(experimenter, pool, study, deadline=deadline, confirm_seeds=seeds)
     trained = [call.split()[1] for call in calls(tmp_path) if call.startswith("trained")]
     assert {"O0", "0.5"} <= set(trained[:6])
     assert ("0.7" in trained[:6]) is is_together
@@ -283,9 +377,8 @@ def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> C
     plan = FILE.plans.resolve(config, "O1")
     timed = SpeedMeasured(0.8, 0.7, 0.9, 20.0, 1000.0 * seconds)
     study.set_user_attr(f"step_time:{plan.step_key()}", timed.to_json())
-    file = FILE.model_copy(update={"study": FILE.study.model_copy(update={"objective": "time_to_quality"})})
-    confirmation = Confirmation(study, file, experimenter, WarmUps(file, folder, experimenter), deadline=110.0)
-    (record,) = confirmation.judge({"o1": [replace(contender(1, 0.5), config=config, plan=plan)]})
+    pool = [replace(contender(1, 0.5), config=config, plan=plan)]
+    (record,) = judge_timed(experimenter, pool, study, deadline=110.0)
     return record
 
 

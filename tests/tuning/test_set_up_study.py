@@ -145,6 +145,24 @@ def test_tuned_plain_differs_from_the_task_in_its_schedule_and_rate_alone(search
     assert beside.speedup == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.slow
+def test_tuned_plain_takes_turns_with_the_export(tmp_path: Path) -> None:
+    class Calming(SurfaceRunner):
+        """On a machine that becomes faster with every run."""
+
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            outcome = super().run(job, monitor)
+            return replace(outcome, seconds=outcome.seconds * 0.98**self.runs) if isinstance(job, TrainJob) else outcome
+
+    folder = write(tmp_path / "study", allowed=0.03, set_up="attribution_share = 0.0")
+    result = run(folder, Calming(folder, noise=0.004, seed=3), trials=6)
+    beside, (taken, config) = result.tuned_plain["o1"], taken_of(result)
+    assert beside.relative_time < 1.0
+    assert beside.config != taken.config
+    assert taken.speedup == pytest.approx(1.0 / predicted_time(config), rel=0.05)
+    assert beside.speedup == pytest.approx(beside.relative_time / predicted_time(config), rel=0.05)
+
+
 def test_every_value_is_the_whole_run_s_predicted_time(searched: Searched) -> None:
     folder, _, _ = searched
     trained = [one for one in stored_trials(folder) if one.state == optuna.trial.TrialState.COMPLETE]

@@ -1,14 +1,18 @@
 """What a study keeps of its confirmation: runs, timings and planned tests, as user attributes.
 
-A run is kept under (plan, seed, steps), so a plan that competes for two exports is trained once. A planned test is kept
-with the question it was planned for, the allowed drop and the length of its runs: where either has been edited since,
-it says nothing about today's question, but its error is spent.
+Where whole runs are timed, a run is kept in its *round*: the plans that took turns on a seed, in one command. A machine
+may be twice as fast an hour later, so two runs are compared only within a round; what an earlier version has kept
+without its round is not read. Otherwise only metrics are compared, and all runs on a seed are one round. A plan that
+competes for two exports is trained once.
+
+A planned test is kept with the question it was planned for, the allowed drop and the length of its runs: where either
+has been edited since, it says nothing about today's question, but its error is spent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +38,7 @@ class StoredTest:
 
 
 class ConfirmationRuns:
-    """The confirmation's runs, by seed and the key of their plan, and how long each of them is."""
+    """The confirmation's runs, by seed, round and the key of their plan, and how long each of them is."""
 
     def __init__(self, study: optuna.Study, file: StudyFile) -> None:
         self._study = study
@@ -43,6 +47,7 @@ class ConfirmationRuns:
         self.baseline_key = self.baseline.key()
         self.steps = file.confirm.steps or file.study.budget_steps
         counts_steps = file.study.objective == "time_to_target"
+        self._are_timed = file.study.objective == "time_to_quality"
         self.evaluate_every = min(file.evaluate_every, self.steps) if counts_steps else self.steps
         # Version 0.6 evaluated at the end alone, which says nothing of the time to the target.
         self._length = f"{self.steps}:{self.evaluate_every}" if self.evaluate_every < self.steps else f"{self.steps}"
@@ -52,14 +57,37 @@ class ConfirmationRuns:
         """Return the seeds of ``n_pairs`` pairs, from the pair ``first`` on."""
         return confirmation_seeds(self._seed, first + n_pairs)[first:]
 
-    def run(self, key: str, seed: int) -> Trained | None:
-        """Return a plan's run on a seed; None if it has not ended."""
-        stored = self._known.get(self._run_name(key, seed))
-        return None if stored is None else Trained.from_json(stored)
+    def together(self, seed: int, *keys: str) -> tuple[Trained, ...]:
+        """Return the runs of some plans from the latest round on a seed that has them all; empty if none has."""
+        rounds: Iterable[Mapping[str, Any]]
+        if self._are_timed:
+            rounds = reversed(self._known.get(self._rounds_name(seed), []))
+        else:
+            names = {key: self._run_name(key, seed) for key in keys}
+            rounds = [{key: self._known[name] for key, name in names.items() if name in self._known}]
+        found = next((one for one in rounds if one.keys() >= set(keys)), None)
+        return () if found is None else tuple(Trained.from_json(found[key]) for key in keys)
 
-    def keep_run(self, key: str, seed: int, trained: Trained) -> None:
-        """Store a run."""
-        self._keep(self._run_name(key, seed), trained.to_json())
+    def run(self, key: str, seed: int) -> Trained | None:
+        """Return a plan's latest run on a seed; None if none has ended."""
+        return next(iter(self.together(seed, key)), None)
+
+    def begin_round(self, seed: int) -> Callable[[str, Trained], None]:
+        """Return what stores a plan's run in a fresh round on a seed."""
+        if not self._are_timed:
+            return lambda key, trained: self._keep(self._run_name(key, seed), trained.to_json())
+        before, runs = self._known.get(self._rounds_name(seed), []), dict[str, Any]()
+
+        def keep(key: str, trained: Trained) -> None:
+            runs[key] = trained.to_json()
+            self._keep(self._rounds_name(seed), [*before, runs])
+
+        return keep
+
+    def lacking(self, keys: Iterable[str], seed: int) -> list[str]:
+        """Return the plans, O0 among them, that a round on a seed must have for each of them to have O0 beside it."""
+        lacking = [key for key in keys if not self.together(seed, self.baseline_key, key)]
+        return list(dict.fromkeys([self.baseline_key, *lacking])) if lacking and self._are_timed else lacking
 
     def speed(self, key: str) -> SpeedMeasured | None:
         """Return how fast a plan's steps are by the confirmation's own timing; None before it."""
@@ -71,13 +99,13 @@ class ConfirmationRuns:
         self._keep(f"confirm_speed:{key}", measured.to_json())
 
     def pairs(self, key: str, first: int, n_pairs: int) -> list[tuple[Trained, Trained]]:
-        """Return O0's and a plan's runs, seed by seed, up to the first pair that is missing."""
+        """Return O0's and a plan's runs, each pair of one round, seed by seed, up to the first that is missing."""
         found = []
         for seed in self.seeds(first, n_pairs):
-            baseline, candidate = self.run(self.baseline_key, seed), self.run(key, seed)
-            if baseline is None or candidate is None:
+            pair = self.together(seed, self.baseline_key, key)
+            if not pair:
                 break
-            found.append((baseline, candidate))
+            found.append((pair[0], pair[1]))
         return found
 
     def metrics(self, key: str, test: PlannedTest) -> list[tuple[float, float]]:
@@ -116,6 +144,9 @@ class ConfirmationRuns:
 
     def _run_name(self, key: str, seed: int) -> str:
         return f"confirm:{key}:{seed}:{self._length}"
+
+    def _rounds_name(self, seed: int) -> str:
+        return f"confirm_rounds:{seed}:{self._length}"
 
     def _keep(self, name: str, value: Any) -> None:
         self._study.set_user_attr(name, value)

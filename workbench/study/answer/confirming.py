@@ -2,7 +2,8 @@
 
 Candidates are tested in the search's order. Each test is planned and stored before it goes on: its number of seeds from
 the standard deviation of its first few pairs, and its looks (`planned_tests` has the statistics and their source).
-Every run is stored as soon as it ends, so nothing finished is lost when the process ends (`confirmation_runs`).
+Every run is stored as soon as it ends, so nothing finished is lost when the process ends (`confirmation_runs`). Where
+whole runs are timed, O0 and candidates take turns, and a candidate that is tested later has O0 beside it again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import optuna
@@ -40,6 +41,7 @@ from workbench.study.store.stored_records import metrics_seen
 
 _N_PILOTS = 5  # pairs of a test from whose standard deviation its number of pairs is planned
 FEWEST_PAIRS = 7  # a test should have time for these: fewer rarely confirm a plan no better than today's
+_N_TIMED = 10  # pairs whose times say from what length of training compiling pays off
 _SHARE_OF_TIME = 0.9  # of what is left, for which a test is planned; the rest is for what takes longer than before
 
 
@@ -68,14 +70,14 @@ class Confirmation:
         self._beside_seconds: list[float] = []  # time of runs that their own seconds leave out: building, evaluation
         self._counts_steps = file.study.objective == "time_to_target"
         self._counts_runs = file.study.objective == "time_to_quality"
-        self._runs = ConfirmationRuns(study, file)
+        self.runs = ConfirmationRuns(study, file)
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
         gap = paired_bounds.smallest_gap(metrics_seen(study))
         higher = self.experimenter.higher_is_better
         self._scale: dict[str, Any] = {"higher_is_better": higher, "resolution": gap or None}
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         known = (one.user_attrs for one in complete if {"plan_key", "trained"} <= one.user_attrs.keys())
-        length = self._runs.steps / file.study.budget_steps
+        length = self.runs.steps / file.study.budget_steps
         self._searched_seconds = {one["plan_key"]: Trained.from_json(one["trained"]).seconds * length for one in known}
 
     def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
@@ -88,15 +90,38 @@ class Confirmation:
         # After all runs, so that a second call says the same.
         return [self._record(contender, why_untested) for contender, why_untested in tested]
 
-    def keys_of(self, candidates: Sequence[CandidateRecord]) -> dict[str, str]:
-        """Return for each export the key of the plan that it would take; exports that take O0 are left out."""
-        chosen: dict[str, str] = {}
+    def plans_of(self, candidates: Sequence[CandidateRecord]) -> dict[str, Plan]:
+        """Return for each export the plan that it would take; exports that take O0 are left out."""
+        chosen: dict[str, Plan] = {}
         for target in dict.fromkeys(one.target for one in candidates):
             taken = select(target, candidates).candidate
             if taken is not None:
                 config = BoostConfig.from_dict(dict(taken.config))
-                chosen[target] = self.file.plans.resolve(config, TARGETS[target]).key()
+                chosen[target] = self.file.plans.resolve(config, TARGETS[target])
         return chosen
+
+    def train_rounds(
+        self, rounds: Mapping[int, Mapping[str, Plan]], is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Train on each seed its plans, which take turns, as far as the time goes or until it is asked to be over.
+
+        A round that would not end in time is not begun.
+        """
+        planned = self._runs_ended + sum(map(len, rounds.values()))
+        try:
+            for seed, plans in rounds.items():
+                if is_over():
+                    break
+                known = [seconds for key in plans if math.isfinite(seconds := self._seconds_of_run(key))]
+                end_if_over(self.deadline, sum(known))
+                keep = self.runs.begin_round(seed)
+                for key, plan in list(plans.items())[:: -1 if self._counts_runs and seed % 2 else 1]:
+                    self.on_run(self._runs_ended, planned)
+                    keep(key, self._train(plan, seed))
+                    self._runs_ended += 1
+        except OutOfTimeError:
+            self.cut_short = True
+        self.on_run(self._runs_ended, planned)
 
     def _tested(self, target: str, pool: Sequence[Contender]) -> list[tuple[Contender, str]]:
         """Return each contender examined, with the reason it was not tested (empty if it was)."""
@@ -139,13 +164,13 @@ class Confirmation:
             if self.deadline is not None and time.monotonic() > self.deadline:
                 self.cut_short = True
                 return ""
-            n_further = self._runs.n_further(contender.target)
+            n_further = self.runs.n_further(contender.target)
             self._keep_test(contender, planned_tests.further_test(judged.end, asked - judged.end, n_further))
             self._train_test(contender)
         return ""
 
     def _keep_test(self, contender: Contender, test: PlannedTest) -> None:
-        self._runs.keep_test(contender.target, contender.key, test, contender.allowed_drop)
+        self.runs.keep_test(contender.target, contender.key, test, contender.allowed_drop)
 
     def _plan_first(self, contender: Contender) -> str:
         """Decide from pilot pairs how many pairs the contender's first test takes, and store that before it goes on.
@@ -154,13 +179,13 @@ class Confirmation:
         """
         section, drop = self.file.confirm, contender.allowed_drop
         is_at_full_level = self._all_confirmed_at_once(contender.target, drop)
-        n_further = self._runs.n_further(contender.target)
+        n_further = self.runs.n_further(contender.target)
         error = planned_tests.FIRST_ERROR if is_at_full_level else planned_tests.further_error(n_further)
         n_pilots = min(_N_PILOTS, self.confirm_seeds or section.seeds_min)
         pilots = PlannedTest(0, ((n_pilots, error),))
         self._train_pairs(contender, pilots, n_pilots)
-        pairs = self._runs.metrics(contender.key, pilots)
-        has_diverged = self._runs.diverged(contender.key, 0, n_pilots)
+        pairs = self.runs.metrics(contender.key, pilots)
+        has_diverged = self.runs.diverged(contender.key, 0, n_pilots)
         if len(pairs) < n_pilots and not has_diverged:
             # Nothing is spent on a test too short.
             begun = f" after {len(pairs)} of the {n_pilots} pairs of runs that plan its test"
@@ -208,21 +233,21 @@ class Confirmation:
         keys = self._trained_together(contender)
         if not sum(self._seconds_of_run(key) for key in keys) > 0.0:
             return n_wanted
-        for n_pairs, seed in enumerate(self._runs.seeds(n_done, n_wanted - n_done), start=n_done):
-            left -= sum(self._seconds_of_run(key) for key in keys if self._runs.run(key, seed) is None)
+        for n_pairs, seed in enumerate(self.runs.seeds(n_done, n_wanted - n_done), start=n_done):
+            left -= sum(map(self._seconds_of_run, self.runs.lacking(keys, seed)))
             if left < 0.0:
                 return n_pairs
         return n_wanted
 
     def _all_confirmed_at_once(self, target: str, allowed_drop: float) -> bool:
         """Return whether each plan tested before was confirmed by its first test; the next then has the full level."""
-        tests = self._runs.tests(target)
-        question = self._runs.question(allowed_drop)
+        tests = self.runs.tests(target)
+        question = self.runs.question(allowed_drop)
         if any(one.question != question or one.test.first > 0 for one in tests):
             return False
         untimed = TimeRatio(1.0, 0.0, math.inf)
         for one in tests:
-            pairs = self._runs.metrics(one.key, one.test)
+            pairs = self.runs.metrics(one.key, one.test)
             judged = judge([(one.test, pairs)], allowed_drop, lambda *_: untimed, untimed, **self._scale)
             if judged.quality.verdict is not Verdict.CONFIRMED:
                 return False
@@ -239,38 +264,26 @@ class Confirmation:
     def _train_pairs(self, contender: Contender, test: PlannedTest, n_pairs: int) -> None:
         """Train what is missing of a test's first pairs, O0 and the contender seed by seed, as far as the time goes."""
         plans = self._trained_together(contender)
-        seeds = self._runs.seeds(test.first, n_pairs)
-        in_turn = {seed: list(plans)[:: -1 if self._counts_runs and seed % 2 else 1] for seed in seeds}
-        missing = [(seed, key) for seed in seeds for key in in_turn[seed] if self._runs.run(key, seed) is None]
-        planned = self._runs_ended + len(missing)
-        try:
-            for seed, key in missing:
-                if self._runs.diverged(contender.key, test.first, n_pairs):
-                    return
-                self.on_run(self._runs_ended, planned)
-                end_if_over(self.deadline, self._seconds_of_run(key))  # one that would not end in time is not begun
-                self._train(plans[key], seed)
-                self._runs_ended += 1
-        except OutOfTimeError:
-            self.cut_short = True
-        self.on_run(self._runs_ended, planned)
+        seeds = self.runs.seeds(test.first, n_pairs)
+        lacking = {seed: {key: plans[key] for key in self.runs.lacking(plans, seed)} for seed in seeds}
+        self.train_rounds(lacking, lambda: self.runs.diverged(contender.key, test.first, n_pairs))
 
     def _seconds_of_run(self, key: str) -> float:
         """Return what a plan's run takes by the clock, by its runs here or else in the search; NaN when unknown."""
-        seconds = self._runs.seconds(key)
+        seconds = self.runs.seconds(key)
         seconds = self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds
         return seconds + (median(self._beside_seconds) if self._beside_seconds else 0.0)
 
     def _trained_together(self, contender: Contender) -> dict[str, Plan]:
         """Return the plans that take turns on a seed; where runs are timed, those to be tested later are among them.
 
-        A ratio of times holds only between runs of the same minutes.
+        So O0 is trained once for all of them.
         """
         contenders = [contender, *(one for one in self._trained_alongside if one.target == contender.target)]
-        return {self._runs.baseline_key: self._runs.baseline} | {one.key: one.plan for one in contenders}
+        return {self.runs.baseline_key: self.runs.baseline} | {one.key: one.plan for one in contenders}
 
     def _seconds_per_pair(self, contender: Contender) -> float:
-        return self._runs.seconds(self._runs.baseline_key) + self._runs.seconds(contender.key)
+        return self.runs.seconds(self.runs.baseline_key) + self.runs.seconds(contender.key)
 
     def _measure_and_is_faster(self, contender: Contender) -> bool:
         """Return whether training can confirm the contender; where only step time counts, that is known beforehand."""
@@ -285,7 +298,7 @@ class Confirmation:
             judged,
             self.experimenter.metric_name,
             per="to the target" if self._counts_steps else timed_per(self.file.study.objective),
-            next_error=planned_tests.further_error(self._runs.n_further(contender.target)),
+            next_error=planned_tests.further_error(self.runs.n_further(contender.target)),
             seconds_per_pair=self._seconds_per_pair(contender),
             command=self.command,
         )
@@ -293,7 +306,7 @@ class Confirmation:
             sentence = f"After a warm-up of {self.file.warm_up_steps} micro-batches of O0. {sentence}"
         sentence += self._about_compiling(contender)
         bounds, ratio = judged.quality.bounds, judged.time
-        pairs = [pair for test in self._tests(contender) for pair in self._runs.metrics(contender.key, test)]
+        pairs = [pair for test in self._tests(contender) for pair in self.runs.metrics(contender.key, test)]
         return CandidateRecord(
             label=f"trial {contender.trial.number}",
             trial_number=contender.trial.number,
@@ -314,12 +327,12 @@ class Confirmation:
 
     def _tests(self, contender: Contender) -> list[PlannedTest]:
         """Return the tests of its plan that ask today's question."""
-        question, tests = self._runs.question(contender.allowed_drop), self._runs.tests(contender.target)
+        question, tests = self.runs.question(contender.allowed_drop), self.runs.tests(contender.target)
         return [one.test for one in tests if (one.key, one.question) == (contender.key, question)]
 
     def _judged(self, contender: Contender) -> Judgement:
         return judge(
-            [(test, self._runs.metrics(contender.key, test)) for test in self._tests(contender)],
+            [(test, self.runs.metrics(contender.key, test)) for test in self._tests(contender)],
             contender.allowed_drop,
             lambda test, n_pairs, error: self._time_ratio(contender, test, n_pairs, error),
             self._untested_ratio(contender),
@@ -329,7 +342,7 @@ class Confirmation:
     def _step_time(self, contender: Contender) -> tuple[float, float, float] | None:
         """Return the relative time of a step with its interval; None when it was not measured."""
         trial = contender.trial
-        speed = self._runs.speed(contender.key)
+        speed = self.runs.speed(contender.key)
         if speed is None:
             speed = SpeedMeasured(trial.relative_step_time, trial.relative_low, trial.relative_high)
         measured = (speed.ratio, speed.low, speed.high)
@@ -338,7 +351,7 @@ class Confirmation:
     def _time_ratio(self, contender: Contender, test: PlannedTest, n_pairs: int, error: float) -> TimeRatio:
         """Return how much faster the contender is at a look, by the study's objective."""
         if self._counts_runs:
-            pairs = self._runs.pairs(contender.key, test.first, n_pairs)
+            pairs = self.runs.pairs(contender.key, test.first, n_pairs)
             compiling = compile_seconds(contender.plan, self.file, self.study.user_attrs)
             return paired_bounds.run_time_ratio(
                 [(baseline.seconds, candidate.seconds + compiling) for baseline, candidate in pairs], error=error
@@ -347,12 +360,12 @@ class Confirmation:
         if measured is None or not self._counts_steps:
             return self._untested_ratio(contender)
         higher, times = self.experimenter.higher_is_better, []
-        for baseline, candidate in self._runs.pairs(contender.key, test.first, n_pairs):
+        for baseline, candidate in self.runs.pairs(contender.key, test.first, n_pairs):
             if not math.isfinite(metric_of(baseline)):
                 continue
             target = goal(metric_of(baseline), contender.allowed_drop, higher_is_better=higher)
             steps = [steps_to_target(run.curve, target, higher_is_better=higher) for run in (baseline, candidate)]
-            times.append((min(steps[0], float(self._runs.steps)), math.inf if candidate.diverged else steps[1]))
+            times.append((min(steps[0], float(self.runs.steps)), math.inf if candidate.diverged else steps[1]))
         return paired_bounds.time_ratio(times, measured, warm_up=contender.trial.warm_up_steps, error=error)
 
     def _untested_ratio(self, contender: Contender) -> TimeRatio:
@@ -372,36 +385,35 @@ class Confirmation:
             low, high = 0.0, math.inf
         return TimeRatio(ratio, low, high, None)
 
-    def _train(self, plan: Plan, seed: int) -> None:
+    def _train(self, plan: Plan, seed: int) -> Trained:
         try:
             warm_up = self.warm_ups.before(plan, seed)
-            runs = self._runs
+            runs = self.runs
             job = warm_up.train_job(plan, seed=seed, steps=runs.steps, evaluate_every=runs.evaluate_every)
             began = time.monotonic()
             trained = self.experimenter.run(job, Monitor(on_step=self.on_step))
             self._beside_seconds.append(max(time.monotonic() - began - trained.seconds, 0.0))
             # What one more seed would take, which needs its own warm-up.
-            trained = replace(trained, seconds=trained.seconds + warm_up.seconds)
+            return replace(trained, seconds=trained.seconds + warm_up.seconds)
         except WarmUpError as error:
-            trained = Trained(math.nan, (), 0.0, diverged=True, message=str(error))
-        self._runs.keep_run(plan.key(), seed, trained)
+            return Trained(math.nan, (), 0.0, diverged=True, message=str(error))
 
     def _about_compiling(self, contender: Contender) -> str:
         """Say what compiling takes, and from what length of training it pays off; empty where nothing is compiled."""
         compiling = compile_seconds(contender.plan, self.file, self.study.user_attrs) if self._counts_runs else 0.0
-        mine, given = (self._runs.seconds(key) for key in (contender.key, self._runs.baseline_key))
-        saved = (given - mine) / self._runs.steps  # by each of today's batches
-        if not (compiling > 0.0 and saved > 0.0):
+        # By each of today's batches.
+        saved = [(a.seconds - b.seconds) / self.runs.steps for a, b in self.runs.pairs(contender.key, 0, _N_TIMED)]
+        if not (compiling > 0.0 and sum(saved) > 0.0):
             return ""
         took = f"{compiling:.2g} s" if compiling < 10.0 else format_duration(compiling)
-        pays = f"which pays off in trainings of more than {math.ceil(compiling / saved):,} batches"
+        pays = f"which pays off in trainings of more than {math.ceil(compiling / fmean(saved)):,} batches"
         return f" Its time includes {took} of compiling, timed once, {pays}."
 
     def _measure_step_time(self, contender: Contender) -> None:
         """Time the contender's steps again: it was picked by the search's timing, which therefore flatters it."""
-        if self._counts_runs or self._runs.speed(contender.key) is not None:  # whole runs are timed by themselves
+        if self._counts_runs or self.runs.speed(contender.key) is not None:  # whole runs are timed by themselves
             return
-        (seed,) = self._runs.seeds(0, 1)
+        (seed,) = self.runs.seeds(0, 1)
         try:
             warm_up = self.warm_ups.before(contender.plan, seed)
             end_if_over(self.deadline)
@@ -411,4 +423,4 @@ class Confirmation:
         except OutOfTimeError:
             self.cut_short = True
             return
-        self._runs.keep_speed(contender.key, measured)
+        self.runs.keep_speed(contender.key, measured)

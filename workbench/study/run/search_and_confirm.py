@@ -44,7 +44,6 @@ from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.ask.warm_start import enqueue_warm_start, sources_in
 from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError
 from workbench.study.run.experimenter import CHECKPOINTS, MakeExperimenter, experimenter_for
-from workbench.study.run.job import Monitor
 from workbench.study.run.joining import check_limits
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.progress import StudyWatch, TuneProgress
@@ -214,8 +213,10 @@ def tune(
             cut_short += ["the confirmation"] if confirmation.cut_short else []
             study.set_user_attr("confirms_first", confirmation.is_open)
             if finds_set_up:
-                keys, monitor = confirmation.keys_of(candidates), Monitor(on_step=watch.step)
-                compare_with_plain(study, file, guard, keys, monitor=monitor, deadline=deadline)
+                plans, higher = confirmation.plans_of(candidates), guard.higher_is_better
+                compare_with_plain(
+                    study, file, plans, confirmation.runs, confirmation.train_rounds, higher_is_better=higher
+                )
             by_time = f"The time limit ended {' and '.join(cut_short)}; the same command continues from there."
             study.set_user_attr("cut_short", by_time if cut_short else "")
             watch.phase("export")

@@ -2,14 +2,13 @@
 
 It is what a fair baseline can do, so it stands beside every result; and it competes as a candidate. Its two parameters
 are searched as the whole set-up is, with a regression of the quality over both and a time that is known. Runs of both
-on the seeds of the confirmation show how much faster an export is.
+in turn, on the seeds of the confirmation, show how much faster an export is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,17 +16,14 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, Plan
 from workbench.core.paired_bounds import paired_drops, run_time_ratio
 from workbench.core.records import TunedPlain
 from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
 from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.errors import OutOfTimeError
-from workbench.study.run.job import Monitor, plain, read_record
+from workbench.study.run.job import plain, read_record
 from workbench.study.run.objective import baseline_trial
-from workbench.study.run.runner import Experimenter, end_if_over
-from workbench.study.run.warm_up import NO_WARM_UP
 from workbench.study.set_up.standing import Standing, Trying, standing_of
 from workbench.study.set_up.total_time import compile_seconds
 from workbench.study.store.stored_records import GIVEN, allowed_drop_of
@@ -110,15 +106,16 @@ def _between(rates: Sequence[float | None]) -> list[float | None]:
 def compare_with_plain(
     study: optuna.Study,
     file: StudyFile,
-    experimenter: Experimenter,
-    exported: Mapping[str, str],
+    exported: Mapping[str, Plan],
+    runs: ConfirmationRuns,
+    train_rounds: Callable[[Mapping[int, Mapping[str, Plan]]], None],
     *,
-    monitor: Monitor,
-    deadline: float | None,
+    higher_is_better: bool,
 ) -> None:
-    """Train tuned plain on the seeds on which exports were confirmed, as far as the time goes, and keep the comparison.
+    """Train tuned plain in turn with exports, on seeds on which they were confirmed, and keep the comparison.
 
-    ``exported`` has for each export the key of the plan that it would take.
+    ``exported`` has for each export the plan that it would take; ``train_rounds`` trains the plans of each seed, as far
+    as the time goes. An export that tuned plain took turns with in the confirmation already is not trained again.
     """
     trials = study.get_trials(deepcopy=False)
     # Where no shorter plain run keeps the quality, the task as given is the fair baseline itself.
@@ -127,35 +124,27 @@ def compare_with_plain(
     if found is None:
         return
     plan = file.plans.resolve(BoostConfig.from_dict(found.user_attrs["config"]), found.user_attrs["level"])
-    runs = ConfirmationRuns(study, file)
     relative = float(found.user_attrs["speed"]["ratio"])
     n_runs = sum(len(one.user_attrs.get("deficits", ())) for one in trials if one.user_attrs.get(PLAIN))
     known = TunedPlain(plan.summary(), plan.config.to_dict(), relative, n_runs=n_runs)
     answers: dict[str, TunedPlain] = {}
-    for target, key in exported.items():
-        with contextlib.suppress(OutOfTimeError):
-            for seed in runs.seeds(0, _MOST_PAIRS):
-                if runs.run(key, seed) is None or runs.run(plan.key(), seed) is not None:
-                    continue
-                end_if_over(deadline, relative * runs.seconds(runs.baseline_key))
-                job = NO_WARM_UP.train_job(plan, seed=seed, steps=runs.steps, evaluate_every=runs.steps)
-                runs.keep_run(plan.key(), seed, experimenter.run(job, monitor))
-        its = next((one.user_attrs for one in trials if one.user_attrs.get("plan_key") == key), None)
-        compiling = 0.0
-        if its is not None:
-            exported_plan = file.plans.resolve(BoostConfig.from_dict(its["config"]), its["level"])
-            compiling = compile_seconds(exported_plan, file, study.user_attrs)
-        higher = experimenter.higher_is_better
-        answers[target] = _beside(known, runs, plan.key(), key, compiling, higher_is_better=higher)
+    for target, taken in exported.items():
+        both, seeds = {plan.key(): plan, taken.key(): taken}, runs.seeds(0, _MOST_PAIRS)
+        train_rounds({at: both for at in seeds if runs.run(taken.key(), at) and not runs.together(at, *both)})
+        compiling = compile_seconds(taken, file, study.user_attrs)
+        answers[target] = _beside(known, runs, plan.key(), taken.key(), compiling, higher_is_better=higher_is_better)
     study.set_user_attr(_STORED, plain(answers))
 
 
 def _beside(
     known: TunedPlain, runs: ConfirmationRuns, own: str, exported: str, compiling: float, *, higher_is_better: bool
 ) -> TunedPlain:
-    both = [(runs.run(own, seed), runs.run(exported, seed)) for seed in runs.seeds(0, _MOST_PAIRS)]
-    seconds = [(mine.seconds, its.seconds + compiling) for mine, its in both if mine is not None and its is not None]
-    metrics = [(metric_of(reference), metric_of(mine)) for reference, mine in runs.pairs(own, 0, _MOST_PAIRS)]
+    seeds = runs.seeds(0, _MOST_PAIRS)
+    in_turn = [both for seed in seeds if (both := runs.together(seed, own, exported))]
+    seconds = [(mine.seconds, its.seconds + compiling) for mine, its in in_turn]
+    # Metrics do not depend on the minute, so O0's may be of another round.
+    beside = [(runs.run(runs.baseline_key, seed), runs.run(own, seed)) for seed in seeds]
+    metrics = [(metric_of(a), metric_of(b)) for a, b in beside if a is not None and b is not None]
     finite = [pair for pair in metrics if all(map(math.isfinite, pair))]
     drops = paired_drops(finite, higher_is_better=higher_is_better)
     known = replace(known, drop=sum(drops) / len(drops) if drops else math.nan)
