@@ -301,6 +301,16 @@ def test_a_job_of_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert read_run(tmp_path / "cut" / trained.path).finished
 
 
+def test_a_job_whose_time_counts_begins_anew(tmp_path: Path) -> None:
+    seen: list[int] = []
+    job = TrainJob(BoostConfig.from_dict(NOTHING), "O1", steps=STEPS, is_timed=True)
+    experimenter = TaskExperimenter(small_task(on_loss=seen.append), "cpu", tmp_path / "runs")
+    experimenter.run(job, Monitor(stop=stopping_after(9)))
+    seen.clear()
+    experimenter.run(job)
+    assert len(seen) == STEPS
+
+
 def test_the_end_of_a_completed_run_is_kept_unless_it_shall_not(tmp_path: Path) -> None:
     kept, other = (
         CheckpointFolder(tmp_path / name, None, 3600.0, keep_end=name == "kept") for name in ("kept", "other")

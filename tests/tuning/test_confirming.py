@@ -240,12 +240,17 @@ class Busy(Scripted):
     busy = 1.0
     runs_left = math.inf
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.jobs: list[TrainJob] = []
+
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         if not self.runs_left > 0:
             raise KeyboardInterrupt
         self.runs_left -= 1
         outcome = super().run(job, monitor)
         assert isinstance(job, TrainJob)
+        self.jobs.append(job)
         is_other = job.config.resolve(job.level).grad_freeze
         return replace(outcome, seconds=self.busy * (1.0 if is_other else 2.0) * (1.0 + 1e-4 * (job.seed % 5)))
 
@@ -269,6 +274,7 @@ def test_a_plan_tested_by_a_later_command_is_timed_beside_o0_again(tmp_path: Pat
     (second,) = judge_timed(experimenter, [contender(2, 0.7)], study)
     assert [first.speedup, second.speedup] == pytest.approx([2.0, 2.0])
     assert trained_on(tmp_path, 1000) == ["O0", "0.5", "O0", "0.7"]
+    assert all(job.is_timed for job in experimenter.jobs)
 
 
 def test_a_plan_tested_later_in_a_command_is_timed_beside_o0_again(tmp_path: Path) -> None:

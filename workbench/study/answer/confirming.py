@@ -390,6 +390,7 @@ class Confirmation:
             warm_up = self.warm_ups.before(plan, seed)
             runs = self.runs
             job = warm_up.train_job(plan, seed=seed, steps=runs.steps, evaluate_every=runs.evaluate_every)
+            job = replace(job, is_timed=self._counts_runs)
             began = time.monotonic()
             trained = self.experimenter.run(job, Monitor(on_step=self.on_step))
             self._beside_seconds.append(max(time.monotonic() - began - trained.seconds, 0.0))

@@ -67,10 +67,8 @@ def tune_loss_scale(
         values: dict[str, Any] = {f"loss_scale.{key}": policy[key] for key in ("kind", "init", "factor", "window")}
         values |= {"amp.level": section.amp_level, "amp.dtype": section.dtype}
         run_id, config = f"loss_scale_{name}", all_off(file.base_config()).with_values(values)
-        length = {"steps": steps, "evaluate_every": steps, "exponents_every": exponents_every}
-        return experimenter.run(
-            TrainJob(config, "O0", seed=file.study.seed, run_id=run_id, **length), Monitor(on_step=on_step)
-        )
+        job = TrainJob(config, "O0", file.study.seed, steps, steps, run_id=run_id, exponents_every=exponents_every)
+        return experimenter.run(job, Monitor(on_step=on_step))
 
     recording = study.user_attrs.get("loss_scale_recording")
     if recording is None:

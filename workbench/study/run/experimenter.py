@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.config import NetworkFacts
+from workbench.config.run_request import RunRequest
 from workbench.core.files import free_path
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.study.ask.study_file import StudyFile
@@ -186,7 +187,7 @@ class TaskExperimenter:
             self._runs.mkdir(parents=True, exist_ok=True)
             # What an interrupted run of that name left behind stays to be looked at.
             job = dataclasses.replace(job, run_id=free_path(self._runs / job.run_id).name)
-        checkpoints = self._checkpoints_of(job) if ranks.world_size() == 1 else None
+        checkpoints = self._checkpoints_of(job) if ranks.world_size() == 1 and not job.is_timed else None
 
         def run() -> RunResult:
             return run_task(
@@ -220,7 +221,7 @@ class TaskExperimenter:
     def _checkpoints_of(self, job: TrainJob) -> CheckpointFolder:
         from workbench.training.checkpoint_folder import CheckpointFolder
 
-        asked = {field.name: getattr(job, field.name) for field in fields(job) if field.name != "run_id"}
+        asked = {field.name: getattr(job, field.name) for field in fields(RunRequest) if field.name != "run_id"}
         name = hashlib.sha256(json.dumps(asked | {"config": job.config.to_dict()}).encode()).hexdigest()[:16]
         return CheckpointFolder(
             self._runs.parent / CHECKPOINTS / name, None, self._checkpoint_seconds, keep=2, keep_end=False

@@ -155,9 +155,14 @@ class Job(Generic[OutcomeT]):
 
 @dataclass(frozen=True, slots=True)
 class TrainJob(RunRequest, Job[Trained]):
-    """Train one run; nothing is recorded without a ``run_id``."""
+    """Train one run; nothing is recorded without a ``run_id``.
+
+    A run whose time counts (``is_timed``) does not go on from a checkpoint: the seconds before it are of another time.
+    """
 
     kind: ClassVar[str] = "train"
+
+    is_timed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
