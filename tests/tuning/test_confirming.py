@@ -291,6 +291,21 @@ def test_a_plan_tested_later_in_a_command_is_timed_beside_o0_again(tmp_path: Pat
     assert [one.speedup for one in records[1:]] == pytest.approx([2.0, 2.0], rel=0.02)
 
 
+def test_a_run_of_o0_that_diverged_gives_no_time(tmp_path: Path) -> None:
+    class Fragile(Busy):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            outcome = super().run(job, monitor)
+            ends = self.jobs[-1].seed == 1001 and not self.jobs[-1].config.resolve("O1").grad_freeze
+            return replace(outcome, metric=math.nan, diverged=True, seconds=0.1) if ends else outcome
+
+    study, told = optuna.create_study(), list[str]()
+    experimenter = Fragile(tmp_path, {0.5: 0.001})
+    (record,) = judge_timed(experimenter, [contender(1, 0.5)], study, on_note=told.append, confirm_seeds=12)
+    assert record.verdict is Verdict.CONFIRMED
+    assert [record.speedup, record.speedup_low, record.speedup_high] == pytest.approx([2.0, 2.0, 2.0])
+    assert "about 21 s" in told[0]  # the seven that follow the pilots, each of two seconds and one
+
+
 @pytest.mark.parametrize("runs_left", [1, 2, 3, 7])
 def test_a_round_that_was_interrupted_is_trained_again(tmp_path: Path, runs_left: int) -> None:
     study, experimenter = optuna.create_study(), Busy(tmp_path, {0.5: 0.001})

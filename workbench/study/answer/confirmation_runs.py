@@ -108,6 +108,10 @@ class ConfirmationRuns:
             found.append((pair[0], pair[1]))
         return found
 
+    def usable_pairs(self, key: str, first: int, n_pairs: int) -> list[tuple[Trained, Trained]]:
+        """Return those pairs that tell a drop and a time: a run that diverged has no metric, and ended early."""
+        return [pair for pair in self.pairs(key, first, n_pairs) if is_usable(*pair)]
+
     def metrics(self, key: str, test: PlannedTest) -> list[tuple[float, float]]:
         """Return the final metrics of a test's pairs, up to the first that is missing."""
         return [(metric_of(a), metric_of(b)) for a, b in self.pairs(key, test.first, test.n_pairs)]
@@ -118,8 +122,9 @@ class ConfirmationRuns:
         return any(math.isfinite(metric_of(a)) and not math.isfinite(metric_of(b)) for a, b in one_by_one)
 
     def seconds(self, key: str, n_pairs: int = 10) -> float:
-        """Return the mean time of a plan's first runs; NaN when none has ended."""
-        known = [run.seconds for seed in self.seeds(0, n_pairs) if (run := self.run(key, seed)) is not None]
+        """Return the mean time of a plan's first runs, those that diverged left out; NaN when none has ended."""
+        runs = (self.run(key, seed) for seed in self.seeds(0, n_pairs))
+        known = [run.seconds for run in runs if run is not None and is_usable(run)]
         return sum(known) / len(known) if known else math.nan
 
     def question(self, allowed_drop: float) -> str:
@@ -151,6 +156,11 @@ class ConfirmationRuns:
     def _keep(self, name: str, value: Any) -> None:
         self._study.set_user_attr(name, value)
         self._known[name] = value
+
+
+def is_usable(*runs: Trained) -> bool:
+    """Return whether none of some runs diverged."""
+    return all(math.isfinite(metric_of(run)) for run in runs)
 
 
 def metric_of(trained: Trained) -> float:

@@ -350,8 +350,8 @@ class Confirmation:
 
     def _time_ratio(self, contender: Contender, test: PlannedTest, n_pairs: int, error: float) -> TimeRatio:
         """Return how much faster the contender is at a look, by the study's objective."""
+        pairs = self.runs.usable_pairs(contender.key, test.first, n_pairs)
         if self._counts_runs:
-            pairs = self.runs.pairs(contender.key, test.first, n_pairs)
             compiling = compile_seconds(contender.plan, self.file, self.study.user_attrs)
             return paired_bounds.run_time_ratio(
                 [(baseline.seconds, candidate.seconds + compiling) for baseline, candidate in pairs], error=error
@@ -360,12 +360,10 @@ class Confirmation:
         if measured is None or not self._counts_steps:
             return self._untested_ratio(contender)
         higher, times = self.experimenter.higher_is_better, []
-        for baseline, candidate in self.runs.pairs(contender.key, test.first, n_pairs):
-            if not math.isfinite(metric_of(baseline)):
-                continue
+        for baseline, candidate in pairs:
             target = goal(metric_of(baseline), contender.allowed_drop, higher_is_better=higher)
             steps = [steps_to_target(run.curve, target, higher_is_better=higher) for run in (baseline, candidate)]
-            times.append((min(steps[0], float(self.runs.steps)), math.inf if candidate.diverged else steps[1]))
+            times.append((min(steps[0], float(self.runs.steps)), steps[1]))
         return paired_bounds.time_ratio(times, measured, warm_up=contender.trial.warm_up_steps, error=error)
 
     def _untested_ratio(self, contender: Contender) -> TimeRatio:
@@ -403,7 +401,8 @@ class Confirmation:
         """Say what compiling takes, and from what length of training it pays off; empty where nothing is compiled."""
         compiling = compile_seconds(contender.plan, self.file, self.study.user_attrs) if self._counts_runs else 0.0
         # By each of today's batches.
-        saved = [(a.seconds - b.seconds) / self.runs.steps for a, b in self.runs.pairs(contender.key, 0, _N_TIMED)]
+        pairs = self.runs.usable_pairs(contender.key, 0, _N_TIMED)
+        saved = [(given.seconds - mine.seconds) / self.runs.steps for given, mine in pairs]
         if not (compiling > 0.0 and sum(saved) > 0.0):
             return ""
         took = f"{compiling:.2g} s" if compiling < 10.0 else format_duration(compiling)

@@ -19,7 +19,7 @@ from optuna.trial import TrialState
 from workbench.config import BoostConfig, Plan
 from workbench.core.paired_bounds import paired_drops, run_time_ratio
 from workbench.core.records import TunedPlain
-from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
+from workbench.study.answer.confirmation_runs import ConfirmationRuns, is_usable
 from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import plain, read_record
@@ -140,13 +140,12 @@ def _beside(
     known: TunedPlain, runs: ConfirmationRuns, own: str, exported: str, compiling: float, *, higher_is_better: bool
 ) -> TunedPlain:
     seeds = runs.seeds(0, _MOST_PAIRS)
-    in_turn = [both for seed in seeds if (both := runs.together(seed, own, exported))]
+    in_turn = [both for seed in seeds if (both := runs.together(seed, own, exported)) and is_usable(*both)]
     seconds = [(mine.seconds, its.seconds + compiling) for mine, its in in_turn]
     # Metrics do not depend on the minute, so O0's may be of another round.
     beside = [(runs.run(runs.baseline_key, seed), runs.run(own, seed)) for seed in seeds]
-    metrics = [(metric_of(a), metric_of(b)) for a, b in beside if a is not None and b is not None]
-    finite = [pair for pair in metrics if all(map(math.isfinite, pair))]
-    drops = paired_drops(finite, higher_is_better=higher_is_better)
+    metrics = [(a.metric, b.metric) for a, b in beside if a is not None and b is not None and is_usable(a, b)]
+    drops = paired_drops(metrics, higher_is_better=higher_is_better)
     known = replace(known, drop=sum(drops) / len(drops) if drops else math.nan)
     if len(seconds) < _FEWEST_PAIRS:
         return known
