@@ -112,6 +112,28 @@ def test_given_set_ups_are_counted_beside_the_trials() -> None:
     assert "; 1 of 10 trials had finished, besides 1 that were not drawn, such as tuned plain." in sentence
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_drawn", "sentence"),
+    [
+        ("repeats", True, "because nearly every draw repeated a plan; 1 of 2 trials"),
+        ("skipped", True, "because nearly no draw could be faster than the leader; 1 of 2 trials"),
+        ("repeats", False, ""),
+        ("given", False, ""),
+    ],
+)
+def test_a_search_that_draws_in_vain_ends_and_says_how(kind: str, is_drawn: bool, sentence: str) -> None:
+    study = study_of(ended(1.0))
+    for at in range(6):
+        assert SearchEnd(study, parse_study(STUDY), 2).reason(study.get_trials()) == "", f"after {at}"
+        trial = ended(1.0)
+        for name in {kind} if is_drawn else {kind, "given"}:
+            trial.set_user_attr(name, 0)
+        study.add_trial(trial)
+    reason = SearchEnd(study, parse_study(STUDY), 2).reason(study.get_trials())
+    assert sentence in reason
+    assert bool(sentence) == bool(reason)
+
+
 @pytest.mark.slow
 def test_a_study_that_finds_nothing_better_ends_early_and_goes_on_with_more_patience(tmp_path: Path) -> None:
     text = NO_CONFIRMATION.replace("n_trials = 10", "n_trials = 30\npatience = 2")

@@ -21,7 +21,11 @@ from workbench.study.store.ended_trials import FINISHED
 from workbench.study.store.stored_records import allowed_drop_of, counted_among, counted_trials
 from workbench.study.store.study_storage import seconds_of
 
-_REPEATS_PER_TRIAL = 3
+_IN_VAIN_PER_TRIAL = 3
+_DRAWN_IN_VAIN = {
+    "repeats": "nearly every draw repeated a plan",
+    "skipped": "nearly no draw could be faster than the leader",
+}
 _ATTRIBUTE = "search_ended"
 
 
@@ -44,10 +48,12 @@ class SearchEnd:
         return f"The search ended because {why}; {self._finished(trials)}." if why else ""
 
     def _why(self, trials: Sequence[FrozenTrial], n_counted: int) -> str:
-        begun = sum(one.state in (*FINISHED, TrialState.RUNNING) for one in trials)
-        # Repeats cost nothing, but a space with fewer plans than trials would be drawn from for ever.
-        if begun - n_counted >= _REPEATS_PER_TRIAL * self._n_trials:
-            return "nearly every draw repeated a plan"
+        # Such draws cost nothing, but a space with fewer plans than trials would be drawn from for ever, and so would
+        # one whose fastest plan leads.
+        drawn = [one.user_attrs for one in trials if "given" not in one.user_attrs]
+        for attribute, why in _DRAWN_IN_VAIN.items():
+            if sum(attribute in one for one in drawn) >= _IN_VAIN_PER_TRIAL * self._n_trials:
+                return why
         if self._most_plans is not None and n_counted >= self._most_plans:
             return "nothing else that it may draw acts on this network"
         sampler = self._study.sampler
