@@ -301,6 +301,8 @@ def test_a_short_training_keeps_its_length() -> None:
     [
         (None, "accuracy", 0.005),
         (None, "val_accuracy", 0.005),
+        (None, "MulticlassAccuracy", 0.005),
+        (None, "acc", 0.005),
         (None, "f1", 0.004),
         (None, "mse", 0.004),
         (0.02, "accuracy", 0.02),

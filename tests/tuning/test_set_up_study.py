@@ -31,6 +31,7 @@ from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
 from workbench.study import read_result
 from workbench.study.answer.selection import FORM_OF, first_contender
+from workbench.study.ask.sections import ACCURACY_DROPS
 from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyError, StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
@@ -313,6 +314,17 @@ def test_a_relative_drop_is_a_share_of_the_mean_baseline_and_stays_it(tmp_path: 
     again = run(folder, trials=3)
     assert again.allowed_drops == first.allowed_drops
     assert read_result(folder).allowed_drops == first.allowed_drops
+
+
+def test_a_usual_drop_stays_what_it_was_when_the_study_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path / "study", plain_runs=0, set_up="attribution_share = 0.0")
+    text = (folder / "study.toml").read_text()
+    (folder / "study.toml").write_text(text.replace(f"o1 = {ALLOWED}\n", ""))
+    with monkeypatch.context() as earlier:
+        earlier.setitem(ACCURACY_DROPS, "o1", 0.009)  # 1 %, where a name was not known for an accuracy
+        first = run(folder, trials=2)
+    assert first.allowed_drops == {"o1": 0.009}
+    assert run(folder, trials=3).allowed_drops == first.allowed_drops
 
 
 class Clocked(SurfaceRunner):

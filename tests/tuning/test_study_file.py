@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.kit.fake_runner import STUDY, write_study
 from workbench.config import BoostConfig
+from workbench.core.metric_scale import MetricScale
 from workbench.study.ask.study_file import parse_study, read_study
 from workbench.study.errors import StudyError
 
@@ -29,6 +30,16 @@ def test_the_name_is_the_folder_and_defaults_are_filled_in(tmp_path: Path) -> No
     assert file.study.objective == "time_to_target"
     assert file.allowed_drops("accuracy") == {"o1": 0.005, "o2": 0.03}
     assert file.base_config() == BoostConfig()
+
+
+@pytest.mark.parametrize("metric", ["acc", "MulticlassAccuracy", "top-1 accuracy", "bits per byte", "f1"])
+def test_what_is_shown_in_points_has_an_accuracy_s_drops(metric: str) -> None:
+    file = parse_study(minimal())
+    if MetricScale(metric).difference_text(0.005) == "0.5 points":
+        assert file.allowed_drops(metric) == {"o1": 0.005, "o2": 0.03}
+    else:
+        with pytest.raises(StudyError, match="only accuracies have a default"):
+            file.allowed_drops(metric)
 
 
 def test_a_metric_that_is_no_accuracy_must_name_its_drops() -> None:

@@ -34,8 +34,9 @@ class MetricScale:
 
     @property
     def is_share(self) -> bool:
-        """Whether values are shares in [0, 1], shown in percent."""
-        return self.unit in {"share", "fraction"} or (not self.unit and "accuracy" in self.name.lower())
+        """Whether values are shares in [0, 1], shown in percent; accuracies without a unit are, and no other names."""
+        name = self.name.lower()
+        return self.unit in {"share", "fraction"} or (not self.unit and ("accuracy" in name or name == "acc"))
 
     @property
     def factor(self) -> float:

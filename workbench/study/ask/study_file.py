@@ -22,6 +22,7 @@ from pydantic import PrivateAttr, ValidationError
 from workbench.config import BoostConfig, ConfigError, NetworkFacts, Plan, SnapshotConfig
 from workbench.config.errors import did_you_mean, sentence_of, shown
 from workbench.config.section import described
+from workbench.core.metric_scale import MetricScale
 from workbench.study.ask.network_limits import may_ask_for, why_off, within_network, without_equal_levels
 from workbench.study.ask.plans import FROM_SNAPSHOTS, StudyPlans
 from workbench.study.ask.search_space import Dimension, SearchedSpace, all_off, plans_by_level, read_space
@@ -169,8 +170,7 @@ class StudyFile(Part):
     def allowed_drops(self, metric: str, baseline: float = math.nan) -> dict[str, float]:
         """Return the allowed drop of each export, in the metric's unit; a share of an unknown value of O0 is NaN."""
         given = {"o1": self.allowed_drop.o1, "o2": self.allowed_drop.o2}
-        is_accuracy = metric.lower() in {"acc", "accuracy"} or metric.lower().endswith(("_accuracy", " accuracy"))
-        usual = ACCURACY_DROPS if is_accuracy else {}
+        usual = ACCURACY_DROPS if MetricScale(metric).is_share else {}
         if self.study.objective == "time_to_quality":
             given = {target: drop for target, drop in given.items() if drop is not None}
             given = given or {"o1": usual.get("o1", _USUAL_SHARE)}

@@ -240,10 +240,13 @@ def _keep_question(study: optuna.Study, file: StudyFile, guard: Experimenter, n_
     finished = baseline_trial(study)
     # A drop may be a share of the baseline's value.
     value = () if finished is None else (finished.user_attrs["trained"]["metric"],)
-    allowed = file.allowed_drops(guard.metric_name, *value)
-    refuse_other_targets(study, allowed[file.allowed_drop.target])
+    allowed, target = file.allowed_drops(guard.metric_name, *value), file.allowed_drop.target
+    if finished is not None and getattr(file.allowed_drop, target) is None:
+        # The usual drop stays what it was when the study began: earlier versions knew fewer accuracies by their names.
+        allowed[target] = study.user_attrs.get("allowed_drops", {}).get(target, allowed[target])
+    refuse_other_targets(study, allowed[target])
     study.set_user_attr("allowed_drops", allowed)
-    study.set_user_attr("target", file.allowed_drop.target)
+    study.set_user_attr("target", target)
     study.set_user_attr("usual_seeds", file.confirm.usual_seeds)
     study.set_user_attr("n_trials", n_trials)  # for workers that join
 
