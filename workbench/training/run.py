@@ -3,6 +3,8 @@
 What was drained from the device is kept until the recorder has it on the disk, so neither a full disk nor Ctrl-C loses
 a step that was measured. Of several ranks all train; rank 0 alone records, evaluates, reports and asks its caller. What
 a clock or a caller decides (drain now, stop) is put to the vote at each step and done by all at the next one.
+
+The file is long because a run and what it has come to belong to one class.
 """
 
 from __future__ import annotations
