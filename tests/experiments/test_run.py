@@ -19,6 +19,7 @@ from workbench.core.records import Event, EventKind, StepRecord
 from workbench.runs import RunRecorder, TelemetryError, read_run
 from workbench.tasks import Task
 from workbench.tasks.digits import digits_resnet
+from workbench.training import run as run_module
 from workbench.training.evaluation import evaluate
 from workbench.training.precision import Precision
 from workbench.training.run import RunProgress, RunResult
@@ -163,7 +164,10 @@ def test_stop_ends_the_run_within_one_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("evaluate_every", [8, None], ids=["on the way", "at the end"])
-def test_stop_ends_a_long_evaluation_at_its_next_batch(evaluate_every: int | None) -> None:
+def test_stop_ends_a_long_evaluation_at_its_next_batch(
+    evaluate_every: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_LONG_EVALUATION", 0.0)
     evaluated: list[int] = []
     batch = next(iter(small_task().evaluation_batches(0)))
 

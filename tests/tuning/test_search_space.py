@@ -296,7 +296,7 @@ def test_what_decides_about_others_is_drawn_before_them_and_choices_before_range
     suggest(trial, space, BoostConfig(), StudyPlans(ranks=16))
     assert trial.drawn == [
         *("level", "boost.dim_reduce", "optimizer.name", "amp.level", "amp.dtype", "boost.less_bn"),
-        *("boost.grad_freeze", "grad_freeze.param_groups", "less_bn.gc_flag", "grad_freeze.freeze_p", "optimizer.lr"),
+        *("less_bn.gc_flag", "boost.grad_freeze", "grad_freeze.param_groups", "grad_freeze.freeze_p", "optimizer.lr"),
     ]
 
 

@@ -42,6 +42,7 @@ from workbench.training.trace_buffer import AT_FLOOR_COLUMN
 
 __all__ = ["UNWATCHED", "Pause", "RunMonitor", "RunObserver", "RunProgress", "RunRequest", "RunResult", "run_task"]
 
+_LONG_EVALUATION = 1.0  # seconds after which an evaluation asks whether to stop, as steps do
 _TRACE_ROWS = 1024
 
 
@@ -428,9 +429,11 @@ class _Run:
         return ranks.broadcast_object(self.leads and judge is not None and judge(self.done, value))
 
     def _task_to_evaluate(self) -> Task:
-        """Return the task, which on one rank asks before each batch whether to stop."""
-        stop = self.monitor.stop
-        return self.task if stop is None or self.votes is not None else stoppable(self.task, stop)
+        """Return the task, which on one rank asks in a long evaluation, too, whether to stop."""
+        stop, asks_from = self.monitor.stop, time.perf_counter() + _LONG_EVALUATION
+        if stop is None or self.votes is not None:
+            return self.task
+        return stoppable(self.task, lambda: time.perf_counter() > asks_from and stop())
 
     def _end(self, message: str) -> None:
         self.message = message
