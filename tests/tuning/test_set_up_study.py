@@ -164,6 +164,14 @@ def test_tuned_plain_takes_turns_with_the_export(tmp_path: Path) -> None:
     assert beside.speedup == pytest.approx(beside.relative_time / predicted_time(config), rel=0.05)
 
 
+def test_where_nothing_plainer_is_faster_the_export_is_as_fast_beside_it_as_the_verdict_says(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", allowed=0.03, plain_runs=0, set_up="attribution_share = 0.0")
+    result = run(folder, SurfaceRunner(folder, noise=0.004, seed=3), trials=6)
+    taken, _ = taken_of(result)
+    assert taken.n_seeds > 5
+    assert result.tuned_plain["o1"].speedup == pytest.approx(taken.speedup)
+
+
 def test_every_value_is_the_whole_run_s_predicted_time(searched: Searched) -> None:
     folder, _, _ = searched
     trained = [one for one in stored_trials(folder) if one.state == optuna.trial.TrialState.COMPLETE]

@@ -132,14 +132,24 @@ def compare_with_plain(
         both, seeds = {plan.key(): plan, taken.key(): taken}, runs.seeds(0, _MOST_PAIRS)
         train_rounds({at: both for at in seeds if runs.run(taken.key(), at) and not runs.together(at, *both)})
         compiling = compile_seconds(taken, file, study.user_attrs)
-        answers[target] = _beside(known, runs, plan.key(), taken.key(), compiling, higher_is_better=higher_is_better)
+        # All that took turns: of the task as given, where nothing plainer is faster, those of the verdict.
+        every = runs.seeds(0, max([_MOST_PAIRS, *(one.test.end for one in runs.tests(target))]))
+        answers[target] = _beside(
+            known, runs, every, plan.key(), taken.key(), compiling, higher_is_better=higher_is_better
+        )
     study.set_user_attr(_STORED, plain(answers))
 
 
 def _beside(
-    known: TunedPlain, runs: ConfirmationRuns, own: str, exported: str, compiling: float, *, higher_is_better: bool
+    known: TunedPlain,
+    runs: ConfirmationRuns,
+    seeds: Sequence[int],
+    own: str,
+    exported: str,
+    compiling: float,
+    *,
+    higher_is_better: bool,
 ) -> TunedPlain:
-    seeds = runs.seeds(0, _MOST_PAIRS)
     in_turn = [both for seed in seeds if (both := runs.together(seed, own, exported)) and is_usable(*both)]
     seconds = [(mine.seconds, its.seconds + compiling) for mine, its in in_turn]
     # Metrics do not depend on the minute, so O0's may be of another round.
