@@ -17,7 +17,7 @@ from sqlalchemy import Engine, event
 
 from tests.kit.fake_runner import STUDY, make_fake, write_study
 from workbench.study import StudyFile, TuneProgress, tune
-from workbench.study.answer import notes, selection
+from workbench.study.answer import notes, selection, status_keeper
 from workbench.study.ask.study_file import read_study
 from workbench.study.run import objective
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured, Trained
@@ -91,7 +91,12 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         (selection, "_plan"),
     ]:
         counting(owner, name)
-    for clock in ((notes, "_EVERY_SECONDS"), (liveness, "_LOOK_SECONDS"), (study_storage, "FRESH_SECONDS")):
+    for clock in (
+        (notes, "_EVERY_SECONDS"),
+        (status_keeper, "_LEAST_SECONDS"),
+        (liveness, "_LOOK_SECONDS"),
+        (study_storage, "FRESH_SECONDS"),
+    ):
         monkeypatch.setattr(*clock, 1e9)
 
     def statement(*_: Any) -> None:
