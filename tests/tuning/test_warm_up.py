@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 import pytest
 
-from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, making, write_study
+from tests.kit.fake_runner import DIM_REDUCE, STUDY, FakeRunner, calls, make_fake, making, write_study
 from tests.kit.processes import kill, start, wait_until
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord, Verdict
@@ -134,11 +134,7 @@ def test_a_seed_of_the_confirmation_whose_warm_up_diverges_refutes_the_candidate
     assert {one.verdict for one in result.candidates} == {Verdict.REFUTED}
 
 
-SET_UP = """
-[study]
-task = "fake"
-budget_steps = 100
-n_trials = 2
+FASTEST_SET_UP = """n_trials = 2
 objective = "time_to_quality"
 [allowed_drop]
 o1 = 0.05
@@ -150,15 +146,8 @@ name = "none"
 plain_runs = 0
 attribution_share = 0.0
 leader_seeds = 3
-[baseline]
-boost.mode = "manual"
-[space]
-"boost.dim_reduce" = [true]
-"dim_reduce.n_components" = [2, 4]
-[confirm]
-seeds_min = 2
-seeds_max = 2
 """
+SET_UP = DIM_REDUCE.replace("n_trials = 3\n", FASTEST_SET_UP)
 
 
 class Quick(Failing):

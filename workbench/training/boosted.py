@@ -266,8 +266,8 @@ class Boosted:
     def _end_window(self, loss: Tensor, closure: Callable[[], Tensor] | None) -> tuple[Tensor, Mapping[str, float]]:
         scaling, optimizer = self.loss_scaling, self._active_optimizer
         parameters: list[nn.Parameter] = []
-        looks = self.observer is not None or self.max_grad_norm is not None
-        if self._reduction is not None or looks or scaling.unscales:  # else nobody needs a list of them
+        reads = self.observer is not None or self.max_grad_norm is not None
+        if self._reduction is not None or reads or scaling.unscales:
             trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             if self._reduction is not None:
                 self._reduction.reduce_([parameter for parameter in trained if parameter.requires_grad])

@@ -18,7 +18,7 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import baseline_trial
 from workbench.study.sample.sampling import PerTrialSampler
 from workbench.study.store.ended_trials import FINISHED
-from workbench.study.store.stored_records import allowed_drop_of, counted_among, counted_trials
+from workbench.study.store.stored_records import GIVEN, allowed_drop_of, counted_among, counted_trials
 from workbench.study.store.study_storage import seconds_of
 
 _IN_VAIN_PER_TRIAL = 3
@@ -50,7 +50,7 @@ class SearchEnd:
     def _why(self, trials: Sequence[FrozenTrial], n_counted: int) -> str:
         # Such draws cost nothing, but a space with fewer plans than trials would be drawn from for ever, and so would
         # one whose fastest plan leads.
-        drawn = [one.user_attrs for one in trials if "given" not in one.user_attrs]
+        drawn = [one.user_attrs for one in trials if GIVEN not in one.user_attrs]
         for attribute, why in _DRAWN_IN_VAIN.items():
             if sum(attribute in one for one in drawn) >= _IN_VAIN_PER_TRIAL * self._n_trials:
                 return why
@@ -72,7 +72,7 @@ class SearchEnd:
 
     def _finished(self, trials: Sequence[FrozenTrial]) -> str:
         finished = sum(trial.state in FINISHED for trial in counted_among(trials))
-        given = sum("given" in one.user_attrs for one in trials if one.state in FINISHED)
+        given = sum(GIVEN in one.user_attrs for one in trials if one.state in FINISHED)
         beside = f", besides {given} that were not drawn, such as tuned plain" if given else ""
         return f"{finished} of {self._n_trials} trials had finished{beside}"
 
