@@ -43,7 +43,12 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "bfloat16, cuDNN benchmark": ({**_BFLOAT16, "runtime.cudnn_benchmark": True}, "O0"),
     "bfloat16, channels_last": ({**_BFLOAT16, "runtime.memory_format": "channels_last"}, "O0"),
     "bfloat16, CUDA graph": ({**_BFLOAT16, "runtime.cuda_graph": True}, "O0"),
+    "float16, dynamic scale, CUDA graph": ({**_FLOAT16, "runtime.cuda_graph": True}, "O0"),
     "bfloat16, compiled": ({**_BFLOAT16, "runtime.compile": "default"}, "O0"),
+    "bfloat16, compiled, CUDA graph": (
+        {**_BFLOAT16, "runtime.compile": "default", "runtime.cuda_graph": True},
+        "O0",
+    ),
     "bfloat16, compiled, reduce-overhead": ({**_BFLOAT16, "runtime.compile": "reduce-overhead"}, "O0"),
     "float16, dynamic scale, compiled": ({**_FLOAT16, "runtime.compile": "default"}, "O0"),
     "bfloat16, O1": (_BFLOAT16, "O1"),

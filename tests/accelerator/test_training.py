@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.accelerator.recorded_graph import RecordedCapture
 from tests.accelerator.standin import forget_waits, waits
 from tests.kit.runs import run_task
 from workbench.bench.questions import host_waits
 from workbench.config import BoostConfig
+from workbench.core import devices, graph_capture
 from workbench.core.batch import move_batch
 from workbench.core.distributed import joined
 from workbench.optim.embeddings import EvictingEmbedding, HashEmbedding
@@ -89,6 +91,25 @@ def test_the_losses_are_those_of_a_cpu(name: str, accelerator: torch.device) -> 
         assert float(ours.loss) == pytest.approx(float(theirs.loss), rel=tolerance)
         assert float(ours.loss_scale_after) == float(theirs.loss_scale_after)
         assert ours.frozen_groups == theirs.frozen_groups
+
+
+# Group scales refuse graphs, and casts of O3 are hooks.
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in ("group_scales", "O3_weights")])
+def test_replayed_passes_train_as_passes_do(
+    name: str, accelerator: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not devices.has_graphs(accelerator):
+        monkeypatch.setattr(devices, "has_graphs", lambda device: True)
+        monkeypatch.setattr(devices, "is_capturing", lambda device: False)
+        monkeypatch.setattr(graph_capture, "CudaCapture", RecordedCapture)
+    values, level = CONFIGS[name]
+    losses, task = [], load_task("digits-lenet")
+    for more in ({}, {"runtime.cuda_graph": True}):
+        config = BoostConfig().with_values({**values, **more})
+        boosted = prepare(task, config, level=level, seed=0, device=accelerator, steps=100).boosted
+        losses.append([float(outcome.loss) for outcome in Training(boosted).steps(20)])
+        assert boosted.replays_passes == bool(more)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

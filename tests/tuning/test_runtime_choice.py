@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.kit.set_up_search import RUNTIME_STUDY
 from tests.kit.surface_runner import SurfaceRunner
 from workbench.config import BoostConfig
 from workbench.core import devices
-from workbench.study import parse_study
+from workbench.study import OutOfTimeError, parse_study
 from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, SpeedJob, SpeedMeasured
 from workbench.study.set_up.proposing import first_batches
 from workbench.study.set_up.runtime_choice import choose_runtime, times_per_sample
@@ -39,10 +40,12 @@ class TimedRunner(SurfaceRunner):
         leaves = job.candidate[0].leaves()
         self.timed.append(job.candidate[0])
         self.on_timed()
-        ratio = 1.0
-        for (path, value), factor in self.factors.items():
-            ratio *= factor if leaves[path] == value else 1.0
+        ratio = self.ratio(leaves)
         return SpeedMeasured(ratio, ratio, ratio, 20.0, 0.0)
+
+    def ratio(self, leaves: Mapping[str, Any]) -> float:
+        """Return the step time of a configuration relative to the task as given."""
+        return math.prod(factor for (path, value), factor in self.factors.items() if leaves[path] == value)
 
 
 def chosen(
@@ -52,8 +55,9 @@ def chosen(
     wrong: str = "",
     limit: float | None = None,
     on_timed: Callable[[], None] = lambda: None,
+    make: type[TimedRunner] = TimedRunner,
 ) -> tuple[dict[str, Any], TimedRunner, list[str]]:
-    runner, notes = TimedRunner(tmp_path, factors, wrong, on_timed), list[str]()
+    runner, notes = make(tmp_path, factors, wrong, on_timed), list[str]()
     file, study = parse_study(RUNTIME_STUDY.format(choices=choices)), optuna.create_study()
     choose_runtime(study, file, runner, StepTimes(study, file, runner), notes.append, limit=limit)
     return study.user_attrs["runtime_choice"]["values"], runner, notes
@@ -69,14 +73,37 @@ def test_threads_are_chosen_before_the_layout_and_kept_beside_it(tmp_path: Path)
     assert all(one["runtime.threads"] == 1 for one in layouts)
 
 
-def test_graphs_are_tried_on_top_of_the_number_format(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", [0.5, 1.1])
+def test_graphs_are_tried_before_the_layout_and_if_they_lose_then_on_top_of_it(tmp_path: Path, alone: float) -> None:
     choices = '"runtime.cuda_graph" = [true]\n"runtime.memory_format" = ["contiguous", "channels_last"]'
-    factors = {("runtime.cuda_graph", True): 0.5, ("runtime.memory_format", "channels_last"): 0.8}
-    values, runner, _ = chosen(tmp_path, choices, factors)
-    assert values == {"runtime.cuda_graph": True, "runtime.memory_format": "channels_last"}
-    graphs = [one.leaves() for one in runner.timed if one.leaves()["runtime.cuda_graph"]]
-    assert graphs
-    assert all(one["runtime.memory_format"] == "channels_last" for one in graphs)
+    layout, graph = "runtime.memory_format", "runtime.cuda_graph"
+    runner_factors = {(graph, True): alone, (layout, "channels_last"): 0.8}
+
+    class Runner(TimedRunner):
+        def ratio(self, leaves: Mapping[str, Any]) -> float:
+            both = leaves[graph] and leaves[layout] == "channels_last"
+            return 0.3 if both else super().ratio(leaves)
+
+    values, runner, _ = chosen(tmp_path, choices, runner_factors, make=Runner)
+    assert values == {graph: True, layout: "channels_last"}
+    tried = list(dict.fromkeys((one.leaves()[graph], one.leaves()[layout]) for one in runner.timed))
+    lost = [(False, "channels_last"), (True, "channels_last")]
+    won = [(True, "channels_last")]
+    assert tried == [(False, "contiguous"), (True, "contiguous"), *(won if alone < 1.0 else lost)]
+
+
+def test_a_search_whose_time_is_over_keeps_what_it_has_chosen(tmp_path: Path) -> None:
+    class Runner(TimedRunner):
+        def ratio(self, leaves: Mapping[str, Any]) -> float:
+            if leaves["runtime.memory_format"] == "channels_last":
+                raise OutOfTimeError("over")
+            return super().ratio(leaves)
+
+    choices = '"runtime.cuda_graph" = [true]\n"runtime.memory_format" = ["contiguous", "channels_last"]'
+    values, _, _ = chosen(tmp_path, choices, {("runtime.cuda_graph", True): 0.5}, make=Runner)
+    assert values == {"runtime.cuda_graph": True}
+    with pytest.raises(OutOfTimeError):  # with nothing chosen the next command asks again
+        chosen(tmp_path, choices, {("runtime.cuda_graph", True): 1.5}, make=Runner)
 
 
 def test_what_a_fifth_of_the_time_does_not_reach_is_left_out_and_the_rest_is_kept(
@@ -91,9 +118,9 @@ def test_what_a_fifth_of_the_time_does_not_reach_is_left_out_and_the_rest_is_kep
     choices = '"runtime.memory_format" = ["contiguous", "channels_last"]\n"runtime.cuda_graph" = [true]'
     factors = {("runtime.cuda_graph", True): 0.5, ("runtime.memory_format", "channels_last"): 0.8}
     values, _, notes = chosen(tmp_path, choices, factors, limit=199.0, on_timed=ten_seconds)
-    assert values == {"runtime.memory_format": "channels_last"}
+    assert values == {"runtime.cuda_graph": True}
     assert notes == [
-        "Left out: runtime.memory_format = channels_last, runtime.cuda_graph = True, because no time was left to "
+        "Left out: runtime.cuda_graph = True, runtime.memory_format = channels_last, because no time was left to "
         "measure it."
     ]
 
@@ -108,7 +135,9 @@ def test_what_computes_something_else_is_left_out_with_a_sentence(tmp_path: Path
     factors = {("runtime.data", "resident"): 0.5, ("runtime.memory_format", "channels_last"): 0.8}
     values, _, notes = chosen(tmp_path, choices, factors, wrong="runtime.data")
     assert values == {"runtime.memory_format": "channels_last"}
-    assert notes == ["Left out: runtime.data = resident, because its losses differ."]
+    assert notes == [
+        "Left out: runtime.memory_format = channels_last, runtime.data = resident, because its losses differ."
+    ]
 
 
 @pytest.mark.parametrize("is_fast", [False, True])

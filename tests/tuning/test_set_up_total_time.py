@@ -198,3 +198,5 @@ def test_nothing_is_counted_where_nothing_is_compiled(file: StudyFile) -> None:
     assert compile_seconds(plain, file, known) == 0.0
     assert compile_seconds(compiled, file, known) == pytest.approx(0.7)
     assert compile_seconds(compiled, file, {}) == 0.0
+    again = SpeedMeasured(1.0, 1.0, 1.0, 20.0, 700.0, cold_again=True)  # as a CUDA graph, which every run captures
+    assert compile_seconds(compiled, file, {f"step_time:{compiled.step_key()}": again.to_json()}) == 0.0

@@ -6,7 +6,7 @@ The few names used elsewhere are listed, with their reasons, in ``tests/architec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -88,11 +88,26 @@ def has_backward_hooks(module: nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
+def pass_hooks(module: nn.Module) -> list[Mapping[int, Any]]:
+    """Return the registers of what is hooked to a module's passes, which stay the same ones."""
+    return [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks]
+
+
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """Return whether anything is hooked to a parameter's gradient."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
 def remove_forward_hooks(module: nn.Module, which: Callable[[Any], bool]) -> None:
     """Remove hooks whose handles are gone, as in a copied module."""
     for key in [key for key, hook in module._forward_hooks.items() if which(hook)]:
         del module._forward_hooks[key]
         module._forward_hooks_with_kwargs.pop(key, None)
+
+
+def end_failed_capture(device: torch.device, pool: tuple[int, int]) -> None:
+    """Give CUDA's allocator back what a capture that failed to end had taken from it."""
+    torch._C._cuda_endAllocateToPool(device.index, pool)
 
 
 def is_profiled() -> bool:

@@ -73,6 +73,10 @@ class MethodsInEffect:
         """Return the module to call in the model's place."""
         return reduce(lambda given, method: method.compiled(given), self._acting, model)
 
+    def captured(self, model: nn.Module) -> nn.Module | None:
+        """Return the module to call in passes that are captured; None where no method captures them."""
+        return _last(method.captured(model) for method in self._acting)
+
     def length(self, n_batches: int) -> float:
         """Return the loader's batches that a run takes which today takes so many."""
         return reduce(lambda length, method: method.length(length), self._acting, float(n_batches))
@@ -132,7 +136,7 @@ class MethodsInEffect:
 
 
 def _last(answers: Iterable[_T | None]) -> _T | None:
-    return next((answer for answer in reversed(list(answers)) if answer), None)
+    return next((answer for answer in reversed(list(answers)) if answer is not None), None)
 
 
 @contextlib.contextmanager

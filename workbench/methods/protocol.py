@@ -231,6 +231,10 @@ class Method:
         """Return the module to call in the model's place; its parameters are the model's."""
         return model
 
+    def captured(self, model: nn.Module) -> nn.Module | None:
+        """Return the module to call where both passes of a micro-batch are captured as one graph; None where not."""
+        return None
+
     def length(self, n_batches: float) -> float:
         """Return the loader's batches that a run takes which today takes so many."""
         return n_batches

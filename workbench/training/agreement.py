@@ -19,6 +19,7 @@ from workbench.config import BoostConfig
 from workbench.core.own_generators import kept_generators
 from workbench.core.wrapped_model import unwrapped
 from workbench.tasks import Task
+from workbench.training.pass_graphs import PASSES_BEFORE
 from workbench.training.setup import Prepared, prepare
 
 TOLERANCES = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 5e-2}
@@ -53,16 +54,30 @@ def first_losses(
     with _begun(task, config, level, seed, device) as prepared:
         for batch in islice(prepared.batches(seed), n):
             before_batch()
-            losses.append(_loss(prepared, batch).detach().clone())  # out of a CUDA graph's memory
+            if prepared.boosted.replay_pass(prepared.task.compute_loss, batch):
+                losses.append(prepared.boosted.forget_pass())
+            else:
+                losses.append(_loss(prepared, batch).detach().clone())  # out of a CUDA graph's memory
         return [float(loss) for loss in losses]
 
 
 def first_gradient(task: Task, config: BoostConfig, level: str, seed: int, device: torch.device) -> Tensor:
     """Return the unscaled gradient of the first batch's loss at the weights that a run begins with, float32 ``[n]``."""
     with _begun(task, config, level, seed, device) as prepared:
-        _loss(prepared, next(iter(prepared.batches(seed)))).float().backward()  # type: ignore[no-untyped-call]
-        gradients = [p.grad for p in unwrapped(prepared.boosted.model).parameters() if p.grad is not None]
-        return torch.cat([gradient.detach().to_dense().cpu().float().reshape(-1) for gradient in gradients])
+        boosted, batch = prepared.boosted, next(iter(prepared.batches(seed)))
+        carried = 1.0  # by the gradients
+        for passes_left in reversed(range(PASSES_BEFORE + 1)):  # the last is a replay
+            with kept_generators(device):
+                is_replayed = boosted.replay_pass(prepared.task.compute_loss, batch)
+            if not is_replayed:
+                _loss(prepared, batch).float().backward()  # type: ignore[no-untyped-call]
+                break
+            if passes_left:
+                boosted.forget_pass()
+            else:
+                carried = float(boosted.loss_scale) / boosted.window.n_steps
+        gradients = [p.grad for p in unwrapped(boosted.model).parameters() if p.grad is not None]
+        return torch.cat([gradient.detach().to_dense().cpu().float().reshape(-1) for gradient in gradients]) / carried
 
 
 @contextlib.contextmanager

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
 from workbench.config import BoostConfig, Plan
@@ -32,6 +34,7 @@ from workbench.methods.protocol import Preparation
 from workbench.optim import build_optimizer, change_optimizer_
 from workbench.training.boosted import Boosted
 from workbench.training.course import changes_length, has_schedule
+from workbench.training.pass_graphs import PassGraphs
 from workbench.training.precision import Precision, cast_model_and_state_, slow_bfloat16_sentence
 
 _log = logging.getLogger("workbench")
@@ -169,10 +172,16 @@ def apply(
         criterion=criterion,
         make_scheduler=scheduler,
         max_grad_norm=max_grad_norm,
+        passes=_pass_graphs(methods, model, device),
     )
     if total_steps is not None:
         boosted.course.begin(total_steps)
     return boosted
+
+
+def _pass_graphs(methods: MethodsInEffect, model: nn.Module, device: torch.device) -> PassGraphs | None:
+    module = None if isinstance(model, DistributedDataParallel) else methods.captured(model)
+    return None if module is None else PassGraphs(module, device)
 
 
 def fitted_config(config: BoostConfig, level: str, steps: int, world_size: int = 1) -> BoostConfig:

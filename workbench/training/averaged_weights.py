@@ -38,7 +38,9 @@ class OptimizersAverage:
         self._optimizer = optimizer
         self._device = devices.device_of(model)
         self._inputs: deque[tuple[tuple[Any, ...], dict[str, Any]]] = deque(maxlen=_KEPT)
-        if norms_with_statistics(model):
+        #: Whether every forward pass has to call the model, whose inputs are kept.
+        self.keeps_inputs = bool(norms_with_statistics(model))
+        if self.keeps_inputs:
             model.register_forward_pre_hook(self._keep, with_kwargs=True)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

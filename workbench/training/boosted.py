@@ -56,6 +56,7 @@ from workbench.training.gradient_reduction import (
     without_sync,
 )
 from workbench.training.outcome import StepOutcome
+from workbench.training.pass_graphs import PassGraphs
 from workbench.training.precision import Precision, avoid_broken_kernel_, warn_of_short_moments
 
 _SHORT = frozenset({torch.float16, torch.bfloat16})
@@ -93,6 +94,7 @@ class Boosted:
         criterion: Any = None,  # of the unmodified training; `boosted.criterion` is the one to train with
         make_scheduler: Callable[[Optimizer, int], Any] | None = None,  # of the unmodified training, see `Course`
         max_grad_norm: float | None = None,  # to which an update's gradients are clipped, without the loss scale
+        passes: PassGraphs | None = None,  # where passes are captured
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -114,6 +116,8 @@ class Boosted:
             self.methods, optimizer, self.window.n_steps, make_scheduler, takes_schedule=self.update.takes_schedule
         )
         self._average = OptimizersAverage(model, optimizer) if averages_weights(optimizer) else None
+        self._passes = None if self._average is not None and self._average.keeps_inputs else passes
+        self._everything = [] if self._passes is None else list(self._trained.named().values())
         self.max_grad_norm = max_grad_norm
         self.observer: GradientObserver | None = None
         self.graph_observer: Callable[[Tensor], None] | None = None
@@ -155,6 +159,64 @@ class Boosted:
             RuntimeError: If ``step`` did not follow the previous ``backward``, the loss has no gradient, or layers are
                 frozen in a model with reentrant activation checkpoints.
         """
+        self._check_pass_may_begin()
+        self._backward(loss)
+        self._end_pass(loss.detach())
+
+    def forward_backward(self, compute_loss: Callable[[nn.Module, Any], Tensor], batch: Any) -> Tensor:
+        """Run forward and backward pass of one micro-batch; return the detached loss. ``step`` follows.
+
+        In place of ``autocast``, the loss and ``backward``; with ``runtime.cuda_graph`` both passes are one graph.
+
+        Args:
+            compute_loss: Gives the loss of (model, batch), one element; the same function in every step.
+            batch: On the device; all that ``compute_loss`` takes from it.
+
+        Raises:
+            RuntimeError: As from ``backward``.
+        """
+        if not self.replay_pass(compute_loss, batch):
+            with self.autocast():
+                loss = compute_loss(self.model, batch)
+            self.backward(loss)
+        assert self._loss is not None  # the pass has just kept it
+        return self._loss
+
+    def replay_pass(self, compute_loss: Callable[[nn.Module, Any], Tensor], batch: Any) -> bool:
+        """Do what `forward_backward` does, if it is to be one graph; False where the passes are the caller's to do."""
+        if self._passes is None:
+            return False
+        self._check_pass_may_begin()
+
+        def work(batch: Any) -> Tensor:
+            with self.autocast():
+                loss = compute_loss(model, batch)
+            self._backward(loss)
+            return loss.detach()
+
+        model = self._passes.model
+        settings = (compute_loss, model.training, self.frozen_groups, self.loss_scaling.scale.data_ptr())
+        alone = self.window.n_steps == 1
+        loss = self._passes.run(work, batch, self._everything, settings, alone=alone, criterion=self.criterion)
+        if loss is None:
+            return False
+        self._end_pass(loss)
+        return True
+
+    @property
+    def replays_passes(self) -> bool:
+        """Whether passes are replayed as graphs, which every training captures anew."""
+        return self._passes is not None and not self._passes.why_not
+
+    def forget_pass(self) -> Tensor:
+        """Drop the gradients of a pass that no ``step`` is to follow, between windows; return its loss."""
+        if self._loss is None or self.window.position:
+            raise RuntimeError("forget_pass() follows the pass that begins a window")
+        loss, self._loss = self._loss, None
+        clear_gradients(self.optimizer)
+        return loss
+
+    def _check_pass_may_begin(self) -> None:
         if self._loss is not None:
             raise RuntimeError("backward() was already called for this micro-batch; call step() before the next one")
         if self.window.position and self._witness is not None and self._witness.grad is None:
@@ -162,6 +224,8 @@ class Boosted:
                 f"the gradients of {self.window.position} micro-batches are gone before their update; leave out "
                 "zero_grad(), since step() clears them after each update"
             )
+
+    def _backward(self, loss: Tensor) -> None:
         self._begin_overflow_watch()
         if self.graph_observer is not None:
             self.graph_observer(loss)
@@ -191,16 +255,18 @@ class Boosted:
                 raise
         elif not self.frozen_groups:  # a loss that only frozen layers feed has none on such a step
             raise RuntimeError("the loss has no gradient; was it detached, or computed under torch.no_grad()?")
+
+    def _end_pass(self, loss: Tensor) -> None:
+        """Keep the detached loss of a micro-batch whose gradients are there."""
         if self.window.position == 0 and self.window.n_steps > 1:
             held = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
             self._witness = next((parameter for parameter in held if parameter.grad is not None), None)
-        kept = loss.detach()
-        if not kept.is_cpu and "torch._dynamo" in sys.modules:
+        if not loss.is_cpu and "torch._dynamo" in sys.modules:
             # A graph of torch.compile's may be a CUDA graph, which writes its next results over these.
-            kept = kept.clone()  # outcomes keep it
+            loss = loss.clone()  # outcomes keep it
             if self.window.position == 0 and self.window.n_steps > 1:
                 self._own_gradients()
-        self._loss = kept  # last: a backward pass that failed may be tried again
+        self._loss = loss  # last: a backward pass that failed may be tried again
 
     def _own_gradients(self) -> None:
         """Copy the gradients of a window's first micro-batch; later ones are added to the copies."""
@@ -409,6 +475,7 @@ class Boosted:
             with unfrozen:
                 defaults = {"find_unused_parameters": True} if self._schedule is not None else {}
                 self.model = DistributedDataParallel(self.model, **{**defaults, **options})
+            self._passes = None  # its exchange is hooked to the passes
             return self.model
         broadcast_from_first([*trained.values(), *self.model.buffers()])
         if self.update.averages_gradients:

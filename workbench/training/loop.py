@@ -48,10 +48,13 @@ def training_loop(
         except StopIteration:
             return
         loaded = time.perf_counter()
-        with boosted.autocast():
-            loss = compute_loss(model, batch)
-        forwarded = time.perf_counter()
-        boosted.backward(loss)
+        if boosted.replay_pass(compute_loss, batch):
+            forwarded = time.perf_counter()  # both passes
+        else:
+            with boosted.autocast():
+                loss = compute_loss(model, batch)
+            forwarded = time.perf_counter()
+            boosted.backward(loss)
         backed = time.perf_counter()
         outcome = boosted.step(functools.partial(compute_loss, model, batch))
         if scheduler is not None and outcome.applied and (schedule == "attempted" or not boosted.skips(outcome)):

@@ -26,6 +26,7 @@ from workbench.config import BoostConfig
 from workbench.core import devices
 from workbench.core import distributed as ranks
 from workbench.methods.protocol import GroupSchedule
+from workbench.methods.runtime.section import RuntimeSection
 from workbench.optim.thor.optimizer import Thor
 from workbench.tasks import Task
 from workbench.training.setup import prepare
@@ -53,6 +54,7 @@ class SpeedRatio:
     candidate_ms: float
     rounds: int  # interleaved ones behind it
     cold_ms: float = 0.0  # what the candidate's first steps took beyond later ones: compilation above all
+    cold_again: bool = False  # whether every run pays that; what is compiled, later ones of a process find
 
 
 def measure_speed_ratio(
@@ -104,7 +106,8 @@ def _measured_in_turns(
         rows.append(next(turns))
         measured = _answer(rows, rounds, precision, seed, stop) if ranks.rank() == 0 else None
         if measured is not None:
-            measured = replace(measured, cold_ms=sides[1].cold_seconds(measured.candidate_ms / 1e3) * 1e3)
+            cold_ms = 1e3 * sides[1].cold_seconds(measured.candidate_ms / 1e3)
+            measured = replace(measured, cold_ms=cold_ms, cold_again=sides[1].cold_again)
         measured = ranks.broadcast_object(measured)
         if measured is not None:
             return measured
@@ -137,16 +140,16 @@ class KeptBaseline:
 
 def _measured_apart(makes: Sequence[Callable[[], TimedSide]], rounds: int, seed: int) -> SpeedRatio:
     """Measure one side after the other, the baseline first; a machine that slows down in between shows."""
-    columns, cold = [], 0.0
+    columns, cold, again = [], 0.0, False
     for make in makes:
         side = make()
         side.warm_up()
         columns.append([side.block() for _ in range(rounds)])
-        cold = side.cold_seconds(float(np.median(columns[-1])))
+        cold, again = side.cold_seconds(float(np.median(columns[-1]))), side.cold_again
         del side  # its memory is needed
     measured = _answer(list(zip(*columns, strict=True)), rounds, math.inf, seed, None)
     assert measured is not None  # there are enough rounds
-    return replace(measured, cold_ms=1e3 * cold)
+    return replace(measured, cold_ms=1e3 * cold, cold_again=again)
 
 
 def take_turns(sides: Sequence[Callable[[], T]]) -> Iterator[tuple[T, ...]]:
@@ -214,6 +217,7 @@ class TimedSide:
         self.device, self.at_least = device, at_least
         prepared = prepare(task, config, level=level, seed=seed, device=device, steps=_COURSE)
         self.boosted, self.task = prepared.boosted, prepared.task
+        self._compiles = prepared.plan.config.part(RuntimeSection).compile != "off"
         self.batches = []
         stream, loads = prepared.batches(seed), []
         for _ in range(_DISTINCT_BATCHES):
@@ -250,6 +254,11 @@ class TimedSide:
             room = sys.maxsize if self.cyclic is None else max(1, self.cyclic.frequency - 1)
             self.repeats = ranks.broadcast_object(min(max(1, round(_SECONDS_PER_SYNCHRONISATION / window)), room))
         self.warm_up_seconds, self.warm_up_passes = self.clock() - began, self.position
+
+    @property
+    def cold_again(self) -> bool:
+        """Whether every training makes as long first steps."""
+        return self.boosted.replays_passes and not self._compiles
 
     def cold_seconds(self, step: float) -> float:
         """Return the extra time of the warm-up, whose steps later take ``step`` seconds each; at least 0."""
@@ -303,7 +312,5 @@ class TimedSide:
 
     def _train(self, batch: Any, group: int, *, ends: bool) -> None:
         boosted, compute_loss = self.boosted, self.task.compute_loss
-        with boosted.autocast():
-            loss = compute_loss(boosted.model, batch)
-        boosted.backward(loss)
+        boosted.forward_backward(compute_loss, batch)
         boosted.step(functools.partial(compute_loss, boosted.model, batch))  # an update may try its steps

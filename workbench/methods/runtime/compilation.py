@@ -52,7 +52,8 @@ def compiled(
     if mode == "default" and cuda_graph:
         mode = "reduce-overhead"
     if mode == "off":
-        made = torch.compile(model, backend="cudagraphs")
+        # Under torch 2.11 the graphs of sizes that it takes for variable fail at the first other size.
+        made = torch.compile(model, backend="cudagraphs", dynamic=False)
     elif channels_last:
         from torch._inductor import list_mode_options
 

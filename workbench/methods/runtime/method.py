@@ -89,9 +89,19 @@ class RuntimeMethod(Method):
 
     def compiled(self, model: nn.Module) -> nn.Module:
         """Return the model compiled, where that is asked for."""
-        cuda_graph = self._cuda_graph and devices.has_graphs(devices.device_of(model))
-        if self._mode == "off" and not cuda_graph:
-            return model
+        cuda_graph = self._replays(model)
+        return model if self._mode == "off" and not cuda_graph else self._compiled(model, cuda_graph=cuda_graph)
+
+    def captured(self, model: nn.Module) -> nn.Module | None:
+        """Return the model, compiled where that is asked for, if passes are to be replayed."""
+        if not self._replays(model):
+            return None
+        return model if self._mode == "off" else self._compiled(model, cuda_graph=False)
+
+    def _replays(self, model: nn.Module) -> bool:
+        return self._cuda_graph and devices.has_graphs(devices.device_of(model))
+
+    def _compiled(self, model: nn.Module, *, cuda_graph: bool) -> nn.Module:
         key = (self.plan.step_key(), repr(unwrapped(model)))  # lengths and rates do not change a model's graph
         return compiled(model, self._mode, cuda_graph=cuda_graph, channels_last=self._channels_last, key=key)
 

@@ -23,7 +23,7 @@ from pydantic_core import to_jsonable_python
 from workbench.config import BoostConfig
 from workbench.config.run_request import RunRequest
 
-_KEPT_LATER = ("baseline_ms", "cold_ms")
+_KEPT_LATER = ("baseline_ms", "cold_ms", "cold_again")
 
 Side = tuple[BoostConfig, str]
 """A configuration and its boost level."""
@@ -84,6 +84,7 @@ class SpeedMeasured(Outcome):
     high: float
     baseline_ms: float = math.nan  # O0's step time; NaN where it was not kept
     cold_ms: float = 0.0  # what the candidate's first steps took beyond later ones
+    cold_again: bool = False  # whether every run pays that, not the first of a process alone
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as strict JSON; what was not kept is left out, as studies begun before store it."""

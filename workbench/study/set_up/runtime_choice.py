@@ -27,8 +27,8 @@ from workbench.study.set_up.total_time import StepTimes
 _CHOICE, _NO_ROOM = "runtime_choice", "no_room_for_batches"
 _BATCH_FACTORS = (1.0, 4.0)
 _SHARE = 0.2  # of the time, after which nothing more is timed
-_FIRST = ("runtime.threads", "runtime.data")
-_LAST = ("runtime.cuda_graph", "runtime.matmul_precision", "runtime.cudnn_benchmark")
+_FIRST = ("runtime.threads", "runtime.cuda_graph")
+_LAST = ("runtime.cuda_graph", "runtime.data", "runtime.matmul_precision", "runtime.cudnn_benchmark")
 
 
 def ground_of(base: BoostConfig, attributes: Mapping[str, Any]) -> BoostConfig:
@@ -69,9 +69,10 @@ def choose_runtime(
 ) -> None:
     """Time the combinations of the study's runtime choices and keep the fastest, with what was measured.
 
-    Threads and the way to read data hardly depend on the others, so each is chosen by itself, first; CUDA graphs, TF32
-    and cuDNN's benchmark add to what the others leave, so each is chosen last. Of a time ``limit``, seconds, a share
-    is taken: what would begin later is left out. A choice that the study already has is not made again.
+    Threads hardly depend on the others, so they are chosen first. So are CUDA graphs, since a number format that only
+    adds kernels to launch is faster under them; where the format makes them worth it, they are chosen after it. The way
+    to read data, TF32 and cuDNN's benchmark add to what the others leave, each by itself. Of a time ``limit``, seconds,
+    a share is taken: what would begin later is left out. A choice that the study already has is not made again.
     """
     from workbench.core import devices
 
@@ -108,23 +109,28 @@ def choose_runtime(
     chosen = timed({}, 1)
     rows = [chosen]
     first, last = ([[path] for path in some if path in choices] for some in (_FIRST, _LAST))
-    for paths in [*first, [path for path in choices if path not in (*_FIRST, *_LAST)], *last]:
-        products = itertools.product(*(choices[path] for path in paths))
-        combined = (dict(zip(paths, values, strict=True)) for values in products)
-        # Values as given add nothing to what was chosen so far.
-        others = [chosen["values"] | values for values in combined if base.with_values(values) != base]
-        n_ratios = max(1, len(chosen["ratios"]))
-        tried = [timed(values, n_ratios) for values in others]
-        rows += tried
-        able = [row for row in (chosen, *tried) if row["ratios"]]
-        for row in sorted(able, key=lambda row: math.prod(row["ratios"][:n_ratios])):
-            if row is not chosen:  # which agrees
-                candidate = base.with_values(row["values"])
-                job = AgreementJob((base, "O0"), (candidate, "O0"), file.study.seed)
-                row["message"] = experimenter.run(job).why_not
-            if not row["message"]:
-                chosen = row
-                break
+    try:
+        for paths in [*first, [path for path in choices if path not in (*_FIRST, *_LAST)], *last]:
+            products = itertools.product(*(choices[path] for path in paths))
+            combined = (dict(zip(paths, values, strict=True)) for values in products)
+            # Values as given add nothing to what was chosen so far, nor does what was.
+            others = [chosen["values"] | values for values in combined if base.with_values(values) != base]
+            others = [values for values in others if values != chosen["values"]]
+            n_ratios = max(1, len(chosen["ratios"]))
+            tried = [timed(values, n_ratios) for values in others]
+            rows += tried
+            able = [row for row in (chosen, *tried) if row["ratios"]]
+            for row in sorted(able, key=lambda row: math.prod(row["ratios"][:n_ratios])):
+                if row is not chosen:  # which agrees
+                    candidate = base.with_values(row["values"])
+                    job = AgreementJob((base, "O0"), (candidate, "O0"), file.study.seed)
+                    row["message"] = experimenter.run(job).why_not
+                if not row["message"]:
+                    chosen = row
+                    break
+    except OutOfTimeError:
+        if chosen is rows[0]:  # nothing is found yet: the next command asks again
+            raise
     study.set_user_attr(_CHOICE, {"values": chosen["values"], "measured": rows})
     for row in rows:
         if row["message"]:

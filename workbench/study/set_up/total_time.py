@@ -78,7 +78,8 @@ def mean_step(kinds: Sequence[tuple[SpeedMeasured, float]]) -> SpeedMeasured:
     ratio, low, high = (
         sum(share * float(getattr(step, name)) for step, share in kinds) for name in ("ratio", "low", "high")
     )
-    return SpeedMeasured(ratio, low, high, kinds[0][0].baseline_ms, sum(step.cold_ms for step, _ in kinds))
+    cold, again = sum(step.cold_ms for step, _ in kinds), any(step.cold_again for step, _ in kinds)
+    return SpeedMeasured(ratio, low, high, kinds[0][0].baseline_ms, cold, again)
 
 
 def known_step_times(attributes: Mapping[str, Any]) -> dict[str, SpeedMeasured]:
@@ -96,20 +97,21 @@ def total_time(plan: Plan, step: SpeedMeasured, steps: int, warm_up_steps: int =
     cold = step.cold_ms / (steps * step.baseline_ms) if math.isfinite(step.baseline_ms) else 0.0
     before = cold + warm_up_steps / steps
     ratio, low, high = (before + share * one for one in (step.ratio, step.low, step.high))
-    return SpeedMeasured(ratio, low, high, step.baseline_ms, step.cold_ms)
+    return SpeedMeasured(ratio, low, high, step.baseline_ms, step.cold_ms, step.cold_again)
 
 
 def compile_seconds(plan: Plan, file: StudyFile, attributes: Mapping[str, Any]) -> float:
     """Return how long the first steps of a plan's run compile, as the search has timed it; 0 where nothing is compiled.
 
     It is part of a run's total time, and of a training in a process of its own; a study's runs after the first find
-    everything compiled.
+    everything compiled. What each of them pays anew, as for CUDA graphs, is in their own times.
     """
     if not _compiles(plan, file):
         return 0.0
     known = known_step_times(attributes)
     kinds = kinds_of_steps(plan, file.plans, passes_of(plan, file.study.budget_steps))
-    return 1e-3 * sum(known[kind.step_key()].cold_ms for kind, _ in kinds if kind.step_key() in known)
+    steps = [known[kind.step_key()] for kind, _ in kinds if kind.step_key() in known]
+    return 1e-3 * sum(step.cold_ms for step in steps if not step.cold_again)
 
 
 def _compiles(plan: Plan, file: StudyFile) -> bool:
