@@ -248,7 +248,8 @@ class TaskExperimenter:
             before_window=None if ranks.world_size() > 1 else lambda: end_if_asked(stop),
         )
         names = ("ratio", "low", "high", "baseline_ms", "cold_ms")
-        return SpeedMeasured(*(float(getattr(measured, name)) for name in names), cold_again=measured.cold_again)
+        numbers = {name: float(getattr(measured, name)) for name in names}
+        return SpeedMeasured(**numbers, cold_again=measured.cold_again)
 
     def _agreement(self, job: AgreementJob, stop: Callable[[], bool] | None) -> Agreement:
         from workbench.core import distributed as ranks
