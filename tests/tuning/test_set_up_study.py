@@ -34,9 +34,9 @@ from workbench.study.answer.selection import FORM_OF, first_contender
 from workbench.study.ask.sections import ACCURACY_DROPS
 from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyError, StudyStoppedError
-from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
+from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, SpeedJob, Trained, TrainJob
 from workbench.study.set_up.objective import SKIPPED
-from workbench.study.set_up.stages import ends_of_search, has_found, settle
+from workbench.study.set_up.stages import ends_of_search, has_found, runtime_ends, settle
 from workbench.study.set_up.standing import MOST_SEEDS, baseline_metrics, standing_now
 from workbench.study.set_up.tuned_plain import PLAIN
 
@@ -249,6 +249,42 @@ def test_nothing_but_the_baseline_is_exported_where_no_shorter_run_keeps_the_qua
     assert exported.part(ScheduleSection).length == 1.0
     assert optimizer_of(exported) == "task"
     assert read_result(folder).choice_sentences == result.choice_sentences
+
+
+def test_the_runtime_has_its_share_of_the_time_however_late_it_has_become() -> None:
+    now = time.monotonic()
+    assert runtime_ends(now - 5.0, 100.0, now + 50.0) == pytest.approx(now + 20.0, abs=0.5)
+    assert runtime_ends(now + 40.0, 100.0, now + 50.0) == now + 40.0
+    assert runtime_ends(now - 5.0, 100.0, now + 1.0) == now + 1.0
+    assert runtime_ends(None, None, None) is None
+
+
+class FastRuntime(SurfaceRunner):
+    """Finds that every runtime computes the same, and that amp O2 takes 0.6 of the time."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, AgreementJob):
+            return Agreement("")
+        outcome = super().run(job, monitor)
+        if isinstance(job, TrainJob):
+            return replace(outcome, seconds=outcome.seconds * (0.75 if job.config.amp.level == "O2" else 1.0))
+        share = 0.75 if job.candidate[0].amp.level == "O2" else 1.0
+        return replace(outcome, **{name: share * getattr(outcome, name) for name in ("ratio", "low", "high")})
+
+
+def test_where_no_shorter_run_keeps_the_quality_the_faster_runtime_alone_is_a_gain(tmp_path: Path) -> None:
+    def truth(config: BoostConfig) -> float:
+        return 0.98 if config.part(ScheduleSection).length == 1.0 else 0.5
+
+    set_up = '[set_up.runtime]\n"amp.level" = ["O0", "O2"]'
+    folder = write(tmp_path / "study", space=LINEAR, plain_runs=0, set_up=set_up)
+    result = run(folder, FastRuntime(folder, truth=truth), trials=6)
+    taken, config = taken_of(result)
+    assert (taken.verdict, config.amp.level, config.part(ScheduleSection).length) == ("confirmed", "O2", 1.0)
+    assert optimizer_of(config) == "task"
+    assert taken.speedup == pytest.approx(1.0 / 0.6, rel=0.05)
+    factors = {part.part: part.factor for part in result.attribution["o1"]}
+    assert factors["amp O2 float16"] == pytest.approx(1.0 / 0.6)
 
 
 @pytest.mark.slow

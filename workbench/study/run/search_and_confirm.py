@@ -55,10 +55,13 @@ from workbench.study.run.workers import run_workers
 from workbench.study.set_up.stages import (
     confirmation_begins,
     ends_of_search,
+    find_plain,
     has_found,
-    prepare_search,
+    runtime_ends,
     settle,
+    settle_runtime,
     take_apart,
+    try_runtime_alone,
 )
 from workbench.study.set_up.tuned_plain import compare_with_plain
 from workbench.study.store import storage as kept
@@ -160,9 +163,12 @@ def tune(
             # Of several ranks the others would count as other work.
             if crew is None and file.study.ranks == 1 and (busy := other.sentence()):
                 watch.note(f"{busy}.")
+            if finds_set_up:
+                guard.deadline = runtime_ends(search_deadline, limit, deadline)
+                settle_runtime(search, limit=limit, on_note=watch.note)
             guard.deadline = search_deadline
             if finds_set_up:
-                prepare_search(search, deadline=search_deadline, limit=limit, on_note=watch.note)
+                find_plain(search, deadline=search_deadline, limit=limit)
             confirms_first = limit is not None and study.user_attrs.get("confirms_first", False)
             if confirms_first:
                 watch.note("the confirmation that the time limit ended goes on before the search does")
@@ -182,6 +188,7 @@ def tune(
                 # Nothing to take apart, or to confirm: the search has that time, too.
                 if finds_set_up:
                     guard.deadline = confirmation_begins(study, file, deadline, limit)
+                    try_runtime_alone(search)
                 else:
                     guard.deadline = _half_way(deadline) if _measures_later(file) else deadline
                 search.run_until(guard.deadline)

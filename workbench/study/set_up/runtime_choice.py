@@ -26,7 +26,7 @@ from workbench.study.set_up.total_time import StepTimes
 
 _CHOICE, _NO_ROOM = "runtime_choice", "no_room_for_batches"
 _BATCH_FACTORS = (1.0, 4.0)
-_SHARE = 0.2  # of the time, after which nothing more is timed
+RUNTIME_SHARE = 0.2  # of the time, after which nothing more is timed
 _FIRST = ("runtime.threads", "runtime.cuda_graph")
 _LAST = ("runtime.cuda_graph", "runtime.data", "runtime.matmul_precision", "runtime.cudnn_benchmark")
 
@@ -58,6 +58,12 @@ def times_per_sample(attributes: Mapping[str, Any]) -> Mapping[float, float]:
     return dict(zip(_BATCH_FACTORS, next(measured, ()), strict=False))
 
 
+def runtime_ratio(attributes: Mapping[str, Any]) -> float:
+    """Return a step's time in the chosen runtime relative to today's; 1 where none was chosen."""
+    is_chosen = bool(attributes.get(_CHOICE, {}).get("values"))
+    return float(times_per_sample(attributes).get(1.0, 1.0)) if is_chosen else 1.0
+
+
 def choose_runtime(
     study: optuna.Study,
     file: StudyFile,
@@ -83,7 +89,7 @@ def choose_runtime(
     is_fast = devices.has_fast_bfloat16(device)
     no_instructions = "" if is_fast else f"this {device.type} has no instructions for bfloat16"
     choices = file.set_up.runtime
-    end = math.inf if limit is None else time.monotonic() + _SHARE * limit
+    end = math.inf if limit is None else time.monotonic() + RUNTIME_SHARE * limit
 
     def timed(values: Mapping[str, Any], n_needed: int) -> dict[str, Any]:
         """Return a row: values, ratios by batch factor (as many as needed, or none), why there are no more."""

@@ -24,28 +24,41 @@ from workbench.study.errors import OutOfTimeError
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor
-from workbench.study.set_up.runtime_choice import choose_runtime
+from workbench.study.set_up.runtime_choice import RUNTIME_SHARE, choose_runtime, runtime_ratio
 from workbench.study.set_up.standing import MOST_SEEDS, standing_now
 from workbench.study.set_up.tuned_plain import PLAIN, next_plain
+from workbench.study.store.stored_records import GIVEN
 
 _EXPECTED_TIME = 0.35  # what a candidate's run takes relative to the baseline's, where that is not known better
 _SLACK = 1.25  # what runs may take longer than expected before a confirmation has fewer seeds
 _PLAIN_SEEDS = 2  # of a plan of tuned plain, at most: runs on the confirmation's seeds tell how good it is
+# Of a step's time: a runtime that saves less is not tried by itself, since it would end the search for more.
+_WORTH_ALONE = 0.75
 _SEARCHED_ON = 0.4  # share of the time until the confirmation that the search goes on if nothing leads any longer
 
 
-def prepare_search(
-    search: Search, *, deadline: float | None, limit: float | None, on_note: Callable[[str], None]
-) -> None:
-    """Choose the runtime and find tuned plain, before other plans are drawn; the baseline has finished.
+def settle_runtime(search: Search, *, limit: float | None, on_note: Callable[[str], None]) -> None:
+    """Choose the runtime, before plans are drawn; ``limit`` is the seconds of the whole command."""
+    with contextlib.suppress(OutOfTimeError):
+        choose_runtime(search.study, search.file, search.experimenter, search.step_times(), on_note, limit=limit)
+
+
+def runtime_ends(deadline: float | None, limit: float | None, latest: float | None) -> float | None:
+    """Return when the choice of the runtime ends, by ``time.monotonic()``: with the search, but not before its share.
+
+    Nothing that comes later gains as much in as short a time, however late starting and the baseline have made it.
+    """
+    if deadline is None or limit is None or latest is None:
+        return deadline
+    return max(deadline, min(time.monotonic() + RUNTIME_SHARE * limit, latest))
+
+
+def find_plain(search: Search, *, deadline: float | None, limit: float | None) -> None:
+    """Find tuned plain, before other plans are drawn.
 
     ``deadline`` is when the search ends, by ``time.monotonic()``, and ``limit`` the seconds of the whole command.
     """
     study, file = search.study, search.file
-    try:
-        choose_runtime(study, file, search.experimenter, search.step_times(), on_note, limit=limit)
-    except OutOfTimeError:
-        return
     end = None
     if deadline is not None and limit is not None:
         end = min(deadline, time.monotonic() + file.set_up.plain_share * limit)
@@ -60,6 +73,17 @@ def prepare_search(
             search.run_given(given, {PLAIN: True, MOST_SEEDS: _PLAIN_SEEDS})
         except OutOfTimeError:
             return
+
+
+def try_runtime_alone(search: Search) -> None:
+    """Train the task as given in the chosen runtime: a gain, where no other plan keeps the quality."""
+    if runtime_ratio(search.study.user_attrs) > _WORTH_ALONE:
+        return
+    trials = search.study.get_trials(deepcopy=False)
+    if any(one.user_attrs.get(GIVEN) == {} and one.state.is_finished() for one in trials):
+        return
+    with contextlib.suppress(OutOfTimeError):
+        search.run_given({}, {})
 
 
 def has_found(study: optuna.Study, file: StudyFile) -> bool:
