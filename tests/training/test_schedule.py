@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -169,3 +170,29 @@ def test_batches_that_are_dataclasses_are_concatenated_and_cut() -> None:
 def test_batches_of_other_shapes_are_refused_with_the_way_out() -> None:
     with pytest.raises(ValueError, match=r"shapes \(2, 3\), \(2, 4\) cannot be concatenated; leave `batch.factor`"):
         concatenated([torch.zeros(2, 3), torch.zeros(2, 4)])
+
+
+class WithoutRate(torch.optim.Optimizer):
+    """Steps by a number that it does not call a learning rate, or by one that it finds itself."""
+
+    def __init__(self, parameters: Any, **defaults: Any) -> None:
+        super().__init__(parameters, defaults)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.sub_(0.1 * parameter.grad)
+
+
+@pytest.mark.parametrize("defaults", [{"eta": 0.1}, {"lr": None}])
+def test_an_optimizer_without_a_rate_has_a_shorter_run_and_no_course(defaults: dict[str, Any]) -> None:
+    net = nn.Linear(2, 1)
+    config = {"boost": {"mode": "disable_all"}, "schedule": {"length": 0.5, "shape": "linear"}}
+    with pytest.warns(UserWarning, match="the optimizer has no learning rate to change"):
+        boosted = workbench.apply(config, net, WithoutRate(net.parameters(), **defaults), 8, level="O0")
+    rates = []
+    for batch in boosted.batches([torch.ones(3, 2)] * 8):
+        boosted.backward(boosted.model(batch).square().mean())
+        rates.append(boosted.step().learning_rate)
+    assert len(rates) == 4
+    assert all(math.isnan(rate) for rate in rates)

@@ -304,7 +304,8 @@ class Boosted:
         if self.update.needs_distribute and not self._distributed:
             raise RuntimeError(self.update.needs_distribute)
         scaling = self.loss_scaling
-        given = self.optimizer.param_groups[0].get("lr", math.nan)
+        given = self.optimizer.param_groups[0].get("lr")
+        given = math.nan if given is None else given  # an optimizer may have none, or find its own
         # Of a tensor as it is now, and without a wait.
         rate = given if type(given) is float else given.detach().clone() if isinstance(given, Tensor) else float(given)
         frozen = self.frozen_groups

@@ -94,7 +94,8 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
 
 
 def _number(value: Any) -> float:
-    return float(value.item() if isinstance(value, Tensor) else value) if not callable(value) else 0.0
+    is_known = value is not None and not callable(value)  # Adafactor's may be None: it finds its own
+    return float(value.item() if isinstance(value, Tensor) else value) if is_known else 0.0
 
 
 def _why_no_merging(batches: list[Any], epoch_batches: int | None) -> str:

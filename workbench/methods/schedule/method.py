@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from workbench.methods.protocol import Method
+from workbench.methods.protocol import Method, Preparation
 from workbench.methods.schedule.section import ScheduleSection
 
 Shape = Literal["cosine", "linear", "warmup_stable_decay", "constant"]
@@ -97,9 +97,10 @@ class StandIn(Optimizer):
     def __init__(self, other: Optimizer) -> None:
         groups = []
         for group in other.param_groups:
-            rate = group["lr"]
+            rate = group.get("lr")
             kept = {key: value for key, value in group.items() if key not in _PARTICULAR}
-            kept["lr"] = float(rate.item() if isinstance(rate, Tensor) else rate)
+            if rate is not None:
+                kept["lr"] = float(rate.item() if isinstance(rate, Tensor) else rate)
             groups.append({**kept, "params": [nn.Parameter(torch.zeros(()))]})
         super().__init__(groups, dict(other.defaults))
 
@@ -107,16 +108,26 @@ class StandIn(Optimizer):
         """Move nothing."""
 
 
+def has_rate(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer has learning rates; some have none, or find their own, as Adafactor does."""
+    return all(group.get("lr") is not None for group in optimizer.param_groups)
+
+
 class ScheduleMethod(Method):
-    """Shortens the run and gives the rate its course, unless that is the task's own."""
+    """Shortens the run and gives the rate its course, unless that is the task's own or there is no rate."""
+
+    def prepare(self, preparation: Preparation) -> None:
+        """Say where there is no rate to give a course."""
+        if self.config.part(ScheduleSection).shape != "task" and not has_rate(preparation.optimizer):
+            warnings.warn("`schedule.shape` has no effect: the optimizer has no learning rate to change", stacklevel=2)
 
     def length(self, n_batches: float) -> float:
         """Return the share of the batches that the run takes."""
         return n_batches * self.config.part(ScheduleSection).length
 
     def scheduler(self, optimizer: Optimizer, updates: int) -> LRScheduler | None:
-        """Return the course; None for the task's own, which is stretched where it is made."""
+        """Return the course; None for the task's own, which is stretched where it is made, and without a rate."""
         section = self.config.part(ScheduleSection)
-        if section.shape == "task":
+        if section.shape == "task" or not has_rate(optimizer):
             return None
         return shaped(optimizer, updates, section.shape, warmup=section.warmup, final=section.final)
