@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,24 @@ from typing import Any
 import pytest
 
 from tests.kit.set_up_search import LINEAR, predicted_time, run, searching, taken_of, write
+from tests.kit.simulated_attribution import ADAMW, MERGED, SMOOTHED, SimulatedAttributor, Truth, true_and_shown
 from tests.kit.surface_runner import SurfaceRunner, optimizer_of
 from workbench.config import BoostConfig
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
+from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, TrainJob
-from workbench.study.set_up.attribution import Attributor, Part, _bar, _is_idle, _Needed, attribution_of, parts_of
+from workbench.study.set_up.attribution import (
+    Attributor,
+    Part,
+    _bar,
+    _is_idle,
+    _mean,
+    _Needed,
+    _parallel_lines,
+    attribution_of,
+    parts_of,
+)
 from workbench.study.set_up.total_time import StepTimes
 
 
@@ -40,6 +53,68 @@ def test_runs_that_do_give_an_interval() -> None:
     assert 1.7 < bar.low < 2.0 < bar.high < 2.3
     assert not _is_idle(bar)
     assert _is_idle(_bar(part(), _Needed(0.202, 0.05, 0.5, 9), _Needed(0.2, 0.0, 0.25, 0)))
+
+
+def test_set_ups_on_parallel_lines_are_as_far_apart_as_these() -> None:
+    """Whatever the quality of either: the second needs twice the length."""
+    safe = [(math.log(0.5), 0.05 - 0.04 * math.log(0.5))] * 2
+    without = [(math.log(length), 0.05 - 0.04 * math.log(length / 2.0)) for length in (0.3, 0.5, 0.6)]
+    lines = _parallel_lines([safe, without])
+    assert lines is not None
+    assert lines.slope == pytest.approx(-0.04)
+    assert lines.noise == pytest.approx(0.0, abs=1e-12)
+    assert lines.freedom == 2
+    assert lines.apart(_mean(safe), _mean(without))[0] == pytest.approx(math.log(2.0))
+    assert lines.apart(_mean(without), _mean(safe))[0] == pytest.approx(-math.log(2.0))
+
+
+@pytest.mark.parametrize("runs", [[], [(0.0, 0.1)] * 4, [(-1.0, 0.1), (0.0, 0.1), (0.1, 0.3)]])
+def test_no_line_falls_through_runs_of_one_length_or_runs_that_get_worse(runs: list[tuple[float, float]]) -> None:
+    assert _parallel_lines([[(0.0, 0.0)] * 3, runs]) is None
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> StudyFile:
+    space = f'{LINEAR}\n"batch.factor" = [1.0, 2.0]\n"regularization.label_smoothing" = [0.0, 0.1]'
+    return read_study(write(tmp_path / "study", space=space))
+
+
+@pytest.mark.parametrize("whole", [ADAMW | MERGED, ADAMW | MERGED | SMOOTHED], ids=["both help", "one does not"])
+def test_intervals_hold_the_true_factors_of_a_set_up_with_a_safety_margin(
+    file: StudyFile, whole: dict[str, Any]
+) -> None:
+    """Of 95 % intervals at least nine in ten; and in 19 of 20 the decisions are right that matter."""
+    truth, idle = Truth(), Counter[str]()
+    seen: dict[str, list[tuple[float, bool]]] = {}
+    for seed in range(200):
+        simulated = SimulatedAttributor(file, whole, truth, seed)
+        bars = simulated.take_apart(0)
+        idle.update(simulated.study.user_attrs["idle_parts"]["0"])
+        assert math.prod(bar.factor for bar in bars) == pytest.approx(truth.margin / truth.needed(whole))
+        for part, found in true_and_shown(truth, bars).items():
+            seen.setdefault(part, []).append(found)
+    for part, found in seen.items():
+        off, held = zip(*found, strict=True)
+        assert len(found) > 190, part
+        assert sum(held) >= 0.9 * len(held), (part, sum(held))
+        assert abs(sum(off) / len(off)) < 0.04, (part, sum(off) / len(off))
+    assert {"AdamW", "batch x 2", "safety margin"} <= seen.keys()
+    assert idle["AdamW"] <= 10
+    assert idle["label smoothing 0.1"] >= 190 or "label smoothing 0.1" not in seen
+
+
+def test_a_longer_form_of_a_set_up_has_a_larger_margin_and_else_the_same_parts(file: StudyFile) -> None:
+    truth = Truth()
+    simulated = SimulatedAttributor(file, ADAMW | MERGED, truth, 0)
+    bars = simulated.take_apart(0)
+    simulated.add(ADAMW | MERGED, 1.25 * truth.needed(ADAMW | MERGED) / truth.margin)
+    schedule, *parts, margin = simulated._on_schedule(1, 0, bars)
+    assert schedule.factor == bars[0].factor
+    assert schedule.part != bars[0].part
+    assert parts == bars[1:-1]
+    assert margin.part == bars[-1].part == "safety margin"
+    for end in ("factor", "low", "high"):
+        assert getattr(margin, end) == pytest.approx(getattr(bars[-1], end) / 1.25)
 
 
 def test_a_part_takes_along_what_is_set_but_not_in_effect() -> None:

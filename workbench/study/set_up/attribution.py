@@ -1,9 +1,12 @@
 """Where the gain of a set-up comes from: its parts taken out one after the other, the least useful first.
 
-A part's factor is how much longer a run to the target takes without it. For a part that changes only step times it is
-their ratio. For one that changes learning it comes from the shortest annealed length that still reaches the target
-(runs at three lengths, a line through their deficits). What is left at the end is the schedule, so the factors multiply
-to the total. A part whose factor is not surely above 1 is no gain, and the set-up without it competes, too.
+A part's factor is how much longer a run to the same quality takes without it. For a part that changes only step times
+it is their ratio. For one that changes learning, runs without it are trained at three lengths: parallel lines through
+the deficits with and without it, over the logarithm of the length, are as far apart as the lengths to the same quality
+(Finney, "Statistical Method in Biological Assay", 3rd edition, Griffin 1978, chapter 4). That quality is the whole
+set-up's own, which has a margin to the allowed drop; how much shorter a run without the margin would be is a factor
+below 1. What is left at the end is the schedule, so the factors multiply to the total. A part whose factor is not
+surely above 1 is no gain, and the set-up without it competes, too.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import optuna
@@ -33,10 +36,15 @@ from workbench.study.store.stored_records import allowed_drop_of
 _ATTRIBUTION = "attribution"
 _IDLE = "idle_parts"
 _LENGTH = "schedule.length"
-_STRETCHES = (0.8, 1.0, 1.3)  # lengths tried without a part, relative to the one that the regression expects to suffice
+# Lengths tried without a part, relative to the one that the regression expects to suffice. The wider they are, the
+# surer is the slope of the lines; the narrower, the less it matters that quality is no straight line.
+_STRETCHES = (0.75, 1.0, 1.35)
+_CURVED = 0.02  # how much straight lines may mislead about the logarithm of a factor, as a standard deviation
 _SEEDS = 3
 _GAIN_LEVEL = 0.99  # a part stays only if this one-sided bound of its factor lies above 1
 _NO_LOSS = 1.2  # how much longer than the whole a set-up without its idle parts may take
+_MARGIN = "safety margin"  # among the parts: how much shorter a run would be that loses just what is allowed
+_IN_RESERVE = "length in reserve, so that the quality surely holds"
 _BESIDE = ", "  # between the names of parts that were not measured one by one
 _SAFER, _SAFER_UNSURE = 1.12, 1.25  # how much longer a set-up's safer form is: where it is sure enough, and else
 _BOLD = 0.5  # how probably a set-up's bolder form keeps the quality
@@ -100,15 +108,44 @@ def _name(group: str, config: BoostConfig) -> str:
     return said or titles.get(section, section)
 
 
+_Runs = Sequence[tuple[float, float]]  # logarithm of the length of each, and its deficit
+
+
 @dataclass(frozen=True, slots=True)
 class _Needed:
-    """How long a set-up takes to the target, relative to the baseline's run."""
+    """How long a set-up takes to the quality of the whole, relative to the baseline's run."""
 
     time: float
     spread: float  # standard deviation of the time's logarithm; NaN where it was not measured
     length: float  # of its schedule
-    n_runs: int = 0  # behind it
+    freedom: int = 30  # degrees of freedom behind the spread
     values: Mapping[str, Any] = field(default_factory=dict)  # of the set-up, by config path
+    runs: _Runs = ()  # at several lengths, or at its own
+
+
+class _Mean(NamedTuple):
+    """Mean of some runs."""
+
+    at: float  # logarithm of the length
+    deficit: float
+    n_runs: float  # inf for a deficit that is known
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Parallel lines through the deficits of set-ups, over the logarithm of the length."""
+
+    slope: float  # below 0: longer runs are better
+    noise: float  # standard deviation of a run
+    squares: float  # sum of squared distances of the logarithms from the mean of their set-up
+    freedom: int
+
+    def apart(self, here: _Mean, there: _Mean) -> tuple[float, float]:
+        """Return how much longer ``there`` takes to the same deficit, as a logarithm, and its standard deviation."""
+        at = (there.deficit - here.deficit) / self.slope
+        variance = 1.0 / here.n_runs + 1.0 / there.n_runs + at * at / self.squares
+        longer = there.at - here.at - min(max(at, -_WIDEST), _WIDEST)
+        return longer, math.hypot(self.noise / self.slope * math.sqrt(variance), _CURVED)
 
 
 @dataclass
@@ -127,6 +164,7 @@ class Attributor:
     def __post_init__(self) -> None:
         self._plain = ground_of(self.file.base_config(), {})
         self._ground = ground_of(self.file.base_config(), self.study.user_attrs)
+        self._measured: list[_Runs] = []  # of the whole, and without each part
 
     def take_apart(self, number: int) -> list[GainPart]:
         """Take the parts out of a trial's set-up until only the schedule is left, as far as the time goes.
@@ -139,9 +177,12 @@ class Attributor:
             return list(known[str(number)])
         trial = self.study.get_trials(deepcopy=False)[number]
         config, values = self._set_up_of(trial)
-        now = _Needed(_time_of(trial), 0.0, config.leaves()[_LENGTH], values=values)
-        whole, rest, bars, idle = now, self._parts(config), list[GainPart](), list[str]()
+        length = float(config.leaves()[_LENGTH])
+        now = _Needed(_time_of(trial), 0.0, length, values=values, runs=self._runs(number, length))
+        given = whole = now
+        rest, bars, idle = self._parts(config), list[GainPart](), list[str]()
         suspects: list[Part] = []
+        self._measured = [now.runs]
         kinds = {"time", "learning"}
         try:
             while any(part.kind in kinds for part in rest):
@@ -169,9 +210,11 @@ class Attributor:
                     idle.append(part.name)
         except OutOfTimeError:
             pass
+        bars = [*self._margin(given), *bars]
         left = [part.name for part in rest]
         note = "" if len(left) <= 1 else "no time was left to measure them one by one"
-        bars.append(GainPart(_BESIDE.join(left) or "nothing", 1.0 / now.time, note=note))
+        factor = 1.0 / _time_of(trial) / math.prod(bar.factor for bar in bars)
+        bars.append(GainPart(_BESIDE.join(left) or "nothing", factor, note=note))
         bars.reverse()
         self._keep(number, bars)
         self.study.set_user_attr(_IDLE, {**self.study.user_attrs.get(_IDLE, {}), str(number): idle})
@@ -181,8 +224,20 @@ class Attributor:
         """Take a part out of a set-up; return what it contributed there, and what is left."""
         values = part.taken_out(now.values, self._plain)
         is_timed = part.kind == "time"
-        needed = self._same_length(values, now) if is_timed else self._needed(values, part, number)
-        return _bar(part, needed, now), replace(needed, spread=0.0, values={**values, _LENGTH: needed.length})
+        needed = self._same_length(values, now) if is_timed else self._needed(values, part, now, number)
+        return _bar(part, needed, now), replace(needed, values={**values, _LENGTH: min(needed.length, 1.0)})
+
+    def _margin(self, whole: _Needed) -> list[GainPart]:
+        """Return the factor of the whole's margin to the allowed drop; nothing where its runs do not bound it."""
+        lines = _parallel_lines(self._measured)
+        if lines is None or not whole.runs:
+            return []
+        mean = _mean(whole.runs)
+        allowed = mean._replace(deficit=allowed_drop_of(self.study.user_attrs), n_runs=math.inf)
+        longer, spread = lines.apart(allowed, mean)
+        shortest = self._needed_at(whole.values, whole.length * math.exp(longer), spread, lines.freedom)
+        bar = replace(_bar(Part(_MARGIN, (), "schedule"), shortest, whole), note=_IN_RESERVE)
+        return [bar] if math.isfinite(bar.low) else []
 
     def _keep(self, number: int, bars: Sequence[GainPart]) -> None:
         stored = self.study.user_attrs.get(_ATTRIBUTION, {})
@@ -241,13 +296,15 @@ class Attributor:
         return trained, _time_of(trials[trained]) / _time_of(trials[number])
 
     def _on_schedule(self, number: int, other: int, parts: Sequence[GainPart]) -> list[GainPart]:
-        """Return parts of another trial on this one's schedule, which gets what is left of the gain."""
+        """Return parts of another trial on this one's schedule: what that changes is margin, where it was measured."""
         trials = self.study.get_trials(deepcopy=False)
-        schedule, *bars = parts
         before, after = (self._schedule_of(trials[one]) for one in (other, number))
-        names = [name for name in schedule.part.split(_BESIDE) if name not in before] + after
-        factor = 1.0 / _time_of(trials[number]) / math.prod(bar.factor for bar in bars)
-        return [replace(schedule, part=_BESIDE.join(names) or "nothing", factor=factor), *bars]
+        names = [name for name in parts[0].part.split(_BESIDE) if name not in before] + after
+        bars = [replace(parts[0], part=_BESIDE.join(names) or "nothing"), *parts[1:]]
+        more = 1.0 / _time_of(trials[number]) / math.prod(bar.factor for bar in bars)
+        at = -1 if bars[-1].part == _MARGIN else 0
+        bars[at] = replace(bars[at], **{end: more * getattr(bars[at], end) for end in ("factor", "low", "high")})
+        return bars
 
     def train_forms(self, number: int, *, bolder: bool) -> None:
         """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts.
@@ -314,7 +371,7 @@ class Attributor:
     def _same_length(self, values: Mapping[str, Any], now: _Needed) -> _Needed:
         step, whole = self._timed(values)
         spread = math.log(step.high / step.low) / 3.92 if step.high > step.low > 0.0 else 0.0
-        return _Needed(whole.ratio, spread, now.length)
+        return replace(now, time=whole.ratio * max(now.length, 1.0), spread=spread, freedom=30)
 
     def _timed(self, values: Mapping[str, Any]) -> tuple[SpeedMeasured, SpeedMeasured]:
         """Return the time of a step and of a whole run of a set-up."""
@@ -323,9 +380,11 @@ class Attributor:
         return step, total_time(plan, step, self.file.study.budget_steps)
 
     def _needed_at(
-        self, values: Mapping[str, Any], length: float, spread: float = math.nan, n_runs: int = 0
+        self, values: Mapping[str, Any], length: float, spread: float = math.nan, freedom: int = 30, runs: _Runs = ()
     ) -> _Needed:
-        return _Needed(self._timed({**values, _LENGTH: length})[1].ratio, spread, length, n_runs)
+        # A set-up without a part may need longer than any is trained.
+        ratio = self._timed({**values, _LENGTH: min(length, 1.0)})[1].ratio * max(length, 1.0)
+        return _Needed(ratio, spread, length, freedom, values, runs)
 
     def _expected(self, values: Mapping[str, Any], sure: float = _BOLD) -> _Needed:
         """Return what the regression expects a set-up to need, with a probability."""
@@ -335,18 +394,26 @@ class Attributor:
         able = np.flatnonzero(found >= sure)
         return self._needed_at(values, float(lengths[able[0]]) if len(able) else 1.0)
 
-    def _needed(self, values: Mapping[str, Any], part: Part, number: int) -> _Needed:
-        """Return what a set-up needs, from runs at three lengths."""
+    def _needed(self, values: Mapping[str, Any], part: Part, now: _Needed, number: int) -> _Needed:
+        """Return what a set-up without a part needs to be as good as with it, from runs at three lengths."""
         middle = self._expected(values).length
         lengths = sorted({round(min(middle * stretch, 1.0), 4) for stretch in _STRETCHES})
-        points: list[tuple[float, float]] = []
+        runs: list[tuple[float, float]] = []
         for length in lengths:
             end_if_over(self.deadline)
             attributes = {"n_seeds": _SEEDS, "purpose": f"trial {number} without {part.name}"}
-            trained = self._run({**values, _LENGTH: length}, attributes)
-            points += [(math.log(length), deficit) for deficit in self._deficits(trained)]
-        length, spread = _shortest(points, allowed_drop_of(self.study.user_attrs), lengths)
-        return self._needed_at(values, length, spread, len(points))
+            runs += self._runs(self._run({**values, _LENGTH: length}, attributes), length)
+        self._measured.append(runs)
+        lines = _parallel_lines(self._measured)
+        if lines is None or not now.runs or not runs:  # no length in reach makes a difference
+            is_enough = len(runs) > 2 and _mean(runs).deficit <= allowed_drop_of(self.study.user_attrs)
+            return self._needed_at(values, lengths[0] if is_enough else lengths[-1], runs=runs)
+        longer, spread = lines.apart(_mean(now.runs), _mean(runs))
+        return self._needed_at(values, now.length * math.exp(longer), spread, lines.freedom, runs)
+
+    def _runs(self, number: int, length: float) -> _Runs:
+        """Return a trial's runs that came to an end."""
+        return [(math.log(length), deficit) for deficit in self._deficits(number) if math.isfinite(deficit)]
 
     def _deficits(self, number: int) -> tuple[float, ...]:
         """Return a trial's deficits; none of one that failed."""
@@ -361,26 +428,25 @@ def _time_of(trial: FrozenTrial) -> float:
     return float(trial.user_attrs["speed"]["ratio"])
 
 
-def _shortest(points: Sequence[tuple[float, float]], allowed: float, lengths: Sequence[float]) -> tuple[float, float]:
-    """Return the length where a line through the deficits crosses the allowed drop, and its logarithm's deviation."""
-    at, deficits = np.array([one for one, _ in points]), np.array([two for _, two in points])
-    kept = np.isfinite(deficits)
-    if kept.sum() < 3 or len(set(at[kept])) < 2:
-        return max(lengths), math.nan
-    slope, offset = np.polyfit(at[kept], deficits[kept], 1)
-    noise = float(np.std(deficits[kept] - slope * at[kept] - offset, ddof=2)) if kept.sum() > 3 else math.nan
-    if slope >= 0.0:  # no length in reach makes a difference: the shortest tried does, if any does
-        enough = float(np.mean(deficits[kept])) <= allowed
-        return (min(lengths) if enough else max(lengths)), math.nan
-    crossing = (allowed - offset) / slope
-    nearest = float(np.clip(crossing, math.log(min(lengths) * 0.8), math.log(min(max(lengths) * 1.25, 1.0))))
-    return math.exp(nearest), noise / abs(float(slope)) / math.sqrt(float(kept.sum()))
+def _parallel_lines(set_ups: Sequence[_Runs]) -> _Lines | None:
+    """Return parallel lines through the runs of set-ups; None where they are too few, or do not fall."""
+    apart = [np.array(runs) - np.mean(runs, axis=0) for runs in set_ups if runs]
+    at, deficits = np.concatenate([*apart, np.zeros((0, 2))]).T
+    squares, freedom = float(at @ at), len(at) - len(apart) - 1
+    slope = float(at @ deficits) / squares if squares > 0.0 else 0.0
+    if not slope < 0.0 or freedom < 1:
+        return None
+    return _Lines(slope, float(np.linalg.norm(deficits - slope * at)) / math.sqrt(freedom), squares, freedom)
+
+
+def _mean(runs: _Runs) -> _Mean:
+    at, deficit = np.mean(runs, axis=0)
+    return _Mean(float(at), float(deficit), len(runs))
 
 
 def _bar(part: Part, needed: _Needed, now: _Needed) -> GainPart:
     factor = needed.time / now.time
-    freedom = max(needed.n_runs - 2, 1) if needed.n_runs else 30
-    margin = _student(0.975, freedom) * needed.spread
+    margin = _student(0.975, needed.freedom) * needed.spread
     if not margin < _WIDEST:  # NaN, too
         return GainPart(part.name, factor, note="its runs do not bound the factor")
     return GainPart(part.name, factor, factor * math.exp(-margin), factor * math.exp(margin))
