@@ -31,6 +31,7 @@ from workbench.study.set_up.attribution import (
     attribution_of,
     parts_of,
 )
+from workbench.study.set_up.stages import explain
 from workbench.study.set_up.total_time import StepTimes
 
 
@@ -253,7 +254,7 @@ def test_taking_apart_may_come_to_the_baseline_itself(tmp_path: Path) -> None:
     assert result.choices["o1"].sentence
 
 
-def test_without_time_to_train_the_parts_that_change_a_step_s_time_are_still_measured(tmp_path: Path) -> None:
+def test_without_time_to_train_times_of_steps_are_measured_and_the_rest_once_there_is(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", space=f'{LINEAR}\n"regularization.label_smoothing" = [0.0, 0.1]', plain_runs=0)
     runner = SurfaceRunner(folder, noise=0.002)
     run(folder, runner, trials=1)
@@ -262,6 +263,11 @@ def test_without_time_to_train_the_parts_that_change_a_step_s_time_are_still_mea
         number = search.run_given(whole | {"amp.level": "O2"}, {})
         over = time.monotonic() - 1.0
         bars = Attributor(study, file, StepTimes(study, file, runner), search.run_given, over).take_apart(number)
-    assert [bar.part for bar in bars] == ["label smoothing 0.1, length 0.5, linear", "amp O2 float16"]
-    assert bars[1].factor == pytest.approx(1.25, abs=0.02)
-    assert "no time was left" in bars[0].note
+        assert [bar.part for bar in bars] == ["label smoothing 0.1, length 0.5, linear", "amp O2 float16"]
+        assert bars[1].factor == pytest.approx(1.25, abs=0.02)
+        assert "no time was left" in bars[0].note
+        explain(search, number, deadline=over + 2.0**20)
+        later = attribution_of(study.user_attrs)[str(number)]
+    assert later[0].part == "length 0.5, linear"
+    assert {"label smoothing 0.1", "amp O2 float16"} < {bar.part for bar in later}
+    assert math.prod(bar.factor for bar in later) == pytest.approx(math.prod(bar.factor for bar in bars))

@@ -38,7 +38,7 @@ from workbench.study.answer.confirming import Confirmation
 from workbench.study.answer.freezing_limits import measure_freezing_limits
 from workbench.study.answer.loss_scale_policy import tune_loss_scale
 from workbench.study.answer.result import StudyResult, write_answer
-from workbench.study.answer.selection import contenders
+from workbench.study.answer.selection import contenders, select
 from workbench.study.answer.status_keeper import StatusKeeper
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.ask.warm_start import enqueue_warm_start, sources_in
@@ -55,6 +55,7 @@ from workbench.study.run.workers import run_workers
 from workbench.study.set_up.stages import (
     confirmation_begins,
     ends_of_search,
+    explain,
     find_plain,
     has_found,
     runtime_ends,
@@ -224,6 +225,10 @@ def tune(
                 compare_with_plain(
                     study, file, plans, confirmation.runs, confirmation.train_rounds, higher_is_better=higher
                 )
+                watch.phase("attribution")
+                for target in plans:
+                    if (taken := select(target, candidates).candidate) is not None:
+                        explain(search, taken.trial_number, deadline=deadline)
             by_time = f"The time limit ended {' and '.join(cut_short)}; the same command continues from there."
             study.set_user_attr("cut_short", by_time if cut_short else "")
             watch.phase("export")

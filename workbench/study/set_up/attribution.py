@@ -45,6 +45,8 @@ _GAIN_LEVEL = 0.99  # a part stays only if this one-sided bound of its factor li
 _NO_LOSS = 1.2  # how much longer than the whole a set-up without its idle parts may take
 _MARGIN = "safety margin"  # among the parts: how much shorter a run would be that loses just what is allowed
 _IN_RESERVE = "length in reserve, so that the quality surely holds"
+_CUT = "no time was left to measure them one by one"
+_NO_SCHEDULE = "the task's own schedule"
 _BESIDE = ", "  # between the names of parts that were not measured one by one
 _SAFER, _SAFER_UNSURE = 1.12, 1.25  # how much longer a set-up's safer form is: where it is sure enough, and else
 _BOLD = 0.5  # how probably a set-up's bolder form keeps the quality
@@ -171,10 +173,11 @@ class Attributor:
 
         A part that seems to be no gain once a useful one is gone may be a gain in the whole, so it is left out of the
         whole by itself, too, before it counts as idle. Return the parts as built up: schedule first, least useful last.
+        What time had cut short is done again.
         """
-        known = attribution_of(self.study.user_attrs)
-        if str(number) in known:
-            return list(known[str(number)])
+        known = attribution_of(self.study.user_attrs).get(str(number), ())
+        if known and known[0].note != _CUT:
+            return list(known)
         trial = self.study.get_trials(deepcopy=False)[number]
         config, values = self._set_up_of(trial)
         length = float(config.leaves()[_LENGTH])
@@ -212,9 +215,9 @@ class Attributor:
             pass
         bars = [*self._margin(given), *bars]
         left = [part.name for part in rest]
-        note = "" if len(left) <= 1 else "no time was left to measure them one by one"
+        note = "" if len(left) <= 1 else _CUT
         factor = 1.0 / _time_of(trial) / math.prod(bar.factor for bar in bars)
-        bars.append(GainPart(_BESIDE.join(left) or "nothing", factor, note=note))
+        bars.append(GainPart(_BESIDE.join(left) or _NO_SCHEDULE, factor, note=note))
         bars.reverse()
         self._keep(number, bars)
         self.study.set_user_attr(_IDLE, {**self.study.user_attrs.get(_IDLE, {}), str(number): idle})
@@ -299,8 +302,9 @@ class Attributor:
         """Return parts of another trial on this one's schedule: what that changes is margin, where it was measured."""
         trials = self.study.get_trials(deepcopy=False)
         before, after = (self._schedule_of(trials[one]) for one in (other, number))
-        names = [name for name in parts[0].part.split(_BESIDE) if name not in before] + after
-        bars = [replace(parts[0], part=_BESIDE.join(names) or "nothing"), *parts[1:]]
+        named = parts[0].part.split(_BESIDE)
+        names = [name for name in named if name not in (*before, _NO_SCHEDULE)] + after
+        bars = [replace(parts[0], part=_BESIDE.join(names) or _NO_SCHEDULE), *parts[1:]]
         more = 1.0 / _time_of(trials[number]) / math.prod(bar.factor for bar in bars)
         at = -1 if bars[-1].part == _MARGIN else 0
         bars[at] = replace(bars[at], **{end: more * getattr(bars[at], end) for end in ("factor", "low", "high")})

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import optuna
 
 from workbench.study.answer.confirming import FEWEST_PAIRS
-from workbench.study.answer.selection import first_contender, is_taken_apart
+from workbench.study.answer.selection import FORM_OF, first_contender, is_taken_apart
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.objective import baseline_trial
@@ -160,6 +160,19 @@ def take_apart(search: Search, *, deadline: float | None) -> None:
         with contextlib.suppress(OutOfTimeError):
             attributor.train_forms(first, bolder=file.confirm.candidates > 2)
         attributor.keep_forms(first)
+
+
+def explain(search: Search, number: int, *, deadline: float | None) -> None:
+    """Find out where the gain of a trial comes from, if no time was left to: in the time after all else."""
+    study, file = search.study, search.file
+    trial = study.get_trials(deepcopy=False)[number]
+    if trial.user_attrs.get(PLAIN) or file.set_up.attribution_share == 0.0:
+        return
+    search.until(deadline)
+    attributor = Attributor(study, file, search.step_times(), search.run_given, deadline)
+    whole = int(trial.user_attrs.get(FORM_OF, number))
+    attributor.take_apart(whole)
+    attributor.keep_forms(whole)
 
 
 def _forms_seconds(study: optuna.Study, file: StudyFile) -> float:
