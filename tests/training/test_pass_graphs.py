@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import random
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -160,6 +163,39 @@ class Counting(nn.Module):
         return self.inner(inputs) * (1.0 + 0.1 * self.calls)
 
 
+class Remembering(nn.Module):
+    """Adds a mean of what came before, in a buffer that is another tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.inner(inputs)
+        self.mean = 0.9 * self.mean + 0.1 * outputs.detach().mean(0)
+        return outputs + self.mean
+
+
+class CountingInside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.held = network(), {"calls": np.int64(0)}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.held["calls"] += 1
+        return self.inner(inputs) * float(1.0 + 0.1 * self.held["calls"])
+
+
+class DrawingItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.numbers = network(), np.random.default_rng(0)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs) * float(1.0 + self.numbers.random())
+
+
 def with_dropout() -> nn.Module:
     return nn.Sequential(network(), nn.Dropout(0.5))  # of a CPU, whose generator is the host's
 
@@ -181,10 +217,14 @@ def with_a_hook() -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know")  # of the model's own graph, which takes its place
+@pytest.mark.filterwarnings("ignore:the CUDA graph is that of the model alone")  # where nothing has to be said
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (Counting, "counts on the host"),
+        (Counting, ""),  # each count is another kind of pass
+        (Remembering, ""),
+        (CountingInside, "changes on the host what it holds"),
+        (DrawingItself, "changes on the host what it holds"),
         (with_dropout, "draws random numbers on the host"),
         (DropsLayers, "draws random numbers on the host"),
         (with_a_hook, "hooks of the model act in Python"),
@@ -197,12 +237,118 @@ def test_what_a_replay_would_leave_out_is_not_captured(make: Callable[[], nn.Mod
         boosted = boosted_pair(values, make())
         torch.manual_seed(3)
         if not values:
-            losses.append(trained(boosted, batches(6)))
+            losses.append(trained(boosted, batches(12)))
             continue
-        with pytest.warns(UserWarning, match=f"the CUDA graph is that of the model alone.*{why}"):
-            losses.append(trained(boosted, batches(6)))
+        said = pytest.warns(UserWarning, match=f"the CUDA graph is that of the model alone.*{why}")
+        with said if why else contextlib.nullcontext():
+            losses.append(trained(boosted, batches(12)))
     assert RecordedCapture.recordings == 0
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-6)
+
+
+def between_steps(change: Callable[[nn.Module, int], object], count: int = 12) -> None:
+    """Train with and without graphs, changing the model before each step; the bits have to be the same."""
+    results = []
+    for values in ({}, GRAPH):
+        boosted, losses = boosted_pair(values), []
+        model = boosted.model if not values else boosted.model._orig_mod
+        for index, batch in enumerate(batches(count)):
+            change(model, index)
+            boosted.forward_backward(loss_of, batch)
+            losses.append(float(boosted.step().loss))
+        results.append(losses)
+    assert results[0] == results[1]
+
+
+def test_what_is_set_between_steps_is_in_effect_in_the_next_one() -> None:
+    def modes(model: nn.Module, index: int) -> None:
+        model[1].train(index < 6)
+
+    def numbers(model: nn.Module, index: int) -> None:
+        model[1].momentum = 0.1 if index < 6 else 0.5
+
+    def buffers(model: nn.Module, index: int) -> None:
+        if index == 6:
+            model[1].running_mean = torch.ones(16)
+
+    def hooks(model: nn.Module, index: int) -> None:
+        if index == 6:
+            model[0].register_forward_hook(lambda module, args, output: output * 2.0)
+
+    for change in (modes, numbers, buffers, hooks):
+        between_steps(change)
+    assert RecordedCapture.recordings >= 4
+
+
+def test_parameters_that_come_later_are_trained() -> None:
+    results = []
+    for values in ({}, GRAPH):
+        boosted, losses = boosted_pair(values), []
+        temperature = nn.Parameter(torch.ones(4))
+
+        def scaled(model: nn.Module, batch: Batch, temperature: nn.Parameter = temperature) -> Tensor:
+            return CRITERION(model(batch[0]) * temperature, batch[1])
+
+        for index, batch in enumerate(batches(20)):
+            if index == 8:
+                boosted.optimizer.add_param_group({"params": [temperature]})
+            boosted.forward_backward(scaled, batch)
+            losses.append(float(boosted.step().loss))
+        results.append((losses, temperature.tolist()))
+    assert results[0] == results[1]
+    assert results[0][1] != [1.0] * 4
+
+
+def test_an_interrupted_pass_leaves_nothing_behind() -> None:
+    results = []
+    for values in ({}, GRAPH):
+        boosted, losses = boosted_pair(values), []
+        for index, batch in enumerate(batches(12)):
+            if index in (1, 8):
+                broken = (batch[0], torch.full_like(batch[1], 99))
+                with pytest.raises(IndexError):
+                    boosted.forward_backward(loss_of, broken)
+            boosted.forward_backward(loss_of, batch)
+            losses.append(float(boosted.step().loss))
+        results.append(losses)
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_batches_that_a_copy_would_not_be_are_left_to_the_caller() -> None:
+    @dataclasses.dataclass
+    class Masked:
+        inputs: Tensor
+        targets: Tensor
+        mask: Tensor = dataclasses.field(init=False)
+
+        def __post_init__(self) -> None:
+            self.mask = (self.inputs > 0).float()
+
+    def masked(model: nn.Module, batch: Masked) -> Tensor:
+        return CRITERION(model(batch.inputs * batch.mask), batch.targets)
+
+    def same_twice(model: nn.Module, batch: Batch) -> Tensor:
+        return (model(batch[0])[:, :1] - batch[1][:, :1]).square().mean()
+
+    for make, compute_loss in (
+        (lambda pair: Masked(*pair), masked),
+        (lambda pair: (pair[0], pair[0]), same_twice),
+    ):
+        boosted = boosted_pair(GRAPH)
+        for pair in batches(5):
+            boosted.forward_backward(compute_loss, make(pair))
+            boosted.step()
+    assert RecordedCapture.recordings == 0
+
+
+def test_there_is_room_for_a_pass_that_comes_again_after_many_that_do_not() -> None:
+    boosted = boosted_pair(GRAPH)
+    for number, pair in enumerate(batches(30)):
+        boosted.forward_backward(lambda model, batch: loss_of(model, batch[0]), (pair, number))
+        boosted.step()
+    assert not boosted.replays_passes
+    trained(boosted, batches(6))
+    assert boosted.replays_passes
 
 
 class Waiting(RecordedCapture):

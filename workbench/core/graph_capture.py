@@ -52,7 +52,7 @@ class CudaCapture:
                 result = work()
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
-        current.wait_stream(self._stream)
+                current.wait_stream(self._stream)
         others = [one for one in said if "synchroniz" not in str(one.message).lower()]
         for one in others:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

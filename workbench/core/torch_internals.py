@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+import torch.nn.modules.module as torch_module
 import torch.optim.optimizer as torch_optimizer
 from torch import Tensor, nn
 from torch.autograd import profiler
@@ -93,6 +94,21 @@ def pass_hooks(module: nn.Module) -> list[Mapping[int, Any]]:
     return [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks]
 
 
+def global_pass_hooks() -> list[Mapping[int, Any]]:
+    """Return the registers of what is hooked to the passes of all modules."""
+    return [
+        torch_module._global_forward_hooks,
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_backward_hooks,
+        torch_module._global_backward_pre_hooks,
+    ]
+
+
+def registers_of(module: nn.Module) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
+    """Return the registers of a module's own children, parameters and buffers, which stay the same ones."""
+    return module._modules, module._parameters, module._buffers
+
+
 def has_gradient_hooks(parameter: Tensor) -> bool:
     """Return whether anything is hooked to a parameter's gradient."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
@@ -108,6 +124,7 @@ def remove_forward_hooks(module: nn.Module, which: Callable[[Any], bool]) -> Non
 def end_failed_capture(device: torch.device, pool: tuple[int, int]) -> None:
     """Give CUDA's allocator back what a capture that failed to end had taken from it."""
     torch._C._cuda_endAllocateToPool(device.index, pool)
+    torch._C._cuda_releasePool(device.index, pool)
 
 
 def is_profiled() -> bool:

@@ -117,7 +117,6 @@ class Boosted:
         )
         self._average = OptimizersAverage(model, optimizer) if averages_weights(optimizer) else None
         self._passes = None if self._average is not None and self._average.keeps_inputs else passes
-        self._everything = [] if self._passes is None else list(self._trained.named().values())
         self.max_grad_norm = max_grad_norm
         self.observer: GradientObserver | None = None
         self.graph_observer: Callable[[Tensor], None] | None = None
@@ -196,8 +195,14 @@ class Boosted:
 
         model = self._passes.model
         settings = (compute_loss, model.training, self.frozen_groups, self.loss_scaling.scale.data_ptr())
-        alone = self.window.n_steps == 1
-        loss = self._passes.run(work, batch, self._everything, settings, alone=alone, criterion=self.criterion)
+        n_held = sum(len(group["params"]) for group in self.optimizer.param_groups)
+        options: Any = {"n_held": n_held, "alone": self.window.n_steps == 1, "criterion": self.criterion}
+        try:
+            loss = self._passes.run(work, batch, lambda: self._trained.named().values(), settings, **options)
+        except BaseException:  # half of the gradients would be added to those of a second try
+            if self.window.position == 0:
+                self._clear_all()
+            raise
         if loss is None:
             return False
         self._end_pass(loss)
@@ -206,15 +211,20 @@ class Boosted:
     @property
     def replays_passes(self) -> bool:
         """Whether passes are replayed as graphs, which every training captures anew."""
-        return self._passes is not None and not self._passes.why_not
+        return self._passes is not None and self._passes.has_graphs
 
     def forget_pass(self) -> Tensor:
         """Drop the gradients of a pass that no ``step`` is to follow, between windows; return its loss."""
         if self._loss is None or self.window.position:
             raise RuntimeError("forget_pass() follows the pass that begins a window")
         loss, self._loss = self._loss, None
-        clear_gradients(self.optimizer)
+        self._clear_all()
         return loss
+
+    def _clear_all(self) -> None:
+        """Set all gradients to None, also of what the optimizer does not hold."""
+        for parameter in self._trained.named().values():
+            parameter.grad = None
 
     def _check_pass_may_begin(self) -> None:
         if self._loss is not None:
@@ -544,6 +554,8 @@ class Boosted:
             self.frozen_groups = self._schedule.begin_step()
         self._trained.set_gradients_(gradients)
         self._loss = self._witness = None
+        if self._passes is not None:
+            self._passes.forget()  # the loss scale is another tensor
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs: torch copies neither gradients nor hooks, and both belong to the next step."""

@@ -52,12 +52,13 @@ def measure_freezing_limit(
     """
     if not rounds >= 2:
         raise ValueError(f"`rounds` must be at least 2, got {rounds!r}")
-    config, level = candidate
+    # Steps of one kind: the resting sides' own are no pass that could be replayed.
+    config, level = candidate[0].with_values({"runtime.cuda_graph": False}), candidate[1]
     options: Any = {"seed": seed, "at_least": steps_per_block, "before_window": before_window}
     options["device"] = device = device or devices.select_device("auto")
     switches = {method.switch: False for method in METHODS if method.schedules_groups}
     full = (config.with_values({"boost.mode": "manual", **switches}), level)
-    scheduled = TimedSide(task, *candidate, **options)
+    scheduled = TimedSide(task, config, level, **options)
     if scheduled.schedule is None:
         raise ValueError(
             f"the configuration freezes nothing; switch {', '.join(switches)} on at a level that allows it"

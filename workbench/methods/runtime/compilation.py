@@ -81,7 +81,7 @@ def compiling() -> Iterator[None]:
         except FailOnRecompileLimitHit as error:
             raise RuntimeError(
                 f"torch.compile made {room} graphs of this model and needs yet another one, since its inputs or modes "
-                "keep changing; set `runtime.compile` to off"
+                "keep changing; set `runtime.compile` and `runtime.cuda_graph` to off"
             ) from error
         except TorchDynamoException as error:
             said = _in_a_line(str(error)) or type(error).__name__

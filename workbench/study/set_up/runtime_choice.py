@@ -19,7 +19,7 @@ import optuna
 from workbench.config import SWITCHES, BoostConfig, ConfigError
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.errors import OutOfTimeError
+from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import AgreementJob
 from workbench.study.run.runner import Experimenter
 from workbench.study.set_up.total_time import StepTimes
@@ -56,6 +56,16 @@ def times_per_sample(attributes: Mapping[str, Any]) -> Mapping[float, float]:
     found = attributes.get(_CHOICE, {"values": {}, "measured": []})
     measured = (row["ratios"] for row in found["measured"] if row["values"] == found["values"] and row["ratios"])
     return dict(zip(_BATCH_FACTORS, next(measured, ()), strict=False))
+
+
+def _why_not(experimenter: Experimenter, job: AgreementJob) -> str:
+    """Return why a candidate does not compute what the baseline does; empty where it does."""
+    try:
+        return experimenter.run(job).why_not
+    except StudyStoppedError:
+        raise
+    except (RuntimeError, ValueError, TypeError) as error:  # what was timed with some batches may fail with others
+        return f"{type(error).__name__}: {error}"
 
 
 def runtime_ratio(attributes: Mapping[str, Any]) -> float:
@@ -121,7 +131,7 @@ def choose_runtime(
             combined = (dict(zip(paths, values, strict=True)) for values in products)
             # Values as given add nothing to what was chosen so far, nor does what was.
             others = [chosen["values"] | values for values in combined if base.with_values(values) != base]
-            others = [values for values in others if values != chosen["values"]]
+            others = [values for values in others if all(values != row["values"] for row in rows)]
             n_ratios = max(1, len(chosen["ratios"]))
             tried = [timed(values, n_ratios) for values in others]
             rows += tried
@@ -130,7 +140,7 @@ def choose_runtime(
                 if row is not chosen:  # which agrees
                     candidate = base.with_values(row["values"])
                     job = AgreementJob((base, "O0"), (candidate, "O0"), file.study.seed)
-                    row["message"] = experimenter.run(job).why_not
+                    row["message"] = _why_not(experimenter, job)
                 if not row["message"]:
                     chosen = row
                     break
