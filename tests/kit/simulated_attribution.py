@@ -13,7 +13,8 @@ import optuna
 from workbench.core.records import GainPart
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import SpeedMeasured
-from workbench.study.set_up.attribution import Attributor, Part, _Needed
+from workbench.study.set_up.attribution import Attributor, _Needed
+from workbench.study.set_up.parts import Part
 
 ALLOWED = 0.01
 ADAMW = {"optimizer.name": "AdamW", "optimizer.lr": 0.005}

@@ -22,15 +22,13 @@ from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, TrainJob
 from workbench.study.set_up.attribution import (
     Attributor,
-    Part,
     _bar,
     _is_idle,
-    _mean,
     _Needed,
-    _parallel_lines,
     attribution_of,
-    parts_of,
 )
+from workbench.study.set_up.parallel_lines import mean_of, parallel_lines
+from workbench.study.set_up.parts import Part, parts_of
 from workbench.study.set_up.stages import explain
 from workbench.study.set_up.total_time import StepTimes
 
@@ -60,18 +58,18 @@ def test_set_ups_on_parallel_lines_are_as_far_apart_as_these() -> None:
     """Whatever the quality of either: the second needs twice the length."""
     safe = [(math.log(0.5), 0.05 - 0.04 * math.log(0.5))] * 2
     without = [(math.log(length), 0.05 - 0.04 * math.log(length / 2.0)) for length in (0.3, 0.5, 0.6)]
-    lines = _parallel_lines([safe, without])
+    lines = parallel_lines([safe, without])
     assert lines is not None
     assert lines.slope == pytest.approx(-0.04)
     assert lines.noise == pytest.approx(0.0, abs=1e-12)
     assert lines.freedom == 2
-    assert lines.apart(_mean(safe), _mean(without))[0] == pytest.approx(math.log(2.0))
-    assert lines.apart(_mean(without), _mean(safe))[0] == pytest.approx(-math.log(2.0))
+    assert lines.apart(mean_of(safe), mean_of(without))[0] == pytest.approx(math.log(2.0))
+    assert lines.apart(mean_of(without), mean_of(safe))[0] == pytest.approx(-math.log(2.0))
 
 
 @pytest.mark.parametrize("runs", [[], [(0.0, 0.1)] * 4, [(-1.0, 0.1), (0.0, 0.1), (0.1, 0.3)]])
 def test_no_line_falls_through_runs_of_one_length_or_runs_that_get_worse(runs: list[tuple[float, float]]) -> None:
-    assert _parallel_lines([[(0.0, 0.0)] * 3, runs]) is None
+    assert parallel_lines([[(0.0, 0.0)] * 3, runs]) is None
 
 
 @pytest.fixture

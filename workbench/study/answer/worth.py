@@ -10,7 +10,7 @@ from pathlib import Path
 from workbench.config import BoostConfig
 from workbench.core.records import GainPart, StudyResult
 from workbench.study.ask.study_file import read_study
-from workbench.study.set_up.attribution import parts_of
+from workbench.study.set_up.parts import parts_of
 from workbench.study.set_up.runtime_choice import ground_of
 
 

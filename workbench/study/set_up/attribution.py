@@ -14,20 +14,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from workbench.config import BoostConfig, ConfigError, Plan, describe_parameters
+from workbench.config import BoostConfig, ConfigError, describe_parameters
 from workbench.core.records import GainPart
-from workbench.methods.registry import METHODS
 from workbench.study.answer.selection import FORM_OF, keep_remaining
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import SpeedMeasured, plain, read_record
 from workbench.study.run.runner import end_if_over
+from workbench.study.set_up.parallel_lines import WIDEST, Runs, mean_of, parallel_lines
+from workbench.study.set_up.parts import Part, parts_of
 from workbench.study.set_up.runtime_choice import ground_of
 from workbench.study.set_up.standing import MOST_SEEDS, SURE, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
@@ -39,7 +40,6 @@ _LENGTH = "schedule.length"
 # Lengths tried without a part, relative to the one that the regression expects to suffice. The wider they are, the
 # surer is the slope of the lines; the narrower, the less it matters that quality is no straight line.
 _STRETCHES = (0.75, 1.0, 1.35)
-_CURVED = 0.02  # how much straight lines may mislead about the logarithm of a factor, as a standard deviation
 _SEEDS = 3
 _GAIN_LEVEL = 0.99  # a part stays only if this one-sided bound of its factor lies above 1
 _NO_LOSS = 1.2  # how much longer than the whole a set-up without its idle parts may take
@@ -50,67 +50,6 @@ _NO_SCHEDULE = "the task's own schedule"
 _BESIDE = ", "  # between the names of parts that were not measured one by one
 _SAFER, _SAFER_UNSURE = 1.12, 1.25  # how much longer a set-up's safer form is: where it is sure enough, and else
 _BOLD = 0.5  # how probably a set-up's bolder form keeps the quality
-_WIDEST = math.log(10.0)  # margin of a logarithm from which an interval says nothing: quality hardly depends on length
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a set-up: what it is in a few words, and the config paths that make it up."""
-
-    name: str
-    paths: tuple[str, ...]
-    kind: str  # "time" (of a step alone), "schedule" (length and course of the rate) or "learning"
-
-    def taken_out(self, values: Mapping[str, Any], base: BoostConfig) -> dict[str, Any]:
-        """Return a set-up's values, by config path, without this part: there as in the task as given."""
-        given = base.leaves()
-        return {**values, **{path: given[path] for path in self.paths}}
-
-
-def parts_of(plan: Plan, base: Plan) -> list[Part]:
-    """Return the parts in which a set-up differs, as far as it is in effect, from the task as given; schedule last."""
-    acting = plan.parameters_in_effect().keys() | base.parameters_in_effect().keys()
-    here, there = plan.config.leaves(), base.config.leaves()
-    groups: dict[str, list[str]] = {}
-    for path in describe_parameters():
-        if here[path] != there[path]:
-            groups.setdefault(_group(path), []).append(path)
-    # What is set but not in effect goes with its part: another part's removal could bring it into effect.
-    groups = {group: paths for group, paths in groups.items() if not acting.isdisjoint(paths)}
-    kinds = {"schedule": "schedule", "runtime": "time", "amp": "time"}
-    parts = [
-        Part(_name(group, plan.config), tuple(paths), kinds.get(group.partition(".")[0], "learning"))
-        for group, paths in groups.items()
-    ]
-    return sorted(parts, key=lambda part: part.kind == "schedule")
-
-
-def _group(path: str) -> str:
-    """Return what a path belongs to: its method's switch or section; choices of the runtime stand by themselves."""
-    section, _, name = path.partition(".")
-    if section == "boost":
-        return name
-    if path == "regularization.decay":
-        return "regularization.weight_average"
-    return path if section in ("runtime", "regularization") else section
-
-
-def _name(group: str, config: BoostConfig) -> str:
-    section, _, name = group.partition(".")
-    if name:
-        value = config.leaves()[group]
-        value = f"{value:.3g}" if isinstance(value, float) else value
-        return f"{describe_parameters()[group].title.lower()} {value}".replace(" True", "").replace("_", " ")
-    if section == "optimizer" and config.optimizer is not None:
-        return config.optimizer.name or "the task's optimizer at another rate"
-    if section == "amp":
-        return f"amp {config.amp.level} {config.amp.dtype}"
-    said = getattr(getattr(config, section, None), "summary", str)()
-    titles = {method.name: method.title for method in METHODS}
-    return said or titles.get(section, section)
-
-
-_Runs = Sequence[tuple[float, float]]  # logarithm of the length of each, and its deficit
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,32 +61,7 @@ class _Needed:
     length: float  # of its schedule
     freedom: int = 30  # degrees of freedom behind the spread
     values: Mapping[str, Any] = field(default_factory=dict)  # of the set-up, by config path
-    runs: _Runs = ()  # at several lengths, or at its own
-
-
-class _Mean(NamedTuple):
-    """Mean of some runs."""
-
-    at: float  # logarithm of the length
-    deficit: float
-    n_runs: float  # inf for a deficit that is known
-
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """Parallel lines through the deficits of set-ups, over the logarithm of the length."""
-
-    slope: float  # below 0: longer runs are better
-    noise: float  # standard deviation of a run
-    squares: float  # sum of squared distances of the logarithms from the mean of their set-up
-    freedom: int
-
-    def apart(self, here: _Mean, there: _Mean) -> tuple[float, float]:
-        """Return how much longer ``there`` takes to the same deficit, as a logarithm, and its standard deviation."""
-        at = (there.deficit - here.deficit) / self.slope
-        variance = 1.0 / here.n_runs + 1.0 / there.n_runs + at * at / self.squares
-        longer = there.at - here.at - min(max(at, -_WIDEST), _WIDEST)
-        return longer, math.hypot(self.noise / self.slope * math.sqrt(variance), _CURVED)
+    runs: Runs = ()  # at several lengths, or at its own
 
 
 @dataclass
@@ -166,7 +80,7 @@ class Attributor:
     def __post_init__(self) -> None:
         self._plain = ground_of(self.file.base_config(), {})
         self._ground = ground_of(self.file.base_config(), self.study.user_attrs)
-        self._measured: list[_Runs] = []  # of the whole, and without each part
+        self._measured: list[Runs] = []  # of the whole, and without each part
 
     def take_apart(self, number: int) -> list[GainPart]:
         """Take the parts out of a trial's set-up until only the schedule is left, as far as the time goes.
@@ -232,10 +146,10 @@ class Attributor:
 
     def _margin(self, whole: _Needed) -> list[GainPart]:
         """Return the factor of the whole's margin to the allowed drop; nothing where its runs do not bound it."""
-        lines = _parallel_lines(self._measured)
+        lines = parallel_lines(self._measured)
         if lines is None or not whole.runs:
             return []
-        mean = _mean(whole.runs)
+        mean = mean_of(whole.runs)
         allowed = mean._replace(deficit=allowed_drop_of(self.study.user_attrs), n_runs=math.inf)
         longer, spread = lines.apart(allowed, mean)
         shortest = self._needed_at(whole.values, whole.length * math.exp(longer), spread, lines.freedom)
@@ -384,7 +298,7 @@ class Attributor:
         return step, total_time(plan, step, self.file.study.budget_steps)
 
     def _needed_at(
-        self, values: Mapping[str, Any], length: float, spread: float = math.nan, freedom: int = 30, runs: _Runs = ()
+        self, values: Mapping[str, Any], length: float, spread: float = math.nan, freedom: int = 30, runs: Runs = ()
     ) -> _Needed:
         # A set-up without a part may need longer than any is trained.
         ratio = self._timed({**values, _LENGTH: min(length, 1.0)})[1].ratio * max(length, 1.0)
@@ -408,14 +322,14 @@ class Attributor:
             attributes = {"n_seeds": _SEEDS, "purpose": f"trial {number} without {part.name}"}
             runs += self._runs(self._run({**values, _LENGTH: length}, attributes), length)
         self._measured.append(runs)
-        lines = _parallel_lines(self._measured)
+        lines = parallel_lines(self._measured)
         if lines is None or not now.runs or not runs:  # no length in reach makes a difference
-            is_enough = len(runs) > 2 and _mean(runs).deficit <= allowed_drop_of(self.study.user_attrs)
+            is_enough = len(runs) > 2 and mean_of(runs).deficit <= allowed_drop_of(self.study.user_attrs)
             return self._needed_at(values, lengths[0] if is_enough else lengths[-1], runs=runs)
-        longer, spread = lines.apart(_mean(now.runs), _mean(runs))
+        longer, spread = lines.apart(mean_of(now.runs), mean_of(runs))
         return self._needed_at(values, now.length * math.exp(longer), spread, lines.freedom, runs)
 
-    def _runs(self, number: int, length: float) -> _Runs:
+    def _runs(self, number: int, length: float) -> Runs:
         """Return a trial's runs that came to an end."""
         return [(math.log(length), deficit) for deficit in self._deficits(number) if math.isfinite(deficit)]
 
@@ -432,26 +346,10 @@ def _time_of(trial: FrozenTrial) -> float:
     return float(trial.user_attrs["speed"]["ratio"])
 
 
-def _parallel_lines(set_ups: Sequence[_Runs]) -> _Lines | None:
-    """Return parallel lines through the runs of set-ups; None where they are too few, or do not fall."""
-    apart = [np.array(runs) - np.mean(runs, axis=0) for runs in set_ups if runs]
-    at, deficits = np.concatenate([*apart, np.zeros((0, 2))]).T
-    squares, freedom = float(at @ at), len(at) - len(apart) - 1
-    slope = float(at @ deficits) / squares if squares > 0.0 else 0.0
-    if not slope < 0.0 or freedom < 1:
-        return None
-    return _Lines(slope, float(np.linalg.norm(deficits - slope * at)) / math.sqrt(freedom), squares, freedom)
-
-
-def _mean(runs: _Runs) -> _Mean:
-    at, deficit = np.mean(runs, axis=0)
-    return _Mean(float(at), float(deficit), len(runs))
-
-
 def _bar(part: Part, needed: _Needed, now: _Needed) -> GainPart:
     factor = needed.time / now.time
     margin = _student(0.975, needed.freedom) * needed.spread
-    if not margin < _WIDEST:  # NaN, too
+    if not margin < WIDEST:  # NaN, too
         return GainPart(part.name, factor, note="its runs do not bound the factor")
     return GainPart(part.name, factor, factor * math.exp(-margin), factor * math.exp(margin))
 
