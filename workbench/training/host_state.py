@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Hashable, Mapping
 from itertools import chain
-from operator import is_
+from operator import is_, itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -35,12 +35,7 @@ class HostState:
         self._held = self._parts()
         own = (register for module in self._modules for register in pass_hooks(module))
         self._hooks = [*own, *global_pass_hooks()]
-        self._plain = [
-            (vars(module), name)
-            for module in self._modules
-            for name, value in vars(module).items()
-            if isinstance(value, PLAIN)
-        ]
+        self._plain = self._plain_attributes()
 
     def is_current(self) -> bool:
         """Return whether the modules still have the same children and parameters."""
@@ -53,14 +48,27 @@ class HostState:
 
     def kind(self) -> Hashable:
         """Return what may be set between two passes: modes and numbers of modules, and where their buffers are."""
-        buffers = (buffer for register in self._buffers for buffer in register.values() if buffer is not None)
-        return tuple(held.get(name) for held, name in self._plain), tuple(buffer.data_ptr() for buffer in buffers)
+        try:
+            values = tuple([read(held) for held, read in self._plain])
+        except KeyError:  # one has gone
+            self._plain = self._plain_attributes()
+            values = tuple([read(held) for held, read in self._plain])
+        buffers = [buffer for register in self._buffers for buffer in register.values() if buffer is not None]
+        return values, tuple([buffer.data_ptr() for buffer in buffers])
 
     def snapshot(self) -> Any:
         """Return all that a pass could change without a kernel, random numbers included, to be compared."""
         seen = [_MOST_SEEN]
         modules = [_traced(vars(module), seen) for module in self._modules]
         return [modules, _traced(self._criterion, seen), _random_numbers()]
+
+    def _plain_attributes(self) -> list[tuple[Mapping[str, Any], itemgetter[Any]]]:
+        """Return the attributes of each module, and what reads its plain ones."""
+        found: list[tuple[Mapping[str, Any], itemgetter[Any]]] = []
+        for held in map(vars, self._modules):
+            if names := [name for name, value in held.items() if isinstance(value, PLAIN)]:
+                found.append((held, itemgetter(*names)))
+        return found
 
     def _parts(self) -> list[Any]:
         return list(chain.from_iterable(register.values() for register in self._structure))
