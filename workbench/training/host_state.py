@@ -64,11 +64,9 @@ class HostState:
 
     def _plain_attributes(self) -> list[tuple[Mapping[str, Any], itemgetter[Any]]]:
         """Return the attributes of each module, and what reads its plain ones."""
-        found: list[tuple[Mapping[str, Any], itemgetter[Any]]] = []
-        for held in map(vars, self._modules):
-            if names := [name for name, value in held.items() if isinstance(value, PLAIN)]:
-                found.append((held, itemgetter(*names)))
-        return found
+        held = [vars(module) for module in self._modules]
+        named = [(one, [name for name, value in one.items() if isinstance(value, PLAIN)]) for one in held]
+        return [(one, itemgetter(*names)) for one, names in named if names]
 
     def _parts(self) -> list[Any]:
         return list(chain.from_iterable(register.values() for register in self._structure))
