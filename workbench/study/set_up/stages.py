@@ -166,7 +166,8 @@ def explain(search: Search, number: int, *, deadline: float | None) -> None:
     """Find out where the gain of a trial comes from, if no time was left to: in the time after all else."""
     study, file = search.study, search.file
     trial = study.get_trials(deepcopy=False)[number]
-    if trial.user_attrs.get(PLAIN) or file.set_up.attribution_share == 0.0:
+    is_over = deadline is not None and deadline - time.monotonic() < _baseline_seconds(study)  # it would end in a run
+    if is_over or trial.user_attrs.get(PLAIN) or file.set_up.attribution_share == 0.0:
         return
     search.until(deadline)
     attributor = Attributor(study, file, search.step_times(), search.run_given, deadline)
