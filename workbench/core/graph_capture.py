@@ -30,7 +30,10 @@ class Capture(Protocol):
 
 
 class CudaCapture:
-    """Records CUDA graphs, on a stream of its own; other threads may use the device meanwhile."""
+    """Records CUDA graphs, on a stream of its own.
+
+    Other threads may use the device meanwhile, but not draw random numbers on it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         with torch.cuda.device(device):

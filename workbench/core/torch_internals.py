@@ -122,9 +122,8 @@ def remove_forward_hooks(module: nn.Module, which: Callable[[Any], bool]) -> Non
 
 
 def end_failed_capture(device: torch.device, pool: tuple[int, int]) -> None:
-    """Give CUDA's allocator back what a capture that failed to end had taken from it."""
+    """Let CUDA's allocator serve other streams again after a capture that failed to end."""
     torch._C._cuda_endAllocateToPool(device.index, pool)
-    torch._C._cuda_releasePool(device.index, pool)
 
 
 def is_profiled() -> bool:

@@ -65,6 +65,7 @@ def first_gradient(task: Task, config: BoostConfig, level: str, seed: int, devic
     """Return the unscaled gradient of the first batch's loss at the weights that a run begins with, float32 ``[n]``."""
     with _begun(task, config, level, seed, device) as prepared:
         boosted, batch = prepared.boosted, next(iter(prepared.batches(seed)))
+        boosted.loss_scaling.set(torch.ones_like(boosted.loss_scale))  # its first value may overflow, rightly
         carried = 1.0  # by the gradients
         for passes_left in reversed(range(PASSES_BEFORE + 1)):  # the last is a replay
             with kept_generators(device):
@@ -75,7 +76,7 @@ def first_gradient(task: Task, config: BoostConfig, level: str, seed: int, devic
             if passes_left:
                 boosted.forget_pass()
             else:
-                carried = float(boosted.loss_scale) / boosted.window.n_steps
+                carried = 1.0 / boosted.window.n_steps
         gradients = [p.grad for p in unwrapped(boosted.model).parameters() if p.grad is not None]
         return torch.cat([gradient.detach().to_dense().cpu().float().reshape(-1) for gradient in gradients]) / carried
 

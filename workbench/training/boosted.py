@@ -210,7 +210,7 @@ class Boosted:
 
     @property
     def replays_passes(self) -> bool:
-        """Whether passes are replayed as graphs, which every training captures anew."""
+        """Whether passes are replayed as graphs, which each training has to capture for itself."""
         return self._passes is not None and self._passes.has_graphs
 
     def forget_pass(self) -> Tensor:

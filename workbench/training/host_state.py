@@ -81,7 +81,7 @@ class _Same:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and self.held is other.held
 
-    __hash__ = None  # type: ignore[assignment]  # nobody looks it up
+    __hash__ = None  # type: ignore[assignment]  # compared, never hashed
 
 
 def _traced(value: Any, seen: list[int], depth: int = 0) -> Any:

@@ -2,9 +2,9 @@
 
 Small networks wait for the host, which launches their kernels one by one; a graph's are launched at once. A pass of a
 kind (shapes, trained parameters, loss scale) is done twice as usual, the second time where it will be captured, and is
-then captured and replayed. What the host decides while it is captured stays decided. So a pass is left to the caller
-where the host is seen to have a say: where it waits for the device, draws random numbers itself, changes what the model
-or the criterion holds, or where hooks act.
+then captured and replayed. What the host decides during the capture is fixed in the graph. So a pass is left to the
+caller where it is found to depend on the host: where the host waits for the device, draws random numbers, changes what
+the model or the criterion holds, or where hooks act.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PassGraphs:
         self.forget()
 
     def forget(self) -> None:
-        """Capture all passes anew."""
+        """Drop all graphs; passes are captured again."""
         self._capture: graph_capture.Capture | None = None  # once a pass is rehearsed
         self._kinds: dict[Hashable, PassGraph | int] = {}  # until it is captured, the passes done
         self._state: HostState | None = None
@@ -95,7 +95,7 @@ class PassGraphs:
         return {"model": self.model, "device": self._device, "why_not": self.why_not}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["model"], state["device"])  # type: ignore[misc]  # a copy begins anew
+        self.__init__(state["model"], state["device"])  # type: ignore[misc]  # a copy starts without graphs
         self.why_not = state["why_not"]
 
     def run(
@@ -127,7 +127,7 @@ class PassGraphs:
         if self.why_not and shape is not None:
             self._shapes_left.add(shape)  # the caller's model is compiled for each
             return work(batch) if len(self._shapes_left) > _MOST_SHAPES_LEFT else None
-        if shape is None or _share_memory(batch):
+        if shape is None:
             return None
         if self._state is None or n_held != self._n_held or not self._state.is_current():
             self.forget()
@@ -232,12 +232,6 @@ def _holds_more(container: Any) -> bool:
     if fields is not None:
         return len(dataclasses.fields(container)) > len(fields) or len(getattr(container, "__dict__", ())) > len(fields)
     return bool(getattr(container, "__dict__", None)) and not hasattr(container, "data")
-
-
-def _share_memory(batch: Any) -> bool:
-    """Return whether tensors of a batch lie in the same memory, as copies of them would not."""
-    places = [tensor.untyped_storage().data_ptr() for tensor in tensors_of(batch) if tensor.numel()]
-    return len(set(places)) < len(places)
 
 
 def _parameters_of(criterion: Any) -> Iterable[nn.Parameter]:

@@ -104,7 +104,7 @@ def compile_seconds(plan: Plan, file: StudyFile, attributes: Mapping[str, Any]) 
     """Return how long the first steps of a plan's run compile, as the search has timed it; 0 where nothing is compiled.
 
     It is part of a run's total time, and of a training in a process of its own; a study's runs after the first find
-    everything compiled. What each of them pays anew, as for CUDA graphs, is in their own times.
+    everything compiled. What every run has to repeat, such as capturing CUDA graphs, is in its own time.
     """
     if not _compiles(plan, file):
         return 0.0
