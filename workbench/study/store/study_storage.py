@@ -27,7 +27,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -39,6 +39,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy import Connection
 
 from workbench.study.run.patience import STORAGE_ERRORS, Patience, damaged, is_damage, reason_of
+from workbench.study.store.change_detector import ChangeDetector
 from workbench.study.store.liveness import RunningTrial, new_mark
 from workbench.study.store.transactions import one_transaction
 from workbench.study.store.trial_ids import id_of
@@ -117,10 +118,12 @@ class StudyStorage(BaseStorage):
         # so that what was read before and comes late is not kept.
         self._recent: dict[int, tuple[float, list[FrozenTrial]]] = {}
         self._readers: dict[int, TrialReader] = {}  # by study
+        self._unchanged: dict[Hashable, tuple[object, Any]] = {}  # what was read, and the state of the database then
         self._reading = threading.Lock()
         self._backend = RDBStorage(url, engine_kwargs=engine_kwargs)
         self.engine = self._backend.engine
         follow_journal_mode(self.engine)
+        self._changes = ChangeDetector(self.engine)
         # Else the connections of its pool stay open until they are collected one by one, with a warning for each.
         weakref.finalize(self, self.engine.dispose).atexit = False
 
@@ -149,7 +152,10 @@ class StudyStorage(BaseStorage):
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
         """Return the attributes of a study."""
-        return self._request(lambda _: without_seals(self._backend.get_study_user_attrs(study_id)))
+        attributes = self._once_per_state(
+            ("attributes", study_id), lambda _: without_seals(self._backend.get_study_user_attrs(study_id))
+        )
+        return dict(attributes)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -187,7 +193,8 @@ class StudyStorage(BaseStorage):
                     self._readers[study_id] = TrialReader(self._backend, name)
                 return self._readers[study_id].read(states)
 
-        return self._request(read)
+        wanted = tuple(one for one in TrialState if states is None or one in states)
+        return list(self._once_per_state(("trials", study_id, wanted), read))
 
     def running(self, study_id: int) -> list[RunningTrial]:
         """Return the running trials of a study, except those that this process holds."""
@@ -396,6 +403,14 @@ class StudyStorage(BaseStorage):
                 raise
 
         return self.patience.call(once)
+
+    def _once_per_state(self, what: Hashable, ask: Callable[[bool], _R]) -> _R:
+        """Ask something, or return what was answered while the database was as it is now."""
+        state = self._changes.state()
+        if what not in self._unchanged or self._unchanged[what][0] != state:
+            self._unchanged[what] = state, self._request(ask)
+        answer: _R = self._unchanged[what][1]
+        return answer
 
     def _transaction(self, *, savepoints: bool = False) -> contextlib.AbstractContextManager[Connection]:
         return one_transaction(self._backend, savepoints=savepoints)
