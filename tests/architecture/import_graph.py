@@ -56,9 +56,8 @@ def home(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-@functools.cache
 def tree_of(path: Path) -> ast.Module:
-    """Return a source file as Python reads it, once per process."""
+    """Return a source file as Python reads it. Nobody keeps it: each look for garbage would go through all of them."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
@@ -78,16 +77,17 @@ def imports_below() -> tuple[Import, ...]:
     return tuple(entry for path in sorted(ROOT.rglob("*.py")) for entry in imports_of(path))
 
 
-def _running(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.Call]:
-    """Yield the imports and calls of a tree, without the branches that only type checkers see."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and _is_type_checking(child.test):
-            for other in child.orelse:
-                yield from _running(ast.Module([other], []))
+def _running(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.Call]:
+    """Yield the imports and calls of a tree, in no order, without the branches that only type checkers see."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and _is_type_checking(node.test):
+            waiting += node.orelse
             continue
-        if isinstance(child, ast.Import | ast.ImportFrom | ast.Call):
-            yield child
-        yield from _running(child)
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
+            yield node
+        waiting += ast.iter_child_nodes(node)
 
 
 def _is_type_checking(test: ast.expr) -> bool:
@@ -118,6 +118,7 @@ def _targets(node: ast.Import | ast.ImportFrom | ast.Call, package: str, root: P
     )
 
 
+@functools.cache
 def _is_module(name: str, root: Path) -> bool:
     place = root.parent.joinpath(*name.split("."))
     return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()

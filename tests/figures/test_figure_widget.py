@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
 
 from workbench.figures.figure_widget import _addresses_read_later
 
-pytest.importorskip("rfc3987_syntax")
+pytestmark = pytest.mark.skipif(find_spec("rfc3987_syntax") is None, reason="there is no parser of addresses")
 
 
 def test_figures_import_nothing_heavy_and_the_parser_of_addresses_is_built_when_one_is_checked() -> None:

@@ -33,8 +33,8 @@ def test_no_flipped_bit_of_a_study_is_called_a_bug(
     n_flips: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "study"
-    write(folder, n_trials=5, plain_runs=0)
-    run(folder, SurfaceRunner(folder))
+    write(folder, plain_runs=0)
+    run(folder, SurfaceRunner(folder), trials=2)
     path, rng, told = folder / "study.db", np.random.default_rng(2), list[str]()
     whole = path.read_bytes()
     for _ in range(n_flips):

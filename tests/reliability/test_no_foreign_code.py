@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import json
 import re
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import workbench
+from tests.architecture.import_graph import tree_of
 
 PACKAGE = Path(workbench.__file__).parent
-MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What runs code, or builds what a file names; and where it may stand, with the reason.
 RUNS_CODE = {"eval", "exec", "compile", "__import__", "execfile", "input"}
@@ -43,9 +42,14 @@ TELLS_THE_TIME = {
 }
 
 
-@functools.cache
-def nodes(module: Path) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
+Code = dict[str, list[ast.AST]]
+
+
+@pytest.fixture(scope="module")
+def code() -> Code:
+    """Return what each module of the package consists of, by its place."""
+    trees = {path.relative_to(PACKAGE).as_posix(): tree_of(path) for path in PACKAGE.rglob("*.py")}
+    return {place: list(ast.walk(tree)) for place, tree in trees.items()}
 
 
 def dotted(node: ast.AST) -> str:
@@ -55,10 +59,9 @@ def dotted(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-@functools.cache
-def calls(module: Path) -> list[tuple[str, ast.Call]]:
+def calls(nodes: list[ast.AST]) -> list[tuple[str, ast.Call]]:
     """Return every call with the dotted name of what is called; names that were imported stand for themselves."""
-    return [(dotted(node.func), node) for node in nodes(module) if isinstance(node, ast.Call)]
+    return [(dotted(node.func), node) for node in nodes if isinstance(node, ast.Call)]
 
 
 def keyword(call: ast.Call, name: str) -> str:
@@ -66,16 +69,15 @@ def keyword(call: ast.Call, name: str) -> str:
     return next((ast.unparse(one.value) for one in call.keywords if one.arg == name), "False")
 
 
-def test_nothing_runs_or_unpickles_a_file() -> None:
+def test_nothing_runs_or_unpickles_a_file(code: Code) -> None:
     found: list[str] = []
     used = set()
-    for module in MODULES:
-        place = module.relative_to(PACKAGE).as_posix()
-        for node in nodes(module):
+    for place, nodes in code.items():
+        for node in nodes:
             names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             found += [f"{place}:{node.lineno} imports {name}" for name in names if name.split(".")[0] in UNPICKLES]
-        for name, call in calls(module):
+        for name, call in calls(nodes):
             key = (place, name)
             loads = name in {"torch.load", "np.load", "numpy.load", "torch.jit.load", "torch.hub.load"}
             if name in RUNS_CODE or loads:
@@ -92,13 +94,8 @@ def test_nothing_runs_or_unpickles_a_file() -> None:
     assert used == ALLOWED.keys(), "an exception that nobody needs any more"
 
 
-def test_only_dates_are_told_by_a_clock_that_people_set() -> None:
-    found = {
-        f"{module.relative_to(PACKAGE).as_posix()}"
-        for module in MODULES
-        for name, _ in calls(module)
-        if name in WALL_CLOCK
-    }
+def test_only_dates_are_told_by_a_clock_that_people_set(code: Code) -> None:
+    found = {place for place, nodes in code.items() for name, _ in calls(nodes) if name in WALL_CLOCK}
     assert not found - TELLS_THE_TIME.keys()
 
 

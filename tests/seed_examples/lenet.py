@@ -33,10 +33,10 @@ class LeNet5(nn.Module):
         return out
 
 
-def create_dataset(n_samples: int = 320, one_hot: bool = False) -> DataLoader[tuple[Tensor, ...]]:
-    """Return scikit-learn's digits in the place of MNIST, padded from 8 x 8 to 32 x 32, in batches of 32."""
+def create_dataset(n_samples: int = 320, one_hot: bool = False, batch_size: int = 32) -> DataLoader[tuple[Tensor, ...]]:
+    """Return scikit-learn's digits in the place of MNIST, padded from 8 x 8 to 32 x 32, in batches."""
     table = load_digits()
     images = torch.tensor(table.images[:n_samples], dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(table.target[:n_samples])
     targets = F.one_hot(labels, 10).float() if one_hot else labels
-    return DataLoader(TensorDataset(F.pad(images, (12, 12, 12, 12)), targets), batch_size=32)
+    return DataLoader(TensorDataset(F.pad(images, (12, 12, 12, 12)), targets), batch_size=batch_size)

@@ -36,7 +36,7 @@ N_WEIGHTS = 4 * 8 + 8 + 8 * 2 + 2
 STUDY = """
 [study]
 task = "task.py:task"
-budget_steps = 200
+budget_steps = 100
 evaluate_every = 10
 n_trials = 3
 device = "cpu"
@@ -47,7 +47,7 @@ o2 = 0.0
 
 [baseline.optimizer]
 name = "SGD"
-lr = 0.003
+lr = 0.006
 
 [baseline.snapshots]
 count = 5
@@ -153,6 +153,6 @@ def test_the_export_trains_on_its_own_and_is_valid(ended: tuple[Path, StudyResul
     chosen = next(trial for trial in result.trials if f"trial {trial.number}" == result.chosen["o1"])
     task = load_task("task.py:task", folder=directory)
     again = run_task(
-        task, config, level="O1", steps=200, seed=0, device=torch.device("cpu"), out=tmp_path, evaluate_every=10
+        task, config, level="O1", steps=100, seed=0, device=torch.device("cpu"), out=tmp_path, evaluate_every=10
     )
     assert again.curve == chosen.curve
