@@ -68,6 +68,20 @@ def no_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_stacks_for_absent_accelerators() -> Iterator[None]:
+    """Spare `torch.manual_seed` the text of the stack that it keeps for each kind of accelerator until one is there."""
+    try:
+        import torch
+    except ImportError:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        for absent in () if torch.accelerator.is_available() else (torch.cuda, torch.xpu, torch.mtia):
+            patch.setattr(absent, "manual_seed_all", lambda seed: None)
+        yield
+
+
 @pytest.fixture
 def golden_dir() -> Path:
     """Return the folder of the golden files in use."""
