@@ -68,20 +68,6 @@ def no_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def no_stacks_for_absent_accelerators() -> Iterator[None]:
-    """Spare `torch.manual_seed` the text of the stack that it keeps for each kind of accelerator until one is there."""
-    try:
-        import torch
-    except ImportError:
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        for absent in () if torch.accelerator.is_available() else (torch.cuda, torch.xpu, torch.mtia):
-            patch.setattr(absent, "manual_seed_all", lambda seed: None)
-        yield
-
-
 @pytest.fixture
 def golden_dir() -> Path:
     """Return the folder of the golden files in use."""
@@ -89,7 +75,7 @@ def golden_dir() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed every generator, so that a test gives the same result alone and in a crowd."""
     import random
 
@@ -100,10 +86,11 @@ def seeded() -> Iterator[None]:
     try:
         import torch
     except ImportError:  # config and telemetry are tested without torch, too
-        yield
         return
+    # For accelerators that may come, torch keeps the text of the stack at each seed: a millisecond here.
+    for absent in () if torch.accelerator.is_available() else (torch.cuda, torch.xpu, torch.mtia):
+        monkeypatch.setattr(absent, "manual_seed_all", lambda seed: None)
     torch.manual_seed(0)
-    yield
 
 
 @pytest.fixture

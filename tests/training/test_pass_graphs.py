@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -72,7 +72,7 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     return CRITERION(model(batch[0]), batch[1])
 
 
-def trained(boosted: Boosted, given: Iterator[Batch], compute_loss: Callable[..., Tensor] = loss_of) -> list[float]:
+def trained(boosted: Boosted, given: Iterable[Any], compute_loss: Callable[..., Tensor] = loss_of) -> list[float]:
     losses = []
     for batch in given:
         boosted.forward_backward(compute_loss, batch)
@@ -346,17 +346,11 @@ def test_batches_that_a_copy_would_not_be_are_left_to_the_caller() -> None:
 
 def test_views_of_the_same_memory_are_captured() -> None:
     """As of the windows of a text that stays on the device, each the other's next byte."""
-    results = []
-    for values in ({}, GRAPH):
-        boosted, losses = boosted_pair(values), []
-        for window, targets in batches(6):
-            wide = torch.cat([window, window[:, :1]], dim=1)
-            pair = (wide[:, :-1], wide[:, 1:])
-            boosted.forward_backward(sum_of_both, (pair, targets))
-            losses.append(float(boosted.step().loss))
-        results.append(losses)
+    wide = [(torch.cat([window, window[:, :1]], dim=1), targets) for window, targets in batches(6)]
+    given = [((both[:, :-1], both[:, 1:]), targets) for both, targets in wide]
+    plain, replayed = (trained(boosted_pair(values), given, sum_of_both) for values in ({}, GRAPH))
     assert RecordedCapture.recordings == 1
-    assert results[0] == results[1]
+    assert plain == replayed
 
 
 def sum_of_both(model: nn.Module, batch: tuple[tuple[Tensor, Tensor], Tensor]) -> Tensor:
@@ -412,14 +406,9 @@ def test_what_a_batch_holds_besides_tensors_belongs_to_its_kind() -> None:
     def weighted(model: nn.Module, batch: dict[str, Any]) -> Tensor:
         return loss_of(model, batch["pair"]) * batch["weight"]
 
-    results = []
-    for values in ({}, GRAPH):
-        boosted, losses = boosted_pair(values), []
-        for index, pair in enumerate(batches(20)):
-            boosted.forward_backward(weighted, {"pair": pair, "weight": 1.0 + index % 2})
-            losses.append(float(boosted.step().loss))
-        results.append(losses)
-    assert results[0] == results[1]
+    given = [{"pair": pair, "weight": 1.0 + index % 2} for index, pair in enumerate(batches(20))]
+    plain, replayed = (trained(boosted_pair(values), given, weighted) for values in ({}, GRAPH))
+    assert plain == replayed
     assert RecordedCapture.recordings == 2
 
 
