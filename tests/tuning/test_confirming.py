@@ -152,6 +152,17 @@ def test_further_seeds_are_fresh_and_judged_on_their_own(tmp_path: Path) -> None
     assert [(test["first"], test["looks"]) for test in tests] == [(0, [[4, 0.005], [8, 0.035]]), (8, [[4, 0.005]])]
 
 
+def test_one_further_seed_brings_a_second_one_along(tmp_path: Path) -> None:
+    study, told = optuna.create_study(), list[str]()
+    experimenter = Scripted(tmp_path, {0.5: 0.015}, noise=0.02)
+    judge(experimenter, [contender(1, 0.5)], study)
+    (same,) = judge(experimenter, [contender(1, 0.5)], study, confirm_seeds=8, on_note=told.append)
+    assert (len(same.metrics), told) == (8, [])
+    (more,) = judge(experimenter, [contender(1, 0.5)], study, confirm_seeds=9, on_note=told.append)
+    assert len(more.metrics) == 10
+    assert told == ["o1: one fresh seed has no spread of its own, so a second one is trained"]
+
+
 def test_an_edited_question_draws_on_the_error_that_is_left(tmp_path: Path) -> None:
     study = optuna.create_study()
     experimenter = Scripted(tmp_path, {0.5: 0.015}, noise=0.001)

@@ -160,12 +160,15 @@ class Confirmation:
             return why_untested
         self._train_test(contender)
         judged, asked = self._judged(contender), self.confirm_seeds or 0
-        if judged.verdict is Verdict.UNDECIDED and judged.missing == 0 and asked >= judged.end + 2:
+        if judged.verdict is Verdict.UNDECIDED and judged.missing == 0 and asked > judged.end:
             if self.deadline is not None and time.monotonic() > self.deadline:
                 self.cut_short = True
                 return ""
             n_further = self.runs.n_further(contender.target)
-            self._keep_test(contender, planned_tests.further_test(judged.end, asked - judged.end, n_further))
+            if asked == judged.end + 1:
+                self.on_note(f"{contender.target}: one fresh seed has no spread of its own, so a second one is trained")
+            n_fresh = max(asked - judged.end, 2)
+            self._keep_test(contender, planned_tests.further_test(judged.end, n_fresh, n_further))
             self._train_test(contender)
         return ""
 
