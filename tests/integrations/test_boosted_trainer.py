@@ -235,6 +235,19 @@ def test_frozen_layers_rest_and_are_trainable_again_afterwards(tmp_path: Path) -
         trainer.train()
 
 
+@pytest.mark.slow
+def test_after_an_exception_every_parameter_requires_gradients_again(tmp_path: Path) -> None:
+    class Fails(TrainerCallback):
+        def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
+            if not next(model.parameters()).requires_grad:
+                raise InterruptedError
+
+    trainer = boosted(tmp_path, FREEZING, callbacks=[Fails()])
+    with pytest.raises(InterruptedError):
+        trainer.train()
+    assert all(parameter.requires_grad for parameter in trainer.model.parameters())
+
+
 CONFLICTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "nothing": ({}, {}, ""),
     "bf16": ({"bf16": True}, {"amp": {"level": "O2", "dtype": "bfloat16"}}, "`bf16=True` meets amp.level O2"),

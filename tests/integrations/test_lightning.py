@@ -159,6 +159,19 @@ def test_an_interrupted_training_goes_on_with_the_same_bits(name: str, after: in
     assert same_weights(resumed, looped(name)[0])
 
 
+def test_after_an_exception_every_parameter_requires_gradients_again() -> None:
+    class Fails(Callback):
+        def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+            if not next(pl_module.parameters()).requires_grad:
+                raise InterruptedError
+
+    config = {"boost": {**OFF, "grad_freeze": True}, "grad_freeze": {"param_groups": 2, "freeze_p": 0.9}}
+    module = module_of(small_network)
+    with pytest.raises(InterruptedError):
+        trainer(Boost(config), Fails()).fit(module, datamodule=Digits(n_train=N_TRAIN))
+    assert all(parameter.requires_grad for parameter in module.parameters())
+
+
 def feeds(config: dict[str, Any]) -> bool:
     """Whether the set-up reads the loader itself, and so knows where to go on."""
     return bool({"batch", "schedule", "curriculum"} & config.keys())

@@ -276,8 +276,7 @@ class Model:
                     if resumed is not None:
                         resumed.ended(state)
             except BaseException as error:
-                if ranks.world_size() == 1:  # on several ranks this talks to the others, which may not be here
-                    boosted.finish()
+                boosted.unfreeze()
                 if not self._is_an_ordinary_end(error):
                     raise
             else:

@@ -503,10 +503,14 @@ class Boosted:
 
     def finish(self) -> None:
         """Let every parameter require gradients again, as before training; call it, on every rank, when it is over."""
-        if self._schedule is not None:
-            self._schedule.unfreeze_all()
+        self.unfreeze()
         if self._distributed:
             broadcast_from_first(self.model.buffers())
+
+    def unfreeze(self) -> None:
+        """Let every parameter require gradients until the next window ends, without asking other ranks for anything."""
+        if self._schedule is not None:
+            self._schedule.unfreeze_all()
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on, except the data stream and the random generators.

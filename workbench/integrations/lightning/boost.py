@@ -138,9 +138,11 @@ class Boost(Callback):
         self._now.finish()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Put back what belongs to the process or the weights."""
+        """Put back what belongs to the process or the module."""
         self._average.close()
         self._settings.close()
+        if self.boosted is not None:
+            self.boosted.unfreeze()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the module with the weights to use, and the trainer with its own limits."""

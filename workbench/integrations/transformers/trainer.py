@@ -183,6 +183,8 @@ class BoostedTrainer(Trainer):
         finally:
             if self._passes is not None:
                 self._passes.close()
+            if self.boosted is not None:
+                self.boosted.unfreeze()
         boosted = self.boosted
         assert boosted is not None
         if not self._is_final:
