@@ -28,7 +28,7 @@ from workbench.study.errors import StudyError
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.warm_up import WarmUpError, find_warm_up
 from workbench.study.set_up.attribution import attribution_of
-from workbench.study.set_up.standing import SURE, standing_now
+from workbench.study.set_up.standing import SURE, baseline_metrics, standing_now, without_reference
 from workbench.study.set_up.tuned_plain import plain_standing, tuned_plain_of
 from workbench.study.store import storage as kept
 from workbench.study.store.stored_records import candidates_of, trials_of
@@ -234,10 +234,23 @@ def _result(
         left_out=tuple(file.set_up.left_out),
     )
     sentences = [file.set_up.shortened, attributes.get("search_ended", ""), attributes.get("cut_short", "")]
-    sentences += [*attributes.get("warm_start_notes", []), *file.not_drawn(), why_unknown]
+    sentences += [_where_o0_diverged(attributes, file), *attributes.get("warm_start_notes", [])]
+    sentences += [*file.not_drawn(), why_unknown]
     said = " ".join(choice.sentence for choice in choices.values())
     left = [one for one in sentences if one and one.rstrip(".") not in said]
     return replace(result, messages=[*result.choice_sentences, *more, *left])
+
+
+def _where_o0_diverged(attributes: Mapping[str, Any], file: StudyFile) -> str:
+    """Say on which of the search's seeds nothing was compared, since O0 diverged; empty where it never did."""
+    lost = [str(file.study.seed + index) for index in sorted(without_reference(attributes))]
+    if not lost:
+        return ""
+    which = f"seed{'s' if len(lost) > 1 else ''} {', '.join(lost)} of the search"
+    return (
+        f"The task as given diverged on {which} ({len(lost)} of its {len(baseline_metrics(attributes))} runs): no plan "
+        "was compared there, and the answer holds for trainings in which it does not diverge."
+    )
 
 
 def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float], str]:
