@@ -78,6 +78,22 @@ def test_tuned_plain_is_measured_beside_the_export_or_else_predicted() -> None:
     assert tuned_plain_sentence(CHOICE, unknown) == "How long tuned plain takes is not known."
 
 
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ((0.97, 1.08), "the export is 1.02 x (0.97 to 1.08) as fast as tuned plain, which is no sure gain."),
+        ((1.0, 1.08), "(1.00 to 1.08) as fast as tuned plain, which is no sure gain."),
+        ((1.01, 1.03), "(1.01 to 1.03) as fast as tuned plain."),
+        ((0.9, 0.99), "(0.90 to 0.99) as fast as tuned plain, so tuned plain is the faster one."),
+        ((math.nan, math.nan), "the export is 1.02 x as fast as tuned plain, which is no sure gain."),
+    ],
+    ids=["around 1", "from 1", "above 1", "below 1", "without an interval"],
+)
+def test_no_gain_over_tuned_plain_is_claimed_that_is_not_sure(ends: tuple[float, float], told: str) -> None:
+    low, high = ends
+    assert told in tuned_plain_sentence(CHOICE, replace(TUNED, speedup=1.02, speedup_low=low, speedup_high=high))
+
+
 def test_where_nothing_plainer_was_found_tuned_plain_is_the_task_as_given() -> None:
     found_nothing = replace(TUNED, relative_time=1.0, n_runs=9)
     assert "Tuned plain is the task as given: no shorter schedule" in headline(CHOICE, "accuracy", found_nothing)

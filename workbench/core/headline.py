@@ -59,7 +59,9 @@ def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
     if taken is None or not math.isfinite(tuned.speedup):
         return f"Tuned plain is predicted to need {share}."
     ratio = format_interval(tuned.speedup, tuned.speedup_low, tuned.speedup_high, " x")
-    return f"Tuned plain needs {share}; the export is {ratio} as fast as tuned plain."
+    unsure = "" if tuned.speedup_low > 1.0 else ", which is no sure gain"
+    worth = ", so tuned plain is the faster one" if tuned.speedup_high < 1.0 else unsure
+    return f"Tuned plain needs {share}; the export is {ratio} as fast as tuned plain{worth}."
 
 
 def tuned_plain_speed(choice: Choice, tuned: TunedPlain) -> float:
