@@ -35,16 +35,18 @@ def test_bars_intervals_and_references_are_drawn() -> None:
     drawn = {trace.name: trace for trace in figure.data if trace.name}
     assert list(drawn) == [
         "one part, 95 % interval",
+        "one that costs time, 95 % interval",
         "one part, not measured by itself",
         "all together, 95 % interval",
         "task as given, 1.00 ×",
         "tuned plain, 1.25 ×",
     ]
     measured = drawn["one part, 95 % interval"]
-    assert (list(measured.base), list(measured.x), list(measured.y)) == ([1.0, 2.5], [1.0, -0.5], [0, 2])
-    assert list(measured.error_x.array) == pytest.approx([0.2, 0.25])
-    assert list(measured.error_x.arrayminus) == pytest.approx([0.2, 0.25])
-    assert list(measured.marker.color) == [BLUE, VERMILLION]
+    costs = drawn["one that costs time, 95 % interval"]
+    bars = [(list(one.base), list(one.x), list(one.y), list(one.marker.color)) for one in (measured, costs)]
+    assert bars == [([1.0], [1.0], [0], [BLUE]), ([2.5], [-0.5], [2], [VERMILLION])]
+    for one, margin in ((measured, 0.2), (costs, 0.25)):
+        assert [*one.error_x.array, *one.error_x.arrayminus] == pytest.approx([margin, margin])
     assert not drawn["one part, not measured by itself"].error_x.visible
     assert list(drawn["tuned plain, 1.25 ×"].x) == [1.25, 1.25]
     assert figure.layout.xaxis.type == "log"

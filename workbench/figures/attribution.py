@@ -98,8 +98,11 @@ def attribution_figure(
     height = 262 + max(40, 20 * max(map(len, names))) * len(bars)
     drawing = Drawing(_answer(numbers), subtitle, theme=theme, height=height)
     measured = [i for i, bar in enumerate(numbers.parts) if bar.is_measured]
+    gains = [i for i in measured if bars[i].factor >= 1.0]
+    costs = [i for i in measured if i not in gains]  # such as the margin in the schedule's length
     unmeasured = [i for i, bar in enumerate(numbers.parts) if not bar.is_measured]
-    _add_bars(drawing, bars, measured, [BLUE if bars[i].factor >= 1.0 else VERMILLION for i in measured], "one part")
+    _add_bars(drawing, bars, gains, [BLUE] * len(gains), "one part")
+    _add_bars(drawing, bars, costs, [VERMILLION] * len(costs), "one that costs time")
     _add_bars(drawing, bars, unmeasured, [translucent(BLUE, 0.25)] * len(unmeasured), f"one part, {_UNMEASURED}")
     _add_bars(drawing, bars, [len(parts)], [GREEN], "all together")
     drawing.add(  # behind the end of each bar and its interval
