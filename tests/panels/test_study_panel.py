@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +24,7 @@ from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.study_panel import StudyPanel
 from workbench.study import read_result, read_study
+from workbench.study.answer.result import open_begun
 from workbench.study.ask.study_text import values_of
 from workbench.study.store.storage import holding_study
 from workbench.tasks import Task
@@ -172,6 +175,24 @@ def test_a_study_runs_to_its_answer(finished_panel: StudyPanel) -> None:
     assert "boost_config.o1.json" in panel.static_html()
     assert len(panel.live["history"].widget.data) > 0
     assert (panel.start_button.description, panel.start_button.button_style) == ("Continue", "")
+
+
+def test_a_run_opens_the_study_once_to_show_it_and_leaves_a_plain_file(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+
+    def noted(folder: Path, storage: str | None) -> Any:
+        opened.append(folder)
+        return open_begun(folder, storage)
+
+    panel = made(tiny_task())
+    monkeypatch.setattr("workbench.study.answer.result.open_begun", noted)
+    run(panel)
+    assert opened == [panel.form.place]
+    assert len(panel.study.trials if panel.study else []) == 2
+    with contextlib.closing(sqlite3.connect(panel.form.place / "study.db")) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
 def test_opening_a_study_shows_its_state_and_trains_nothing(made: Make, finished: Path) -> None:

@@ -251,6 +251,7 @@ class StudyPanel(WorkPanel):
         """
         from workbench import api
         from workbench import study as studies
+        from workbench.study.answer.result import StudyReader
 
         self._reader.wait()  # Optuna's verbosity and the warnings filter belong to one thread at a time
         if text is None:
@@ -265,18 +266,18 @@ class StudyPanel(WorkPanel):
         if before != text:
             folder.mkdir(parents=True, exist_ok=True)
             write_text_atomically(path, text)
-        seen: list[Any] = []
+        seen, reader = list[Any](), StudyReader(folder)
 
         def send(progress: TuneProgress) -> None:
             control.send(setattr, self, "_progress", progress)
             if seen != [progress.phase, progress.trials]:
                 seen[:] = [progress.phase, progress.trials]
-                control.send(setattr, self, "study", studies.read_result(folder))
+                control.send(setattr, self, "study", reader.read())
 
         try:
             return api.tune(folder, on_progress=send, stop=control.stop_requested, **options)
         except studies.StudyStoppedError:
-            control.send(setattr, self, "study", studies.read_result(folder))
+            control.send(setattr, self, "study", reader.read())
             return None
         except studies.StudyChangedError:
             if before is not None and before != text:  # until the user says so the stored question stands

@@ -54,9 +54,29 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
     ``storage`` is an Optuna URL, None for the SQLite file beside the study. A study that is wrong or has not been
     started is a StudyError.
     """
-    with kept.quiet_optuna():
-        study, file, _ = open_begun(study_dir, storage)
-        return standing_result(study_dir, study, file)
+    return StudyReader(study_dir, storage=storage).read()
+
+
+class StudyReader:
+    """Reads the state of a study again and again, as `read_result` does once.
+
+    The first reading opens the storage and checks it; the next ones read only what is new of its trials. In between no
+    connection is open: with one, the end of a search could not make its database a plain file again.
+    """
+
+    def __init__(self, study_dir: str | Path, *, storage: str | None = None) -> None:
+        self._study_dir, self._storage = study_dir, storage
+        self._opened: tuple[optuna.Study, StudyFile] | None = None
+
+    def read(self) -> StudyResult:
+        """Return the state of the study; one that is wrong or has not been started is a StudyError."""
+        with kept.quiet_optuna():
+            if self._opened is None:
+                self._opened = open_begun(self._study_dir, self._storage)[:2]
+            try:
+                return standing_result(self._study_dir, *self._opened)
+            finally:
+                kept.close_connections(self._opened[0])
 
 
 def standing_result(study_dir: str | Path, study: optuna.Study, file: StudyFile) -> StudyResult:

@@ -41,6 +41,7 @@ from workbench.study.run.patience import STORAGE_ERRORS, Patience, damaged, is_d
 from workbench.study.run.runner import Experimenter
 from workbench.study.store.liveness import StaleTrials
 from workbench.study.store.study_storage import StudyStorage
+from workbench.study.store.trial_ids import storage_of
 
 _BESIDE_STUDY = "study.db"
 _NETWORK = "network_facts"
@@ -203,6 +204,12 @@ def find_study(storage: StudyStorage, name: str) -> optuna.Study:
     if stored is None:
         raise StudyError(f"the study {name!r} has not been started; run `workbench tune` first")
     return optuna.load_study(study_name=stored, storage=storage)
+
+
+def close_connections(study: optuna.Study) -> None:
+    """Close a study's connections to its database; the next request opens one again."""
+    if isinstance(storage := storage_of(study), StudyStorage):
+        storage.engine.dispose()
 
 
 def _stored_name(storage: StudyStorage, name: str) -> str | None:
