@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
+from torch.optim import SGD, SparseAdam
 
 from tests.ranks import Ranks
 from workbench.core import distributed as ranks
@@ -61,6 +61,33 @@ def gradients_of_every_kind() -> None:
         torch.testing.assert_close(parameter.grad.double(), mean_of(tuple(parameter.shape)), rtol=2e-3, atol=2e-3)
     assert sparse.grad is not None
     assert torch.allclose(sparse.grad, torch.tensor([[1 / 3]] * 3 + [[0.0]] * 3).expand(6, 2))
+
+
+def a_table_under_sparse_adam() -> None:
+    looked_up = [[[1, 1, 4], [2, 4, 4], [0, 4, 1]], [[3, 0, 0], [1, 1, 1], [2, 3, 4]]]  # [step][rank]; 5 never
+    wanted, table = (nn.Embedding.from_pretrained(torch.ones(6, 2), freeze=False, sparse=True) for _ in range(2))
+    alone = SparseAdam(wanted.parameters(), lr=0.1)
+    boosted = apply({}, table, SparseAdam(table.parameters(), lr=0.1), level="O0")
+    boosted.distribute()
+    for step in looked_up:
+        wanted(torch.tensor(step)).square().mean().backward()
+        alone.step()
+        alone.zero_grad()
+        boosted.backward(boosted.model(torch.tensor(step[ranks.rank()])).square().mean())
+        boosted.step()
+    torch.testing.assert_close(table.weight, wanted.weight)
+    assert table.weight[5].tolist() == [1.0, 1.0]
+
+
+def rows_on_one_rank_only() -> None:
+    some, never = parameters((6, 2), (3, 2))
+    if ranks.rank() == 1:
+        some.grad = torch.full((6, 2), 6.0).sparse_mask(torch.eye(6, 2).to_sparse())  # sparse in both dimensions
+    GradientReduction(by_rows=True).reduce_([some, never])
+    assert never.grad is None
+    assert some.grad is not None
+    assert some.grad.coalesce().indices().tolist() == [[0, 1]]
+    assert some.grad.to_dense()[:2].tolist() == [[2.0, 0.0], [0.0, 2.0]]
 
 
 def largest_float16_gradients() -> None:
@@ -146,6 +173,8 @@ def criteria_of_different_shapes() -> None:
     ("what", "on_each_rank"),
     [
         ("gradients of every kind are averaged", gradients_of_every_kind),
+        ("SparseAdam gets sparse gradients, and trains as on all samples", a_table_under_sparse_adam),
+        ("rows that one rank has count as zero on the others", rows_on_one_rank_only),
         ("the sum of float16 gradients does not overflow", largest_float16_gradients),
         ("a gradient that one rank has counts as zero on the others", gradients_on_one_rank_only),
         ("a first gradient may come late and on one rank only", a_late_first_gradient),

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 
 from workbench.config import Plan
 from workbench.core import devices
@@ -490,7 +490,8 @@ class Boosted:
             return self.model
         broadcast_from_first([*trained.values(), *self.model.buffers()])
         if self.update.averages_gradients:
-            self._reduction = GradientReduction(self.update.server_group)
+            by_rows = isinstance(self._active_optimizer, SparseAdam)
+            self._reduction = GradientReduction(self.update.server_group, by_rows=by_rows)
         self._distributed = True
         return self.model
 

@@ -69,10 +69,13 @@ class GradientReduction:
 
     A gradient that is missing on some rank counts as zero there, one that is missing on all is left out. Which are
     there travels with them, so only a rank that lacks one waits for its accelerator to tell.
+
+    With ``by_rows``, for an optimizer that takes nothing else (SparseAdam), gradients stay sparse, and of tables of
+    embeddings only the rows that were looked up travel; otherwise sparse gradients become dense.
     """
 
-    def __init__(self, group: distributed.ProcessGroup | None = None) -> None:
-        self.group = group
+    def __init__(self, group: distributed.ProcessGroup | None = None, *, by_rows: bool = False) -> None:
+        self.group, self.by_rows = group, by_rows
         self.n_ranks = distributed.get_world_size(group)
 
     @torch.no_grad()
@@ -81,6 +84,10 @@ class GradientReduction:
 
         Those with a ``comm_fusion`` mark (AutoBoost's ``gradient_split_groups``) share buckets with their equals.
         """
+        if self.by_rows:
+            for parameter in parameters:
+                parameter.grad = self._average_of_rows(parameter)
+            return
         pending = []
         for bucket in _buckets(parameters):
             missing = [place for place, parameter in enumerate(bucket) if parameter.grad is None]
@@ -103,9 +110,33 @@ class GradientReduction:
                 if not there[place]:
                     bucket[place].grad = None
 
+    def _average_of_rows(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the average of gradients ``[n_rows, ...]``, sparse by rows; None where no rank has a row."""
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        if not gradient.is_sparse or gradient.sparse_dim() != 1:
+            gradient = gradient.to_dense().to_sparse(1)
+        gradient = gradient.coalesce()
+        rows, values = gradient.indices()[0], gradient.values() / self.n_ranks
+        counts = torch.cat(self._from_all_ranks(torch.tensor([len(rows)], device=rows.device))).tolist()
+        if not any(counts):
+            return None
+
+        def of_all_ranks(own: Tensor) -> Tensor:
+            padding = own.new_zeros(max(counts) - len(own), *own.shape[1:])  # all send equally much
+            sent = self._from_all_ranks(torch.cat([own, padding]))
+            return torch.cat([one[:count] for one, count in zip(sent, counts, strict=True)])
+
+        every = of_all_ranks(rows)[None], of_all_ranks(values), gradient.shape
+        return torch.sparse_coo_tensor(*every, check_invariants=False).coalesce()  # of tensors that were valid
+
+    def _from_all_ranks(self, tensor: Tensor) -> list[Tensor]:
+        gathered = [torch.empty_like(tensor) for _ in range(self.n_ranks)]
+        distributed.all_gather(gathered, tensor, group=self.group)
+        return gathered
+
     def __deepcopy__(self, memo: dict[int, object]) -> GradientReduction:
         """Copy for copied parameters: process groups cannot be copied."""
-        return GradientReduction(self.group)
+        return GradientReduction(self.group, by_rows=self.by_rows)
 
 
 def _dense_gradient(parameter: nn.Parameter) -> Tensor:
