@@ -75,7 +75,7 @@ def test_what_belongs_to_no_sample_is_kept_where_all_batches_agree() -> None:
     for regrouped in (concatenated([batch, batch]), *parts_of(batch, 2)):
         assert regrouped["mask"].shape == (1, 3)
         assert (regrouped["size"], regrouped["share"].item(), regrouped["n"]) == ((224, 224), 0.5, 3)
-    with pytest.raises(ValueError, match="holds Tensor values that differ from batch to batch"):
+    with pytest.raises(ValueError, match=r"batch\['mask'\] holds Tensor values that differ from batch to batch"):
         concatenated([batch, batch | {"mask": torch.zeros(1, 3)}])
     with pytest.raises(ValueError, match="holds dict entries that differ from batch to batch"):
         concatenated([batch, {"x": batch["x"]}])
@@ -86,14 +86,18 @@ def test_what_belongs_to_no_sample_is_kept_where_all_batches_agree() -> None:
 @pytest.mark.parametrize(
     ("batch", "why"),
     [
-        ((torch.ones(4, 3, 8, 8), torch.ones(10, 6)), r"4 samples holds a Tensor of shape \(10, 6\)"),
+        ((torch.ones(4, 3, 8, 8), torch.ones(10, 6)), r"4 samples holds a Tensor of shape \(10, 6\) at batch\[1\]"),
+        (
+            {"x": torch.ones(4, 2), "loss": {"weights": torch.ones(3)}},
+            r"shape \(3,\) at batch\['loss'\]\['weights'\], .*give it a first dimension of 1 if it is the same for all",
+        ),
         ((torch.ones(4, 2), np.ones(3)), r"4 samples holds a ndarray of shape \(3,\)"),
         ((torch.ones(4, 2), [torch.ones(4), torch.ones(5)]), r"4 samples holds a Tensor of shape \(5,\)"),
         ((torch.ones(7, 4, 2), torch.ones(4)), r"7 samples holds a Tensor of shape \(4,\)"),
         ((nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)]), torch.ones(2)), r"5 samples holds a Tensor"),
         ((torch.ones(4), [torch.ones(4) for _ in range(4)]), "a list of 4 tensors of that length may hold 4 samples"),
     ],
-    ids=["boxes of all images", "array", "list", "time first", "packed", "ambiguous"],
+    ids=["boxes of all images", "class weights", "array", "list", "time first", "packed", "ambiguous"],
 )
 def test_what_cannot_be_divided_is_refused_both_ways(batch: Any, why: str) -> None:
     with pytest.raises(ValueError, match=f"{why}.*leave `batch.factor` at 1"):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.experiments.small_tasks import small_task
 from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, write_study
 from workbench.api import tune as tune_task
 from workbench.config import BoostConfig, NetworkFacts
@@ -18,6 +19,7 @@ from workbench.study import read_result, tune
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
 from workbench.study.store.storage import default_storage, on_its_network, open_storage
 from workbench.tasks import Task
+from workbench.training.task_look import network_facts
 
 PLAIN = NetworkFacts(0, 0, 3, 3, 0, 3)
 RESIDUAL = NetworkFacts(9, 4, 12, 6, 0, 12)
@@ -129,6 +131,20 @@ def test_a_space_within_the_layers_stays_as_it_is() -> None:
     file = parse_study(SHORT.replace("[confirm]", f"{GROUPS}[2, 3]\n[confirm]"))
     assert file.on_network(PLAIN).dimensions == file.dimensions
     assert not any("param_groups" in sentence for sentence in file.on_network(PLAIN).not_drawn())
+
+
+def test_batches_that_cannot_be_regrouped_are_not_searched_in_a_file_written_by_hand() -> None:
+    weighted = [(torch.ones(4, 4), torch.ones(4).long(), torch.ones(2))] * 3
+    known = network_facts(replace(small_task(), train=weighted))
+    why = "a batch of 4 samples holds a Tensor of shape (2,) at batch[2], which cannot be divided among them"
+    assert known.no_merging == why
+    file = parse_study(
+        '[study]\ntask = "weighted"\nbudget_steps = 8\nn_trials = 3\nobjective = "time_to_quality"\n'
+        '[space]\n"batch.factor" = [1.0, 2.0]\n"schedule.length" = {low = 0.1, high = 0.9}\n'
+    )
+    assert [one.path for one in file.on_network(known).dimensions] == ["schedule.length"]
+    assert f"`batch.factor` is not searched, because {why}." in file.on_network(known).not_drawn()
+    assert len(file.on_network(replace(known, no_merging="")).dimensions) == 2
 
 
 class Perceptron(nn.Sequential):

@@ -29,6 +29,7 @@ class NetworkFacts:
     no_smoothing: str = ""  # why the labels cannot be smoothed, after "because"; empty: they can, or not looked at
     no_resolution: str = ""  # why images cannot be smaller for a while, likewise
     no_sequence: str = ""  # why token sequences cannot be shorter for a while, likewise
+    no_merging: str = ""  # why batches cannot be concatenated or cut, likewise
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> NetworkFacts:

@@ -21,7 +21,7 @@ from workbench.core import devices
 from workbench.core.own_generators import kept_generators
 from workbench.core.torch_internals import BatchNorm
 from workbench.core.wrapped_model import unwrapped
-from workbench.methods.batch.method import concatenated
+from workbench.methods.batch.method import why_not_merged
 from workbench.methods.facts import facts_of_copies
 from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task, TaskError
@@ -31,6 +31,7 @@ from workbench.training.loop import training_loop
 from workbench.training.setup import FirstBatchOfTask, prepare
 
 _TIMED_STEPS = 4
+_MERGED = 4  # batches that a search puts together at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
         groups = optimizer.param_groups
         rates = tuple(_number(group.get("lr", 0.0)) for group in groups)  # before a scheduler changes them
         scheduler = task.new_scheduler(optimizer, steps)
-        first, n_batches = list(islice(task.batches(seed), 2)), epoch_batches(task, seed)
+        first, n_batches = list(islice(task.batches(seed), _MERGED)), epoch_batches(task, seed)
         return TaskLook(
             optimizer=type(optimizer).__name__,
             rates=rates,
@@ -79,7 +80,8 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             nesterov=bool(groups[0].get("nesterov", False)),
             weight_decay=max(_number(group.get("weight_decay", 0.0)) for group in groups),
             has_scheduler=scheduler is not None,
-            no_merging=_why_no_merging(first, n_batches),
+            # One alone would be put together with itself.
+            no_merging="the loader gives one batch" if n_batches == 1 else why_not_merged(first),
             convolutions=sum(isinstance(module, nn.Conv2d) for module in model.modules()),
             matrices=sum(len(group["params"]) for group in parameter_groups(model) if group["matrices"]),
             sparse_gradients=any(getattr(module, "sparse", False) is True for module in model.modules()),
@@ -96,16 +98,6 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
 def _number(value: Any) -> float:
     is_known = value is not None and not callable(value)  # Adafactor's may be None: it finds its own
     return float(value.item() if isinstance(value, Tensor) else value) if is_known else 0.0
-
-
-def _why_no_merging(batches: list[Any], epoch_batches: int | None) -> str:
-    if epoch_batches == 1:  # which would be put together with itself
-        return "the loader gives one batch"
-    try:
-        concatenated(batches)
-    except (ValueError, TypeError, RuntimeError, KeyError) as error:
-        return str(error).partition(";")[0]
-    return ""
 
 
 def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[float, float]:

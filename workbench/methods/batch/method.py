@@ -9,17 +9,20 @@ anything else is refused. A batch with a method ``joined(batches)`` is concatena
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from workbench.config import BoostConfig
 from workbench.core.batch import batch_size_of, entries_of, is_array, is_list, length_of, with_entries
 from workbench.methods.batch.section import BatchSection
-from workbench.methods.protocol import Method, Preparation
+from workbench.methods.protocol import FirstBatch, Method, Preparation
+
+_WHOLE = "batch"  # the place of a whole batch; its parts have places such as batch[1]
 
 
 def resized(batches: Iterable[Any], factor: float) -> Iterator[Any]:
@@ -54,54 +57,69 @@ def parts_of(batch: Any, n_parts: int, smallest: int = 1) -> Iterator[Any]:
         yield _regrouped([batch], [samples], functools.partial(_rows, begin=begin, end=end))
 
 
+def why_not_merged(batches: Sequence[Any]) -> str:
+    """Return why batches cannot be concatenated, to stand after "because"; empty where they can."""
+    try:
+        concatenated(batches)
+    except Exception as error:  # a batch may be of a class of the user's
+        return str(error).partition(";")[0]
+    return ""
+
+
 def _regrouped(
-    group: Sequence[Any], sizes: list[int], change: Callable[[Sequence[Any]], Any], *, outermost: bool = True
+    group: Sequence[Any], sizes: list[int], change: Callable[[Sequence[Any], str], Any], place: str = _WHOLE
 ) -> Any:
-    """Return batches of so many samples, or the same part of each, as one, with a change of what holds the samples."""
+    """Return batches of so many samples, or the same part of each, as one, with a change of what holds the samples.
+
+    ``place`` is where in a batch the group stands, for the sentences.
+    """
     first = group[0]
     if any(type(part) is not type(first) for part in group):
-        raise _differing(f"{type(first).__name__} values")
-    if [length_of(part) for part in group] == sizes and not (outermost and is_list(first)):
+        raise _differing(f"{type(first).__name__} values", place)
+    if [length_of(part) for part in group] == sizes and not (place == _WHOLE and is_list(first)):
         if is_list(first) and max(sizes) > 1 and all(map(_may_be_inputs, group)):
             raise ValueError(
-                f"a list of {len(first)} tensors of that length may hold {len(first)} samples or several inputs; name "
-                "inputs in a mapping, or leave `batch.factor` at 1"
+                f"{place}: a list of {len(first)} tensors of that length may hold {len(first)} samples or several "
+                "inputs; name inputs in a mapping, or leave `batch.factor` at 1"
             )
-        return change(group)
+        return change(group, place)
     if (entries := entries_of(first)) is not None:
         others = [entries_of(part) or {} for part in group]
         if any(other.keys() != entries.keys() for other in others):
-            raise _differing(f"{type(first).__name__} entries")
-        parts = (_regrouped([one[key] for one in others], sizes, change, outermost=False) for key in entries)
+            raise _differing(f"{type(first).__name__} entries", place)
+        parts = (_regrouped([one[key] for one in others], sizes, change, f"{place}[{key!r}]") for key in entries)
         return with_entries(first, parts)
     for part, size in zip(group, sizes, strict=True):
         if length_of(part) not in (None, 1):
             raise ValueError(
-                f"a batch of {size} samples holds a {type(part).__name__} of shape {tuple(part.shape)}, which cannot "
-                "be divided among them; leave `batch.factor` at 1"
+                f"a batch of {size} samples holds a {type(part).__name__} of shape {tuple(part.shape)} at {place}, "
+                "which cannot be divided among them; give it a first dimension of 1 if it is the same for all samples "
+                "of all batches, or leave `batch.factor` at 1"
             )
         if not _are_equal(part, first):
-            raise _differing(f"{type(first).__name__} values")
+            raise _differing(f"{type(first).__name__} values", place)
     return first
 
 
-def _differing(what: str) -> ValueError:
+def _differing(what: str, place: str) -> ValueError:
+    where = "a batch" if place == _WHOLE else place
     return ValueError(
-        f"a batch holds {what} that differ from batch to batch and cannot be concatenated; leave `batch.factor` at 1"
+        f"{where} holds {what} that differ from batch to batch and cannot be concatenated; leave `batch.factor` at 1"
     )
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _joined(parts: Sequence[Any], place: str) -> Any:
     first = parts[0]
     if is_list(first):
         return with_entries(first, [sample for part in parts for sample in part])
     if any(part.shape[1:] != first.shape[1:] for part in parts):
         shapes = ", ".join(str(tuple(part.shape)) for part in parts[:3])
-        raise ValueError(f"batches of shapes {shapes} cannot be concatenated; leave `batch.factor` at 1")
+        where = "" if place == _WHOLE else f" at {place}"
+        raise ValueError(f"batches of shapes {shapes}{where} cannot be concatenated; leave `batch.factor` at 1")
     return torch.cat(list(parts)) if isinstance(first, Tensor) else np.concatenate(parts)
 
 
-def _rows(parts: Sequence[Any], begin: int, end: int) -> Any:
+def _rows(parts: Sequence[Any], _place: str, *, begin: int, end: int) -> Any:
     return parts[0][begin:end]
 
 
@@ -117,6 +135,15 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 class BatchMethod(Method):
     """Changes what one pass sees, and lets the rates follow."""
+
+    @staticmethod
+    def reasons(
+        network: nn.Module, criterion: Any, example_inputs: Any, config: BoostConfig | None
+    ) -> Mapping[str, str]:
+        """Return why batches cannot be concatenated, as far as one shows; what is asked for is refused in training."""
+        if config is not None or not isinstance(example_inputs, FirstBatch):
+            return {}
+        return {"no_merging": why_not_merged([example_inputs.first()] * 2)}
 
     def reshape(self, preparation: Preparation) -> None:
         """Multiply the rates, before anything wraps the optimizer."""

@@ -29,14 +29,18 @@ def may_ask_for(space: SearchedSpace, switch: str) -> bool:
 
 
 def within_network(space: SearchedSpace) -> tuple[SearchedSpace, list[str]]:
-    """Leave out the numbers with which a method would find too little to do, whatever else is drawn.
+    """Leave out the numbers with which a method would find too little to do, and batches that cannot be regrouped.
 
     Returns:
         The space, and a sentence about the values that are not drawn, without its full stop.
     """
     kept: list[Dimension] = []
     sentences = []
+    network = space.plans.network
     for one in space.dimensions:
+        if one.path == "batch.factor" and network is not None and network.no_merging:
+            sentences.append(f"`{one.path}` is not searched, because {network.no_merging}")
+            continue
         switch = _sized_by(one, space)
         left = [] if switch is None else _too_much(one, switch, space)
         if switch is None or not left:
