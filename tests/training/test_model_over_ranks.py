@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from tests.kit.chains import chain
 from tests.ranks import Ranks
 from workbench.core import distributed as ranks
+from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.nn import Model
 
 pytestmark = pytest.mark.slow  # starting ranks takes seconds
@@ -99,3 +100,21 @@ def uneven_datasets() -> None:
 
 def test_unequal_numbers_of_batches_are_refused_on_every_rank(pair: Ranks) -> None:
     pair.run(uneven_datasets)
+
+
+def failing_while_layers_are_frozen() -> None:
+    class Fails(Callback):
+        def on_train_step_begin(self, run_context: RunContext) -> None:
+            if not next(net.parameters()).requires_grad:
+                raise InterruptedError
+
+    net = network(seed=0)
+    always = CONFIG | {"grad_freeze": {"param_groups": 3, "freeze_type": 0, "freeze_p": 0.0, "total_steps": 12}}
+    model = Model(net, F.cross_entropy, optimizer_of(net), boost_config_dict=always)
+    with pytest.raises(InterruptedError):
+        model.train(3, own_half(ranks.rank()), Fails())
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_after_an_exception_on_several_ranks_no_layer_stays_frozen(pair: Ranks) -> None:
+    pair.run(failing_while_layers_are_frozen)
