@@ -61,6 +61,22 @@ def test_accuracy_of_one_output_is_cut_where_the_loss_says(loss: nn.Module, shif
     assert measured("acc", loss, outputs, torch.tensor([0, 1, 0, 0]), (3, 1)) == 0.75
 
 
+@pytest.mark.parametrize("loss", [nn.MSELoss(), lambda model, batch: model(batch[0]).mean()], ids=["mse", "function"])
+def test_all_outputs_say_whether_they_are_probabilities_where_the_loss_does_not(loss: Any) -> None:
+    targets = torch.tensor([0, 1, 0, 0])
+    probabilities = torch.tensor([0.3, 0.8, 0.6, 0.1])
+    logits = torch.tensor([0.3, 0.8, 0.6, -0.1])  # the first batch alone lies within [0, 1], as probabilities do
+    for outputs, right, precision in ((probabilities, 0.75, 0.5), (logits, 0.5, 1 / 3)):
+        assert measured("accuracy", loss, outputs, targets, (3, 1)) == right
+        assert measured("precision", loss, outputs[:, None], targets, (3, 1)) == pytest.approx(precision)
+
+
+def test_auroc_of_classes_takes_rows_that_sum_to_one_for_probabilities() -> None:
+    targets, outputs = torch.arange(60) % 3, (3 * torch.randn(60, 3)).softmax(1)
+    expected = oracle.roc_auc_score(targets, outputs, multi_class="ovr")
+    assert measured("auroc", lambda model, batch: model(batch), outputs, targets, (30, 30)) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("shape", ["[n]", "[n, 1]", "[n, 2]"])
 def test_auroc_of_two_classes_agrees_with_scikit_learn(yes_no: tuple[Tensor, Tensor], shape: str) -> None:
     logits, targets = yes_no

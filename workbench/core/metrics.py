@@ -4,7 +4,7 @@
 study needs one of them and torchmetrics takes a second to import. Everything else is torchmetrics' own arithmetic,
 built when the first outputs show how many classes there are. Outputs are logits unless the loss says otherwise; they
 are turned into probabilities here and not by torchmetrics, which decides batch by batch from the range of the values
-and would mix scales.
+and would mix scales. Where the loss does not say, the range of all outputs of an evaluation decides.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def metric_rule(metric: Any, direction: Direction | None, loss: Any) -> MetricRu
 
 
 def new_accumulator(metric: Any, loss: Any) -> MetricAccumulator:
-    """Begin to accumulate a metric whose direction does not matter; without a criterion outputs are logits."""
+    """Begin to accumulate a metric whose direction does not matter; without a loss, the outputs say what they are."""
     return _resolved(metric, loss)[2]()
 
 
@@ -104,7 +104,10 @@ def _resolved(metric: Any, loss: Any) -> tuple[str, bool | None, Callable[[], Me
         if name in METRIC_NAMES:
             # Only here floating-point targets shaped like the outputs are one class each; else they are many labels.
             one_hot = isinstance(loss, nn.CrossEntropyLoss) or loss is F.cross_entropy
-            return name, METRIC_NAMES[name] == "maximize", _creator(name, output_kind(loss), one_hot)
+            create = functools.partial(_creator, name, one_hot=one_hot)
+            if (name == "accuracy" or name in _CLASSIFICATION) and not _says_its_kind(loss):
+                return name, True, lambda: _EitherKind(create("logits")(), create("probabilities")())
+            return name, METRIC_NAMES[name] == "maximize", create(output_kind(loss))
         metric = _torchmetrics_by_name(metric.strip())
     if isinstance(metric, type):
         raise MetricError(
@@ -126,6 +129,45 @@ def output_kind(loss: Any) -> OutputKind:
     if isinstance(loss, nn.NLLLoss) or loss is F.nll_loss:
         return "log_probabilities"
     return "logits"
+
+
+_KNOWN_KINDS = (
+    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.CrossEntropyLoss, nn.NLLLoss),
+    *(nn.MultiLabelSoftMarginLoss, nn.MultiMarginLoss, nn.SoftMarginLoss),
+)
+_KNOWN_FUNCTIONS = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.cross_entropy, F.nll_loss)
+
+
+def _says_its_kind(loss: Any) -> bool:
+    """Return whether a loss takes logits, or probabilities, and nothing else; a squared error or the user's may not."""
+    return isinstance(loss, _KNOWN_KINDS) or loss in _KNOWN_FUNCTIONS
+
+
+class _EitherKind:
+    """One metric read both ways, of logits and of probabilities: as the latter where all outputs could be those.
+
+    Logits that all lie in [0, 1] would all mean the same class. A sigmoid's outputs, cut at 0, did, whatever they were.
+    """
+
+    needs: Literal["outputs", "loss"] = "outputs"
+
+    def __init__(self, of_logits: MetricAccumulator, of_probabilities: MetricAccumulator) -> None:
+        self._of_logits, self._of_probabilities = of_logits, of_probabilities
+        self._could_be: list[Tensor] = []
+
+    def update(self, value: Any, batch: Any) -> None:
+        self._of_logits.update(value, batch)
+        self._of_probabilities.update(value, batch)
+        outputs = _outputs_and_targets(value, batch, one_hot=False)[0]
+        could_be = ((outputs >= 0) & (outputs <= 1)).all()
+        if outputs.ndim == 2 and outputs.shape[1] > 1:
+            could_be &= ((outputs.float().sum(dim=1) - 1).abs() < 0.05).all()  # as bfloat16 rounds many classes
+        self._could_be.append(could_be)
+
+    def compute(self) -> float:
+        if self._could_be and bool(torch.stack(self._could_be).all()):
+            return self._of_probabilities.compute()
+        return self._of_logits.compute()
 
 
 class _Accuracy:
@@ -253,7 +295,7 @@ def _build_torchmetric(name: str, n_classes: int) -> Any:
     return getattr(classification, f"Multiclass{_CLASSIFICATION[name]}")(num_classes=n_classes, **alone)
 
 
-def _creator(name: str, kind: OutputKind, one_hot: bool) -> Callable[[], MetricAccumulator]:
+def _creator(name: str, kind: OutputKind, *, one_hot: bool) -> Callable[[], MetricAccumulator]:
     if name == "accuracy":
         return functools.partial(_Accuracy, kind, one_hot)
     if name in ("loss", "bits_per_byte"):
