@@ -19,6 +19,7 @@ from workbench.core.records import Event, EventKind, StepRecord
 from workbench.runs import RunRecorder, TelemetryError, read_run
 from workbench.tasks import Task
 from workbench.tasks.digits import digits_resnet
+from workbench.tasks.stoppable_task import stoppable
 from workbench.training import run as run_module
 from workbench.training.evaluation import evaluate
 from workbench.training.precision import Precision
@@ -382,6 +383,54 @@ def test_evaluation_leaves_no_trace_on_training() -> None:
     assert [name for name, module in net.named_modules() if not module.training] == ["norm"]
     assert all(torch.equal(before[name], after) for name, after in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
+
+
+class Observed(Net):
+    """A net that gathers statistics in evaluation, too, as fake quantisation does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("range", torch.tensor([]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = x.detach().abs().max()[None]
+        with torch.no_grad():
+            self.range.resize_(1).copy_(seen if self.range.numel() == 0 else 0.9 * self.range + 0.1 * seen)
+        return super().forward(x) / self.range
+
+
+def test_the_look_before_the_first_run_leaves_no_trace_on_it() -> None:
+    task = small_task(model=Observed)
+    assert run(task, steps=3).final_loss == run(task, steps=3).final_loss
+
+
+class Annealed(nn.Module):
+    """A criterion that counts its calls and keeps a running centre, beside a teacher of its own."""
+
+    def __init__(self, teacher: nn.Module) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(()))
+        self.teacher, self.calls = teacher, 0
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        with torch.no_grad():
+            self.centre.mul_(0.9).add_(outputs.detach().abs().mean())
+        loss = nn.functional.cross_entropy(outputs, targets)
+        return min(1.0, self.calls / 10) * loss + self.centre * outputs.square().mean()
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_what_a_criterion_gathers_ends_with_its_run(metric: str) -> None:
+    loss = Annealed(nn.Linear(2, 2))
+    task = dataclasses.replace(small_task(metric=metric), loss=loss)
+    first, second = (run(task, steps=5, evaluate_every=5) for _ in range(2))
+    assert (first.final_loss, first.metric) == (second.final_loss, second.metric)
+    assert (loss.calls, loss.centre.item()) == (0, 0.0)
+    own = task.with_own_loss().loss
+    assert own is not loss
+    assert own.teacher.weight is loss.teacher.weight  # a large one is not held twice
+    assert stoppable(task, lambda: False).with_own_loss().loss is not loss
 
 
 def test_evaluation_takes_the_split_of_the_seed() -> None:

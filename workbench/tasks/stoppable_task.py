@@ -28,4 +28,5 @@ def stoppable(task: Task, stop: Callable[[], bool]) -> Task:
     for name in ("compute_loss", "update_metric"):
         # In the copy's own dictionary, where it comes before the method of its class, whatever class that is.
         object.__setattr__(twin, name, asking(getattr(task, name)))
+    object.__setattr__(twin, "with_own_loss", lambda: stoppable(task.with_own_loss(), stop))
     return twin

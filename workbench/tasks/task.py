@@ -10,6 +10,7 @@ never do (``workbench.tasks.batches``).
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -215,6 +216,23 @@ class Task:
         """Return one pass over the evaluation data of this seed's split; may be iterated again."""
         _check_number("seed", seed)
         return _batches.EvaluationBatches(self.evaluate, seed)
+
+    def with_own_loss(self) -> Task:
+        """Return the task for one run: with a copy of a criterion of the user's, and of what that gathers in a run.
+
+        A running centre or a counter of calls would go on from run to run. Its parameters, such as a teacher's, are no
+        copies; nor is a function, or what cannot be copied.
+        """
+        loss = self.loss
+        if not isinstance(loss, nn.Module) or all(type(one).__module__.startswith("torch.") for one in loss.modules()):
+            return self
+        twin = copy.copy(self)
+        try:
+            own = copy.deepcopy(loss, {id(parameter): parameter for parameter in loss.parameters()})
+        except Exception:  # it holds a file, a lock, a tensor with a history
+            return self
+        object.__setattr__(twin, "loss", own)
+        return twin
 
     def compute_loss(self, model: Callable[..., Any], batch: Any) -> Tensor:
         """Return the scalar loss of one batch.

@@ -50,18 +50,31 @@ def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Itera
 def check_outputs(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int) -> None:
     """Try a criterion and the metric on one batch each before anything is trained, once per task and process.
 
-    The first evaluation may come after hours. Whatever else is wrong with a batch shows in the first step.
+    The first evaluation may come after hours. Whatever else is wrong with a batch shows in the first step. Model and
+    criterion are left as they are, also where a model gathers statistics in evaluation, as observers of numbers do.
     """
     if _checked.get(id(task)) is task:
         return
-    with kept_generators(device), evaluation_mode([model], device), precision.autocast():
-        if is_criterion(task.loss):
+    own = task.with_own_loss()
+    with kept_generators(device), evaluation_mode([model], device), _kept_buffers(model), precision.autocast():
+        if is_criterion(own.loss):
             with _only_clear_errors():
-                task.compute_loss(model, move_batch(next(task.batches(seed)), device))
+                own.compute_loss(model, move_batch(next(own.batches(seed)), device))
         with _only_clear_errors():
-            batch = move_batch(next(iter(task.evaluation_batches(seed))), device)
-            task.update_metric(task.new_metric(), model, batch)
+            batch = move_batch(next(iter(own.evaluation_batches(seed))), device)
+            own.update_metric(own.new_metric(), model, batch)
     _checked[id(task)] = task
+
+
+@contextlib.contextmanager
+def _kept_buffers(model: nn.Module) -> Iterator[None]:
+    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, values in kept:
+            if buffer.shape != values.shape or not torch.equal(buffer, values):
+                buffer.data = values  # not copied into it: an observer's first statistics may change its shape
 
 
 @contextlib.contextmanager

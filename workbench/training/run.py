@@ -85,7 +85,7 @@ def run_task(
     device = device or devices.select_device("auto")
     prepared = prepare(task, request.config, level=request.level, seed=request.seed, device=device, steps=request.steps)
     check_outputs(task, unwrapped(prepared.boosted.model), device, prepared.boosted.precision, request.seed)
-    this = _Run(task, request, prepared, device, monitor)
+    this = _Run(prepared.judged, request, prepared, device, monitor)
     if checkpoints is not None:
         this.resume_from(checkpoints)
     this.finished = finished_before(out, request, this.resumed)

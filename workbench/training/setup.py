@@ -33,6 +33,7 @@ class Prepared:
     boosted: Boosted
     plan: Plan  # what is in effect
     task: Task  # with the criterion that the methods train with
+    judged: Task  # with the task's own, of this run alone
     passes: int  # forward passes that the methods make of the loader's batches
     batches_per_pass: float  # of the loader
 
@@ -75,7 +76,7 @@ class FirstBatchOfTask:
     """A call of a network as the task makes it, with its loss: what methods may record and try."""
 
     def __init__(self, task: Task, seed: int, device: torch.device) -> None:
-        self.loss = task.compute_loss
+        self.loss = task.with_own_loss().compute_loss
         self.first = functools.cache(lambda: move_batch(next(task.batches(seed)), device))
 
     def __call__(self, network: nn.Module) -> None:
@@ -89,6 +90,7 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
     All ranks begin with rank 0's weights. Their random numbers differ afterwards, so that each draws its own dropout
     masks; rank 0 draws what it would draw alone. ``steps`` are the loader's batches of a training today.
     """
+    task = task.with_own_loss()
     seed_everything(seed)
     model = task.new_model().to(device)
     model.train()
@@ -112,4 +114,4 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
     trained = task if boosted.criterion is task.loss else replace(task, loss=boosted.criterion)
     passes = boosted.methods.passes(steps)
     per_pass = boosted.methods.length(steps) / passes if passes != steps else 1.0
-    return Prepared(boosted, plan, trained, passes, per_pass)
+    return Prepared(boosted, plan, trained, task, passes, per_pass)
