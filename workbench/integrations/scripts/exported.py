@@ -17,13 +17,20 @@ from workbench.tasks import Task, TaskError, load_task
 
 
 def with_scripts(
-    result: StudyResult, steps: int, seed: int, worth: Mapping[str, Mapping[str, str]], *, written: Sequence[str] = ()
+    result: StudyResult,
+    steps: int,
+    seed: int,
+    worth: Mapping[str, Mapping[str, str]],
+    *,
+    measured_at: int | None = None,
+    written: Sequence[str] = (),
 ) -> StudyResult:
     """Return a study's answer with its exports in the words of every framework; of some, files are written, too.
 
     A script is written into the folder of its configuration. Where the task cannot be loaded, its place in the script
     is left for the user to fill in. ``steps`` are the loader batches that the task is trained for today; ``worth`` maps
-    an export and a config path to what that part was measured to be worth. An unknown framework is a ValueError.
+    an export and a config path to what that part was measured to be worth, in runs of ``measured_at`` batches (None: as
+    many). An unknown framework is a ValueError.
     """
     for name in written:
         framework_of(name)
@@ -31,6 +38,8 @@ def with_scripts(
     for target, path in result.exported.items():
         config = BoostConfig.from_json(path)
         headline = result.headlines.get(target) or (result.choices[target].sentence if target in result.choices else "")
+        if measured_at not in (None, steps):
+            headline += f" That was measured in runs of {measured_at} of today's {steps} batches."
         layers = _float32_layers(result, config)
         set_up = SetUp(config, target, steps, headline, worth.get(target, {}), task, layers, seed)
         for name in FRAMEWORKS:

@@ -5,6 +5,7 @@ A key that a person sets in a panel is declared with `described`, as a parameter
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -232,6 +233,11 @@ class SetUpSection(Part):
     def shortened(self) -> str:
         """The sentence that says that runs are shorter than the task's own; empty where they are not."""
         return next((one for one in self.left_out if one.startswith(SHORTENED)), "")
+
+    def todays_steps(self, budget_steps: int) -> int:
+        """Return the loader batches of the task's own training, where runs of a study have ``budget_steps``."""
+        said = re.match(rf"{SHORTENED}\d+ of (\d+) batches", self.shortened)
+        return int(said[1]) if said else budget_steps
 
 
 class ConfirmSection(Part):
