@@ -247,6 +247,25 @@ def test_a_convolution_that_would_overwrite_memory_is_refused(asked: dict[str, A
         apply(config(**asked), small, SGD(small.parameters(), lr=0.1), level="O0")
 
 
+def test_a_group_norm_of_images_without_a_gradient_does_not_end_the_process() -> None:
+    images, frozen = torch.randn(4, 3, 6, 6), nn.Conv2d(3, 4, 3).requires_grad_(False)
+    gradients: dict[str, list[Tensor]] = {}
+    for memory_format in ("contiguous", "channels_last"):
+        torch.manual_seed(0)
+        first = nn.GroupNorm(1, 3)
+        model = nn.Sequential(first, frozen, nn.GroupNorm(2, 4))
+        boosted = apply(config(memory_format=memory_format), model, SGD(model.parameters(), lr=0.1), 10)
+        for weights_of_the_first in (True, False):  # else the images need none, and the second norm's do not either
+            first.requires_grad_(weights_of_the_first)
+            (batch,) = boosted.methods.batches([images], 1)
+            boosted.model(batch).square().mul(torch.arange(4.0)).mean().backward()
+        assert not batch.requires_grad
+        gradients[memory_format] = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    assert len(gradients["contiguous"]) == 4
+    for one, other in zip(*gradients.values(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_losses_that_differ_are_told_by_batch_and_share() -> None:
     assert agrees([1.0, 1.001], [1.0, 1.0], "float32") == ""
     assert "batch 1 is 1.003" in agrees([1.0, 1.003], [1.0, 1.0], "float32")

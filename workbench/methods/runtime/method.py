@@ -46,6 +46,20 @@ def convolution_beyond_memory(model: nn.Module) -> str:
     return ""
 
 
+def _asks_for_gradient(norm: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Let a GroupNorm's images ask for a gradient that nobody reads, where only its own weights do.
+
+    torch 2.13 writes the missing one to address 0 in channels_last on a CPU, which ends the process. It happens behind
+    frozen layers, and to images as they come from the loader. A forward pre-hook.
+    """
+    x, *others = inputs
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not isinstance(x, Tensor) or x.requires_grad:
+        return None  # compiled, its gradient is computed otherwise
+    if x.ndim != 4 or x.is_contiguous() or not any(weight.requires_grad for weight in norm.parameters()):
+        return None
+    return (x.detach().requires_grad_(), *others)
+
+
 class RuntimeMethod(Method):
     """Changes how long training takes, and numbers within rounding only."""
 
@@ -82,6 +96,10 @@ class RuntimeMethod(Method):
             vain["matmul_precision"] = "this device multiplies float32 in one way only"
         if self._channels_last:
             preparation.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as torch's stubs
+            if device.type == "cpu":
+                for norm in preparation.model.modules():
+                    if isinstance(norm, nn.GroupNorm):
+                        norm.register_forward_pre_hook(_asks_for_gradient)
             if all(parameter.ndim != 4 for parameter in preparation.model.parameters()):
                 vain["memory_format"] = "no weight of the model is 4-D, as those of convolutions"
         for name, reason in vain.items():
