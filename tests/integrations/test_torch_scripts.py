@@ -64,6 +64,30 @@ if __name__ == "__main__":
     raise SystemExit("this is no program")
 '''
 
+TWO_TOWERS = """\
+import torch
+from torch import nn
+
+from workbench import Task
+
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user, self.item = nn.Linear(4, 6), nn.Linear(4, 6)
+
+    def forward(self, user, item=None):
+        match = (self.user(user) * (1.0 if item is None else self.item(item))).sum(1)
+        return ACTIVATION(match)
+
+
+users, items = torch.randn(2, 96, 4, generator=torch.Generator().manual_seed(1))
+clicks = ((users * items).sum(1) > 0).float()
+batches = [BATCH for part in torch.arange(96).split(12)]
+task = Task(name="towers", model=Towers, loss=LOSS, optimizer=lambda named: torch.optim.SGD(named, lr=0.3),
+            train=batches[:6], evaluate=batches[6:], metric="METRIC")
+"""
+
 
 def written(folder: Path, task: str, config: BoostConfig, steps: int, framework: str = "torch", **more: Any) -> Script:
     script = write_script(framework, SetUp(config, "o1", steps, task=load_task(task), **more))
@@ -157,6 +181,31 @@ def test_a_task_of_the_user_s_is_copied_from_its_file(tmp_path: Path) -> None:
     assert "# a shorter run, annealed to its own end: not measured separately" in script.text
     assert "def build_model():" in script.text
     assert run_script(tmp_path / script.name, without=["workbench"])["metric"] > 0.8
+
+
+_PAIRED, _NAMED = "(users[part], items[part], clicks[part])", "dict(user=users[part], item=items[part], y=clicks[part])"
+
+
+@pytest.mark.parametrize(
+    ("batch", "activation", "loss", "metric"),
+    [
+        (_PAIRED, "torch.relu", "nn.MSELoss()", "loss"),
+        (_NAMED, "torch.sigmoid", "nn.BCELoss()", "accuracy"),
+        (_PAIRED, "torch.sigmoid", "nn.MSELoss()", "accuracy"),
+        (_NAMED, "", "nn.BCEWithLogitsLoss()", "accuracy"),
+    ],
+    ids=["several inputs", "names", "probabilities", "logits"],
+)
+def test_a_script_calls_model_and_loss_with_what_a_batch_holds_as_the_task_does(
+    tmp_path: Path, batch: str, activation: str, loss: str, metric: str
+) -> None:
+    text = TWO_TOWERS.replace("BATCH", batch).replace("ACTIVATION", activation).replace("METRIC", metric)
+    (tmp_path / "own.py").write_text(text.replace("LOSS", loss), encoding="utf-8")
+    task, config = f"{tmp_path / 'own.py'}:task", BoostConfig.from_dict(PLAIN)
+    script, here = written(tmp_path, task, config, 20), trained_here(task, config, 20)
+    ran = run_here(tmp_path / script.name)
+    assert ran["metric"] == pytest.approx(here["metric"], rel=1e-6)
+    assert ran["weights"] == pytest.approx(here["weights"], rel=1e-6)
 
 
 @pytest.mark.parametrize(

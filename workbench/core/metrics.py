@@ -105,7 +105,7 @@ def _resolved(metric: Any, loss: Any) -> tuple[str, bool | None, Callable[[], Me
             # Only here floating-point targets shaped like the outputs are one class each; else they are many labels.
             one_hot = isinstance(loss, nn.CrossEntropyLoss) or loss is F.cross_entropy
             create = functools.partial(_creator, name, one_hot=one_hot)
-            if (name == "accuracy" or name in _CLASSIFICATION) and not _says_its_kind(loss):
+            if (name == "accuracy" or name in _CLASSIFICATION) and not says_its_kind(loss):
                 return name, True, lambda: _EitherKind(create("logits")(), create("probabilities")())
             return name, METRIC_NAMES[name] == "maximize", create(output_kind(loss))
         metric = _torchmetrics_by_name(metric.strip())
@@ -138,7 +138,7 @@ _KNOWN_KINDS = (
 _KNOWN_FUNCTIONS = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.cross_entropy, F.nll_loss)
 
 
-def _says_its_kind(loss: Any) -> bool:
+def says_its_kind(loss: Any) -> bool:
     """Return whether a loss takes logits, or probabilities, and nothing else; a squared error or the user's may not."""
     return isinstance(loss, _KNOWN_KINDS) or loss in _KNOWN_FUNCTIONS
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workbench.config import BoostConfig, Plan
+from workbench.core.metrics import output_kind, says_its_kind
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.regularization.method import why_no_smoothing
 from workbench.tasks import Task
@@ -63,6 +64,7 @@ class Pieces:
     is_criterion: bool = True  # called as loss(model(x), y) with a pair; else as loss(model, batch)
     smooths: Literal["module", "function", ""] = "module"  # how labels are smoothed; empty where they cannot be
     outputs: str = ""  # "key" or "function" where the prediction is a part of what the model returns
+    outputs_are: str = "logits"  # or "probabilities", ...; "unclear" where the loss does not say
     metric: Metric = "loss"
     metric_name: str = "loss"
     has_scheduler: bool = False
@@ -82,6 +84,7 @@ def pieces_of(task: Task | None) -> Pieces:
         is_criterion=is_criterion(task.loss),
         smooths="" if reason else "module" if hasattr(task.loss, "label_smoothing") else "function",
         outputs="" if task.outputs is None else "function" if callable(task.outputs) else "key",
+        outputs_are=output_kind(task.loss) if says_its_kind(task.loss) else "unclear",
         metric=kind,
         metric_name=task.metric_name if kind != "loss" else "loss",
         has_scheduler=task.scheduler is not None,

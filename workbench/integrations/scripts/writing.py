@@ -14,6 +14,7 @@ import jinja2
 
 from workbench.config import BOOST_SECTIONS
 from workbench.config.mindspore_notes import mindspore_notes
+from workbench.core.batch import TARGET_KEYS
 from workbench.integrations import lightning, mindspore_model, torch_loop, transformers
 from workbench.integrations.carried import ACCUMULATION, Carried, choices
 from workbench.integrations.scripts.own_code import OwnCode, loaded, own_code
@@ -145,6 +146,7 @@ def _rendered(template: str, world: Framework, set_up: SetUp, answer: Carried, o
             own=own,
             pieces=pieces,
             passes=set_up.passes,
+            target_keys=TARGET_KEYS,
             worths=worths,
             micro_batches=ACCUMULATION[0],
             config_file=f"boost_config.{set_up.target}.json",
