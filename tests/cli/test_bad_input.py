@@ -18,6 +18,7 @@ from pyarrow import parquet
 from tests.cli.conftest import TASK, Command
 from tests.kit.runs import without_checksums
 from workbench import api
+from workbench.cli.failures import sentence_of
 from workbench.core import files as atomic_file
 from workbench.runs import list_runs, read_run
 
@@ -367,3 +368,13 @@ def test_half_a_character_ends_in_a_sentence(name: str, study: Path, workbench: 
     assert outcome.code == 2
     assert name in outcome.sentence
     outcome.sentence.encode()
+
+
+def test_of_a_compiler_s_thousand_lines_the_first_and_the_last_are_said() -> None:
+    sentence = sentence_of(
+        RuntimeError("C++ compile error " + "warning: overflow in conversion " * 3000 + "no such file")
+    )
+    assert "RuntimeError: C++ compile error warning" in sentence
+    assert " ... " in sentence
+    assert "no such file" in sentence
+    assert len(sentence) < 1000

@@ -33,6 +33,7 @@ INTERRUPTED = 130
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError)
 
 _STEP = "a training step"
+_LONGEST = 600  # characters of what an error of others says
 
 # What the system's loader, torch and threads say when there is no memory left.
 _NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "can't start new thread")
@@ -122,7 +123,7 @@ def _sentence(error: BaseException) -> str:
             f"(-W error, PYTHONWARNINGS): {error}"
         )
     task, part, line = _place_in_task(error)
-    what = _system_sentence(error) if _is_system(error) else f"{type(error).__name__}: {error}".rstrip(": ")
+    what = _system_sentence(error) if _is_system(error) else f"{type(error).__name__}: {_cut(str(error))}".rstrip(": ")
     if not part and _lacks_memory(error):
         return (
             f"there is not enough memory ({what}); close other programs, or raise the limit (ulimit -v, a job's memory)"
@@ -136,6 +137,11 @@ def _sentence(error: BaseException) -> str:
     frames = _frames(error)
     where = line or (f" (line {frames[-1][1]} of {frames[-1][0].f_code.co_filename})" if frames else "")
     return f"unexpected error, probably a bug of the workbench: {what}{where}"
+
+
+def _cut(text: str) -> str:
+    """Return what an error says, without the middle of a compiler's thousand lines."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
 def _lacks_memory(error: BaseException) -> bool:
