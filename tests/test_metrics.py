@@ -139,6 +139,20 @@ def test_a_torchmetrics_object_is_copied_for_every_evaluation(classes: tuple[Ten
     assert metric.update_count == 0
 
 
+def test_a_metric_of_the_user_s_computes_in_32_bits_whatever_the_model_does() -> None:
+    class Similarity(MeanMetric):
+        higher_is_better = True
+
+        def update(self, outputs: Tensor, targets: Tensor) -> None:
+            assert outputs.dtype == torch.float32
+            super().update((outputs @ outputs.T).diagonal())
+
+    outputs = torch.randn(20, 4).to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = measured(Similarity(), CE, outputs, torch.zeros(20))
+    assert found == pytest.approx(outputs.float().square().sum(1).mean().item(), rel=1e-6)
+
+
 def test_a_torchmetrics_class_may_be_named() -> None:
     rule = metric_rule("BinaryF1Score", None, CE)
     assert (rule.name, rule.higher_is_better) == ("BinaryF1Score", True)

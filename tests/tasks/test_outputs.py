@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchmetrics import MeanMetric
 
 from workbench.tasks import Task, TaskError
+from workbench.training.evaluation import evaluate
+from workbench.training.precision import Precision
 
 
 class Pair(NamedTuple):
@@ -172,3 +175,42 @@ def test_a_part_that_is_no_tensor_is_told() -> None:
 def test_outputs_is_a_key_an_index_or_a_function(outputs: Any) -> None:
     with pytest.raises(TaskError, match="`outputs` must be a key, an index or a function of what the model returns"):
         task_of("dict", outputs)
+
+
+class _MeanWidth(MeanMetric):
+    higher_is_better = True
+
+    def update(self, found: list[dict[str, torch.Tensor]], wanted: list[dict[str, torch.Tensor]]) -> None:
+        super().update(
+            torch.stack([one["boxes"].sum() / other["boxes"].sum() for one, other in zip(found, wanted, strict=True)])
+        )
+
+
+class _Detector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, images: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        return [{"boxes": self.layer(image)} for image in images]
+
+
+def test_a_metric_of_boxes_is_given_the_list_that_a_function_names() -> None:
+    batch = ([torch.ones(4), torch.ones(4)], [{"boxes": torch.full((4,), 2.0)}, {"boxes": torch.full((4,), 4.0)}])
+    task = Task(
+        name="boxes",
+        model=_Detector,
+        loss=lambda model, batch: torch.stack([one["boxes"].sum() for one in model(batch[0])]).mean(),
+        optimizer=lambda named: torch.optim.SGD(named, lr=0.1),
+        train=[batch],
+        evaluate=[batch],
+        metric=_MeanWidth(),
+        outputs=lambda boxes: boxes,
+    )
+    model = task.new_model()
+    width = model(batch[0])[0]["boxes"].sum().item()
+    assert evaluate(task, model, torch.device("cpu"), Precision("O0", "float16", "cpu")) == pytest.approx(
+        (width / 8 + width / 16) / 2
+    )
+    with pytest.raises(TaskError, match="the metric _MeanWidth needs a tensor, but the model returns a list of 2; say"):
+        evaluate(replace(task, outputs=None), model, torch.device("cpu"), Precision("O0", "float16", "cpu"))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.core.batch import TARGET_KEYS, batch_size_of, fields_of
+from workbench.core.batch import TARGET_KEYS, batch_size_of, fields_of, mapped, tensors_of
 
 Direction = Literal["maximize", "minimize"]
 OutputKind = Literal["logits", "probabilities", "log_probabilities"]
@@ -222,7 +222,11 @@ class _MeanLoss:
 
 
 class _GivenMetric:
-    """A torchmetrics object of the user's, copied so that evaluations do not share state."""
+    """A torchmetrics object of the user's, copied so that evaluations do not share state.
+
+    It is given numbers of 32 bits, and computes outside of autocast, whatever the model computes in. What is no tensor,
+    such as a list of boxes, reaches it as it is.
+    """
 
     needs: Literal["outputs", "loss"] = "outputs"
 
@@ -231,10 +235,16 @@ class _GivenMetric:
         self._metric.reset()
 
     def update(self, value: Any, batch: Any) -> None:
-        outputs, targets = _outputs_and_targets(value, batch, one_hot=False)
+        is_tensor = isinstance(value, Tensor) or isinstance(getattr(value, "logits", None), Tensor)
+        given = _outputs_and_targets(value, batch, one_hot=False) if is_tensor else (value, _target_of(batch))
+        first = next(tensors_of(given[0]), None)
+        if first is None:
+            self._metric.update(*given)
+            return
         if callable(getattr(self._metric, "to", None)):
-            self._metric = self._metric.to(outputs.device)
-        self._metric.update(outputs, targets)
+            self._metric = self._metric.to(first.device)
+        with torch.autocast(first.device.type, enabled=False):
+            self._metric.update(mapped(given[0], _widened), given[1])
 
     def compute(self) -> float:
         return _as_number(self._metric.compute(), type(self._metric).__name__)
@@ -326,12 +336,7 @@ def _outputs_and_targets(outputs: Any, batch: Any, one_hot: bool) -> tuple[Tenso
     values = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)  # Hugging Face's outputs
     if not isinstance(values, Tensor):
         raise MetricError(f"the metric needs a tensor of outputs, the model returned {type(outputs).__name__}")
-    target: Any = None
-    if isinstance(batch, list | tuple):
-        target = batch[1] if len(batch) >= 2 else None
-    else:
-        named = batch if isinstance(batch, Mapping) else fields_of(batch) or {}
-        target = next((named[key] for key in TARGET_KEYS if key in named), None)
+    target = _target_of(batch)
     if not isinstance(target, Tensor):
         raise MetricError(
             "the metric needs targets: evaluation batches must be pairs (x, y) or mappings with a tensor under one of "
@@ -340,6 +345,17 @@ def _outputs_and_targets(outputs: Any, batch: Any, one_hot: bool) -> tuple[Tenso
     if one_hot and target.is_floating_point() and values.ndim == 2 and values.shape == target.shape:
         target = target.argmax(dim=1) if target.shape[1] > 1 else target
     return values.detach(), target
+
+
+def _target_of(batch: Any) -> Any:
+    if isinstance(batch, list | tuple):
+        return batch[1] if len(batch) >= 2 else None
+    named = batch if isinstance(batch, Mapping) else fields_of(batch) or {}
+    return next((named[key] for key in TARGET_KEYS if key in named), None)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _is_one_each(outputs: Tensor, targets: Tensor) -> bool:

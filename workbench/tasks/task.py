@@ -305,14 +305,16 @@ class Task:
             batch: What the evaluation data yields.
 
         Raises:
-            TaskError: When the metric needs a tensor and the model returns something else.
+            TaskError: When the metric needs a tensor and the model returns something else; a torchmetrics object takes
+                whatever a function as ``outputs`` gives.
         """
         if metric.needs == "loss":
             metric.update(self.compute_loss(model, batch), batch)
             return
         prediction = self.predict(model, batch)
         # The outputs of Hugging Face's models say themselves where their logits are.
-        if not isinstance(prediction, Tensor) and not isinstance(getattr(prediction, "logits", None), Tensor):
+        is_tensor = isinstance(prediction, Tensor) or isinstance(getattr(prediction, "logits", None), Tensor)
+        if not is_tensor and (isinstance(self.metric, str) or not callable(self.outputs)):
             raise TaskError(self._not_a_tensor(prediction, f"the metric {self.metric_name}"))
         sides = inputs_and_target(batch) if is_criterion(self.loss) else None
         metric.update(prediction, batch if sides is None else (None, sides[-1]))
