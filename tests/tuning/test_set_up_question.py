@@ -288,6 +288,19 @@ def test_what_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "studies").exists()
 
 
+@pytest.mark.parametrize(("metric", "is_said"), [("mse", True), ("loss", False)])
+def test_what_a_metric_compares_is_said_where_a_function_takes_more_than_pairs(metric: str, is_said: bool) -> None:
+    def weighted(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        x, weight, y = batch
+        return (weight * (model(x) - y) ** 2).mean()
+
+    batches = [(x, torch.ones(len(x), 1), y) for x, y in regression().train]
+    task = regression(loss=weighted, train=batches, evaluate=batches, metric=metric)
+    sentence = "Of the 3 items of a batch, the metric mse compares model(batch[0]) with batch[1]"
+    assert look_at(task, CPU, 20).compared.startswith(sentence) == is_said
+    assert look_at(regression(), CPU, 20).compared == ""
+
+
 def test_a_short_training_keeps_its_length() -> None:
     question = asked(steps=180)
     assert question.steps == 180

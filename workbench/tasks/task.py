@@ -319,6 +319,23 @@ class Task:
         sides = inputs_and_target(batch) if is_criterion(self.loss) else None
         metric.update(prediction, batch if sides is None else (None, sides[-1]))
 
+    def what_is_compared(self, batch: Any) -> str:
+        """Say what the metric compares where a batch does not: that of a function may hold its items in any order.
+
+        Args:
+            batch: What the evaluation data yields.
+
+        Returns:
+            A sentence; empty where there is nothing to choose.
+        """
+        is_plain = is_criterion(self.loss) or not isinstance(batch, list | tuple) or len(batch) < 3
+        if is_plain or self.new_metric().needs == "loss":
+            return ""
+        return (
+            f"Of the {len(batch)} items of a batch, the metric {self.metric_name} compares model(batch[0]) with "
+            "batch[1], since the loss is a function: let the target be the second."
+        )
+
     def data_digest(self) -> str:
         """Return ``data_hash``, or else a hash of the first batches of seed 0 (best effort for data of the user's)."""
         if self.data_hash:

@@ -55,6 +55,7 @@ class TaskLook:
     threads: int  # that CPU operations use
     step_seconds: float
     evaluation_seconds: float
+    compared: str = ""  # what the metric compares, a sentence; empty where nobody can be mistaken
 
 
 def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> TaskLook:
@@ -92,6 +93,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             threads=torch.get_num_threads(),
             step_seconds=step_seconds,
             evaluation_seconds=evaluation_seconds,
+            compared=task.what_is_compared(next(iter(task.evaluation_batches(seed)))),
         )
 
 

@@ -85,8 +85,9 @@ def begin_study(
     look = look_at(task, devices.select_device(device), length)
     minutes = DEFAULT_MINUTES if minutes is None else minutes
     question = ask(look, _named_from(folder, task), steps=length, minutes=minutes, allowed_drop=allowed_drop)
-    for sentence in [*question.left_out, question.forecast(minutes)]:
-        on_note(sentence)
+    for sentence in [look.compared, *question.left_out, question.forecast(minutes)]:
+        if sentence:
+            on_note(sentence)
     parse_study(question.text)  # nothing is written that could not be read
     folder.mkdir(parents=True, exist_ok=True)
     write_text_atomically(folder / "study.toml", question.text)
