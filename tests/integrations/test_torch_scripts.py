@@ -208,6 +208,14 @@ def test_a_script_calls_model_and_loss_with_what_a_batch_holds_as_the_task_does(
     assert ran["weights"] == pytest.approx(here["weights"], rel=1e-6)
 
 
+def test_samples_stay_on_the_device_in_a_script_through_apply_too(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    chosen = {"optimizer": {"name": "Muon", "lr": 0.01}, "runtime": {"data": "resident"}}
+    script = written(tmp_path, f"{tmp_path / 'own.py'}:task", BoostConfig.from_dict(PLAIN | chosen), 30)
+    assert "apply(" in script.text
+    assert run_script(tmp_path / script.name)["metric"] > 0.5  # a warning that it has no effect would be an error
+
+
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
