@@ -395,7 +395,9 @@ class Observed(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         seen = x.detach().abs().max()[None]
         with torch.no_grad():
-            self.range.resize_(1).copy_(seen if self.range.numel() == 0 else 0.9 * self.range + 0.1 * seen)
+            if self.range.numel():
+                seen = 0.9 * self.range + 0.1 * seen
+            self.range.resize_(1).copy_(seen)
         return super().forward(x) / self.range
 
 
