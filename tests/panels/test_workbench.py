@@ -43,6 +43,12 @@ def test_the_first_of_six_tabs_is_open_and_every_other_is_made_once_when_it_is_o
         assert bench.panel(title).shared is bench.shared
 
 
+def test_every_tab_that_trains_begins_with_the_steps_that_were_given(bench: Workbench) -> None:
+    assert bench.panel("Train").steps.value == 4
+    assert bench.panel("Tune").entries["study.budget_steps"].value == 4
+    assert bench.panel("Compare").steps.value == 4
+
+
 def test_all_tabs_look_at_one_configuration(bench: Workbench) -> None:
     config, train = bench.panel("Configure"), bench.panel("Train")
     config.preset.buttons.value = "O1"

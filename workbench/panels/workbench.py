@@ -30,7 +30,7 @@ class Workbench(Panel):
         task: A task, or its name as on the command line.
         config: The first configuration; None is the default one.
         level: Boost level, ``"O0"``, ``"O1"`` or ``"O2"``.
-        steps: Micro-batches of a run.
+        steps: Micro-batches of a run, and of a trial; Tune prefers the length that a Task gives itself.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
         out: Folder of run directories; None records nothing.
         studies: Folder of studies.
@@ -72,7 +72,7 @@ class Workbench(Panel):
             "Configure": lambda: panels.ConfigPanel(shared, theme=theme, undo=False),
             "Train": lambda: panels.TrainPanel(task, shared, out=out, **where),
             "Loss scale": lambda: panels.LossScalePanel(out, shared, theme=theme),
-            "Tune": lambda: panels.StudyPanel(task, shared, studies=studies, theme=theme),
+            "Tune": lambda: panels.StudyPanel(task, shared, studies=studies, steps=steps, theme=theme),
             "Compare": lambda: panels.ComparePanel(task, shared, **where),
             "Export": lambda: panels.ExportPanel(shared=shared, theme=theme),
         }
