@@ -222,9 +222,12 @@ def test_a_new_study_looks_at_the_task_and_searches_whole_set_ups(
     assert panel.entries["sampler.name"].disabled
     assert "searches what applies to it" in text_in(panel)
     assert "15 minutes when unset" in text_in(panel)
+    assert not panel.space.widget.is_present
     panel.entries["study.objective"].set("speed")
     panel.form.show_baseline()
     assert not panel.entries["sampler.name"].disabled
+    assert panel.space.widget.is_present
+    assert "The time of a step." in text_in(panel)
     panel.entries["study.objective"].set("time_to_quality")
     panel.entries["study.timeout_seconds"].set(2.0)  # minutes
     panel.entries["allowed_drop.o1"].set("3 %")
@@ -241,6 +244,50 @@ def test_a_new_study_looks_at_the_task_and_searches_whole_set_ups(
     assert not panel.entries["sampler.name"].disabled
     assert panel.entries["sampler.name"].value == file.sampler.name
     assert values_of(panel.form.text()) == values_of(path.read_text())  # Continue asks the same
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("study.budget_steps", "ten", '`Steps per trial` must be a whole number at least 1, got "ten"'),
+        ("study.timeout_seconds", -1.0, "`How long may the search take?` must be a finite number greater than 0"),
+    ],
+    ids=["text", "negative"],
+)
+def test_a_search_of_set_ups_refuses_what_is_no_number_beneath_its_field(
+    keep: Callable[[StudyPanel], StudyPanel], tmp_path: Path, path: str, value: Any, sentence: str
+) -> None:
+    panel = keep(StudyPanel(tiny_task(), studies=tmp_path))
+    panel.entries[path].set(value)
+    panel.start()
+    assert panel.state is PanelState.IDLE
+    assert sentence.replace("`", "") in text_in(panel.entries[path].widget)
+
+
+def test_stop_during_the_look_at_the_task_begins_no_search(
+    keep: Callable[[StudyPanel], StudyPanel], told: Callable[[], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    loss, begun = Loss(), told()
+    loss.hold_at = 2
+    panel = keep(StudyPanel(replace(tiny_task(loss), steps=16), studies=tmp_path))
+    panel.start()
+    assert loss.reached.wait(LONG)
+    panel.stop()
+    loss.go_on.set()
+    assert "stopped; everything finished is kept; Start resumes it" in ended(panel, PanelState.STOPPED)
+    assert begun == []
+
+
+def test_a_study_whose_runs_are_shorter_than_today_s_says_so_beneath_their_length(
+    keep: Callable[[StudyPanel], StudyPanel], tmp_path: Path
+) -> None:
+    shortened = "The study trains 17 of 100 batches, since 50 runs of 100 would take longer than 3 minutes."
+    text = f'[study]\ntask = "mine"\nbudget_steps = 17\n[set_up]\nleft_out = ["Something.", "{shortened}"]\n'
+    (tmp_path / "study.toml").write_text(text)
+    panel = keep(StudyPanel(tmp_path))
+    assert shortened in text_in(panel.entries["study.budget_steps"].widget)
+    panel.open(tmp_path / "another")
+    assert "as long as you train the task today" in text_in(panel.entries["study.budget_steps"].widget)
 
 
 def test_a_search_of_set_ups_says_what_it_lacks(keep: Callable[[StudyPanel], StudyPanel], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from workbench.config import BoostConfig, ParameterInfo
-from workbench.config.errors import inner_type, rule_of
+from workbench.config.errors import inner_type, rule_of, shown
 from workbench.config.parameters import describe_field
 from workbench.methods.registry import METHODS
 from workbench.panels import kit
@@ -39,6 +39,14 @@ _MORE: Final = (
     *("study.device", "study.threads", "confirm.seeds_min", "confirm.seeds_max", "confirm.candidates"),
     *("speed.rounds", "speed.steps_per_block"),
 )
+
+_MINIMISED: Final = {
+    "time_to_quality": "The time of a whole run that ends with O0's metric, less the allowed drop.",
+    "time_to_target": "The time until O0's final metric, less the allowed drop, is reached.",
+    "speed": "The time of a step.",
+    "pareto": "Metric and time of a step at once; no trial is pruned.",
+}
+"""What each objective minimises; the description in the file's model has all of them."""
 
 _EXTENDED: Final = {
     "study.n_trials": "trials",
@@ -93,6 +101,7 @@ class StudyForm:
     def __init__(self, panel: Panel, shared: SharedConfig, folder: Path, given: Mapping[str, Any]) -> None:
         self._shared = shared
         self.file: str | None = None
+        self._shortened = ""  # why the file's runs are shorter than the task's own
         self.folder = text_box(str(folder), "Folder of the study; one that holds a study is opened")
         self.entries = {
             path: ParameterControl(replace(info, default=given.get(path, info.default)))
@@ -108,7 +117,7 @@ class StudyForm:
         self._baseline = text_of("")
         self._common, self._more = column(), column()  # filled when they are unfolded
         self.sections = kit.Accordion(
-            children=(self._common, column(self.space.widget, self._baseline), self._more),
+            children=(self._common, column(self._baseline, self.space.widget), self._more),
             titles=("Study", "What is searched", "More"),
             selected_index=None,
             css="wb-wide",
@@ -134,9 +143,12 @@ class StudyForm:
 
     def show(self, text: str) -> None:
         """Show what a study's file asks; a ValueError if it is not TOML, or searches something unknown."""
+        from workbench.study.ask.sections import SetUpSection
         from workbench.study.ask.study_text import space_of, values_of
 
+        self._shortened = ""
         values, space = values_of(text), space_of(text)
+        self._shortened = SetUpSection(left_out=values.get("set_up.left_out", [])).shortened
         if _MINUTES in values:
             values[_MINUTES] = _minutes(values[_MINUTES])
         self.space.set(space)
@@ -147,6 +159,17 @@ class StudyForm:
     def asks_for_set_ups(self) -> bool:
         """Whether a new study, written after a look at the task, is to find the fastest whole set-up."""
         return self.file is None and self.entries[_OBJECTIVE].value == _SET_UPS
+
+    def can_be_asked(self) -> bool:
+        """Return whether time and length are numbers above 0, and show beneath each what is wrong if they are not."""
+        wrong = []
+        for path in (_MINUTES, _STEPS):
+            control = self.entries[path]
+            value = control.value
+            if value is not None and not (isinstance(value, (int, float)) and value > 0):
+                wrong.append(control)
+                control.refuse(f"`{control.info.title}` must {control.info.rule}, got {shown(value)}")
+        return not wrong
 
     def set_up_question(self, task: Task) -> dict[str, Any]:
         """Return the arguments of `begin_study`: the first fields, or its own defaults where they were left alone."""
@@ -164,14 +187,18 @@ class StudyForm:
 
         left = _LEFT_TO_THE_LOOK if self.asks_for_set_ups else ""
         limit = f"{DEFAULT_MINUTES:g} minutes when unset" if left else "no limit when unset"
-        self.entries[_MINUTES].note(f"Search and confirmation of one command together; {limit}.")
+        self.entries[_MINUTES].note(f"Search and confirmation together; {limit}.")
+        self.entries[_OBJECTIVE].note(_MINIMISED.get(self.entries[_OBJECTIVE].value, ""))
+        shortened = self._shortened if self.file is not None else ""
+        self.entries[_STEPS].note(shortened or self.entries[_STEPS].info.description)
         for path in (*_COMMON, *_MORE):
             if path != "study.task":
                 self.entries[path].disable(left)
+        self.space.widget.present(not left)  # ranges that Start would pass over
         if left:
             self._baseline.value = faint(
                 "Start looks at the task and searches what applies to it: precision, compiler, schedule, batch size, "
-                "optimizer, input sizes and boost methods. The ranges above are for the other objectives."
+                "optimizer, input sizes and boost methods. For ranges of your own choose another objective."
             )
             return
         if self.file is not None:

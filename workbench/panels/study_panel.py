@@ -183,6 +183,8 @@ class StudyPanel(WorkPanel):
         if not is_usable_count(self.jobs):
             self.form.unfold_more()  # where the sentence stands
             return
+        if self.form.asks_for_set_ups and not self.form.can_be_asked():
+            return
         if not self.machine.try_to(PanelState.RUNNING):
             return
         folder, text, options = self.form.place, self.form.text(), dict[str, Any]()
@@ -260,6 +262,8 @@ class StudyPanel(WorkPanel):
             studies.begin_study(task, **self.form.set_up_question(task), folder=folder, on_note=note)
             text = (folder / "study.toml").read_text(encoding="utf-8")
             control.send(self._show_question, text)
+            if control.stop_requested():  # a look cannot be interrupted
+                return None
         studies.parse_study(text, source="study.toml", default_name=folder.resolve().name)
         path = folder / "study.toml"
         before = path.read_text(encoding="utf-8") if path.exists() else None
@@ -294,7 +298,7 @@ class StudyPanel(WorkPanel):
         """Show that the study has its answer, or was stopped."""
         ended = counted(self._n_ended(), "trial")
         if outcome.result is None:
-            self.tell("stopped; everything finished is kept; Continue resumes it")
+            self.tell(f"stopped; everything finished is kept; {self.start_button.description} resumes it")
             self.log(f"stopped after {ended}")
             return PanelState.STOPPED
         self.bar.value, self.bar.bar_style = self.bar.max, "success"
@@ -323,10 +327,10 @@ class StudyPanel(WorkPanel):
         ended = self._n_ended()
         self.bar.max = 1.0
         self.bar.value = 1.0 if result.is_over else min(ended / max(result.n_trials, 1), 1.0)
-        rest = "its answer is shown" if result.is_over else "Continue resumes the search"
+        self._show_study()
+        rest = "its answer is shown" if result.is_over else f"{self.start_button.description} resumes the search"
         early = ", and the search is over" if result.is_over and ended < result.n_trials else ""
         self.tell(f"{ended} of {counted(result.n_trials, 'trial')}{early}; {rest}")
-        self._show_study()
         if result.is_over:
             self.machine.try_to(PanelState.DONE)
 

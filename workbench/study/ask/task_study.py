@@ -176,7 +176,7 @@ class SetUpQuestion:
         """Return what a time allows, in a sentence."""
         runs = minutes * 60.0 / max(self.run_seconds, 1e-9)
         one = "less than a second" if self.run_seconds < 1.0 else f"about {format_duration(self.run_seconds)}"
-        return f"A run as given takes {one}; {minutes:g} minutes are enough for {runs:.0f} of them."
+        return f"A run as given takes {one}; {format_duration(60.0 * minutes)} are enough for {runs:.0f} of them."
 
 
 def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: float | str | None) -> SetUpQuestion:
@@ -192,7 +192,7 @@ def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: 
         left_out.append(
             f"{_shorter_than(steps, horizon)}, annealed to their own end, since {_RUNS_WANTED} runs of {steps} would "
             f"take longer than {minutes:g} minutes; what it finds is confirmed at {horizon}. "
-            f"For {steps}, give it --minutes {needed} --fresh."
+            f"For {steps}, give it {needed} minutes and begin anew (--minutes {needed} --fresh)."
         )
     space = _space(look, left_out)
     runtime = _runtime(look, training_seconds, left_out)
