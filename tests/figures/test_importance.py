@@ -7,6 +7,7 @@ import math
 import pytest
 
 from workbench.figures import importance_figure, importance_numbers
+from workbench.figures.drawing import figure_text
 from workbench.figures.theme import BLUE, GREY
 
 
@@ -28,8 +29,9 @@ def test_many_importances_are_merged_in_the_last_bar() -> None:
 
 def test_importance_has_an_empty_state_and_a_tie_state() -> None:
     assert len(importance_figure({}).data) == 0
-    assert importance_figure({"a": 0.0}).layout.title.text == "No parameter made a difference"
-    assert importance_figure({"a": 0.0, "b": 0.0}).layout.title.text == "No parameter made a difference"
+    for nothing in ({"a": 0.0}, {"a": 0.0, "b": 0.0}):
+        assert "no parameter stands out" in figure_text(importance_figure(nothing))
+        assert len(importance_figure(nothing).data) == 0
     assert importance_figure({"a": 0.5, "b": 0.5}).layout.title.text == "a mattered most"
     assert importance_figure({"a": 2.0}).layout.title.text == "a mattered most"
     assert importance_figure({"a": 2.0}).layout.xaxis.title.text == "Importance (%)"

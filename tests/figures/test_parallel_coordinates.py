@@ -50,7 +50,7 @@ def test_importance_orders_the_axes_and_decides_who_stays() -> None:
 
 def test_a_point_knows_its_trial_and_speaks_in_a_sentence() -> None:
     figure = parallel_coordinates_figure([*TRIALS, _trial(6, 0.6, a__p="<b>%{x}")], objective="Time (O0 steps)")
-    assert [trace.name for trace in figure.data][-1] == "the best 5 within the allowed drop"
+    assert [trace.name for trace in figure.data][-1] == "the best within the allowed drop"
     best = figure.data[-1]
     assert {point[0] for point in best.customdata} == {1, 2, 6}
     assert best.customdata[0][1] == "Trial 1 (O0) has a.p = 0 and scored 0.5."

@@ -71,7 +71,7 @@ def test_switches_and_words_stand_on_an_axis_of_words() -> None:
 def test_a_slice_says_where_the_best_lie_and_names_the_trial_of_a_point() -> None:
     figure = slice_figure(rates(), "optimizer.lr")
     assert figure_text(figure).splitlines()[:2] == ["optimizer.lr", "the best lie between 0.001 and 0.064"]
-    assert {trace.name for trace in figure.data} == {"beyond", "best 5"}
+    assert {trace.name for trace in figure.data} == {"beyond", "best"}
     assert [point[0] for trace in figure.data for point in trace.customdata] == [1, 3, 5, 7, 0, 2, 4, 6]
 
 

@@ -42,7 +42,10 @@ def importance_figure(importance: Mapping[str, float], *, theme: Theme = "auto")
     if not numbers.names:
         reason = "Too few finished trials to compare the parameters, or only one was searched."
         return empty_figure(_QUESTION, reason, theme=theme)
-    title = f"{plain(numbers.names[0])} mattered most" if numbers.shares[0] > 0 else "No parameter made a difference"
+    if not numbers.shares[0] > 0:  # also where the few best trials have drawn no parameter, as tuned plain
+        reason = "The trials do not tell: no parameter stands out among the best of them."
+        return empty_figure(_QUESTION, reason, theme=theme)
+    title = f"{plain(numbers.names[0])} mattered most"
     subtitle = "share of what the parameters explain of the objective; not a direction"
     drawing = Drawing(title, subtitle, theme=theme, height=150 + 30 * len(numbers.names))
     drawing.bars(

@@ -31,7 +31,7 @@ _STYLES: dict[str, tuple[str, Stroke, Mark]] = {
     "beyond": ("beyond the allowed drop", Stroke(translucent(GREY, 0.5), 1.2, "dot"), Mark("circle-open", 6, GREY)),
     "within": ("within the allowed drop", Stroke(translucent(SKY, 0.7), 1.4), Mark("circle", 6, SKY)),
     "baseline": ("O0, the baseline", Stroke(ORANGE), Mark("star", 13, ORANGE)),
-    "best": (f"the best {_N_BEST} within the allowed drop", Stroke(BLUE, 3), Mark("diamond", 9, BLUE)),
+    "best": ("the best within the allowed drop", Stroke(BLUE, 3), Mark("diamond", 9, BLUE)),
 }
 
 

@@ -24,7 +24,7 @@ _WIDE = 30.0  # highest over lowest value, from which an axis is logarithmic
 _KINDS: dict[str, tuple[Mark, str]] = {
     "beyond": (Mark("circle-open", 7, GREY), "beyond"),
     "within": (Mark("circle", 7, BLUE), "within"),
-    "best": (Mark("diamond", 10, ORANGE), f"best {_N_BEST}"),
+    "best": (Mark("diamond", 10, ORANGE), "best"),
 }
 
 
@@ -122,7 +122,7 @@ def _detail(numbers: SliceNumbers) -> str:
     """Say where the best trials lie."""
     best = [numbers.places[i] for i, kind in enumerate(numbers.kinds) if kind == "best"]
     if not best:
-        return "no trial keeps the quality yet"
+        return "no trial here keeps the quality"
     if isinstance(best[0], str):
         return f"the best: {', '.join(dict.fromkeys(plain(one) for one in best))}"
     low, high = compact(min(best)), compact(max(best))

@@ -15,6 +15,10 @@ from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
 
 _QUESTION = "How did the metric of each trial grow?"
+_TOO_FEW = (
+    "A curve needs more than one evaluation, and fewer than two trials have that: "
+    "a search of whole set-ups evaluates each trial at its end."
+)
 _MOST = 400  # curves; a reader tells no more apart
 _KINDS: dict[str, tuple[Stroke, str]] = {
     "given up": (Stroke(translucent(GREY, 0.45), 1.2, "dot"), "pruned or failed"),
@@ -64,7 +68,7 @@ def trial_curves_figure(
     """Draw the metric of every trial against its micro-batches; ``customdata[0]`` of a point is the trial's number."""
     curves = trial_curve_numbers(trials, metric, allowed_drops)
     if len(curves) < 2:
-        return empty_figure(_QUESTION, "No two trials have been evaluated twice yet.", theme=theme)
+        return empty_figure(_QUESTION, _TOO_FEW, theme=theme)
     drawing = Drawing(
         _QUESTION, f"{counted(len(curves), 'trial')}; point at a curve to see which", theme=theme, height=height
     )
