@@ -56,6 +56,18 @@ def test_nothing_outside_the_folder_is_read(tmp_path: Path, visit: Visit) -> Non
     assert "no such run" in overlaid[1]
 
 
+@pytest.mark.parametrize(("error", "said"), [(BrokenPipeError(), False), (RuntimeError("a mistake"), True)])
+def test_a_browser_that_leaves_in_the_middle_of_an_answer_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception, said: bool
+) -> None:
+    with ViewServer(Pages(tmp_path)) as server:
+        try:
+            raise error
+        except type(error):
+            server.handle_error(None, ("127.0.0.1", 1))
+    assert ("Traceback" in capsys.readouterr().err) is said
+
+
 def test_answers_stay_in_the_browser_that_asked(tmp_path: Path, visit: Visit) -> None:
     visitor = visit(tmp_path)
     _, page = visitor.get("")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
@@ -52,6 +53,11 @@ class ViewServer(ThreadingHTTPServer):
     def knows(self, host: str) -> bool:
         """Return whether a request was made for a name of ours."""
         return host in {f"{name}:{self.server_port}" for name in _NAMES}
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a browser that left in the middle of an answer; of all else as ``socketserver`` does."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # what it was given
 
 
 class _Handler(BaseHTTPRequestHandler):
