@@ -67,6 +67,7 @@ def test_the_first_tab_says_what_finds_nothing_to_do_in_the_task_s_network(tmp_p
         assert "this network has no BatchNorm" in text_in(bench.panel("Configure"))
         assert "level O1 is equal to O0 here" in text_in(bench.panel("Configure"))
         assert "nothing switched on" in text_in(train)
+        assert "In effect at O1: nothing switched on." in text_in(bench.panel("Export"))
 
 
 def test_a_task_whose_model_cannot_be_built_is_told_where_it_is_trained(tmp_path: Path) -> None:

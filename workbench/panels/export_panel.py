@@ -285,7 +285,8 @@ class ExportPanel(WorkPanel):
         except ConfigError as error:
             self._valid.value = error_html(f"the file can be written and read, but not used as it is: {error}")
         else:
-            self._valid.value = _validity_html(config, text, plan)
+            network = None if target in self._found else self.shared.network  # a study's files are of its own task
+            self._valid.value = _validity_html(config, text, config.resolve(level, network=network))
         notes = mindspore_notes(config, plan) if plan is not None else []
         self._mindspore.value = f"<ul>{''.join(f'<li>{words(note)}</li>' for note in notes)}</ul>" if notes else ""
         self._verdict.value = _verdict_html(config.provenance or {})
