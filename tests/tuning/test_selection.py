@@ -156,6 +156,8 @@ def test_nothing_found_says_what_was_tried_what_came_nearest_and_what_would_help
     assert told.startswith(told_first)
     assert "of 1 within the drop the fastest, trial 1 (LessBN), is 1.02 x O0 per step, but reaches the target" in told
     assert "the nearest beyond it, trial 2 (freezing), is 2.00 x per step and loses 3 points" in told
+    waits = nothing_found([BASELINE, trial(1, relative_step_time=0.2)], 0.02, "accuracy", objective="time_to_quality")
+    assert waits.startswith("no plan has been confirmed yet to be faster than O0 within the allowed accuracy drop")
     assert "another space" not in nothing_found([BASELINE, slow], 0.02, "accuracy")
     assert "another space" in nothing_found([BASELINE, trial(1, relative_step_time=1.1)], 0.02, "accuracy")
     pruned = trial(1, state="pruned", relative_step_time=0.5)

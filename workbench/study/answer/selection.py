@@ -281,10 +281,13 @@ def nothing_found(
     n_tried = len(tried) if plans is None else len({_plan(one, plans)[0] for one in tried})
     count = f"{n_tried} plans were tried" if n_tried > 1 else "one plan was tried"
     written = MetricScale(metric_name).difference_text
-    words = [f"no plan was faster than O0 within the allowed {metric_name} drop of {written(allowed_drop)}; {count}"]
     known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]
     within = [one for one in known if one.metric_deficit <= allowed_drop and not one.chance < SURE]
     beyond = [one for one in known if one.metric_deficit > allowed_drop and one.relative_step_time < 1.0]
+    # Without a candidate a faster one is there only if the search was ended before it confirmed any.
+    is_cut_short = objective != "time_to_target" and any(one.relative_step_time < 1.0 for one in within)
+    verdict = "no plan has been confirmed yet to be" if is_cut_short else "no plan was"
+    words = [f"{verdict} faster than O0 within the allowed {metric_name} drop of {written(allowed_drop)}; {count}"]
     if within:
         best = min(within, key=lambda one: one.relative_step_time)
         late = f" {per}, but reaches the target later" if objective == "time_to_target" else f" {per}"
