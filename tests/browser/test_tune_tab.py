@@ -122,5 +122,5 @@ def test_from_start_to_a_chosen_trial(lab: Lab, view: View) -> None:
     expect(accumulates).to_be_checked()
 
     add_and_run_cell(view.page, "from workbench.panels import StudyPanel\n\nStudyPanel('studies/mine')")
-    again = view.page.locator(".wb-panel").filter(has_text="5 of 5 trials; its answer is shown").last
+    again = view.page.locator(".wb-panel").filter(has_text="5 trials; its answer is shown").last
     wait_for_trials(again, 5)  # from the storage, without training

@@ -326,11 +326,13 @@ class StudyPanel(WorkPanel):
         self.study = result
         ended = self._n_ended()
         self.bar.max = 1.0
-        self.bar.value = 1.0 if result.is_over else min(ended / max(result.n_trials, 1), 1.0)
+        self.bar.value = 1.0 if result.exported else min(ended / max(result.n_trials, 1), 1.0)
         self._show_study()
-        rest = "its answer is shown" if result.is_over else f"{self.start_button.description} resumes the search"
-        early = ", and the search is over" if result.is_over and ended < result.n_trials else ""
-        self.tell(f"{ended} of {counted(result.n_trials, 'trial')}{early}; {rest}")
+        if result.exported:  # there may be many more trials than the time was for
+            self.tell(f"{counted(ended, 'trial')}; its answer is shown")
+        else:
+            of_all = f"{ended} of {counted(result.n_trials, 'trial')}"
+            self.tell(f"{of_all}; {self.start_button.description} resumes the search")
         if result.is_over:
             self.machine.try_to(PanelState.DONE)
 
