@@ -32,6 +32,14 @@ app = Workbench(task, out="overflowing")
 app"""
 
 
+def test_a_section_is_unfolded_and_folded_with_the_keyboard(notebook: View) -> None:
+    panel = add_and_run_cell(notebook.page, "Workbench('digits-resnet')").locator(".wb-panel").first
+    head = opened(panel, "Configure").get_by_role("button", name="Schedule", exact=True)
+    for key, is_open in (("Enter", "true"), (" ", "false")):
+        head.press(key)
+        expect(head).to_have_attribute("aria-expanded", is_open)
+
+
 def test_what_is_chosen_is_in_the_json_and_what_cannot_be_says_why(lab: Lab, notebook: View) -> None:
     configure = opened(
         add_and_run_cell(notebook.page, "Workbench('digits-resnet')").locator(".wb-panel").first, "Configure"

@@ -81,3 +81,15 @@ def test_a_run_outlives_its_page_and_an_interrupt_and_ends_with_its_cell(lab: La
     expect(second.locator(".jp-InputPrompt")).to_have_text("[6]:")
     expect(page.locator(".wb-panel").first).to_be_visible()
     assert add_and_run_cell(page, THREADS).inner_text() == "[]"
+
+
+def test_a_panel_whose_kernel_was_restarted_says_so_and_is_no_longer_running(lab: Lab, view: View) -> None:
+    write_notebook(lab, "restarted", task_of_the_readme(), WORKBENCH)
+    workbench = run_all(view.page, lab, "restarted")
+    train = begin_a_long_run(workbench)
+    choose_from_menu(view.page, "Kernel", "Restart Kernel…")
+    view.page.get_by_role("button", name="Confirm Kernel Restart").click()
+    expect(train.locator(".wb-badge")).to_be_hidden()
+    said = [part.evaluate("(part) => getComputedStyle(part, '::before').content") for part in (workbench, train)]
+    assert "kernel of this panel is gone" in said[0]
+    assert said[1] == "none"  # once is enough

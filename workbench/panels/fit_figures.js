@@ -7,7 +7,8 @@
 //
 // A figure's title is written on the page above it: text of the page breaks where the place ends, plotly's does not.
 //
-// ipywidgets has no names for handles of sliders and boxes of numbers: they get that of the label beside them.
+// ipywidgets has no names for handles of sliders and boxes of numbers: they get that of the label beside them. The heads
+// of its accordions are known to the mouse alone: they become buttons.
 const root = this.closest(".wb-panel");
 this.onload = null;
 if (root) {
@@ -34,6 +35,20 @@ if (root) {
     for (const part of root.querySelectorAll(".noUi-handle:not([aria-label]), input[type=number]:not([aria-label])")) {
       const label = part.closest(".wb-field, .wb-row")?.querySelector(".wb-label");
       if (label) part.ariaLabel = label.textContent;
+    }
+    for (const head of root.querySelectorAll(".jupyter-widget-Collapse-header")) {
+      if (!head.role) {
+        Object.assign(head, {role: "button", tabIndex: 0});
+        head.addEventListener("click", look);
+        head.addEventListener("keydown", (event) => {
+          if (event.key !== "Enter" && event.key !== " ") return;
+          event.preventDefault();
+          event.stopPropagation();  // JupyterLab runs or scrolls with them
+          head.click();
+        });
+      }
+      head.ariaLabel = head.textContent.trim();  // without the arrow, which is a letter of an icon font
+      head.ariaExpanded = String(head.parentElement.classList.contains("jupyter-widget-Collapse-open"));
     }
     let differs = false;
     for (const plot of root.querySelectorAll(".js-plotly-plot")) {
