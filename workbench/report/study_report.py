@@ -160,7 +160,7 @@ def _key_figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> 
     drop_texts = [metric.difference_text(drop) for drop in drops.values()]
     # The unit that they share stands once: "0.5 / 3 points".
     short = [text.removesuffix(" points").removesuffix(" point") for text in drop_texts[:-1]] + drop_texts[-1:]
-    how_often = "the baseline, mean of its runs" if answer.objective == "time_to_quality" else "the baseline, one run"
+    how_often = "mean of its runs in the search" if answer.objective == "time_to_quality" else "the baseline, one run"
     figures = [
         (f"{name[:1].upper()}{name[1:]} of O0", metric.value_text(answer.baseline_metric), how_often),
         ("Allowed drop", " / ".join(short) or "none set", "for " + ", ".join(drops) if drops else ""),
