@@ -244,9 +244,9 @@ def test_compiling_is_tried_where_a_run_is_long_enough_to_pay_for_it() -> None:
 
 
 def test_too_little_time_is_refused_with_what_it_takes() -> None:
-    with pytest.raises(StudyError, match=r"0\.1 minutes are too few .* give it at least --minutes (\d+)") as refused:
+    with pytest.raises(StudyError, match=r"0\.1 minutes are too few .* give it at least (\d+) minutes") as refused:
         asked(steps=100_000, minutes=0.1)
-    needed = float(str(refused.value).split("--minutes ")[1].split()[0])
+    needed = float(str(refused.value).split("at least ")[1].split()[0])
     assert asked(steps=100_000, minutes=needed).steps >= 100_000 / 16
 
 
@@ -267,7 +267,7 @@ def test_an_evaluation_takes_its_share_of_the_time() -> None:
     question = asked(slow, steps=10_000, minutes=15.0)
     assert question.steps == 900, "fifty runs of 9 s and an evaluation are 15 minutes"
     assert "50" in question.forecast(15.0)
-    with pytest.raises(StudyError, match=r"with an evaluation of 9 s; give it at least --minutes 9"):
+    with pytest.raises(StudyError, match=r"with an evaluation of 9 s; give it at least 9 minutes"):
         asked(slow, steps=1000, minutes=5.0)
 
 

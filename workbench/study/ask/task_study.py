@@ -244,7 +244,7 @@ def _horizon(look: TaskLook, steps: int, minutes: float) -> int:
         raise StudyError(
             f"{minutes:g} minutes are too few to search a training of {steps} batches of "
             f"{1e3 * look.step_seconds:.3g} ms each, with an evaluation of {format_duration(look.evaluation_seconds)}; "
-            f"give it at least --minutes {math.ceil(needed)}"
+            f"give it at least {math.ceil(needed)} minutes (--minutes {math.ceil(needed)})"
         )
     return min(steps, most)
 
