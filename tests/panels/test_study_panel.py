@@ -206,7 +206,7 @@ def test_opening_a_study_shows_its_state_and_trains_nothing(made: Make, finished
     assert panel.entries["confirm.seeds_max"].value == 2
     assert panel.space.value == SPACE
     assert "boost_config.o1.json" in text_in(panel)
-    assert "2 trials; its answer is shown" in text_in(panel)
+    assert text_in(panel.progress_text) == "2 trials; its answer is shown"
     assert panel.bar.value == panel.bar.max
     assert sorted(path for path in finished.rglob("*") if "runs" in path.parts) == before
     panel.folder.value = str(finished.parent / "another")
