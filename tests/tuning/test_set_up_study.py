@@ -515,7 +515,7 @@ def test_a_seed_on_which_o0_diverges_compares_nothing_and_the_search_goes_on(los
     assert len(standing.tried[number].deficits) == len(set(trained)) == (10 if lost == {6} else 5)
     assert standing.leader == number
     where = "seed 6 of the search (1 of its 11 runs)" if lost == {6} else "seeds 5, 6"
-    (told,) = (one for one in read_result(folder).messages if "diverge" in one)
+    (told,) = (one for one in read_result(begun).messages if "diverge" in one)
     assert told.startswith(f"The task as given diverged on {where}")
 
 
