@@ -645,3 +645,23 @@ def test_where_nothing_leads_what_is_likely_has_a_safer_form_that_is_tested_firs
     assert standing_now(study, read_study(folder)).leader is None
     safer = {one.user_attrs.get("repeats", one.number) for one in study.trials if FORM_OF in one.user_attrs}
     assert [one.trial_number for one in result.candidates][:1] == [*safer]
+
+
+@pytest.mark.slow
+def test_what_no_time_was_left_to_explain_the_next_command_explains_before_it_searches_on(
+    begun: Path, clock: None
+) -> None:
+    def searched(trials: int, timeout: float) -> tuple[StudyResult, int]:
+        result = run(begun, Clocked(begun, noise=0.001), trials=trials, timeout=timeout)
+        return result, sum("given" not in one.user_attrs for one in stored_trials(begun))
+
+    told = "The time limit ended the measurement of where the gain comes from; the same command continues from there."
+    first, n_drawn = searched(14, 80.0)  # a run takes four
+    assert told in first.messages
+    assert first.attribution["o1"][0].part == "AdamW, batch x 2, length 0.477, linear"
+    second, n_then = searched(30, 120.0)
+    assert taken_of(second)[0].trial_number == taken_of(first)[0].trial_number
+    assert {"AdamW", "batch x 2"} < {one.part for one in second.attribution["o1"] if math.isfinite(one.low)}
+    assert told not in second.messages
+    assert n_then == n_drawn
+    assert searched(30, 120.0)[1] > n_drawn

@@ -57,6 +57,7 @@ from workbench.study.set_up.stages import (
     ends_of_search,
     explain,
     find_plain,
+    half_way,
     has_found,
     runtime_ends,
     settle,
@@ -69,6 +70,8 @@ from workbench.study.store import storage as kept
 from workbench.study.store.stored_records import keep_candidates, refuse_other_targets
 from workbench.study.store.write_ahead import writing_ahead
 
+_ATTRIBUTION = "the measurement of where the gain comes from"
+_GOES_ON = "goes_on"  # attribute of a study: what the next command does before it searches on; empty for nothing
 _WRITING_SECONDS = 1.0
 _WRITING_SHARE = 0.25
 """At least these seconds, and at most this share of the time limit, are kept for writing the answer."""
@@ -170,9 +173,9 @@ def tune(
             guard.deadline = search_deadline
             if finds_set_up:
                 find_plain(search, deadline=search_deadline, limit=limit)
-            confirms_first = limit is not None and study.user_attrs.get("confirms_first", False)
-            if confirms_first:
-                watch.note("the confirmation that the time limit ended goes on before the search does")
+            goes_on = "" if limit is None else str(study.user_attrs.get(_GOES_ON, ""))
+            if goes_on:
+                watch.note(f"{goes_on}, which the time limit ended, goes on before the search does")
             else:
                 if crew is not None:
                     crew.search(database, n_trials, search_deadline, on_poll)
@@ -183,7 +186,7 @@ def tune(
                         kept.requeue_interrupted(database, study)  # the workers were ended in the middle of theirs
                         raise
                 search.run()
-            searches_on = finds_set_up and not confirms_first
+            searches_on = finds_set_up and not goes_on
             found = has_found(study, file) if searches_on else any(contenders(study, file, None).values())
             if not found:
                 # Nothing to take apart, or to confirm: the search has that time, too.
@@ -191,7 +194,7 @@ def tune(
                     guard.deadline = confirmation_begins(study, file, deadline, limit)
                     try_runtime_alone(search)
                 else:
-                    guard.deadline = _half_way(deadline) if _measures_later(file) else deadline
+                    guard.deadline = half_way(deadline) if _measures_later(file) else deadline
                 search.run_until(guard.deadline)
             for moment in ends_of_search(study, file, deadline, limit) if searches_on else ():
                 guard.deadline = moment
@@ -200,7 +203,7 @@ def tune(
                 take_apart(search, deadline=moment)
                 if any(contenders(study, file, None).values()):
                     break
-            guard.deadline = _half_way(deadline)
+            guard.deadline = half_way(deadline)
             policy, cut_short = _measure_more(study, file, guard, watch)
 
             guard.deadline = deadline
@@ -219,16 +222,19 @@ def tune(
             candidates = confirmation.judge(contenders(study, file, policy))
             keep_candidates(study, candidates)
             cut_short += ["the confirmation"] if confirmation.cut_short else []
-            study.set_user_attr("confirms_first", confirmation.is_open)
+            goes_on = "the confirmation" if confirmation.is_open else ""
             if finds_set_up:
                 plans, higher = confirmation.plans_of(candidates), guard.higher_is_better
                 compare_with_plain(
                     study, file, plans, confirmation.runs, confirmation.train_rounds, higher_is_better=higher
                 )
                 watch.phase("attribution")
-                for target in plans:
-                    if (taken := select(target, candidates).candidate) is not None:
-                        explain(search, taken.trial_number, deadline=deadline)
+                taken = [one for target in plans if (one := select(target, candidates).candidate) is not None]
+                known = [explain(search, one.trial_number, deadline=deadline) for one in taken]
+                if not all(known):
+                    cut_short.append(_ATTRIBUTION)
+                    goes_on = goes_on or _ATTRIBUTION
+            study.set_user_attr(_GOES_ON, goes_on)
             by_time = f"The time limit ended {' and '.join(cut_short)}; the same command continues from there."
             study.set_user_attr("cut_short", by_time if cut_short else "")
             watch.phase("export")
@@ -314,11 +320,6 @@ def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[floa
     if file.study.objective == "time_to_quality":
         share += file.set_up.attribution_share
     return began + (limit - writing) * (1.0 - share), began + limit - writing
-
-
-def _half_way(deadline: float | None) -> float | None:
-    """Return the middle of the time that is left: what comes before the confirmation leaves it as much as it takes."""
-    return None if deadline is None else (time.monotonic() + deadline) / 2.0
 
 
 def _measures_later(file: StudyFile) -> bool:

@@ -89,9 +89,8 @@ class Attributor:
         whole by itself, too, before it counts as idle. Return the parts as built up: schedule first, least useful last.
         What time had cut short is done again.
         """
-        known = attribution_of(self.study.user_attrs).get(str(number), ())
-        if known and known[0].note != _CUT:
-            return list(known)
+        if is_explained(self.study, number):
+            return list(attribution_of(self.study.user_attrs)[str(number)])
         trial = self.study.get_trials(deepcopy=False)[number]
         config, values = self._set_up_of(trial)
         length = float(config.leaves()[_LENGTH])
@@ -373,3 +372,9 @@ def attribution_of(attributes: Mapping[str, Any]) -> dict[str, tuple[GainPart, .
     """Return what a study keeps of its attributions among its attributes: the trial's number as text -> its parts."""
     stored: Mapping[str, Any] = attributes.get(_ATTRIBUTION, {})
     return {number: tuple(read_record(GainPart, bar) for bar in row) for number, row in stored.items()}
+
+
+def is_explained(study: optuna.Study, number: int) -> bool:
+    """Return whether a trial has been taken apart, without a time limit that cut it short."""
+    known = attribution_of(study.user_attrs).get(str(number), ())
+    return bool(known) and known[0].note != _CUT

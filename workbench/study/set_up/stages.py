@@ -23,7 +23,7 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.searching import Search
-from workbench.study.set_up.attribution import Attributor
+from workbench.study.set_up.attribution import Attributor, is_explained
 from workbench.study.set_up.runtime_choice import RUNTIME_SHARE, choose_runtime, runtime_ratio
 from workbench.study.set_up.standing import MOST_SEEDS, standing_now
 from workbench.study.set_up.tuned_plain import PLAIN, next_plain
@@ -123,12 +123,15 @@ def confirmation_begins(
 
 
 def settle(search: Search, *, deadline: float | None) -> None:
-    """Train leaders on further seeds, until one still leads after them; if none does, search on."""
+    """Train leaders on further seeds, until one still leads after them; if none does, search on.
+
+    The seeds take half of the time that is left, where taking the leader apart comes after them.
+    """
     study, file = search.study, search.file
     if deadline is not None:
         deadline -= _forms_seconds(study, file)
     while not is_taken_apart(study):
-        search.until(deadline)
+        search.until(half_way(deadline) if file.set_up.attribution_share > 0.0 else deadline)
         with contextlib.suppress(OutOfTimeError):
             search.settle(file.set_up.leader_seeds)
         n_trials = len(study.get_trials(deepcopy=False))
@@ -162,18 +165,28 @@ def take_apart(search: Search, *, deadline: float | None) -> None:
         attributor.keep_forms(first)
 
 
-def explain(search: Search, number: int, *, deadline: float | None) -> None:
-    """Find out where the gain of a trial comes from, if no time was left to: in the time after all else."""
+def explain(search: Search, number: int, *, deadline: float | None) -> bool:
+    """Find out where the gain of a trial comes from, if no time was left to: in the time after all else.
+
+    Return whether that is known now, or not asked.
+    """
     study, file = search.study, search.file
     trial = study.get_trials(deepcopy=False)[number]
-    is_over = deadline is not None and deadline - time.monotonic() < _baseline_seconds(study)  # it would end in a run
-    if is_over or trial.user_attrs.get(PLAIN) or file.set_up.attribution_share == 0.0:
-        return
-    search.until(deadline)
-    attributor = Attributor(study, file, search.step_times(), search.run_given, deadline)
+    if trial.user_attrs.get(PLAIN) or file.set_up.attribution_share == 0.0:
+        return True
     whole = int(trial.user_attrs.get(FORM_OF, number))
-    attributor.take_apart(whole)
-    attributor.keep_forms(whole)
+    # Else it would end in the middle of a run.
+    if deadline is None or deadline - time.monotonic() >= _baseline_seconds(study):
+        search.until(deadline)
+        attributor = Attributor(study, file, search.step_times(), search.run_given, deadline)
+        attributor.take_apart(whole)
+        attributor.keep_forms(whole)
+    return is_explained(study, whole)
+
+
+def half_way(deadline: float | None) -> float | None:
+    """Return the middle of the time that is left, for what leaves as much as it takes; None for no end."""
+    return None if deadline is None else (time.monotonic() + deadline) / 2.0
 
 
 def _forms_seconds(study: optuna.Study, file: StudyFile) -> float:
