@@ -13,9 +13,8 @@ Optuna's ``RDBStorage`` keeps everything. Where several of its requests belong t
 * requests are repeated while the database is away (``study/run/patience.py``). Each is written so that a repeat
   changes nothing: a result whose confirmation got lost on the way is found stored, and counts once;
 * what a trial that this process holds draws, measures and reports is buffered, and written as a whole at the moments
-  that count: after drawing, timing and training, and about once a second in between. Written one by one, 40 ranges and
-  a dozen attributes would take a hundred transactions. What a killed process had not written is made again: draws by
-  the trial's own seed, reports by the same training.
+  that count: after drawing, timing and training, and about once a second in between, not in a hundred transactions.
+  What a killed process had not written is made again: draws by the trial's own seed, reports by the same training.
 """
 
 from __future__ import annotations
@@ -409,8 +408,7 @@ class StudyStorage(BaseStorage):
         state = self._changes.state()
         if what not in self._unchanged or self._unchanged[what][0] != state:
             self._unchanged[what] = state, self._request(ask)
-        answer: _R = self._unchanged[what][1]
-        return answer
+        return self._unchanged[what][1]  # type: ignore[no-any-return]  # what was asked for by this name
 
     def _transaction(self, *, savepoints: bool = False) -> contextlib.AbstractContextManager[Connection]:
         return one_transaction(self._backend, savepoints=savepoints)
