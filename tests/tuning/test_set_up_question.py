@@ -260,6 +260,7 @@ def test_a_long_training_is_asked_about_at_a_horizon_that_is_said() -> None:
     assert file.study.budget_steps == 1800
     assert sentence in file.set_up.left_out
     assert file.set_up.shortened == sentence
+    assert file.set_up.todays_steps == 10_000
 
 
 def test_an_evaluation_takes_its_share_of_the_time() -> None:
@@ -306,6 +307,7 @@ def test_a_short_training_keeps_its_length() -> None:
     assert question.steps == 180
     assert not any("annealed" in sentence for sentence in question.left_out)
     assert parse_study(question.text).set_up.shortened == ""
+    assert parse_study(question.text).set_up.todays_steps is None
     assert question.run_seconds == pytest.approx(1.8)
     assert "500" in question.forecast(15.0)
 

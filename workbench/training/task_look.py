@@ -55,7 +55,7 @@ class TaskLook:
     threads: int  # that CPU operations use
     step_seconds: float
     evaluation_seconds: float
-    compared: str = ""  # what the metric compares, a sentence; empty where nobody can be mistaken
+    compared: str = ""  # which items of a batch the metric compares, a sentence; empty where that is unambiguous
 
 
 def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> TaskLook:

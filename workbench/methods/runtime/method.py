@@ -46,11 +46,11 @@ def convolution_beyond_memory(model: nn.Module) -> str:
     return ""
 
 
-def _asks_for_gradient(norm: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Let a GroupNorm's images ask for a gradient that nobody reads, where only its own weights do.
+def _require_input_gradient(norm: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Let the input of a GroupNorm require a gradient, which is not used, where only the norm's own weights do.
 
-    torch 2.13 writes the missing one to address 0 in channels_last on a CPU, which ends the process. It happens behind
-    frozen layers, and to images as they come from the loader. A forward pre-hook.
+    A forward pre-hook. In channels_last on a CPU, torch 2.13 computes that gradient although none was asked for, and
+    crashes with a segmentation fault: behind frozen layers, and where images come straight from the loader.
     """
     x, *others = inputs
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not isinstance(x, Tensor) or x.requires_grad:
@@ -99,7 +99,7 @@ class RuntimeMethod(Method):
             if device.type == "cpu":
                 for norm in preparation.model.modules():
                     if isinstance(norm, nn.GroupNorm):
-                        norm.register_forward_pre_hook(_asks_for_gradient)
+                        norm.register_forward_pre_hook(_require_input_gradient)
             if all(parameter.ndim != 4 for parameter in preparation.model.parameters()):
                 vain["memory_format"] = "no weight of the model is 4-D, as those of convolutions"
         for name, reason in vain.items():

@@ -38,7 +38,7 @@ def measured_exports(result: StudyResult) -> MeasuredExports:
             path: said for part in parts_of(plan, plain) if (said := _worth(part.name, bars)) for path in part.paths
         }
     measured_at = file.study.budget_steps
-    return MeasuredExports(file.set_up.todays_steps(measured_at), measured_at, file.study.seed, worth)
+    return MeasuredExports(file.set_up.todays_steps or measured_at, measured_at, file.study.seed, worth)
 
 
 def _worth(name: str, bars: tuple[GainPart, ...]) -> str:

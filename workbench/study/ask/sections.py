@@ -5,7 +5,6 @@ A key that a person sets in a panel is declared with `described`, as a parameter
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -225,6 +224,13 @@ class SetUpSection(Part):
     attribution_share: float = described(
         0.2, "Attribution's share", "Share of the time for finding out where the gain comes from.", ge=0, lt=1
     )
+    todays_steps: int | None = described(
+        None,
+        "Today's length",
+        "For how long the task is trained today, where runs of the study are shorter.",
+        unit="loader batches",
+        ge=1,
+    )
     left_out: list[str] = described(
         [], "Left out", "Why what might have been searched is not, a sentence each; `workbench tune TASK` writes them."
     )
@@ -233,11 +239,6 @@ class SetUpSection(Part):
     def shortened(self) -> str:
         """The sentence that says that runs are shorter than the task's own; empty where they are not."""
         return next((one for one in self.left_out if one.startswith(SHORTENED)), "")
-
-    def todays_steps(self, budget_steps: int) -> int:
-        """Return the loader batches of the task's own training, where runs of a study have ``budget_steps``."""
-        said = re.match(rf"{SHORTENED}\d+ of (\d+) batches", self.shortened)
-        return int(said[1]) if said else budget_steps
 
 
 class ConfirmSection(Part):

@@ -192,7 +192,7 @@ def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: 
         left_out.append(
             f"{_shorter_than(steps, horizon)}, annealed to their own end, since {_RUNS_WANTED} runs of {steps} would "
             f"take longer than {minutes:g} minutes; what it finds is confirmed at {horizon}. "
-            f"For {steps}, give it {needed} minutes and begin anew (--minutes {needed} --fresh)."
+            f"For {steps}, give it {needed} minutes and start over (--minutes {needed} --fresh)."
         )
     space = _space(look, left_out)
     runtime = _runtime(look, training_seconds, left_out)
@@ -213,6 +213,7 @@ def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: 
         "set_up": {
             "plain_rates": _plain_rates(look),
             "plain_shape": "task" if look.has_scheduler else "linear",
+            **({"todays_steps": steps} if horizon < steps else {}),
             "left_out": left_out,
             "runtime": runtime,
         },
