@@ -171,12 +171,12 @@ def tune(
                 guard.deadline = runtime_ends(search_deadline, limit, deadline)
                 settle_runtime(search, limit=limit, on_note=watch.note)
             guard.deadline = search_deadline
-            if finds_set_up:
-                find_plain(search, deadline=search_deadline, limit=limit)
             goes_on = "" if limit is None else str(study.user_attrs.get(_GOES_ON, ""))
             if goes_on:
                 watch.note(f"{goes_on}, which the time limit ended, goes on before the search does")
             else:
+                if finds_set_up:
+                    find_plain(search, deadline=search_deadline, limit=limit)
                 if crew is not None:
                     crew.search(database, n_trials, search_deadline, on_poll)
                 elif jobs > 1:
