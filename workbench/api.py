@@ -249,7 +249,7 @@ def tune(
         new_baseline: The same, then begin with the best plans of the archived study: for a task that has changed.
         confirm_seeds: Paired seeds of the confirmation; None takes the study's own.
         require_confirmed: Export confirmed candidates only.
-        jobs: Worker processes that search at the same time.
+        jobs: Worker processes that train at the same time.
         storage: Optuna storage URL; None is SQLite beside the study.
         warm_start: Earlier studies or boost_config.json files whose best plans are tried first.
         on_progress: Called as the study goes on; None prints a line that moves where a model is given.

@@ -317,6 +317,16 @@ def test_a_run_of_o0_that_diverged_gives_no_time(tmp_path: Path) -> None:
     assert "about 21 s" in told[0]  # the seven that follow the pilots, each of two seconds and one
 
 
+def test_several_trainers_confirm_what_one_does(tmp_path: Path) -> None:
+    pool, drops = [contender(1, 0.5), contender(2, 0.7)], {0.5: 0.03, 0.7: 0.001}
+    alone = judge_timed(Busy(tmp_path, drops, noise=0.002), pool, optuna.create_study())
+    trainers = [Busy(tmp_path, drops, noise=0.002) for _ in range(3)]
+    together = judge_timed(Busy(tmp_path, {}), pool, optuna.create_study(), trainers=trainers)
+    assert together == alone
+    assert [one.verdict for one in together] == [Verdict.REFUTED, Verdict.CONFIRMED]
+    assert all(trainer.jobs for trainer in trainers)
+
+
 @pytest.mark.parametrize("runs_left", [1, 2, 3, 7])
 def test_a_round_that_was_interrupted_is_trained_again(tmp_path: Path, runs_left: int) -> None:
     study, experimenter = optuna.create_study(), Busy(tmp_path, {0.5: 0.001})

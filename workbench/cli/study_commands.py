@@ -91,7 +91,7 @@ def tune(
     trials: int = typer.Option(None, metavar="N", min=1, help="Trials of the whole study, finished ones included."),
     timeout: float = typer.Option(None, metavar="SECONDS", min=1, help="Time for the whole command."),
     jobs: int = typer.Option(
-        None, metavar="N", min=1, help="Processes that search at once (1), or with Ray trials at once (as many as fit)."
+        None, metavar="N", min=1, help="Processes that train at once (1), or with Ray trials at once (as many as fit)."
     ),
     engine: Engine = EngineOption,
     address: str = typer.Option(

@@ -2,8 +2,9 @@
 
 Candidates are tested in the search's order. Each test is planned and stored before it goes on: its number of seeds from
 the standard deviation of its first few pairs, and its looks (`planned_tests` has the statistics and their source).
-Every run is stored as soon as it ends, so nothing finished is lost when the process ends (`confirmation_runs`). Where
-whole runs are timed, O0 and candidates take turns, and a candidate that is tested later has O0 beside it again.
+`confirmation_rounds` trains the runs, and each that has ended is stored, so nothing finished is lost when the process
+ends (`confirmation_runs`). Where whole runs are timed, O0 and candidates take turns, and a candidate that is tested
+later has O0 beside it again.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import optuna
-from optuna.trial import TrialState
 
 from workbench.config import BoostConfig, Plan
 from workbench.core import paired_bounds
@@ -25,6 +25,7 @@ from workbench.core.paired_bounds import TimeRatio, decide
 from workbench.core.records import CandidateRecord, Verdict, timed_per
 from workbench.core.text import format_duration
 from workbench.study.answer import planned_tests
+from workbench.study.answer.confirmation_rounds import ConfirmationRounds
 from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
 from workbench.study.answer.planned_tests import Judgement, PlannedTest, judge
 from workbench.study.answer.selection import Contender, select
@@ -32,7 +33,7 @@ from workbench.study.ask.plans import needs_warm_up
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
-from workbench.study.run.job import Monitor, RunStep, SpeedMeasured, Trained
+from workbench.study.run.job import RunStep, SpeedMeasured
 from workbench.study.run.objective import goal, steps_to_target
 from workbench.study.run.runner import Experimenter, end_if_over
 from workbench.study.run.warm_up import WarmUpError, WarmUps
@@ -54,6 +55,7 @@ class Confirmation:
     experimenter: Experimenter
     warm_ups: WarmUps
     _: KW_ONLY
+    trainers: Sequence[Experimenter] = ()  # that train side by side; the experimenter does where there are none
     command: str = ""  # that adds seeds, with ``{seeds}``
     confirm_seeds: int | None = None  # from the command line; None lets the pilots decide
     deadline: float | None = None  # by ``time.monotonic()``; no run is begun that would take longer
@@ -63,11 +65,8 @@ class Confirmation:
 
     def __post_init__(self) -> None:
         study, file = self.study, self.file
-        self.cut_short = False  # whether the time was over before all verdicts were in
         self.is_open = False  # whether a test that has begun lacks pairs for that reason
         self._trained_alongside: list[Contender] = []
-        self._runs_ended = 0  # over all tests: a further one does not seem to begin from zero
-        self._beside_seconds: list[float] = []  # time of runs that their own seconds leave out: building, evaluation
         self._counts_steps = file.study.objective == "time_to_target"
         self._counts_runs = file.study.objective == "time_to_quality"
         self.runs = ConfirmationRuns(study, file)
@@ -75,10 +74,22 @@ class Confirmation:
         gap = paired_bounds.smallest_gap(metrics_seen(study))
         higher = self.experimenter.higher_is_better
         self._scale: dict[str, Any] = {"higher_is_better": higher, "resolution": gap or None}
-        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        known = (one.user_attrs for one in complete if {"plan_key", "trained"} <= one.user_attrs.keys())
-        length = self.runs.steps / file.study.budget_steps
-        self._searched_seconds = {one["plan_key"]: Trained.from_json(one["trained"]).seconds * length for one in known}
+        self.rounds = ConfirmationRounds(
+            study,
+            file,
+            self.runs,
+            self.experimenter,
+            self.trainers,
+            self.warm_ups,
+            self.deadline,
+            self.on_run,
+            self.on_step,
+        )
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the time was over before all verdicts were in."""
+        return self.rounds.cut_short
 
     def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
         """Test the best contenders of each export in turn, until as many as the file asks for are not refuted.
@@ -99,29 +110,6 @@ class Confirmation:
                 config = BoostConfig.from_dict(dict(taken.config))
                 chosen[target] = self.file.plans.resolve(config, TARGETS[target])
         return chosen
-
-    def train_rounds(
-        self, rounds: Mapping[int, Mapping[str, Plan]], is_over: Callable[[], bool] = lambda: False
-    ) -> None:
-        """Train on each seed its plans, which take turns, as far as the time goes or until it is asked to be over.
-
-        A round that would not end in time is not begun.
-        """
-        planned = self._runs_ended + sum(map(len, rounds.values()))
-        try:
-            for seed, plans in rounds.items():
-                if is_over():
-                    break
-                known = [seconds for key in plans if math.isfinite(seconds := self._seconds_of_run(key))]
-                end_if_over(self.deadline, sum(known))
-                keep = self.runs.begin_round(seed)
-                for key, plan in list(plans.items())[:: -1 if self._counts_runs and seed % 2 else 1]:
-                    self.on_run(self._runs_ended, planned)
-                    keep(key, self._train(plan, seed))
-                    self._runs_ended += 1
-        except OutOfTimeError:
-            self.cut_short = True
-        self.on_run(self._runs_ended, planned)
 
     def _tested(self, target: str, pool: Sequence[Contender]) -> list[tuple[Contender, str]]:
         """Return each contender examined, with the reason it was not tested (empty if it was)."""
@@ -162,7 +150,7 @@ class Confirmation:
         judged, asked = self._judged(contender), self.confirm_seeds or 0
         if judged.verdict is Verdict.UNDECIDED and judged.missing == 0 and asked > judged.end:
             if self.deadline is not None and time.monotonic() > self.deadline:
-                self.cut_short = True
+                self.rounds.cut_short = True
                 return ""
             n_further = self.runs.n_further(contender.target)
             if asked == judged.end + 1:
@@ -232,12 +220,12 @@ class Confirmation:
     def _affordable(self, contender: Contender, n_done: int, n_wanted: int) -> int:
         """Return how many pairs the time allows: a pair takes the time of its missing runs."""
         assert self.deadline is not None
-        left = _SHARE_OF_TIME * (self.deadline - time.monotonic())
         keys = self._trained_together(contender)
-        if not sum(self._seconds_of_run(key) for key in keys) > 0.0:
+        left = _SHARE_OF_TIME * (self.deadline - time.monotonic()) * self.rounds.places(keys.values())
+        if not sum(self.rounds.seconds_of_run(key) for key in keys) > 0.0:
             return n_wanted
         for n_pairs, seed in enumerate(self.runs.seeds(n_done, n_wanted - n_done), start=n_done):
-            left -= sum(map(self._seconds_of_run, self.runs.lacking(keys, seed)))
+            left -= sum(map(self.rounds.seconds_of_run, self.runs.lacking(keys, seed)))
             if left < 0.0:
                 return n_pairs
         return n_wanted
@@ -269,13 +257,7 @@ class Confirmation:
         plans = self._trained_together(contender)
         seeds = self.runs.seeds(test.first, n_pairs)
         lacking = {seed: {key: plans[key] for key in self.runs.lacking(plans, seed)} for seed in seeds}
-        self.train_rounds(lacking, lambda: self.runs.diverged(contender.key, test.first, n_pairs))
-
-    def _seconds_of_run(self, key: str) -> float:
-        """Return what a plan's run takes by the clock, by its runs here or else in the search; NaN when unknown."""
-        seconds = self.runs.seconds(key)
-        seconds = self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds
-        return seconds + (median(self._beside_seconds) if self._beside_seconds else 0.0)
+        self.rounds.train(lacking, lambda: self.runs.diverged(contender.key, test.first, n_pairs))
 
     def _trained_together(self, contender: Contender) -> dict[str, Plan]:
         """Return the plans that take turns on a seed; where runs are timed, those to be tested later are among them.
@@ -286,7 +268,8 @@ class Confirmation:
         return {self.runs.baseline_key: self.runs.baseline} | {one.key: one.plan for one in contenders}
 
     def _seconds_per_pair(self, contender: Contender) -> float:
-        return self.runs.seconds(self.runs.baseline_key) + self.runs.seconds(contender.key)
+        seconds = self.runs.seconds(self.runs.baseline_key) + self.runs.seconds(contender.key)
+        return seconds / self.rounds.places([contender.plan])
 
     def _measure_and_is_faster(self, contender: Contender) -> bool:
         """Return whether training can confirm the contender; where only step time counts, that is known beforehand."""
@@ -386,20 +369,6 @@ class Confirmation:
             low, high = 0.0, math.inf
         return TimeRatio(ratio, low, high, None)
 
-    def _train(self, plan: Plan, seed: int) -> Trained:
-        try:
-            warm_up = self.warm_ups.before(plan, seed)
-            runs = self.runs
-            job = warm_up.train_job(plan, seed=seed, steps=runs.steps, evaluate_every=runs.evaluate_every)
-            job = replace(job, is_timed=self._counts_runs)
-            began = time.monotonic()
-            trained = self.experimenter.run(job, Monitor(on_step=self.on_step))
-            self._beside_seconds.append(max(time.monotonic() - began - trained.seconds, 0.0))
-            # What one more seed would take, which needs its own warm-up.
-            return replace(trained, seconds=trained.seconds + warm_up.seconds)
-        except WarmUpError as error:
-            return Trained(math.nan, (), 0.0, diverged=True, message=str(error))
-
     def _about_compiling(self, contender: Contender) -> str:
         """Say what compiling takes, and from what length of training it pays off; empty where nothing is compiled."""
         compiling = compile_seconds(contender.plan, self.file, self.study.user_attrs) if self._counts_runs else 0.0
@@ -424,6 +393,6 @@ class Confirmation:
         except WarmUpError:  # the run with this seed will say so
             return
         except OutOfTimeError:
-            self.cut_short = True
+            self.rounds.cut_short = True
             return
         self.runs.keep_speed(contender.key, measured)

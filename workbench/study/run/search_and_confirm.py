@@ -46,6 +46,7 @@ from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError
 from workbench.study.run.experimenter import CHECKPOINTS, MakeExperimenter, experimenter_for
 from workbench.study.run.joining import check_limits
 from workbench.study.run.objective import baseline_trial
+from workbench.study.run.process_trainer import process_trainers
 from workbench.study.run.progress import StudyWatch, TuneProgress
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
 from workbench.study.run.ray_engine import RayEngine
@@ -160,8 +161,10 @@ def tune(
                 watch.trial_begun()
 
             guard.deadline, loaded, other = deadline, time.monotonic(), OtherWork()
+            side_by_side = (file, directory, jobs if crew is None else 1, make_experimenter, experimenter)
             try:
-                search.run_baseline(deadline)
+                with process_trainers(*side_by_side) as trainers:
+                    search.run_baseline(deadline, [StoppableExperimenter(one, stop, deadline) for one in trainers])
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
             # Of several ranks the others would count as other work.
@@ -207,11 +210,13 @@ def tune(
             policy, cut_short = _measure_more(study, file, guard, watch)
 
             guard.deadline = deadline
+            trainers = leaving.enter_context(process_trainers(*side_by_side))
             confirmation = Confirmation(
                 study,
                 file,
                 guard,
                 search.warm_ups,
+                trainers=[StoppableExperimenter(one, stop, deadline) for one in trainers],
                 command=f"workbench tune {study_dir} --confirm-seeds {{seeds}}",
                 confirm_seeds=confirm_seeds,
                 deadline=deadline,
@@ -226,7 +231,7 @@ def tune(
             if finds_set_up:
                 plans, higher = confirmation.plans_of(candidates), guard.higher_is_better
                 compare_with_plain(
-                    study, file, plans, confirmation.runs, confirmation.train_rounds, higher_is_better=higher
+                    study, file, plans, confirmation.runs, confirmation.rounds.train, higher_is_better=higher
                 )
                 watch.phase("attribution")
                 taken = [one for target in plans if (one := select(target, candidates).candidate) is not None]

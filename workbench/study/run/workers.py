@@ -87,18 +87,18 @@ def run_workers(
                     if len(died_at) > _DEATHS_PER_WORKER * jobs:  # not even between trials do they live
                         raise StudyFailedError(
                             f"{len(died_at)} worker processes died within {_MINUTES_OF_DEATHS} minutes, the last by "
-                            f"{_how(code)}; start fewer with --jobs, or look at what they print"
+                            f"{how_it_ended(code)}; start fewer with --jobs, or look at what they print"
                         )
                     if deadline is not None and now >= deadline:
                         continue
-                    _log.warning("a worker process died (%s); another takes its place", _how(code))
+                    _log.warning("a worker process died (%s); another takes its place", how_it_ended(code))
                     workers[index] = start(index)
             on_poll()
     finally:
-        _end([process for process, _ in workers.values()])
+        end_processes([process for process, _ in workers.values()])
 
 
-def _end(processes: list[SpawnProcess]) -> None:
+def end_processes(processes: Sequence[SpawnProcess]) -> None:
     """End workers: each puts its trial back; one that does not get to it is killed and its trial found abandoned."""
     for process in processes:
         process.terminate()
@@ -117,7 +117,8 @@ def _read(errors: Connection) -> str:
         return "it did not say which"
 
 
-def _how(code: int) -> str:
+def how_it_ended(code: int) -> str:
+    """Return what an exit code says: that of a process which a signal has ended is negative."""
     if code > 0:
         return f"exit code {code}"
     try:
@@ -142,7 +143,7 @@ def _work(
 ) -> None:
     signal.signal(signal.SIGTERM, _end_now)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to all; who started us ends us
-    threading.Thread(target=_end_with, args=(parent,), name="parent watch", daemon=True).start()
+    threading.Thread(target=end_with, args=(parent,), name="parent watch", daemon=True).start()
     begun = threading.Event()
     if deadline is not None:
         threading.Thread(target=_end_at, args=(deadline, begun), name="deadline watch", daemon=True).start()
@@ -161,7 +162,7 @@ def _end_now(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)  # the trial is put back on the way out
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """End this process, whatever it is doing, once its parent is gone.
 
     ``multiprocessing.parent_process().join()`` would wait for whatever has inherited the parent's end of their pipe.

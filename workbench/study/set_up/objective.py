@@ -24,10 +24,11 @@ from workbench.methods.batch.section import BatchSection
 from workbench.study.answer.confirmation_runs import metric_of
 from workbench.study.ask.search_space import Suggestion
 from workbench.study.errors import OutOfTimeError, StudyFailedError
-from workbench.study.run.job import Monitor, Trained, plain
+from workbench.study.run.job import Monitor, Trained, TrainJob, plain
 from workbench.study.run.objective import AS_O0, Objective, metric_deficit
-from workbench.study.run.runner import end_if_over
-from workbench.study.run.warm_up import WarmUp, WarmUpError
+from workbench.study.run.runner import Experimenter, end_if_over
+from workbench.study.run.side_by_side import train_rounds
+from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError
 from workbench.study.set_up import standing as standings
 from workbench.study.set_up.runtime_choice import ground_of, note_no_room
 from workbench.study.set_up.standing import Run, Standing, standing_now
@@ -49,6 +50,7 @@ class SetUpObjective(Objective):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._times = StepTimes(self._study, self._file, self._experimenter)
+        self.trainers: Sequence[Experimenter] = ()  # of the baseline's runs, side by side; the experimenter where none
 
     def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
         runs = self._baseline_runs(plan)
@@ -66,7 +68,10 @@ class SetUpObjective(Objective):
 
         An OutOfTimeError tells how long all those that are missing take.
         """
-        known, n_runs = standings.baseline_runs(self._study.user_attrs), self._file.set_up.baseline_seeds
+        n_runs = self._file.set_up.baseline_seeds
+        if self.trainers:
+            self._train_baseline_side_by_side(plan, n_runs)
+        known = standings.baseline_runs(self._study.user_attrs)
         runs: list[Trained] = []
         seconds: list[float] = []
         for index in range(n_runs):
@@ -84,6 +89,19 @@ class SetUpObjective(Objective):
             runs.append(trained)
             seconds.append(max(trained.seconds, time.monotonic() - began))
         return runs
+
+    def _train_baseline_side_by_side(self, plan: Plan, n_runs: int) -> None:
+        known = standings.baseline_runs(self._study.user_attrs)
+        missing = [index for index in range(n_runs) if index not in known]
+        n_done = 0
+        try:
+            for ended in train_rounds(self.trainers, [[self._job(plan, index, NO_WARM_UP)] for index in missing]):
+                ((run, _),) = ended.runs
+                self._keep_baseline(missing[ended.number], run)
+                n_done += 1
+        except OutOfTimeError as error:
+            waves = math.ceil((len(missing) - n_done) / len(self.trainers))
+            raise OutOfTimeError(str(error), waves * error.needed_seconds) from None
 
     def _mean_of(self, runs: Sequence[Trained], metric: float) -> Trained:
         """Return the mean of some runs, to be scored at a metric; NaN where one of them diverged."""
@@ -222,13 +240,16 @@ class SetUpObjective(Objective):
 
     def _train_seed(self, plan: Plan, index: int) -> Trained:
         """Train a plan on a seed, after the seed's own warm-up; without one it counts as a plan that diverged."""
-        seed, steps = self._file.study.seed + index, self._file.study.budget_steps
         try:
-            warm_up = self._warm_ups.before(plan, seed)
+            warm_up = self._warm_ups.before(plan, self._file.study.seed + index)
         except WarmUpError as error:
             return Trained(math.nan, (), 0.0, diverged=True, message=str(error))
-        job = warm_up.train_job(plan, seed=seed, steps=steps, evaluate_every=steps)
-        return self._experimenter.run(job, Monitor(None, self._on_step))
+        return self._experimenter.run(self._job(plan, index, warm_up), Monitor(None, self._on_step))
+
+    def _job(self, plan: Plan, index: int, warm_up: WarmUp) -> TrainJob:
+        study = self._file.study
+        seed, steps = study.seed + index, study.budget_steps
+        return warm_up.train_job(plan, seed=seed, steps=steps, evaluate_every=steps)
 
 
 def _keep_runs(trial: optuna.Trial, runs: Sequence[Trained]) -> None:

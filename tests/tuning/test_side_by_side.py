@@ -1,0 +1,178 @@
+"""Runs that do not wait for each other are trained side by side, in processes that end with the study."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.fake_runner import SHORT, FakeRunner, calls, write_study
+from tests.kit.set_up_search import write
+from tests.kit.surface_runner import SurfaceRunner
+from workbench.config import BoostConfig
+from workbench.study import StudyFailedError, tune
+from workbench.study.ask.study_file import StudyFile, parse_study, read_study
+from workbench.study.errors import OutOfTimeError, StudyStoppedError
+from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
+from workbench.study.run.process_trainer import places_to_train, process_trainers
+from workbench.study.run.runner import StoppableExperimenter
+from workbench.study.run.side_by_side import train_rounds
+
+
+def job(seed: int) -> TrainJob:
+    return TrainJob(BoostConfig(), "O0", seed=seed, steps=10, evaluate_every=10)
+
+
+class Meeting(FakeRunner):
+    """Waits in each run until as many others are in theirs, and keeps what it trained."""
+
+    def __init__(self, directory: Path, barrier: threading.Barrier) -> None:
+        super().__init__(directory)
+        self.barrier, self.seeds = barrier, list[int]()
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        assert isinstance(job, TrainJob)
+        self.barrier.wait(10.0)
+        self.seeds.append(job.seed)
+        return Trained(float(job.seed), (), 0.0)
+
+
+def test_each_round_is_trained_by_one_and_several_at_a_time(tmp_path: Path) -> None:
+    trainers = [Meeting(tmp_path, barrier) for barrier in [threading.Barrier(2)] * 2]  # alone each would wait in vain
+    ended = {one.number: one for one in train_rounds(trainers, [[job(2 * at), job(2 * at + 1)] for at in range(6)])}
+    assert [[trained.metric for trained, _ in ended[at].runs] for at in range(6)] == [
+        [2.0 * at, 2.0 * at + 1.0] for at in range(6)
+    ]
+    assert all(trainer.seeds[1::2] == [seed + 1 for seed in trainer.seeds[::2]] for trainer in trainers)
+
+
+def test_after_an_error_no_round_is_begun_and_those_that_run_are_kept(tmp_path: Path) -> None:
+    class Failing(FakeRunner):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            assert isinstance(job, TrainJob)
+            if job.seed == 0:
+                raise ValueError("no such layer")
+            failed.wait(10.0)
+            return Trained(0.5, (), 0.0)
+
+    failed, ended, asked = threading.Event(), list[int](), list[int]()
+
+    def rounds() -> Iterator[list[TrainJob]]:
+        for seed in range(4):
+            asked.append(seed)
+            yield [job(seed)]
+
+    threading.Timer(0.2, failed.set).start()
+    with pytest.raises(ValueError, match="no such layer"):
+        ended.extend(one.number for one in train_rounds([Failing(tmp_path), Failing(tmp_path)], rounds()))
+    assert (ended, asked) == ([1], [0, 1])
+
+
+def test_where_no_time_is_left_for_a_round_those_that_run_end_first(tmp_path: Path) -> None:
+    def rounds() -> Iterator[list[TrainJob]]:
+        yield [job(0)]
+        raise OutOfTimeError("the time limit ended it")
+
+    ended = list[int]()
+    with pytest.raises(OutOfTimeError):
+        ended.extend(one.number for one in train_rounds([FakeRunner(tmp_path), FakeRunner(tmp_path)], rounds()))
+    assert ended == [0]
+
+
+class OutOfMemoryError(RuntimeError):
+    """Takes more arguments than it keeps, so that it cannot be unpickled."""
+
+    def __init__(self, where: str, size: int) -> None:
+        super().__init__(f"{size} GiB on the {where}")
+
+
+class Mortal(FakeRunner):
+    """Dies of seed 13 once, as if killed by the system, and of seed 14 each time; fails with seed 15."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if not isinstance(job, TrainJob):
+            return super().run(job, monitor)
+        self.log(f"process {os.getpid()} {job.seed}")
+        if job.seed == 14 or (job.seed == 13 and sum(line.endswith(" 13") for line in calls(self.directory)) == 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if job.seed == 15:
+            raise OutOfMemoryError("device", 3)
+        return super().run(job, monitor)
+
+
+def make_mortal(file: StudyFile, directory: Path) -> FakeRunner:
+    return Mortal(directory, seconds=0.02)
+
+
+@pytest.mark.slow
+def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", SHORT)
+    here = FakeRunner(folder)
+    with process_trainers(read_study(folder), folder, 2, make_mortal, here) as (trainer, other):
+        assert trainer.run(job(3)) == here.run(job(3))
+        assert trainer.run(job(13)) == here.run(job(13))
+        with pytest.raises(StudyFailedError, match="3 processes died during one run, the last by SIGKILL"):
+            trainer.run(job(14))
+        with pytest.raises(RuntimeError, match="OutOfMemoryError: 3 GiB on the device"):
+            trainer.run(job(15))
+        asked = (answer for answer in [False, False] + 10 * [True])
+        with pytest.raises(StudyStoppedError):
+            StoppableExperimenter(trainer, stop=lambda: next(asked)).run(replace(job(4), steps=10_000))
+        assert trainer.run(job(5)) == here.run(job(5))  # the stop was that run's alone
+        assert other.process is None  # none is started before it is needed
+        process = trainer.process
+    assert process is not None
+    assert not process.is_alive()
+
+
+def processes_of(folder: Path, seeds: range) -> set[int]:
+    runs = [line.split()[1:] for line in calls(folder) if line.startswith("process")]
+    return {int(process) for process, seed in runs if int(seed) in seeds}
+
+
+@pytest.mark.slow
+def test_a_confirmation_trains_in_all_processes(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", SHORT)
+    result = tune(folder, jobs=2, make_experimenter=make_mortal)
+    confirming = processes_of(folder, range(1000, 1100))
+    assert len(confirming - {os.getpid()}) == len(confirming) == 2
+    assert result.candidates[0].n_seeds > 0
+
+
+class Surface(SurfaceRunner):
+    """Notes which process trains."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, TrainJob):
+            FakeRunner(self.directory).log(f"process {os.getpid()} {job.seed}")
+        return super().run(job, monitor)
+
+
+def make_surface(file: StudyFile, directory: Path) -> Surface:
+    return Surface(directory)
+
+
+@pytest.mark.slow
+def test_the_baseline_of_a_set_up_trains_in_all_processes(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", plain_runs=0)
+    tune(folder, jobs=2, trials=1, make_experimenter=make_surface)
+    training = processes_of(folder, range(100))
+    assert len(training - {os.getpid()}) == len(training) == 2
+
+
+def test_a_run_trains_in_another_process_as_here_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def places(jobs: int, device: str = "auto", threads: int = 1, accelerators: int = 0) -> int:
+        hardware = {"accelerator_count": accelerators, "torch_threads": threads}
+        monkeypatch.setattr("workbench.core.devices.hardware_summary", lambda: hardware)
+        return places_to_train(parse_study(SHORT.replace("[study]", f'[study]\ndevice = "{device}"')), jobs)
+
+    monkeypatch.setattr("workbench.core.devices.usable_cores", lambda: 8)
+    assert [places(4), places(12), places(4, threads=4), places(4, threads=8)] == [4, 8, 2, 1]
+    assert [places(8, accelerators=4), places(2, accelerators=4), places(8, "cpu", accelerators=4)] == [4, 2, 8]
+    assert places(8, "cuda:1", accelerators=4) == 1

@@ -1,0 +1,69 @@
+"""Train runs that do not wait for each other side by side, each trainer one round of runs after the other.
+
+The runs of a round are compared with each other, so one trainer takes them in turn. A trainer computes elsewhere, such
+as a `ProcessTrainer` in a process of its own; here a thread waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from workbench.study.run.job import Monitor, Trained, TrainJob
+from workbench.study.run.runner import Experimenter
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRound:
+    """A round that has ended: which one, counted from 0, and of each of its runs the outcome and the time it took."""
+
+    number: int
+    runs: tuple[tuple[Trained, float], ...]  # seconds by the clock
+
+
+def train_rounds(trainers: Sequence[Experimenter], rounds: Iterable[Sequence[TrainJob]]) -> Iterator[EndedRound]:
+    """Train rounds of runs and give each as it ends.
+
+    The next round is asked for when a trainer has nothing to do, in the thread of the caller. After an error, of a run
+    or of what gives the rounds, no further one is begun; it is raised when those that run have ended. What ends the
+    caller ends them within a step.
+    """
+    given_up = threading.Event()
+
+    def train(trainer: Experimenter, number: int, jobs: Sequence[TrainJob]) -> EndedRound:
+        runs = []
+        for job in jobs:
+            began = time.monotonic()
+            trained = trainer.run(job, Monitor(stop=given_up.is_set))
+            runs.append((trained, time.monotonic() - began))
+        return EndedRound(number, tuple(runs))
+
+    waiting, free = enumerate(rounds), list(trainers)
+    running: dict[Future[EndedRound], Experimenter] = {}
+    errors: list[BaseException] = []
+    with ThreadPoolExecutor(len(trainers), "trainer") as threads:
+        try:
+            while True:
+                try:
+                    while free and not errors and (following := next(waiting, None)) is not None:
+                        trainer = free.pop(0)
+                        running[threads.submit(train, trainer, *following)] = trainer
+                except Exception as error:
+                    errors.append(error)
+                if not running:
+                    break
+                for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                    free.append(running.pop(ended))
+                    error_of_run = ended.exception()
+                    if error_of_run is None:
+                        yield ended.result()
+                    else:
+                        errors.append(error_of_run)
+        except BaseException:
+            given_up.set()
+            raise
+    if errors:
+        raise errors[0]
