@@ -152,6 +152,14 @@ def test_further_seeds_are_fresh_and_judged_on_their_own(tmp_path: Path) -> None
     assert [(test["first"], test["looks"]) for test in tests] == [(0, [[4, 0.005], [8, 0.035]]), (8, [[4, 0.005]])]
 
 
+def test_a_plan_that_is_confirmed_gets_no_further_seeds_and_says_so(tmp_path: Path) -> None:
+    study, told = optuna.create_study(), list[str]()
+    (first,) = judge(Scripted(tmp_path, {0.5: 0.001}), [contender(1, 0.5)], study)
+    (same,) = judge(Scripted(tmp_path, {}), [contender(1, 0.5)], study, confirm_seeds=20, on_note=told.append)
+    assert same == first
+    assert told == ["o1: trial 1 is confirmed on 6 paired seeds already, so no more are trained"]
+
+
 def test_one_further_seed_brings_a_second_one_along(tmp_path: Path) -> None:
     study, told = optuna.create_study(), list[str]()
     experimenter = Scripted(tmp_path, {0.5: 0.015}, noise=0.02)

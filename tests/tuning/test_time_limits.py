@@ -223,6 +223,21 @@ def test_a_confirmation_that_was_cut_short_goes_on_before_the_search_does(tmp_pa
     assert len(states(directory)) > n_trials
 
 
+@pytest.mark.slow
+def test_more_seeds_for_what_is_undecided_come_before_the_search(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT.replace("o1 = 0.02", "o1 = 0.0001").replace("o2 = 0.05", ""))
+    first = tune(directory, make_experimenter=make_fake)
+    (undecided,) = (one for one in first.candidates if one.verdict is Verdict.UNDECIDED)
+    told, n_trials = list[str](), len(states(directory))
+    options: dict[str, Any] = {"make_experimenter": make_fake, "trials": n_trials + 4}
+    more = tune(directory, confirm_seeds=12, on_progress=lambda progress: told.append(progress.note), **options)
+    assert "the confirmation, for which more seeds are asked, goes on before the search does" in told
+    assert len(states(directory)) == n_trials
+    assert [len(one.metrics) for one in more.candidates if one.label == undecided.label] == [12]
+    tune(directory, **options)
+    assert len(states(directory)) > n_trials
+
+
 def test_a_worker_ends_at_its_limit_and_puts_its_trial_back(tmp_path: Path, clock: Clock) -> None:
     directory = write_study(tmp_path / "s", SHORT)
     began = time.monotonic()

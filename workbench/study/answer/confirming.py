@@ -158,6 +158,11 @@ class Confirmation:
             n_fresh = max(asked - judged.end, 2)
             self._keep_test(contender, planned_tests.further_test(judged.end, n_fresh, n_further))
             self._train_test(contender)
+        elif judged.verdict is Verdict.CONFIRMED and asked > judged.end:
+            self.on_note(
+                f"{contender.target}: trial {contender.trial.number} is confirmed on {judged.n_pairs} paired seeds "
+                "already, so no more are trained"
+            )
         return ""
 
     def _keep_test(self, contender: Contender, test: PlannedTest) -> None:

@@ -34,6 +34,7 @@ from optuna.trial import TrialState
 
 from workbench.core.other_work import OtherWork
 from workbench.core.rank_environment import is_first_rank, rank_environment
+from workbench.core.records import Verdict
 from workbench.study.answer.confirming import Confirmation
 from workbench.study.answer.freezing_limits import measure_freezing_limits
 from workbench.study.answer.loss_scale_policy import tune_loss_scale
@@ -68,7 +69,7 @@ from workbench.study.set_up.stages import (
 )
 from workbench.study.set_up.tuned_plain import compare_with_plain
 from workbench.study.store import storage as kept
-from workbench.study.store.stored_records import keep_candidates, refuse_other_targets
+from workbench.study.store.stored_records import candidates_of, keep_candidates, refuse_other_targets
 from workbench.study.store.write_ahead import writing_ahead
 
 _ATTRIBUTION = "the measurement of where the gain comes from"
@@ -175,7 +176,11 @@ def tune(
                 settle_runtime(search, limit=limit, on_note=watch.note)
             guard.deadline = search_deadline
             goes_on = "" if limit is None else str(study.user_attrs.get(_GOES_ON, ""))
-            if goes_on:
+            is_open = any(one.verdict is Verdict.UNDECIDED and one.n_seeds > 0 for one in candidates_of(study))
+            if confirm_seeds is not None and is_open:
+                goes_on = goes_on or "the confirmation"
+                watch.note("the confirmation, for which more seeds are asked, goes on before the search does")
+            elif goes_on:
                 watch.note(f"{goes_on}, which the time limit ended, goes on before the search does")
             else:
                 if finds_set_up:
