@@ -89,6 +89,13 @@ def test_a_killed_driver_loses_nothing(address: str, tmp_path: Path) -> None:
     assert len(ran) == 10
 
 
+def test_pairs_are_confirmed_in_all_places(address: str, tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s")
+    result = tune(directory, make_experimenter=make_mortal, ray=RayEngine("CPU=0.5, slot=0.5", address), trials=5)
+    assert result.candidates[0].n_seeds > 0
+    assert len(processes(directory)) == 4, "two places, one more for the dead, and a second place for the pairs"
+
+
 def test_two_ranks_train_a_trial_together(address: str, tmp_path: Path) -> None:
     text = NO_CONFIRMATION.replace("n_trials = 10", 'n_trials = 3\nranks = 2\ndevice = "cpu"')
     directory = write_study(tmp_path / "s", text)

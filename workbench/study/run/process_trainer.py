@@ -45,7 +45,7 @@ def places_to_train(file: StudyFile, jobs: int, *, trains: bool = True) -> int:
 @contextlib.contextmanager
 def process_trainers(
     file: StudyFile, directory: Path, jobs: int, make: MakeExperimenter | None, here: Experimenter
-) -> Iterator[list[ProcessTrainer]]:
+) -> Iterator[list[Experimenter]]:
     """Offer a trainer for each place (`places_to_train`) while the block runs; none where there is but one.
 
     ``here`` is this process's experimenter, which knows the task.
@@ -54,7 +54,7 @@ def process_trainers(
     places = range(number if number > 1 else 0)
     trainers = [ProcessTrainer(here, (directory, make, place, number, os.getpid())) for place in places]
     try:
-        yield trainers
+        yield [*trainers]
     finally:
         end_processes([one.process for one in trainers if one.process is not None])
 

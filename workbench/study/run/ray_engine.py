@@ -34,7 +34,7 @@ from workbench.study.run.experimenter import MakeExperimenter, replay_recorded
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, ReplayJob
 from workbench.study.run.ray_resources import parse_resources
 from workbench.study.run.ray_worker import Files, RayStudy, RayWorker, TaskFacts, sent, write_run
-from workbench.study.run.runner import StoppableExperimenter, end_if_asked
+from workbench.study.run.runner import Experimenter, StoppableExperimenter, end_if_asked
 from workbench.study.run.searching import Search
 from workbench.study.store import storage as kept
 from workbench.study.store.study_storage import StudyStorage
@@ -43,6 +43,7 @@ _TRIES = 3
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
+_ROOM_SECONDS = 20.0  # for the workers of slots to start where there is room
 _WAIT_VARIABLE, _WAIT_SECONDS, _NOTE_SECONDS = "WORKBENCH_RAY_WAIT", 30.0, 5.0
 
 _R = TypeVar("_R")
@@ -307,6 +308,18 @@ class RayCrew:
     def experimenter(self, slot: Slot | None = None) -> RayExperimenter:
         """Return the experimenter of a slot; None takes the first."""
         return RayExperimenter(slot or self._first, self._facts)
+
+    @contextlib.contextmanager
+    def trainers(self) -> Iterator[list[Experimenter]]:
+        """Offer a trainer in each slot that the cluster has room for now, while the block runs; none for the first."""
+        more = [Slot(self._ray, self._study) for _ in range(self.jobs - 1)]
+        try:
+            began = {one.ready(): one for one in more}
+            ready = self._ray.wait([*began], num_returns=len(began), timeout=_ROOM_SECONDS)[0] if began else []
+            yield [self.experimenter(one) for one in (self._first, *map(began.__getitem__, ready))] if ready else []
+        finally:
+            for one in more:
+                one.close()
 
     def search(
         self,

@@ -19,6 +19,7 @@ started: rank 0 goes this way, the others follow it (``rank_experimenter.py``).
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import shutil
@@ -162,9 +163,12 @@ def tune(
                 watch.trial_begun()
 
             guard.deadline, loaded, other = deadline, time.monotonic(), OtherWork()
-            side_by_side = (file, directory, jobs if crew is None else 1, make_experimenter, experimenter)
+            trainers_here = functools.partial(process_trainers, file, directory, jobs, make_experimenter, experimenter)
+            side_by_side: Callable[[], AbstractContextManager[list[Experimenter]]]
+            side_by_side = trainers_here if crew is None else crew.trainers
             try:
-                with process_trainers(*side_by_side) as trainers:
+                is_known = not finds_set_up or baseline_trial(study) is not None
+                with nullcontext(list[Experimenter]()) if is_known else side_by_side() as trainers:
                     search.run_baseline(deadline, [StoppableExperimenter(one, stop, deadline) for one in trainers])
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
@@ -215,7 +219,7 @@ def tune(
             policy, cut_short = _measure_more(study, file, guard, watch)
 
             guard.deadline = deadline
-            trainers = leaving.enter_context(process_trainers(*side_by_side))
+            trainers = leaving.enter_context(side_by_side())
             confirmation = Confirmation(
                 study,
                 file,
