@@ -167,12 +167,11 @@ def test_the_baseline_of_a_set_up_trains_in_all_processes(tmp_path: Path) -> Non
 
 
 def test_a_run_trains_in_another_process_as_here_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def places(jobs: int, device: str = "auto", threads: int = 1, accelerators: int = 0) -> int:
+    def places(device: str = "auto", threads: int = 1, accelerators: int = 0) -> int:
         hardware = {"accelerator_count": accelerators, "torch_threads": threads}
         monkeypatch.setattr("workbench.core.devices.hardware_summary", lambda: hardware)
-        return places_to_train(parse_study(SHORT.replace("[study]", f'[study]\ndevice = "{device}"')), jobs)
+        return places_to_train(parse_study(SHORT.replace("[study]", f'[study]\ndevice = "{device}"')))
 
     monkeypatch.setattr("workbench.core.devices.usable_cores", lambda: 8)
-    assert [places(4), places(12), places(4, threads=4), places(4, threads=8)] == [4, 8, 2, 1]
-    assert [places(8, accelerators=4), places(2, accelerators=4), places(8, "cpu", accelerators=4)] == [4, 2, 8]
-    assert places(8, "cuda:1", accelerators=4) == 1
+    assert [places(), places(threads=3), places(threads=8)] == [8, 2, 1]
+    assert [places(accelerators=4), places("cpu", accelerators=4), places("cuda:1", accelerators=4)] == [4, 8, 1]

@@ -26,20 +26,24 @@ _POLL_SECONDS = 0.05
 _TRIES = 3
 
 
-def places_to_train(file: StudyFile, jobs: int, *, trains: bool = True) -> int:
-    """Return in how many of ``jobs`` processes a run would train as it does in this one.
+def places_to_train(file: StudyFile) -> int:
+    """Return in how many processes runs of a study train as they would in this one.
 
     On a CPU that is as many as have cores for the threads that torch has here; of accelerators there is one for each.
     """
-    if jobs == 1 or not trains:
-        return jobs
     from workbench.core import devices
 
     hardware, device = devices.hardware_summary(), file.study.device
     n_accelerators = 0 if device == "cpu" else int(hardware["accelerator_count"])
     if n_accelerators:
-        return 1 if ":" in device else min(jobs, n_accelerators)
-    return max(1, min(jobs, devices.usable_cores() // int(hardware["torch_threads"])))
+        return 1 if ":" in device else n_accelerators
+    return max(1, devices.usable_cores() // int(hardware["torch_threads"]))
+
+
+def unused_places(file: StudyFile) -> str:
+    """Return a sentence on what a study leaves idle if it trains one run at a time; empty where that is nothing."""
+    number = places_to_train(file)
+    return f"There is room to train {number} runs at a time here; --jobs {number} does." if number > 1 else ""
 
 
 @contextlib.contextmanager
@@ -50,7 +54,7 @@ def process_trainers(
 
     ``here`` is this process's experimenter, which knows the task.
     """
-    number = places_to_train(file, jobs, trains=make is None)
+    number = min(jobs, places_to_train(file)) if make is None and jobs > 1 else jobs  # a fake needs no torch
     places = range(number if number > 1 else 0)
     trainers = [ProcessTrainer(here, (directory, make, place, number, os.getpid())) for place in places]
     try:

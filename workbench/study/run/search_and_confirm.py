@@ -48,7 +48,7 @@ from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError
 from workbench.study.run.experimenter import CHECKPOINTS, MakeExperimenter, experimenter_for
 from workbench.study.run.joining import check_limits
 from workbench.study.run.objective import baseline_trial
-from workbench.study.run.process_trainer import process_trainers
+from workbench.study.run.process_trainer import process_trainers, unused_places
 from workbench.study.run.progress import StudyWatch, TuneProgress
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
 from workbench.study.run.ray_engine import RayEngine
@@ -173,8 +173,11 @@ def tune(
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
             # Of several ranks the others would count as other work.
-            if crew is None and file.study.ranks == 1 and (busy := other.sentence()):
-                watch.note(f"{busy}.")
+            if crew is None and file.study.ranks == 1:
+                if busy := other.sentence():
+                    watch.note(f"{busy}.")
+                elif jobs == 1 and finds_set_up and make_experimenter is None and (idle := unused_places(file)):
+                    watch.note(idle)
             if finds_set_up:
                 guard.deadline = runtime_ends(search_deadline, limit, deadline)
                 settle_runtime(search, limit=limit, on_note=watch.note)
