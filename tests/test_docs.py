@@ -326,7 +326,7 @@ def test_a_methods_page_says_when_it_hurts_and_what_was_measured(method: Any) ->
 def test_first_pages_show_what_the_quickstart_keeps() -> None:
     figures = generated.quickstart()
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"{figures['speedup']} × ({figures['speedup_low']} to {figures['speedup_high']})" in text
+    assert f"{figures['speedup']} x ({figures['speedup_low']} to {figures['speedup_high']})" in text
     assert f"loses {figures['drop']} points of accuracy, where {figures['allowed']} point is allowed" in text
     assert f"{figures['seeds']} seeds" in text
 

@@ -1,4 +1,4 @@
-"""Boost Workbench: find the fastest training configuration that keeps the accuracy you ask for.
+"""Boost Workbench: find the fastest training set-up that keeps the accuracy you ask for.
 
 The names below are loaded on first use, so that ``import workbench`` and ``workbench --help`` stay light.
 """

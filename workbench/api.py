@@ -246,12 +246,12 @@ def tune(
         timeout: Seconds for all of it, files and report included; None takes the study's own. What runs when they are
             over ends at its next step, and the next call runs it again.
         fresh: Archive what was there and start over.
-        new_baseline: The same, then begin with the best plans of the archived study: for a task that has changed.
+        new_baseline: The same, then begin with the best set-ups of the archived study: for a task that has changed.
         confirm_seeds: Paired seeds of the confirmation; None takes the study's own.
         require_confirmed: Export confirmed candidates only.
         jobs: Worker processes that train at the same time.
         storage: Optuna storage URL; None is SQLite beside the study.
-        warm_start: Earlier studies or boost_config.json files whose best plans are tried first.
+        warm_start: Earlier studies or boost_config.json files whose best set-ups are tried first.
         on_progress: Called as the study goes on; None prints a line that moves where a model is given.
         on_note: Called with what is left out of a task's study and why, and what the time allows; None prints it where
             a model is given.

@@ -38,8 +38,8 @@ def test_a_run_that_goes_on_pairs_the_seeds_it_has() -> None:
 def test_the_answer_is_the_title() -> None:
     figure = paired_comparison_figure([BASE, FAST], metric=ACCURACY)
     title = figure.layout.title.text.replace("<br>", " ")
-    assert title == "Against O0, mine is 1.25 × as fast; accuracy down by 0.5 points"
-    assert figure.layout.xaxis.title.text == "Speed relative to O0 (×)"
+    assert title == "Against O0, mine is 1.25 x as fast; accuracy down by 0.5 points"
+    assert figure.layout.xaxis.title.text == "Speed relative to O0 (x)"
     assert figure.layout.xaxis2.title.text == "Change of accuracy against O0 (points)"
     assert list(figure.data[0].error_x.array) == pytest.approx([0.05])
     assert list(figure.data[1].error_x.arrayminus) == pytest.approx([4.5])  # from the mean of -0.5 to -5

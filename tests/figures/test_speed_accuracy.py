@@ -95,10 +95,10 @@ def test_the_title_names_what_is_exported_and_nothing_else_and_its_point_is_mark
         figure = speed_accuracy_figure(TRIALS, [first, second], metric=ACCURACY, choices=choices)
         return unmarked(figure.layout.title.text)
 
-    assert title(Choice("o1", second, "")) == "Exported: trial 2, 1.40 × O0 (confirmed)"
+    assert title(Choice("o1", second, "")) == "Exported: trial 2, 1.40 x O0 (confirmed)"
     assert title(Choice("o1", None, "")) == "Exported: O0, as nothing is clearly faster"
     both = title(Choice("o1", None, ""), Choice("o2", second, ""))
-    assert both == "Exported: o1 O0; o2 trial 2, 1.40 × O0 (confirmed)"
+    assert both == "Exported: o1 O0; o2 trial 2, 1.40 x O0 (confirmed)"
     assert title() == "How much faster can this task be trained, and what does that cost?"
     figure = speed_accuracy_figure(TRIALS, [first, second], metric=ACCURACY, choices=[Choice("o1", second, "")])
     confirmed = next(t for t in figure.data if t.name.startswith("confirmed"))
@@ -111,7 +111,7 @@ def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict() -> None:
     names = [trace.name for trace in figure.data]
     assert "O0" in names
     assert {f"{v} {s}" for v, s in zip(Verdict, "✓?✗", strict=True)} <= set(names)
-    assert figure.layout.xaxis.title.text == "Speed: time of O0 / time (×)"
+    assert figure.layout.xaxis.title.text == "Speed: time of O0 / time (x)"
     assert figure.layout.yaxis.title.text == "Accuracy (%)"
     assert [note.text for note in figure.layout.annotations] == ["allowed for o1"]
     confirmed = next(t for t in figure.data if t.name.startswith("confirmed"))
@@ -145,7 +145,7 @@ def test_a_trial_given_up_early_does_not_squeeze_the_picture() -> None:
 def test_hover_text_is_a_sentence_and_cannot_be_broken() -> None:
     trial = _trial(1, metric=0.9, relative_step_time=0.5, summary="<script>%{x}")
     text = speed_accuracy_numbers([trial], metric=ACCURACY).trials[0].text
-    assert text.startswith("Trial 1 (&lt;script&gt;%&#123;x}) ran 2.00 × as fast as O0")
+    assert text.startswith("Trial 1 (&lt;script&gt;%&#123;x}) ran 2.00 x as fast as O0")
     assert text.endswith(".")
 
 

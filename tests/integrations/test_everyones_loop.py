@@ -35,8 +35,8 @@ def test_the_page_says_what_the_files_hold(framework: str) -> None:
     found = json.loads((STUDY / "result" / f"{framework}_found.json").read_text(encoding="utf-8"))
     readme = (STUDY / "README.md").read_text(encoding="utf-8")
     ratio = compared["ratio"]
-    assert f"{ratio['mean']:.2f} × ({ratio['low']:.2f} to {ratio['high']:.2f})" in readme
-    assert f"{found['speedup']:.2f} × ({found['speedup_low']:.2f} to {found['speedup_high']:.2f})" in readme
+    assert f"{ratio['mean']:.2f} x ({ratio['low']:.2f} to {ratio['high']:.2f})" in readme
+    assert f"{found['speedup']:.2f} x ({found['speedup_low']:.2f} to {found['speedup_high']:.2f})" in readme
 
 
 @pytest.mark.long

@@ -360,11 +360,11 @@ def test_the_answer_has_headline_waterfall_and_tuned_plain(made: Make) -> None:
     (shown,) = panel.figures.gains.children
     assert shown is panel.live["gain o1"].widget
     names = {str(trace.name) for trace in panel.live["gain o1"].widget.data}
-    assert {"all together, 95 % interval", "tuned plain, 1.25 ×"} <= names
+    assert {"all together, 95 % interval", "tuned plain, 1.25 x"} <= names
     assert "tuned plain" in {str(trace.name) for trace in panel.live["speed"].widget.data}
     axes = [panel.live["speed"].widget.layout.xaxis, panel.live["history"].widget.layout.yaxis]
     assert [axis.title.text for axis in axes] == [
-        "Speed: time of O0 / time per run (×)",
+        "Speed: time of O0 / time per run (x)",
         "Time of a run (O0 = 1)",
     ]
     same = replace(study, attribution={"o1": study.attribution["o1"], "o2": study.attribution["o1"]})

@@ -109,9 +109,9 @@ def test_files_are_whole_and_those_of_an_earlier_question_go(tmp_path: Path) -> 
 
 def test_a_study_without_candidates_says_why_and_has_no_empty_table() -> None:
     page = results_page(
-        _study(candidates=[], choices={"o1": Choice("o1", None, "O0 is exported: 3 plans were tried.")})
+        _study(candidates=[], choices={"o1": Choice("o1", None, "O0 is exported: 3 set-ups were tried.")})
     )
-    assert "* o1: O0 is exported: 3 plans were tried." in page
+    assert "* o1: O0 is exported: 3 set-ups were tried." in page
     assert "## Candidates" not in page
 
 

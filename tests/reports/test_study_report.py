@@ -97,12 +97,12 @@ def test_the_fastest_set_up_is_told_with_its_headline_its_parts_and_its_referenc
     assert page.open == []
     for told in (
         study.headlines["o1"],
-        "2.00 × as fast, 0.1 points worse",
+        "2.00 x as fast, 0.1 points worse",
         "Speed per run",
-        "batch x 4 1.25 × not measured by itself – Its runs do not bound the factor.",
-        "all together 2.00 × 1.80 to 2.25",
+        "batch x 4 1.25 x not measured by itself – Its runs do not bound the factor.",
+        "all together 2.00 x 1.80 to 2.25",
         "task as given",
-        "1.25 × the export is 1.60 × as fast (1.50 to 1.70)",
+        "1.25 x the export is 1.60 x as fast (1.50 to 1.70)",
         "torch.compile: it does not pay for itself within the time.",
     ):
         assert told in page.text, told
@@ -164,7 +164,7 @@ def test_a_name_cannot_become_markup(page: _Page) -> None:
     [
         "trial 1 (freezing). At most 0.4 points.",
         "Where accuracy may be worse by 3 points at most.",
-        "1.50 × the speed of O0",
+        "1.50 x the speed of O0",
         *("✓ confirmed", "? undecided", "✗ refuted"),
         "frozen steps: 30 %",
         *('boost_level="O1"', "Model does not read the file"),  # what MindSpore's users pass
@@ -194,7 +194,7 @@ def test_the_page_shows_the_choice_and_no_other_winner() -> None:
     assert "trial 1 (freezing). Confirmed: faster." in page.text
     assert "Not trial 7 (freezing). Undecided." in page.text
     assert "Exported: trial 1" in html  # title of the figure
-    assert "1.42 ×" in page.text
+    assert "1.42 x" in page.text
     for claim in ("Trial 7 is", "best so far", "unchecked"):
         assert claim not in html
     rows = html.split('id="candidates"')[1].split("</section>")[0].split("<tr>")
@@ -202,7 +202,9 @@ def test_the_page_shows_the_choice_and_no_other_winner() -> None:
 
 
 def test_o0_is_an_answer_with_its_reason_and_no_empty_section() -> None:
-    told = "O0 is exported: no plan was faster than O0 within the allowed accuracy drop of 0.005; 11 plans were tried."
+    told = (
+        "O0 is exported: no set-up was faster than O0 within the allowed accuracy drop of 0.005; 11 set-ups were tried."
+    )
     study = replace(full_study(), candidates=[], choices={"o1": Choice("o1", None, told)})
     html = study_report_html(study, replace(full_sources(), recording=None, freezing=None))
     page = _Page(html)
@@ -220,7 +222,7 @@ def test_the_reference_is_o0_over_the_seeds_of_the_confirmation_and_parts_that_m
     taken = candidate(label="trial 7", trial_number=7, speedup=1.5, metrics=((0.90, 0.91), (0.94, 0.92), (0.92, 0.93)))
     shown = replace(study, candidates=[taken], choices={"o1": Choice("o1", taken, "trial 7.")})
     page = _Page(study_report_html(shown, Sources({"o1": BoostConfig()}, None, None)))
-    assert "what everything is compared with 1.00 × 92.00 % reference" in page.text
+    assert "what everything is compared with 1.00 x 92.00 % reference" in page.text
     assert "the parts multiply to 2.00 x, whole runs were measured at 1.50 x" in page.text
 
 

@@ -115,7 +115,7 @@ def test_given_set_ups_are_counted_beside_the_trials() -> None:
 @pytest.mark.parametrize(
     ("kind", "is_drawn", "sentence"),
     [
-        ("repeats", True, "because nearly every draw repeated a plan; 1 of 2 trials"),
+        ("repeats", True, "because nearly every draw repeated a trial; 1 of 2 trials"),
         ("skipped", True, "because nearly no draw could be faster than the leader; 1 of 2 trials"),
         ("repeats", False, ""),
         ("given", False, ""),

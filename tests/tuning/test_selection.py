@@ -152,17 +152,17 @@ def test_nothing_found_says_what_was_tried_what_came_nearest_and_what_would_help
     slow = trial(1, relative_step_time=0.98, summary="LessBN")
     harmful = trial(2, relative_step_time=0.5, metric_deficit=0.03, summary="freezing")
     told = nothing_found([BASELINE, slow, harmful], 0.02, "accuracy")
-    told_first = "no plan was faster than O0 within the allowed accuracy drop of 2 points; 2 plans were tried; "
+    told_first = "no set-up was faster than O0 within the allowed accuracy drop of 2 points; 2 set-ups were tried; "
     assert told.startswith(told_first)
     assert "of 1 within the drop the fastest, trial 1 (LessBN), is 1.02 x O0 per step, but reaches the target" in told
     assert "the nearest beyond it, trial 2 (freezing), is 2.00 x per step and loses 3 points" in told
     waits = nothing_found([BASELINE, trial(1, relative_step_time=0.2)], 0.02, "accuracy", objective="time_to_quality")
-    assert waits.startswith("no plan has been confirmed yet to be faster than O0 within the allowed accuracy drop")
+    assert waits.startswith("no set-up has been confirmed yet to be faster than O0 within the allowed accuracy drop")
     assert "another space" not in nothing_found([BASELINE, slow], 0.02, "accuracy")
     assert "another space" in nothing_found([BASELINE, trial(1, relative_step_time=1.1)], 0.02, "accuracy")
     pruned = trial(1, state="pruned", relative_step_time=0.5)
     assert "given up early" in nothing_found([BASELINE, pruned], 0.02, "accuracy")
-    assert nothing_found([BASELINE], 0.02, "accuracy").startswith("no other plan has been tried")
+    assert nothing_found([BASELINE], 0.02, "accuracy").startswith("no other set-up has been tried")
     assert select("o1", [], nothing=told).sentence == f"O0 is exported: {told}."
 
 

@@ -200,7 +200,7 @@ def test_diverged_trials_are_finite_infeasible_and_never_chosen(tmp_path: Path) 
         assert math.isfinite(trial.constraints["metric_deficit"])
     assert result.chosen == {"o1": "O0", "o2": "O0"}
     assert result.messages[0].startswith(
-        "o1: O0 is exported: no plan was faster than O0 within the allowed accuracy drop "
+        "o1: O0 is exported: no set-up was faster than O0 within the allowed accuracy drop "
     )
     assert not any(BoostConfig.from_json(result.exported["o2"]).resolve("O2").in_effect())
 

@@ -32,7 +32,7 @@ _TRACEBACK = "--traceback"
 
 app = typer.Typer(
     name="workbench",
-    help="Find the fastest training configuration that keeps the accuracy you ask for.",
+    help="Find the fastest training set-up that keeps the accuracy you ask for.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -77,7 +77,7 @@ def common(
         False, "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
     ),
 ) -> None:
-    """Find the fastest training configuration that keeps the accuracy you ask for."""
+    """Find the fastest training set-up that keeps the accuracy you ask for."""
 
 
 def _each_note_once() -> Callable[..., None]:

@@ -74,7 +74,7 @@ TrialsOption = typer.Option(
     None, "--trials", metavar="FILE", help="Write a table of all trials, FILE.parquet or FILE.csv, and nothing else."
 )
 WarmStartOption = typer.Option(
-    None, metavar="PATH", help="Earlier study or boost_config.json whose best plans are tried first; may be repeated."
+    None, metavar="PATH", help="Earlier study or boost_config.json whose best set-ups are tried first; may be repeated."
 )
 RequireOption = typer.Option(False, "--require-confirmed", help="Export confirmed candidates only.")
 
@@ -106,7 +106,7 @@ def tune(
     warm_start: list[Path] = WarmStartOption,
     fresh: bool = typer.Option(False, "--fresh", help="Archive what is there and start over."),
     new_baseline: bool = typer.Option(
-        False, "--new-baseline", help="For a task that changed: archive what is there, try its best plans again first."
+        False, "--new-baseline", help="For a task that changed: archive what is there, try its best trials again first."
     ),
     confirm_seeds: int = typer.Option(None, metavar="N", min=2, help="Paired seeds of the confirmation."),
     require_confirmed: bool = RequireOption,

@@ -328,7 +328,7 @@ class StudyResult:
 
     @property
     def headlines(self) -> dict[str, str]:
-        """Export -> its answer in one sentence, where a search of the fastest set-up took another plan than O0."""
+        """Export -> its answer in one sentence, where a search of the fastest set-up took another one than O0."""
         if self.objective != "time_to_quality":
             return {}
         return {

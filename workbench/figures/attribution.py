@@ -64,11 +64,11 @@ def attribution_numbers(
         bars.append(AttributionBar(part.part, reached, reached * part.factor, low, high, _part_text(part)))
         reached *= part.factor
     if candidate is None or not 0.0 < candidate.speedup < math.inf:
-        text = f"All parts together: {reached:.2f} × as fast."
+        text = f"All parts together: {reached:.2f} x as fast."
         total = AttributionBar("together", 1.0, reached, math.nan, math.nan, text)
     else:
         ends = candidate.speedup_low, candidate.speedup_high
-        speed = format_interval(candidate.speedup, *ends, " ×")
+        speed = format_interval(candidate.speedup, *ends, " x")
         text = f"{plain(candidate.label)}, against the task as given: {speed}, {candidate.verdict}."
         total = AttributionBar(f"together, {candidate.label}", 1.0, candidate.speedup, *ends, text)
     return AttributionNumbers(tuple(bars), total, tuned_plain)
@@ -93,7 +93,7 @@ def attribution_figure(
     numbers = attribution_numbers(parts, candidate, tuned_plain)
     bars = (*numbers.parts, numbers.total)
     names = [wrapped(plain(bar.name), _NAME_WIDTH) for bar in bars]
-    total = parts_against_total(parts, candidate).replace(" x", " ×") or "the factors multiply to the total"
+    total = parts_against_total(parts, candidate) or "the factors multiply to the total"
     subtitle = f"a bar is as long as its factor: time without the part / with it; {total}"
     height = 262 + max(40, 20 * max(map(len, names))) * len(bars)
     drawing = Drawing(_answer(numbers), subtitle, theme=theme, height=height)
@@ -110,7 +110,7 @@ def attribution_figure(
         x=[float(np.nanmax([bar.start, bar.end, bar.high])) for bar in bars],
         y=list(range(len(bars))),
         mode="text",
-        text=[f" {bar.factor:.2f} ×" for bar in bars],
+        text=[f" {bar.factor:.2f} x" for bar in bars],
         textposition="middle right",
         cliponaxis=False,
         showlegend=False,
@@ -120,15 +120,15 @@ def attribution_figure(
         (tuned_plain, "tuned plain", PURPLE, "dash"),
     ):
         if math.isfinite(speed):
-            hover = f"{name}, {speed:.2f} ×"
+            hover = f"{name}, {speed:.2f} x"
             drawing.line(([speed] * 2, [-0.6, len(parts) + 0.6]), Stroke(colour, 1.8, dash), hover, name=hover)
     low, high = _reach(numbers)
     drawing.set_x(
-        "Speed (× as given)",
+        "Speed (x as given)",
         type="log",
         range=[math.log10(low), math.log10(high)],
         tickvals=_ticks(low, high),
-        ticksuffix=" ×",
+        ticksuffix=" x",
         minor={"ticks": "", "showgrid": False},
     )
     labels = {"tickvals": list(range(len(bars))), "ticktext": ["<br>".join(lines) for lines in names]}
@@ -140,9 +140,9 @@ def attribution_figure(
 def _part_text(part: GainPart) -> str:
     is_measured = math.isfinite(part.low) and math.isfinite(part.high)
     measured = f"({part.low:.2f} to {part.high:.2f})" if is_measured else f"({_UNMEASURED})"
-    alone = f" Left out of the whole set-up: {part.alone:.2f} ×." if math.isfinite(part.alone) else ""
+    alone = f" Left out of the whole set-up: {part.alone:.2f} x." if math.isfinite(part.alone) else ""
     note = f"<br>{plain(part.note)}" if part.note else ""
-    return f"{plain(part.part)}: {part.factor:.2f} × {measured}.{alone}{note}"
+    return f"{plain(part.part)}: {part.factor:.2f} x {measured}.{alone}{note}"
 
 
 def _answer(numbers: AttributionNumbers) -> str:
@@ -150,8 +150,8 @@ def _answer(numbers: AttributionNumbers) -> str:
     if most.factor <= 1.0:
         return _QUESTION
     if len(numbers.parts) == 1:
-        return f"All of the {numbers.total.end:.2f} × comes from {plain(most.name)}"
-    return f"{plain(most.name)} gives most: {most.factor:.2f} × of {numbers.total.end:.2f} ×"
+        return f"All of the {numbers.total.end:.2f} x comes from {plain(most.name)}"
+    return f"{plain(most.name)} gives most: {most.factor:.2f} x of {numbers.total.end:.2f} x"
 
 
 def _add_bars(

@@ -79,7 +79,7 @@ def paired_comparison_figure(
     labels = {"tickvals": rows.tolist(), "ticktext": [plain(label) for label in numbers.labels]}
     sides_axis = {**labels, "range": [n - 0.5, -0.5], "showgrid": False}
     unit = "points" if metric.shown_unit == "%" else metric.shown_unit
-    drawing.set_x(f"Speed relative to {base} (×)", row=1, anchor="y")
+    drawing.set_x(f"Speed relative to {base} (x)", row=1, anchor="y")
     drawing.set_x(f"Change of {plain(metric.name)} against {base}{unit and f' ({unit})'}", row=2, anchor="y2")
     drawing.set(yaxis={**sides_axis, "domain": [0.68, 1.0]})
     drawing.set(yaxis2={**sides_axis, "domain": [0.0, 0.31], "anchor": "x2"})
@@ -101,9 +101,9 @@ def _add_speeds(drawing: Drawing, numbers: PairedNumbers, rows: Floats) -> None:
     drawing.marks(
         (middle, rows[known]),
         Mark("diamond", 12, GREEN),
-        f"%{{customdata[0]}} is %{{x:.2f}} times as fast as {plain(numbers.base)} "
+        f"%{{customdata[0]}} is %{{x:.2f}} x as fast as {plain(numbers.base)} "
         "(%{customdata[1]:.2f} to %{customdata[2]:.2f}).",
-        text=[f"{value:.2f} ×" for value in middle],
+        text=[f"{value:.2f} x" for value in middle],
         textposition="top center",
         error_x=interval(middle, low, high, GREEN),
         cliponaxis=False,
@@ -143,7 +143,7 @@ def _answer(numbers: PairedNumbers, metric: MetricScale) -> str:
     change = numbers.changes[best]
     speed, low, high = numbers.speeds[best]
     is_clear = not low <= 1.0 <= high
-    answer = f"Against {plain(numbers.base)}, {plain(numbers.labels[best])} is {speed:.2f} × as fast"
+    answer = f"Against {plain(numbers.base)}, {plain(numbers.labels[best])} is {speed:.2f} x as fast"
     answer += "" if is_clear else " (not clearly different)"
     if not change.size:
         return answer

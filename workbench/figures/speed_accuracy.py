@@ -140,7 +140,7 @@ def speed_accuracy_figure(
     _add_tuned_plain(drawing, numbers, metric, tuned_plain or {})
     _add_candidates(drawing, numbers, {(choice.target, choice.label) for choice in choices})
     _add_bounds(drawing, numbers)
-    drawing.set_x(f"Speed: time of O0 / time{f' {per}' if per else ''} (×)", ticksuffix=" ×")
+    drawing.set_x(f"Speed: time of O0 / time{f' {per}' if per else ''} (x)", ticksuffix=" x")
     drawing.set_y(metric.title, range=[low, high])
     drawing.set(legend={"entrywidth": _LEGEND_WIDTH, "entrywidthmode": "pixels"})
     drawing.show_legend(108)
@@ -155,7 +155,7 @@ def _trial_point(
         speedup = reference / trial.value  # a pruned trial has no value; how fast its steps are is all that is known
     kind = outcome_of(trial, allowed_drops) if trial.state == "complete" else _GIVEN_UP
     text = (
-        f"Trial {trial.number} ({plain(trial.summary or trial.level)}) ran {speedup:.2f} × as fast as O0 "
+        f"Trial {trial.number} ({plain(trial.summary or trial.level)}) ran {speedup:.2f} x as fast as O0 "
         f"and reached {metric.value_text(trial.metric)}: {kind}."
     )
     return TrialPoint(trial.number, kind, speedup, trial.metric * metric.factor, text)
@@ -163,7 +163,7 @@ def _trial_point(
 
 def _candidate_point(c: CandidateRecord, metric: MetricScale, baseline: float, sign: float) -> CandidatePoint:
     text = (
-        f"{plain(c.label)} ({plain(c.summary)}) is {c.speedup:.2f} × as fast as O0 "
+        f"{plain(c.label)} ({plain(c.summary)}) is {c.speedup:.2f} x as fast as O0 "
         f"({c.speedup_low:.2f} to {c.speedup_high:.2f}).<br>Drop {metric.difference_text(c.drop)}, "
         f"at most {metric.difference_text(c.drop_bound)}; "
         f"allowed {metric.difference_text(c.allowed_drop)}: {c.verdict}."
@@ -177,7 +177,7 @@ def _answer(choices: Sequence[Choice]) -> str:
     if not choices:
         return _QUESTION
     taken = {
-        choice.target: f"{choice.candidate.label}, {choice.candidate.speedup:.2f} × O0 ({choice.verdict})"
+        choice.target: f"{choice.candidate.label}, {choice.candidate.speedup:.2f} x O0 ({choice.verdict})"
         for choice in choices
         if choice.candidate is not None
     }
@@ -242,7 +242,7 @@ def _add_tuned_plain(
     drawing.marks(
         ([speed for speed, _ in shown], [value for _, value in shown]),
         Mark("star-diamond", 14, ORANGE),
-        "Tuned plain (%{customdata[1]}) is %{x:.2f} × as fast as O0 and drops %{customdata[2]}.",
+        "Tuned plain (%{customdata[1]}) is %{x:.2f} x as fast as O0 and drops %{customdata[2]}.",
         text=["tuned plain"] * len(shown),
         textposition="bottom right",
         cliponaxis=False,

@@ -132,7 +132,7 @@ def _typeset(context: jinja2.nodes.EvalContext, value: object) -> object:
         return value
     if not context.autoescape:
         return _in_markdown(value)
-    text = re.sub(r"(?<=\d) (?=[%×])", "\u00a0", superscripted(str(value)))
+    text = re.sub(r"(?<=\d) (?=%|x\b)", "\u00a0", superscripted(str(value)))
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # escaped before
 
 

@@ -75,7 +75,7 @@ def _searched(study: StudyResult) -> list[str]:
 
 def _columns(study: StudyResult, metric: MetricScale) -> list[Values]:
     several = len({trial.level for trial in study.trials}) > 2  # O0 and one more are not a choice
-    times: Values = {"kind": "number", "unit": "×"}
+    times: Values = {"kind": "number", "unit": "x"}
     value: Values = {"kind": "number", "unit": metric.shown_unit, "factor": metric.factor}
     difference: Values = {**value, "unit": "points" if metric.shown_unit == "%" else metric.shown_unit}
     has_own_value = study.objective in {"time_to_target", "pareto"}  # else it is the speed again

@@ -32,7 +32,7 @@ function text(value, column = {}) {
   if (typeof value === "string") return value.replace(/(\d) %/g, "$1\u00a0%");
   if (typeof value !== "number") return JSON.stringify(value);
   const shown = value * (column.factor ?? 1);
-  const digits = column.unit === "×" || column.unit === "%" || column.unit === "points";
+  const digits = column.unit === "x" || column.unit === "%" || column.unit === "points";
   const word = digits ? shown.toFixed(2) : compact(shown);
   const gain = column.key === "drop" && shown < 0; // a drop below zero is none
   const measured = column.unit ? `${gain ? word.slice(1) : word}\u00a0${column.unit}` : word;

@@ -579,6 +579,6 @@ class Boosted:
         register_step_hooks(self.optimizer, state["hooks"])
 
     def __repr__(self) -> str:
-        effect = self.plan.summary() if self.plan is not None else "no plan"
+        effect = self.plan.summary() if self.plan is not None else "no configuration"
         notes = "".join(f"{note}, " for note in self.notes)
         return f"Boosted({type(self.model).__name__}, {effect}, {notes}step {self.step_index})"

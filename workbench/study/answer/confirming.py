@@ -184,7 +184,7 @@ class Confirmation:
         has_diverged = self.runs.diverged(contender.key, 0, n_pilots)
         if len(pairs) < n_pilots and not has_diverged:
             # Nothing is spent on a test too short.
-            begun = f" after {len(pairs)} of the {n_pilots} pairs of runs that plan its test"
+            begun = f" after {len(pairs)} of the {n_pilots} pairs of runs by which the length of its test is chosen"
             return f"it was not tested over seeds, since time ran out{begun if pairs else ''}"
         bounds = decide(pairs, 0.0, **self._scale).bounds
         n_pairs = self.confirm_seeds or section.seeds_max

@@ -58,7 +58,7 @@ def export_configs(
             (directory / name.format(export=target)).unlink(missing_ok=True)
         if plans.resolve(BoostConfig.from_json(path), level).key() != plan.key():
             raise RuntimeError(
-                f"{path}: the exported file does not mean the plan {plan.summary()!r} it was written for"
+                f"{path}: the exported file does not mean the set-up {plan.summary()!r} it was written for"
             )
         files[target] = path
     return files

@@ -214,7 +214,7 @@ def study_note(
         "pareto": f"{metric} and time of a step, both at once",
     }
     lines = [
-        f"### Which boost configuration trains {file.study.task} fastest without losing more {metric} than allowed?",
+        f"### Which set-up trains {file.study.task} fastest without losing more {metric} than allowed?",
         "",
         f"* **Objective**: {aims[file.study.objective]}, relative to O0 measured side by side.",
         f"* **Baseline**: trial 0 is O0, everything off{f', with {settings}' if settings else ''}{reached}.",
@@ -234,7 +234,7 @@ def trial_note(trial: TrialRecord, metric: str, allowed_drops: Mapping[str, floa
     lines = [f"{_FIRST_WORDS}{trial.level}): {trial.summary or 'nothing'}", ""]
     if math.isfinite(trial.relative_step_time):
         speed, low, high = trial.speed
-        lines.append(f"* {speed:.2f} times the speed of O0 per step ({low:.2f} to {high:.2f})")
+        lines.append(f"* {speed:.2f} x the speed of O0 per step ({low:.2f} to {high:.2f})")
     if math.isfinite(trial.metric):
         worse = f"{trial.metric_deficit:+.4g}" if math.isfinite(trial.metric_deficit) else "unknown"
         lines.append(f"* {metric} {trial.metric:.5g}, drop {worse} of {trial.allowed_drop:g} allowed")

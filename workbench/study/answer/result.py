@@ -35,7 +35,7 @@ from workbench.study.store.stored_records import candidates_of, trials_of
 
 __all__ = ["StudyResult", "export_study", "open_begun", "read_result", "write_answer", "write_note"]
 
-_FEWEST_PLANS = 5  # below, what matters for the objective is unknown
+_FEWEST_SET_UPS = 5  # below, what matters for the objective is unknown
 _COMMAND = re.compile(r"`workbench tune [^`]+ --confirm-seeds ")
 
 
@@ -268,8 +268,8 @@ def _where_o0_diverged(attributes: Mapping[str, Any], file: StudyFile) -> str:
         return ""
     which = f"seed{'s' if len(lost) > 1 else ''} {', '.join(lost)} of the search"
     return (
-        f"The task as given diverged on {which} ({len(lost)} of its {len(baseline_metrics(attributes))} runs): no plan "
-        "was compared there, and the answer holds for trainings in which it does not diverge."
+        f"The task as given diverged on {which} ({len(lost)} of its {len(baseline_metrics(attributes))} runs): no "
+        "set-up was compared there, and the answer holds for trainings in which it does not diverge."
     )
 
 
@@ -280,8 +280,8 @@ def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float],
     """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     n_plans = sum("repeats" not in trial.user_attrs for trial in complete)
-    if n_plans < _FEWEST_PLANS:  # of O0 alone there is nothing to say
-        few = f"The importance of the parameters needs {_FEWEST_PLANS} plans that ran to their end."
+    if n_plans < _FEWEST_SET_UPS:  # of O0 alone there is nothing to say
+        few = f"The importance of the parameters needs {_FEWEST_SET_UPS} set-ups that ran to their end."
         return {}, few if n_plans > 1 else ""
     target = (lambda trial: float(trial.values[-1])) if len(study.directions) > 1 else None
     try:

@@ -276,17 +276,17 @@ def nothing_found(
     if not tried:
         reasons = "; ".join(sentence.rstrip(".") for sentence in why_not)
         acts = f"nothing that is searched acts on this network: {reasons}"
-        return acts if reasons else "no other plan has been tried; the search needs more time or more trials"
+        return acts if reasons else "no other set-up has been tried; the search needs more time or more trials"
     per = timed_per(objective)
     n_tried = len(tried) if plans is None else len({_plan(one, plans)[0] for one in tried})
-    count = f"{n_tried} plans were tried" if n_tried > 1 else "one plan was tried"
+    count = f"{n_tried} set-ups were tried" if n_tried > 1 else "one set-up was tried"
     written = MetricScale(metric_name).difference_text
     known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]
     within = [one for one in known if one.metric_deficit <= allowed_drop and not one.chance < SURE]
     beyond = [one for one in known if one.metric_deficit > allowed_drop and one.relative_step_time < 1.0]
     # Without a candidate a faster one is there only if the search was ended before it confirmed any.
     is_cut_short = objective != "time_to_target" and any(one.relative_step_time < 1.0 for one in within)
-    verdict = "no plan has been confirmed yet to be" if is_cut_short else "no plan was"
+    verdict = "no set-up has been confirmed yet to be" if is_cut_short else "no set-up was"
     words = [f"{verdict} faster than O0 within the allowed {metric_name} drop of {written(allowed_drop)}; {count}"]
     if within:
         best = min(within, key=lambda one: one.relative_step_time)

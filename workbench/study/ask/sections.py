@@ -36,7 +36,7 @@ class StudySection(Part):
     evaluate_every: int | None = described(
         None, "Evaluate every", "Unset evaluates after each tenth of the run.", unit="micro-batches", ge=1
     )
-    n_trials: int = described(..., "Trials", "Different plans in all, O0 included; only finished ones count.", ge=1)
+    n_trials: int = described(..., "Trials", "Different set-ups in all, O0 included; only finished ones count.", ge=1)
     timeout_seconds: float | None = described(
         None,
         "How long may the search take?",
@@ -201,7 +201,7 @@ class SetUpSection(Part):
     baseline_seeds: int = described(
         5, "Baseline seeds", "Runs of O0 whose mean is the quality to keep.", unit="runs", ge=2
     )
-    most_seeds: int = described(4, "Most seeds", "Seeds that a plan takes at most when it is tried.", unit="runs", ge=1)
+    most_seeds: int = described(4, "Most seeds", "Seeds of a trial at most, unless it leads.", unit="runs", ge=1)
     leader_seeds: int = described(
         16,
         "Leader's seeds",
@@ -218,7 +218,7 @@ class SetUpSection(Part):
     plain_rates: list[float] = described([], "Rates of tuned plain", "Learning rates that tuned plain tries.")
     plain_shape: str = described("task", "Shape of tuned plain", "Shape of tuned plain's shorter schedule.")
     plain_runs: int = described(
-        12, "Runs of tuned plain", "How many plans of it are tried at most; 0 leaves it out.", unit="runs", ge=0
+        12, "Runs of tuned plain", "How many trials it has at most; 0 leaves it out.", unit="runs", ge=0
     )
     plain_share: float = described(0.08, "Tuned plain's share", "Share of the time that tuned plain takes.", ge=0, lt=1)
     attribution_share: float = described(

@@ -23,7 +23,7 @@ from workbench.study.store.study_storage import seconds_of
 
 _IN_VAIN_PER_TRIAL = 3
 _DRAWN_IN_VAIN = {
-    "repeats": "nearly every draw repeated a plan",
+    "repeats": "nearly every draw repeated a trial",
     "skipped": "nearly no draw could be faster than the leader",
 }
 _ATTRIBUTE = "search_ended"

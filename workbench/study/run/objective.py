@@ -324,7 +324,7 @@ class Objective:
             speed=stored["speed"],
             repeats=twin.number,
             warm_up_steps=warm_up_steps,
-            message=f"same plan as trial {twin.number}, not run again",
+            message=f"same set-up as trial {twin.number}, not run again",
         )
         baseline = self._stored_baseline()
         if twin.state == TrialState.PRUNED:

@@ -95,7 +95,7 @@ def check_sampler(
         _of_one_trial(name, options, space, 0, 0, n_trials)
     if name == "promise" and objective != "time_to_quality":
         raise StudyError(
-            f'`sampler.name` "promise" must know a plan\'s time beforehand, which the objective "{objective}" '
+            f'`sampler.name` "promise" must know a set-up\'s time beforehand, which the objective "{objective}" '
             'does not allow; take "tpe", or the objective "time_to_quality"'
         )
     if "reference_points" in options:

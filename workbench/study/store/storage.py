@@ -49,8 +49,8 @@ _GRACE_SECONDS = 180.0
 _PATIENCE_SECONDS = 300.0
 _TIMES_TO_MAKE_TABLES = 8
 _NEW_BASELINE = (
-    "continue under a new baseline with --new-baseline, which trains the best plans so far again first, or start over "
-    "with --fresh; both archive the old one"
+    "continue under a new baseline with --new-baseline, which trains the best set-ups so far again first, or start "
+    "over with --fresh; both archive the old one"
 )
 _MADE_MEANWHILE = re.compile("already exists|duplicate key|UNIQUE constraint")
 
