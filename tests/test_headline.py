@@ -9,7 +9,13 @@ import pytest
 
 from tests.reports.synthetic_study import PARTS, candidate, fastest_study
 from workbench.cli.output import plain
-from workbench.core.headline import headline, parts_against_total, tuned_plain_sentence, tuned_plain_speed
+from workbench.core.headline import (
+    headline,
+    parts_against_total,
+    search_against_confirmation,
+    tuned_plain_sentence,
+    tuned_plain_speed,
+)
 from workbench.core.records import Choice, TunedPlain, Verdict
 
 STUDY = fastest_study()
@@ -135,3 +141,14 @@ def test_another_objective_has_no_headline() -> None:
     assert other.headlines == {}
     told = other.exports["o1"]
     assert (told["tuned_plain"], told["attribution"], told["headline"]) == (None, [], CHOICE.sentence)
+
+
+def test_what_the_search_computed_stands_beside_what_the_confirmation_measured() -> None:
+    said = search_against_confirmation(STUDY)
+    trial = next(one for one in STUDY.trials if one.number == STUDY.candidates[0].trial_number)
+    assert said.startswith("The confirmation measured trial 7 at 2.00 x (1.80 to 2.25), where the search had ")
+    assert f"{trial.speed[0]:.2f} x" in said
+    assert said.endswith("(95 % intervals, whole runs in turn with O0's).")
+    unmeasured = [replace(one, speedup_low=math.nan) for one in STUDY.candidates]
+    assert search_against_confirmation(replace(STUDY, candidates=unmeasured)) == ""
+    assert search_against_confirmation(replace(STUDY, objective="time_to_target")) == ""  # not the same quantity

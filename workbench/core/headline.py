@@ -10,7 +10,7 @@ from workbench.core.metric_scale import MetricScale
 from workbench.core.text import format_interval
 
 if TYPE_CHECKING:
-    from workbench.core.records import CandidateRecord, Choice, GainPart, TunedPlain
+    from workbench.core.records import CandidateRecord, Choice, GainPart, StudyResult, TunedPlain
 
 _AGREE = 0.02  # relative; below, what the parts make and what was measured look the same
 
@@ -83,6 +83,20 @@ def parts_against_total(parts: Sequence[GainPart], candidate: CandidateRecord | 
     if not parts or candidate is None or not abs(candidate.speedup / product - 1.0) > _AGREE:
         return ""
     return f"the parts multiply to {product:.2f} x, whole runs were measured at {candidate.speedup:.2f} x"
+
+
+def search_against_confirmation(study: StudyResult) -> str:
+    """Say how fast the confirmation measured the candidates, and what the search had for them; empty if it has none."""
+    trials = {one.number: one.speed for one in study.trials}
+    told = []
+    for one in {one.label: one for one in study.candidates}.values():
+        searched = format_interval(*trials.get(one.trial_number, (math.nan,) * 3), " x")
+        measured = format_interval(one.speedup, one.speedup_low, one.speedup_high, " x")
+        if study.per == study.per_trial and "(" in measured and searched != "unknown":
+            told.append(f"{one.label} at {measured}, where the search had {searched}")
+    timed = "whole runs" if study.objective == "time_to_quality" else "steps"
+    how = f"95 % intervals, {timed} in turn with O0's"
+    return f"The confirmation measured {'; '.join(told)} ({how})." if told else ""
 
 
 def _share(value: float) -> str:

@@ -23,7 +23,7 @@ import jinja2
 import plotly.graph_objects as go
 from markupsafe import Markup, escape
 
-from workbench.core.headline import parts_against_total
+from workbench.core.headline import parts_against_total, search_against_confirmation
 from workbench.core.text import format_interval, format_number, printable
 from workbench.figures import figure_text
 from workbench.figures.labels import compact, counted, percent, superscripted
@@ -115,6 +115,7 @@ def _templates() -> jinja2.Environment:
     templates.tests |= {"finite": math.isfinite, "within": within}
     templates.globals |= {
         "parts_against_total": parts_against_total,
+        "search_against_confirmation": search_against_confirmation,
         "ratio": format_interval,
         "packed_plotly": packed_plotly,
         "verdict_symbols": VERDICT_SYMBOLS,
