@@ -24,13 +24,30 @@ def terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
 
 
-def test_a_table_in_a_pipe_has_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(COLUMNS, [*ROWS, (2, "complete", "x" * 300)])
+def test_a_file_has_a_line_per_row_and_what_does_not_fit_into_80_characters_beneath(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_table(COLUMNS, ROWS)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 + 3
+    assert len(lines) == 2 + 2
     assert lines[3].endswith("LessBN + freezing (frozen steps: 30 %) [sic]")
-    assert lines[4].endswith("x" * 300)
-    assert all(line == line.rstrip() for line in lines)
+    words = " ".join(f"word{i}" for i in range(20))
+    print_table(("trial", "x" * 60, "in effect"), [(0, "short", "nothing"), (1, "long", words)])
+    head, under, rule, *rows = capsys.readouterr().out.splitlines()
+    assert (head.split()[0], under, set(rule)) == ("trial", "    in effect", {"─"})
+    assert [row.split() for row in rows[:3]] == [["0", "short"], ["nothing"], ["1", "long"]]
+    assert " ".join(" ".join(rows[3:]).split()) == words
+    assert all(len(line) <= 80 and line == line.rstrip() for line in (head, under, rule, *rows))
+
+
+def test_a_file_keeps_a_row_together_where_its_first_columns_alone_do_not_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(("run", "task", "finished"), [("r" * 60, "t" * 60, "yes"), ("r", "t", "x" * 300)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + 2
+    assert lines[3].endswith("x" * 300)
 
 
 def test_a_terminal_wraps_the_last_column(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +60,7 @@ def test_a_terminal_wraps_the_last_column(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_a_narrow_terminal_gets_paragraphs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    terminal(monkeypatch, 30)
+    terminal(monkeypatch, 14)
     print_table(COLUMNS, ROWS)
     first, second = capsys.readouterr().out.split("\n\n")
     assert first.splitlines() == ["trial      0", "state      complete", "in effect  nothing switched on"]

@@ -8,9 +8,11 @@ import math
 import os
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 import typer
@@ -60,39 +62,50 @@ def only_result_on_stdout(active: bool) -> Iterator[None]:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
     """Print a table with numbers aligned to the right; nothing is ever cut off.
 
-    On a terminal the last column is wrapped to the remaining width. If that is too little, each row becomes a paragraph
-    of ``column: value`` lines.
+    Where a terminal, or the 80 characters that a file gets, are too narrow for it, the last column is wrapped to the
+    remaining width. If that is too little, it is put beneath each row; and if the other columns alone do not fit on a
+    terminal, each row becomes a paragraph of ``column: value`` lines.
     """
+    cells = [[printable(_cell(value)) for value in row] for row in rows]
+    is_terminal, width = sys.stdout.isatty(), get_terminal_size().columns
+    widths = [max([len(column), *(len(row[i]) for row in cells)]) for i, column in enumerate(columns)]
+    remaining = width - sum(widths[:-1]) - 2 * (len(columns) - 1)
+    if remaining >= min(widths[-1], _LAST_COLUMN_WIDTH):
+        say(_table_text(columns, cells, title, width))
+    elif remaining >= 0:
+        head, *lines = _table_text(columns[:-1], [row[:-1] for row in cells], None, _ENDLESS).splitlines()
+        rule, *lines = lines
+        beneath = [textwrap.indent(textwrap.fill(row[-1], width - 4), " " * 4) for row in cells]
+        under = (part for pair in zip(lines, beneath, strict=True) for part in pair if part)
+        say("\n".join([*([title] if title else []), head, f"    {columns[-1]}", rule, *under]))
+    elif is_terminal:
+        longest = max(map(len, columns))
+        named = (
+            [f"{name:{longest}}  {cell}".rstrip() for name, cell in zip(columns, row, strict=True)] for row in cells
+        )
+        say("\n\n".join("\n".join(paragraph) for paragraph in named))
+    else:  # so that a row is a line at least for `grep`
+        say(_table_text(columns, cells, title, _ENDLESS))
+
+
+def _table_text(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str | None, width: int) -> str:
+    """Return a table whose last column is wrapped to the width; each of the others is as wide as it has to be."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[printable(_cell(value)) for value in row] for row in rows]
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="", show_edge=False, pad_edge=False)
     table.padding = (0, 1, 0, 0)  # one space to the right; the box adds another
     for i, column in enumerate(columns):
-        last = i == len(columns) - 1
-        widest = max([len(column), *(len(row[i]) for row in cells)])
-        table.add_column(
-            column,
-            justify="right" if cells and all(_is_number(row[i]) for row in cells) else "left",
-            no_wrap=not last,
-            min_width=min(widest, _LAST_COLUMN_WIDTH) if last else widest,
-        )
+        is_numbers = bool(cells) and all(_is_number(row[i]) for row in cells)
+        table.add_column(column, justify="right" if is_numbers else "left", no_wrap=i < len(columns) - 1)
     for row in cells:
         table.add_row(*map(Text, row))
-    console, endless = Console(highlight=False), Console(width=_ENDLESS, highlight=False)
-    if not sys.stdout.isatty():
-        console = endless
-    elif endless.measure(table).minimum > console.width:
-        width = max(map(len, columns))
-        named = ([f"{name:{width}}  {cell}".rstrip() for name, cell in zip(columns, row, strict=True)] for row in cells)
-        say("\n\n".join("\n".join(paragraph) for paragraph in named))
-        return
+    console = Console(width=width, highlight=False)
     with console.capture() as captured:
         console.print(table)
-    say("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def print_json(value: Any) -> None:

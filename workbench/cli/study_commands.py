@@ -366,26 +366,18 @@ def _print_candidates(result: StudyResult) -> None:
     if not result.candidates:
         return
     changed = MetricScale.of(result).change_text
-    rows: list[tuple[Any, ...]] = [
-        (
-            c.target,
-            c.label,
-            format_interval(c.speedup, c.speedup_low, c.speedup_high, " x"),
-            changed(c.drop),
-            changed(c.drop_bound),
-            c.n_seeds,
-            str(c.verdict),
-            "yes" if result.chosen.get(c.target) == c.label else "",
-            c.summary,
-        )
-        for c in result.candidates
-    ]
-    for target, (tuned, speed) in result.fair_baselines.items():
-        shown = format_interval(speed, None, None, " x")
-        rows.append((target, "tuned plain", shown, changed(tuned.drop), "-", "-", "reference", "", tuned.summary))
-    measured = (f"speed {result.per} (95 %)", result.metric_name, "95 % bound", "seeds", "verdict")
-    columns = ("for", "candidate", *measured, "exported", "in effect")
-    print_table(columns, rows)
+    rows: list[tuple[Any, ...]] = []
+    for c in result.candidates:
+        bound = f"at {'most' if c.drop_bound > 0 else 'least'} {changed(c.drop_bound)} (95 % bound)"
+        exported = ["exported"] if result.chosen.get(c.target) == c.label else []
+        told = ", ".join([*exported, *([bound] if math.isfinite(c.drop_bound) else [])])
+        speed = format_interval(c.speedup, c.speedup_low, c.speedup_high, " x")
+        summary = f"{told}: {c.summary}" if told else c.summary
+        rows.append((c.target, c.label, speed, changed(c.drop), c.n_seeds, str(c.verdict), summary))
+    for target, (tuned, tuned_speed) in result.fair_baselines.items():
+        shown = format_interval(tuned_speed, None, None, " x")
+        rows.append((target, "tuned plain", shown, changed(tuned.drop), "-", "reference", tuned.summary))
+    print_table(("for", "candidate", f"speed {result.per}", result.metric_name, "seeds", "verdict", "in effect"), rows)
 
 
 def _feasible_then_value(trial: TrialRecord) -> tuple[bool, bool, float]:
