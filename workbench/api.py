@@ -286,6 +286,7 @@ def tune(
             allowed_drop=allowed_drop,
             fresh=fresh,
             on_note=on_note or (lambda _: None),
+            stop=stop or (lambda: False),
         )
         fresh = fresh and (study / "study.db").exists()
     elif (steps, epochs, allowed_drop) != (None, None, None):

@@ -276,7 +276,10 @@ def test_stop_during_the_look_at_the_task_begins_no_search(
     panel.stop()
     loss.go_on.set()
     assert "stopped; everything finished is kept; Start resumes it" in ended(panel, PanelState.STOPPED)
+    assert loss.computed == 2, "no further batch is looked at"
     assert begun == []
+    assert not (panel.form.place / "study.toml").exists()
+    assert not panel.start_button.disabled
 
 
 def test_a_study_whose_runs_are_shorter_than_today_s_says_so_beneath_their_length(
@@ -303,6 +306,20 @@ def test_a_search_of_set_ups_says_what_it_lacks(keep: Callable[[StudyPanel], Stu
 def _unfold_more(panel: StudyPanel) -> None:
     sections = one_of(panel.controls, widgets.Accordion)
     sections.selected_index = list(sections.titles).index("More")
+
+
+def test_what_the_look_decides_is_said_once_in_a_section_and_by_no_field(
+    keep: Callable[[StudyPanel], StudyPanel], tmp_path: Path
+) -> None:
+    panel = keep(StudyPanel(tiny_task(), studies=tmp_path))
+    sections = one_of(panel.controls, widgets.Accordion)
+    for index in (0, 2):
+        sections.selected_index = index
+        assert text_in(sections.children[index]).count("look at the task") == 1
+    assert panel.entries["sampler.name"].disabled
+    panel.entries["study.objective"].set("speed")
+    panel.form.show_baseline()
+    assert "look at the task" not in text_in(sections.children[2])
 
 
 def test_time_and_drop_are_asked_first_and_controls_of_a_folded_section_are_made_when_it_is_unfolded(

@@ -47,6 +47,7 @@ class ParameterControl:
         self._lock = threading.RLock()
         self._locked = False
         self.reason = ""
+        self._said_elsewhere = False
         self.problem = ""
         self._note = ""
         self._inputs: list[_Input] = []
@@ -93,10 +94,10 @@ class ParameterControl:
         """Whether the control cannot be used at present: for a ``reason``, or while work is under way."""
         return self._locked or bool(self.reason)
 
-    def disable(self, reason: str) -> None:
-        """Disable the control and show the reason beneath it; an empty one enables it."""
+    def disable(self, reason: str, *, said_elsewhere: bool = False) -> None:
+        """Disable the control and show the reason beneath it, if it is not said elsewhere; an empty one enables it."""
         if reason != self.reason:
-            self.reason = reason
+            self.reason, self._said_elsewhere = reason, said_elsewhere
             self._set_disabled()
             self._show_below()
 
@@ -165,7 +166,7 @@ class ParameterControl:
         if self._widget is None:
             return
         lines = [error_html(self.problem)] if self.problem else []
-        lines += [faint(line) for line in (self.reason, self._note) if line]
+        lines += [faint(line) for line in ("" if self._said_elsewhere else self.reason, self._note) if line]
         below = "".join(f"<div>{line}</div>" for line in lines)
         if self._below is not None:
             self._below.value = below

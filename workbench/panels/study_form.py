@@ -56,7 +56,7 @@ _EXTENDED: Final = {
 """Values that may grow without changing the question: they are also options of the command."""
 _ALWAYS_WRITTEN: Final = ("study.task", "study.n_trials", _STEPS, _OBJECTIVE, "sampler.name")
 _SET_UPS: Final = "time_to_quality"
-_LEFT_TO_THE_LOOK: Final = "decided by a look at the task when the search begins"
+_LEFT_TO_THE_LOOK: Final = "Decided by a look at the task when the search begins:"
 _BASELINE_SECTIONS: Final = ("common.", "loss_scale.", "amp.", "optimizer.")
 _FIRST_SPACE: Final[Mapping[str, Any]] = {
     "level": ["O1", "O2"],
@@ -115,6 +115,7 @@ class StudyForm:
         self.space = SearchSpace(panel)
         self.space.set(_FIRST_SPACE)
         self._baseline = text_of("")
+        self._why_disabled = text_of(""), text_of("")  # once for all fields of a section
         self._common, self._more = column(), column()  # filled when they are unfolded
         self.sections = kit.Accordion(
             children=(self._common, column(self._baseline, self.space.widget), self._more),
@@ -193,7 +194,9 @@ class StudyForm:
         self.entries[_STEPS].note(shortened or self.entries[_STEPS].info.description)
         for path in (*_COMMON, *_MORE):
             if path != "study.task":
-                self.entries[path].disable(left)
+                self.entries[path].disable(left, said_elsewhere=True)
+        for sentence in self._why_disabled:
+            sentence.value = faint(left)
         self.space.widget.present(not left)  # ranges that Start would pass over
         if left:
             self._baseline.value = faint(
@@ -255,9 +258,10 @@ class StudyForm:
 
     def _unfold(self, index: int | None) -> None:
         if index == 0 and not self._common.children:
-            self._common.children = parts("Folder of the study", self.folder, *self._widgets_of(_COMMON))
+            task, *others = self._widgets_of(_COMMON)
+            self._common.children = parts("Folder of the study", self.folder, task, self._why_disabled[0], *others)
         if index == 2 and not self._more.children:
-            self._more.children = (*self._widgets_of(_MORE), self.jobs.widget)
+            self._more.children = (self.jobs.widget, self._why_disabled[1], *self._widgets_of(_MORE))
 
     def _widgets_of(self, paths: Iterable[str]) -> tuple[Any, ...]:
         return tuple(self.entries[path].widget for path in paths)

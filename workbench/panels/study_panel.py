@@ -259,11 +259,13 @@ class StudyPanel(WorkPanel):
         if text is None:
             task = options.get("task") or look_for_task(str(self.entries["study.task"].value), folder)
             note = functools.partial(control.send, self.log)
-            studies.begin_study(task, **self.form.set_up_question(task), folder=folder, on_note=note)
+            asked = self.form.set_up_question(task)
+            try:
+                studies.begin_study(task, **asked, folder=folder, on_note=note, stop=control.stop_requested)
+            except studies.StudyStoppedError:
+                return None
             text = (folder / "study.toml").read_text(encoding="utf-8")
             control.send(self._show_question, text)
-            if control.stop_requested():  # a look cannot be interrupted
-                return None
         studies.parse_study(text, source="study.toml", default_name=folder.resolve().name)
         path = folder / "study.toml"
         before = path.read_text(encoding="utf-8") if path.exists() else None

@@ -24,7 +24,7 @@ from workbench.methods.registry import METHODS
 from workbench.study.ask.sections import SHORTENED, AllowedDrop
 from workbench.study.ask.study_file import parse_study, read_study
 from workbench.study.ask.study_text import text_of
-from workbench.study.errors import StudyError
+from workbench.study.errors import StudyError, StudyStoppedError
 
 if TYPE_CHECKING:
     from workbench.tasks import Task
@@ -58,18 +58,22 @@ def begin_study(
     fresh: bool = False,
     folder: Path | None = None,
     on_note: Callable[[str], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Return the folder of a task's study: an existing one is continued, otherwise a new one is written.
 
     ``minutes`` are for the search (None is 15). ``steps`` or ``epochs`` is how long the task is trained today (None for
     the task's own). ``allowed_drop`` is in the metric's unit or a share ("2 %"). ``fresh`` replaces an existing study,
     ``folder`` takes the place of `folder_of`, and ``on_note`` gets what is left out and why, and what the time allows.
+    ``stop`` is asked at each batch of the look.
 
     Raises:
         StudyError: When the length of today's training is missing or given twice, the drop is not valid, the time is
         too short, or the study that is there asks another question.
+        StudyStoppedError: When ``stop`` returned True; nothing is written then.
     """
     from workbench.core import devices
+    from workbench.tasks.stoppable_task import StoppedError, stoppable
     from workbench.training.task_look import epoch_batches, look_at
 
     folder = folder_of(task) if folder is None else folder
@@ -82,7 +86,10 @@ def begin_study(
         on_note(f"Continuing {folder}; --fresh starts a new one.")
         return folder
     length = _steps(task, steps, epochs, epoch_batches(task))
-    look = look_at(task, devices.select_device(device), length)
+    try:
+        look = look_at(stoppable(task, stop), devices.select_device(device), length)
+    except StoppedError:
+        raise StudyStoppedError("stopped during the look at the task; nothing was written") from None
     minutes = DEFAULT_MINUTES if minutes is None else minutes
     question = ask(look, _named_from(folder, task), steps=length, minutes=minutes, allowed_drop=allowed_drop)
     for sentence in [look.compared, *question.left_out, question.forecast(minutes)]:
