@@ -85,19 +85,33 @@ def test_the_configuration_is_compared_with_o0_and_the_verdict_is_a_sentence(
 
 
 def test_four_sides_with_a_file_and_json_text_twice_in_a_row(made: Make, tmp_path: Path) -> None:
-    file = BoostConfig.from_dict(ACCUMULATING).save(tmp_path / "mine.json")
+    mine = BoostConfig.from_dict(ACCUMULATING)
+    file, other = mine.save(tmp_path / "mine.json"), tmp_path / "other" / "mine.json"
+    other.parent.mkdir()
+    mine.with_values({"grad_accumulation.grad_accumulation_step": 3}).save(other)
     panel = made(seeds=1, steps=2)
     panel.sides[1].source.value = "A file"
     panel.sides[1].path.value = str(file)
     panel.sides[2].source.value = "JSON text"
-    panel.sides[2].json.value = '{"boost": {"mode": "disable_all"}}'
+    panel.sides[2].json.value = '{"boost": {"mode": "disable_all"}, "optimizer": {"lr": 0.01}}'
     panel.sides[3].source.value = "A file"
-    panel.sides[3].path.value = str(file)
+    panel.sides[3].path.value = str(other)
     for _ in range(2):
         assert "one seed bounds nothing" in run(panel)
         assert panel.comparison is not None
         assert [side.label for side in panel.comparison.sides] == ["O0", "mine.json", "JSON text", "mine.json (2)"]
         assert list(drawn(panel.figure).layout.yaxis.ticktext) == ["mine.json", "JSON text", "mine.json (2)"]
+
+
+def test_equal_set_ups_are_refused_beside_the_second_and_nothing_starts(made: Make) -> None:
+    panel = made()
+    panel.sides[1].source.value, panel.sides[2].source.value = "O1", "O2"  # alike on one device
+    panel.start_button.click()
+    assert panel.state is PanelState.IDLE
+    assert "the same set-up as O1 (LessBN + " in text_in(panel.sides[2].widget)
+    assert text_in(panel.sides[1].widget).strip() == "2"
+    panel.sides[2].source.value = "This configuration"
+    assert "same set-up" not in text_in(panel.sides[2].widget)
 
 
 def test_what_is_wrong_with_a_side_stands_beside_it_and_nothing_starts(made: Make, tmp_path: Path) -> None:
@@ -120,7 +134,7 @@ def test_what_is_wrong_with_a_side_stands_beside_it_and_nothing_starts(made: Mak
     panel.sides[2].json.value = '{"boost": {"mode": "manual", "dim_reduce": true}}'
     panel.start_button.click()
     assert "dim_reduce" in text_in(panel.sides[2].widget)
-    panel.sides[1].source.value = "O0"
+    panel.sides[1].source.value = "This configuration"
     panel.sides[2].source.value = "none"
     assert text_in(panel.sides[1].widget).strip() == "2"
     panel.seeds.set("none")

@@ -199,7 +199,19 @@ class ComparePanel(WorkPanel):
             self.sides[1].refuse("choose a second configuration")
         if not is_usable_count(self.steps) or seeds is None or len(sides) < max(len(chosen), 2):
             return None
-        return _Comparing(_with_own_labels(sides), seeds, self.steps.value)
+        named = _with_own_labels(sides)
+        return None if self._refuse_equal(chosen, named) else _Comparing(named, seeds, self.steps.value)
+
+    def _refuse_equal(self, chosen: Sequence[_SideChoice], sides: Sequence[LabelledConfig]) -> bool:
+        """Say beside a side that it is the same set-up as one before it; return whether there is one."""
+        seen, found = dict[str, str](), False
+        for choice, (label, config, level) in zip(chosen, sides, strict=True):
+            plan = config.resolve(level)
+            same = seen.setdefault(plan.key(), label)
+            if same != label:
+                choice.refuse(f"the same set-up as {same} ({plan.summary()}): there is nothing to compare")
+                found = True
+        return found
 
     def _compare(
         self, control: RunControl, asked: _Comparing, task: Task | str, device: str, out: Path | None
