@@ -20,7 +20,7 @@ from workbench.core.records import ExponentCounts
 from workbench.loss_scale import ScalePolicy, exponent_table, simulate
 from workbench.runs import Run
 from workbench.runs import replay as experiments_replay
-from workbench.runs.replay import estimate_thresholds, replay
+from workbench.runs.replay import _overflows, estimate_thresholds, replay
 from workbench.tasks import Task
 
 HALF_MAX = 65504.0
@@ -303,3 +303,18 @@ def test_reruns_overflow_as_often_as_replay_says(tmp_path: Path, recorded_init: 
     assert (table["overflows_low"] <= actual).all(), (table, actual)
     assert (actual <= table["overflows_high"]).all(), (table, actual)
     assert (np.abs(table["overflows"] - actual) <= np.maximum(2, 0.2 * actual)).all(), (table, actual)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(0.0, 2.0**30) | st.just(math.inf), max_size=60),
+    st.sampled_from([1.5, 2.0, 4.0]),
+    st.integers(1, 70),
+    st.sampled_from(["dynamic", "fixed"]),
+)
+def test_one_policy_counted_in_plain_numbers_overflows_as_often_as_it_is_simulated_to(
+    limits: list[float], factor: float, window: int, kind: Any
+) -> None:
+    policy = ScalePolicy(init=2.0**12, factor=factor, window=window, kind=kind)
+    expected = simulate(limits, [policy]).overflows
+    assert _overflows(np.array(limits, dtype=float), [policy]).tolist() == expected.tolist()

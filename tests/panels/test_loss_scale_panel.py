@@ -13,6 +13,7 @@ import pytest
 from tests.panels.looking import LONG, drawn, our_threads, text_in
 from tests.panels.recorded_runs import POLICY, recorded_run
 from workbench.config import BoostConfig
+from workbench.figures.drawing import Drawing
 from workbench.loss_scale import ScalePolicy, simulate
 from workbench.panels.loss_scale_panel import LossScalePanel
 from workbench.panels.panel import PanelState
@@ -84,6 +85,17 @@ def test_a_moved_slider_is_answered_and_a_clicked_point_and_a_line_of_the_list_s
     panel.choice.value = panel.choice.options[0][1]  # picked from the list with the keyboard
     assert panel.wait_for_answer(LONG)
     assert panel.policy == panel.policies[panel.choice.value]
+
+
+def test_a_moved_slider_makes_no_plotly_figure_which_would_take_most_of_the_time(
+    panel: LossScalePanel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[Any]()
+    monkeypatch.setattr(Drawing, "figure", made.append)
+    panel.control(WINDOW)._take(7)
+    assert panel.wait_for_answer(LONG)
+    assert "factor 2, window 7: " in text_in(panel)
+    assert made == []
 
 
 def test_of_requests_that_come_at_once_the_newest_is_answered(

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.figures.drawing import Drawing, Mark, empty_figure
+from workbench.figures.drawing import Drawing, Mark
 from workbench.figures.frames import column, flags
 from workbench.figures.labels import compact, counted, percent, plain
 from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme, translucent
@@ -79,9 +79,16 @@ def replay_policies_figure(
     in [0, 1]; ``policy`` (its name) and ``recorded`` (bool) when known. ``chosen`` is a name as in
     ``policy_names``. ``customdata[0]`` of a point is the policy's row in the table.
     """
+    return replay_policies_drawing(policies, chosen, theme=theme, height=height).figure()
+
+
+def replay_policies_drawing(
+    policies: pd.DataFrame, chosen: str | None = None, *, theme: Theme = "auto", height: int = 400
+) -> Drawing:
+    """Return what ``replay_policies_figure`` draws, for a live figure."""
     numbers = replay_policies_numbers(policies, chosen)
     if not numbers.names:
-        return empty_figure(_QUESTION, "No loss-scale policy has been replayed yet.", theme=theme)
+        return Drawing.empty(_QUESTION, "No loss-scale policy has been replayed yet.", theme=theme)
     drawing = Drawing(_answer(numbers), _detail(numbers), theme=theme, height=height)
     special = {numbers.recorded, numbers.chosen} - {None}
     rest = [i for i in range(len(numbers.names)) if i not in special]
@@ -103,7 +110,7 @@ def replay_policies_figure(
     drawing.set_x("Wasted steps (%)", range=_padded(100 * numbers.wasted_share))
     drawing.set_y("Gradient lost to underflow (%)", range=_padded(100 * numbers.underflow_share))
     drawing.show_legend()
-    return drawing.figure()
+    return drawing
 
 
 def _overflows(overflows: Floats) -> str:

@@ -94,19 +94,23 @@ class SimulationResult:
 
     def trace(self, index: int) -> ScaleTrace:
         """Return how the scale of the policy at a position moved; it is simulated again, results keep no traces."""
-        policy, threshold = self.policies[index], self._threshold_scale
-        steps, scales, overflow_steps = [0], [policy.init], []
-        if policy.kind == "fixed":
-            overflow_steps = np.flatnonzero(threshold < policy.init).tolist()
-        else:
-            for stretch in _stretches(threshold, [policy]):
-                if stretch.overflowed[0]:
-                    overflow_steps.append(stretch.stop - 1)
-                if stretch.following[0] != scales[-1] and stretch.stop < self.n_steps:
-                    steps.append(stretch.stop)
-                    scales.append(float(stretch.following[0]))
-        as_steps = [np.array(found, dtype=np.int64) for found in (steps, overflow_steps)]
-        return ScaleTrace(self.n_steps, as_steps[0], np.array(scales), as_steps[1])
+        return trace_scale(self._threshold_scale, self.policies[index])
+
+
+def trace_scale(threshold: NDArray[np.float64], policy: ScalePolicy) -> ScaleTrace:
+    """Return how the scale of one policy moves over thresholds as `simulate` takes them."""
+    n_steps, steps, scales, overflow_steps = len(threshold), [0], [policy.init], []
+    if policy.kind == "fixed":
+        overflow_steps = np.flatnonzero(threshold < policy.init).tolist()
+    else:
+        for stretch in _stretches(threshold, [policy]):
+            if stretch.overflowed[0]:
+                overflow_steps.append(stretch.stop - 1)
+            if stretch.following[0] != scales[-1] and stretch.stop < n_steps:
+                steps.append(stretch.stop)
+                scales.append(float(stretch.following[0]))
+    as_steps = [np.array(found, dtype=np.int64) for found in (steps, overflow_steps)]
+    return ScaleTrace(n_steps, as_steps[0], np.array(scales), as_steps[1])
 
 
 def simulate(

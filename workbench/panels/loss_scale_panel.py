@@ -18,11 +18,11 @@ from workbench.figures import (
     gradient_exponents_figure,
     group_scales_figure,
     policy_names,
-    replay_policies_figure,
 )
 from workbench.figures.drawing import Drawing
 from workbench.figures.labels import counted
 from workbench.figures.loss_scale import LOSS_SCALE_COLUMNS, loss_scale_drawing
+from workbench.figures.replay_policies import replay_policies_drawing
 from workbench.panels import kit, replay_text
 from workbench.panels.controls import ParameterControl, parsed
 from workbench.panels.figure_place import HEIGHT, FigurePlace
@@ -383,7 +383,7 @@ class LossScalePanel(WorkPanel):
                 table = pd.concat([table, judged], ignore_index=True)
             with self.showing():
                 self.choice.value = policies.index(policy) if policy in policies else None
-        self.scatter.update(_policies_figure(table, name, self.theme))
+        self.scatter.update(_policies_drawing(table, name, self.theme))
 
     def _show_answer(
         self, opened: _Opened, policy: ScalePolicy, table: pd.DataFrame, trace: Drawing | None, assumption: str = ""
@@ -400,10 +400,10 @@ class LossScalePanel(WorkPanel):
         self._show_scatter((policy, table))
 
 
-def _policies_figure(table: pd.DataFrame, chosen: str | None, theme: Theme) -> Any:
+def _policies_drawing(table: pd.DataFrame, chosen: str | None, theme: Theme) -> Drawing:
     if table["underflow_share"].notna().any():
-        return replay_policies_figure(table, chosen, theme=theme)
-    return empty_figure(_SCATTER_QUESTION, _NO_EXPONENTS, theme=theme, height=HEIGHT)
+        return replay_policies_drawing(table, chosen, theme=theme)
+    return Drawing.empty(_SCATTER_QUESTION, _NO_EXPONENTS, theme=theme, height=HEIGHT)
 
 
 def _with_ranges(table: pd.DataFrame, ranged: pd.DataFrame) -> pd.DataFrame:

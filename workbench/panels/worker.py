@@ -213,7 +213,7 @@ class Reader:
     """
 
     def __init__(self, new_worker: Callable[..., Worker], on_error: Callable[[BaseException], None]) -> None:
-        self._worker = new_worker(show_parts, self._end, hz=10.0)
+        self._worker = new_worker(show_parts, self._end, hz=50.0)  # an answer's first part is waited for
         self._on_error = on_error
         self._changed = threading.Condition(threading.RLock())
         self._wanted: tuple[Callable[[RunControl], Any], Callable[[Any], None]] | None = None

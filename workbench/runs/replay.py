@@ -171,7 +171,7 @@ def _plausible_counts(
         with np.errstate(all="ignore"):  # thresholds of a damaged run may be zero or infinite
             factors.append(calm / thresholds.scale)
     with np.errstate(all="ignore"):
-        repeated = [simulate(thresholds.scale * factor, policies).overflows for factor in factors]
+        repeated = [_overflows(thresholds.scale * factor, policies) for factor in factors]
     counts = np.stack([central.overflows, *repeated])
     many = np.flatnonzero(central.wasted_share > _MANY_SKIPPED)
     if not 0 < n * len(many) <= _MOST_HELD_UP:
@@ -183,22 +183,37 @@ def _plausible_counts(
     return np.concatenate([counts, slower])
 
 
+def _overflows(threshold: Floats, policies: Sequence[ScalePolicy]) -> NDArray[np.int64]:
+    """Return how often policies overflow, shape ``[n_policies]``: many side by side, a short run of one in turn."""
+    if len(policies) > 1 or len(threshold) > _LONG_RUN:
+        return simulate(threshold, policies).overflows
+    return np.array([_count(policy, threshold.tolist()) for policy in policies], dtype=np.int64)
+
+
+def _count(policy: ScalePolicy, limits: Sequence[float], noise: Sequence[float] | None = None) -> int:
+    """Count the overflows of a policy in plain numbers, for which a step costs less than a call of numpy.
+
+    Without noise, limits are those of each window. With noise, by which they are multiplied window by window, they are
+    those of each update, and a window that overflows leaves the next one at the same update.
+    """
+    state, overflows, updates, last = ScaleState(policy.init), 0, 0, len(limits) - 1
+    scale, streak = state.scale, 0
+    for i, factor in enumerate(itertools.repeat(1.0, len(limits)) if noise is None else noise):
+        overflowed = scale > limits[i if noise is None else min(updates, last)] * factor
+        overflows += overflowed
+        updates += not overflowed
+        streak += 1
+        if policy.kind == "dynamic" and (overflowed or streak >= policy.window):
+            scale, streak = next_scale(ScaleState(scale, streak - 1), overflowed, policy).scale, 0
+    return overflows
+
+
 def _held_up(thresholds: Thresholds, policies: Sequence[ScalePolicy], noise: Floats) -> NDArray[np.int64]:
     """Return the overflows of policies whose trajectory waits while they skip; noise multiplies thresholds ``[n]``."""
     # After k updates the recording stood at the window that made its update k + 1.
     at_update = np.flatnonzero(~thresholds.overflowed)
     limits = thresholds.scale[at_update if len(at_update) else [0]].tolist()
-    factors = noise.tolist()
-    overflows = np.zeros(len(policies), dtype=np.int64)
-    for index, policy in enumerate(policies):
-        state, updates = ScaleState(policy.init), 0
-        for factor in factors:
-            overflowed = state.scale > limits[min(updates, len(limits) - 1)] * factor
-            overflows[index] += overflowed
-            updates += not overflowed
-            if policy.kind == "dynamic":
-                state = next_scale(state, overflowed, policy)
-    return overflows
+    return np.array([_count(policy, limits, noise.tolist()) for policy in policies], dtype=np.int64)
 
 
 def _calibrate(excess: Floats, overflow: NDArray[np.bool_]) -> tuple[float, float, float]:

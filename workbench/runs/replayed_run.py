@@ -14,6 +14,7 @@ import pandas as pd
 
 from workbench.config import BoostConfig, ConfigError
 from workbench.loss_scale import ScalePolicy, simulate
+from workbench.loss_scale.replay import trace_scale
 from workbench.runs import Run
 from workbench.runs.replay import (
     ReplayResult,
@@ -64,7 +65,7 @@ class ReplayedRun:
 
     def scales(self, policy: ScalePolicy) -> np.ndarray:
         """Return the scale that a policy would have used at every recorded step, shape ``[n_steps]``."""
-        used = simulate(self.thresholds.scale, [policy]).trace(0).per_step()
+        used = trace_scale(self.thresholds.scale, policy).per_step()
         answer: np.ndarray = used[self._window_of_step]
         return answer
 
