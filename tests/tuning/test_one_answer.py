@@ -260,8 +260,10 @@ def test_what_is_not_known_is_said_in_one_way(tmp_path: Path, capsys: pytest.Cap
     one = candidate()
     result = study_result(tmp_path, candidates=[one], choices={"o1": Choice("o1", one, "")})
     _print_candidates(result)
-    row = capsys.readouterr().out.splitlines()[-1]
-    assert row.split()[3:7] == ["1.20", "x", "unknown", "unknown"]
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if one.label in line)
+    assert row.split()[3:6] == ["1.20", "x", "unknown"]
+    assert "95 % bound unknown: " in shown
     assert "| 1.20 | unknown | unknown | 1 point | 0 | undecided | yes |" in results_page(result)
     write_tables(tmp_path, [one], result.choices, {})
     table = pd.read_csv(tmp_path / "candidates.csv")

@@ -347,6 +347,8 @@ def _print_files(result: StudyResult, verb: str) -> None:
 
 
 def _print_answer(result: StudyResult) -> None:
+    if result.doubt:
+        say(result.doubt)
     for target, sentence in result.headlines.items():
         say(f"{target}: {sentence}")
     _print_candidates(result)
@@ -368,12 +370,12 @@ def _print_candidates(result: StudyResult) -> None:
     changed = MetricScale.of(result).change_text
     rows: list[tuple[Any, ...]] = []
     for c in result.candidates:
-        bound = f"at {'most' if c.drop_bound > 0 else 'least'} {changed(c.drop_bound)} (95 % bound)"
-        exported = ["exported"] if result.chosen.get(c.target) == c.label else []
-        told = ", ".join([*exported, *([bound] if math.isfinite(c.drop_bound) else [])])
+        bound = "95 % bound unknown"
+        if math.isfinite(c.drop_bound):
+            bound = f"at {'most' if c.drop_bound > 0 else 'least'} {changed(c.drop_bound)} (95 % bound)"
+        told = f"exported, {bound}" if result.chosen.get(c.target) == c.label else bound
         speed = format_interval(c.speedup, c.speedup_low, c.speedup_high, " x")
-        summary = f"{told}: {c.summary}" if told else c.summary
-        rows.append((c.target, c.label, speed, changed(c.drop), c.n_seeds, str(c.verdict), summary))
+        rows.append((c.target, c.label, speed, changed(c.drop), c.n_seeds, str(c.verdict), f"{told}: {c.summary}"))
     for target, (tuned, tuned_speed) in result.fair_baselines.items():
         shown = format_interval(tuned_speed, None, None, " x")
         rows.append((target, "tuned plain", shown, changed(tuned.drop), "-", "reference", tuned.summary))

@@ -273,6 +273,7 @@ class StudyResult:
     tuned_plain: Mapping[str, TunedPlain] = field(default_factory=dict)  # the fair baseline beside an export
     left_out: Sequence[str] = ()  # why what might have been searched was not, a sentence each
     scripts: Sequence[ExportedScript] = ()  # the exports in the words of other frameworks
+    doubt: str = ""  # why the answer means nothing, a sentence; empty where it means something
 
     @property
     def ended(self) -> list[TrialRecord]:
@@ -340,7 +341,8 @@ class StudyResult:
     def __str__(self) -> str:
         """Return the answer as a terminal shows it: a sentence per export, further messages, and the files."""
         files = [*self.exported.values(), *([self.report] if self.report is not None else [])]
-        lines = [f"{target}: {sentence}" for target, sentence in self.headlines.items()]
+        lines = [self.doubt] if self.doubt else []
+        lines += [f"{target}: {sentence}" for target, sentence in self.headlines.items()]
         return "\n".join([*lines, *self.messages, *(f"wrote {path}" for path in files)])
 
     def _repr_html_(self) -> str:

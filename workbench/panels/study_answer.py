@@ -10,7 +10,7 @@ from typing import Any, Final
 from workbench.core.records import StudyResult, TrialRecord
 from workbench.figures import RunCurve
 from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
-from workbench.panels.style import faint, file_link, words
+from workbench.panels.style import error_html, faint, file_link, words
 
 ANSWERS: Final = (
     "o1 and o2 are a study's answers for its two allowed drops; boost levels and precisions (amp) only share the names."
@@ -37,7 +37,7 @@ def curve_of(trial: TrialRecord, directory: Path, objective: str = "time_to_targ
 
 def answer_html(study: StudyResult) -> str:
     """Return what each export takes, why, and why not the others."""
-    parts = []
+    parts = [f"<p>{error_html(study.doubt)}</p>"] if study.doubt else []
     first: dict[str, str] = {}
     for target, choice in study.choices.items():
         same = first.setdefault(choice.sentence, target)

@@ -19,6 +19,7 @@ from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRe
 from workbench.core.text import first_line
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
+from workbench.study.answer.learning import learns_nothing
 from workbench.study.answer.notes import Notes, metric_name_of, note_trial, with_notes
 from workbench.study.answer.selection import faster_untested, nothing_found, select, with_policy
 from workbench.study.ask.search_space import all_off
@@ -252,6 +253,7 @@ def _result(
         attribution={target: one for target, one in parts.items() if one},
         tuned_plain=tuned_plain_of(attributes),
         left_out=tuple(file.set_up.left_out),
+        doubt=learns_nothing(study, file),
     )
     sentences = [file.set_up.shortened, attributes.get("search_ended", ""), attributes.get("cut_short", "")]
     sentences += [_where_o0_diverged(attributes, file), *attributes.get("warm_start_notes", [])]

@@ -211,7 +211,18 @@ class TaskExperimenter:
                 checkpoints.folder.parent.rmdir()
         path = "" if result.path is None else result.path.relative_to(self._runs.parent).as_posix()
         how = (result.seconds, result.diverged, result.message, path, result.overflows, result.steps)
-        return Trained(result.metric, result.curve, *how)
+        untrained = self._without_learning(job, monitor.stop) if job.also_untrained and not result.stopped else math.nan
+        return Trained(result.metric, result.curve, *how, untrained)
+
+    def _without_learning(self, job: TrainJob, stop: Callable[[], bool] | None) -> float:
+        from workbench.tasks.stoppable_task import stoppable
+        from workbench.training.without_learning import metric_without_learning
+
+        task = self._task if stop is None else stoppable(self._task, stop)
+        try:
+            return metric_without_learning(task, job.config, job.level, job.seed, self._device)
+        except Exception:  # an untrained network may have no metric; a request to stop is the study's to see
+            return math.nan
 
     @functools.cached_property
     def _digested_task(self) -> Task:

@@ -23,7 +23,7 @@ from pydantic_core import to_jsonable_python
 from workbench.config import BoostConfig
 from workbench.config.run_request import RunRequest
 
-_KEPT_LATER = ("baseline_ms", "cold_ms", "cold_again")
+_KEPT_LATER = ("baseline_ms", "cold_ms", "cold_again", "untrained")
 
 Side = tuple[BoostConfig, str]
 """A configuration and its boost level."""
@@ -40,6 +40,10 @@ def plain(value: Any) -> Any:
 def read_record(kind: type[_RecordT], stored: Mapping[str, Any]) -> _RecordT:
     """Return a record that `plain` has stored; what is None there is NaN."""
     return kind(**{name: math.nan if value is None else value for name, value in stored.items()})
+
+
+def _without_unkept(stored: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in stored.items() if name not in _KEPT_LATER or value}
 
 
 # -- outcomes ----------------------------------------------------------------------------------------------------------
@@ -67,6 +71,11 @@ class Trained(Outcome):
     path: str = ""  # run directory, relative to the study; empty when nothing was recorded
     overflows: int = 0  # updates whose gradients overflowed
     steps: int = 0
+    untrained: float = math.nan  # the metric without any learning; NaN where the job did not ask for it
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as strict JSON; what was not asked for is left out, as studies begun before store it."""
+        return _without_unkept(Outcome.to_json(self))
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Trained:
@@ -88,8 +97,7 @@ class SpeedMeasured(Outcome):
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as strict JSON; what was not kept is left out, as studies begun before store it."""
-        stored = Outcome.to_json(self)
-        return {name: value for name, value in stored.items() if name not in _KEPT_LATER or value}
+        return _without_unkept(Outcome.to_json(self))
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> SpeedMeasured:
@@ -159,11 +167,13 @@ class TrainJob(RunRequest, Job[Trained]):
     """Train one run; nothing is recorded without a ``run_id``.
 
     A run whose time counts (``is_timed``) does not go on from a checkpoint: the seconds before it are of another time.
+    With ``also_untrained`` the metric without any learning is evaluated, too, beside the run and its time.
     """
 
     kind: ClassVar[str] = "train"
 
     is_timed: bool = False
+    also_untrained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

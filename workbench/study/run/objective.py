@@ -368,6 +368,7 @@ class Objective:
             steps=self._file.study.budget_steps,
             evaluate_every=self._file.evaluate_every,
             run_id=f"trial_{trial.number:04d}",
+            also_untrained=bool(trial.user_attrs.get("baseline")),
         )
         return self._experimenter.run(job, Monitor(on_evaluation, self._on_step))
 

@@ -38,6 +38,7 @@ from workbench.core.rank_environment import is_first_rank, rank_environment
 from workbench.core.records import Verdict
 from workbench.study.answer.confirming import Confirmation
 from workbench.study.answer.freezing_limits import measure_freezing_limits
+from workbench.study.answer.learning import learns_nothing
 from workbench.study.answer.loss_scale_policy import tune_loss_scale
 from workbench.study.answer.result import StudyResult, write_answer
 from workbench.study.answer.selection import contenders, select
@@ -172,6 +173,8 @@ def tune(
                     search.run_baseline(deadline, [StoppableExperimenter(one, stop, deadline) for one in trainers])
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
+            if doubt := learns_nothing(study, file):
+                watch.note(doubt)
             # Of several ranks the others would count as other work.
             if crew is None and file.study.ranks == 1:
                 if busy := other.sentence():

@@ -36,10 +36,9 @@ class WarmUp:
     steps: int = 0  # micro-batches of O0 it took
     seconds: float = 0.0
 
-    def train_job(self, plan: Plan, *, seed: int, steps: int, evaluate_every: int, run_id: str = "") -> TrainJob:
-        """Return the job that trains the plan."""
-        config = explicit_config(plan, self.snapshots)
-        return TrainJob(config, plan.level, seed=seed, steps=steps, evaluate_every=evaluate_every, run_id=run_id)
+    def train_job(self, plan: Plan, **options: Any) -> TrainJob:
+        """Return the job that trains the plan; options are those of the job."""
+        return TrainJob(explicit_config(plan, self.snapshots), plan.level, **options)
 
     def speed_job(self, plan: Plan, file: StudyFile, seed: int, **options: Any) -> SpeedJob:
         """Return the job that times the plan's steps beside O0's; further options are those of the job."""

@@ -247,9 +247,9 @@ class SetUpObjective(Objective):
         return self._experimenter.run(self._job(plan, index, warm_up), Monitor(None, self._on_step))
 
     def _job(self, plan: Plan, index: int, warm_up: WarmUp) -> TrainJob:
-        study = self._file.study
-        seed, steps = study.seed + index, study.budget_steps
-        return warm_up.train_job(plan, seed=seed, steps=steps, evaluate_every=steps)
+        study, is_baseline = self._file.study, plan.key() == self._file.baseline_plan().key()
+        options = {"steps": study.budget_steps, "evaluate_every": study.budget_steps}
+        return warm_up.train_job(plan, seed=study.seed + index, also_untrained=is_baseline and index == 0, **options)
 
 
 def _keep_runs(trial: optuna.Trial, runs: Sequence[Trained]) -> None:

@@ -1,0 +1,103 @@
+"""A task that learns nothing: its answer means nothing, and everyone who shows the answer says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.kit.fake_runner import SHORT, FakeRunner, write_study
+from tests.reports.synthetic_study import fastest_study
+from workbench.cli.study_commands import _print_result
+from workbench.config import BoostConfig
+from workbench.panels.study_answer import answer_html
+from workbench.report import study_report_html
+from workbench.report.sources import Sources
+from workbench.study import TuneProgress, read_result, tune
+from workbench.study.run.experimenter import TaskExperimenter
+from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
+from workbench.tasks import Task
+
+TOLD = "The task as given learns nothing in 100 batches: it ends with accuracy "
+
+
+def beginning_at(untrained: float) -> Callable[..., FakeRunner]:
+    class Runner(FakeRunner):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            result = super().run(job, monitor)
+            asked = isinstance(job, TrainJob) and job.also_untrained
+            assert not asked or job.level == "O0"
+            return replace(result, untrained=untrained) if asked else result
+
+    return lambda _, directory: Runner(directory)
+
+
+@pytest.mark.parametrize(
+    ("below", "told"), [(0.001, True), (-0.2, True), (0.3, False), (math.nan, False)], ids=["near", "above", "far", "?"]
+)
+def test_a_baseline_no_better_than_without_learning_is_said_once_it_is_known(
+    tmp_path: Path, below: float, told: bool
+) -> None:
+    directory, notes = write_study(tmp_path / "s", SHORT), set[str]()
+    reached = 0.9
+
+    def on_progress(progress: TuneProgress) -> None:
+        if progress.trials <= 1:
+            notes.add(progress.note)
+
+    result = tune(directory, make_experimenter=beginning_at(reached - below), on_progress=on_progress)
+    assert result.doubt.startswith(TOLD) is told
+    assert bool(result.doubt) is told
+    assert (result.doubt in notes - {""}) is told, "before the search goes on"
+    assert read_result(directory).doubt == result.doubt
+
+
+def test_terminal_notebook_panel_and_report_begin_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    study = fastest_study(doubt=f"{TOLD}10 %.")
+    _print_result(study, json=False)
+    assert capsys.readouterr().out.splitlines()[0] == study.doubt
+    assert str(study).splitlines()[0] == study.doubt
+    for page in (answer_html(study), study_report_html(study, Sources({"o1": BoostConfig()}, None, None))):
+        assert 0 < page.index("learns nothing in 100 batches") < page.index("boost_config.o1.json")
+    assert "learns nothing" not in answer_html(fastest_study())
+
+
+def constant_labels(share: float, *, lr: float) -> Task:
+    labels = (torch.arange(100) >= 100 * share).long()
+    x = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+    return Task(
+        name="labels",
+        model=lambda: nn.Linear(4, 2),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda named: torch.optim.SGD(named, lr=lr),
+        train=[(x, labels)],
+        evaluate=[(x, labels)],
+        metric="accuracy",
+    )
+
+
+def test_without_learning_an_accuracy_is_at_least_the_share_of_the_commonest_label(tmp_path: Path) -> None:
+    off = BoostConfig().with_values({"boost.mode": "disable_all"})
+    experimenter = TaskExperimenter(constant_labels(0.83, lr=0.0), "cpu", tmp_path / "runs")
+    run: Trained = experimenter.run(TrainJob(off, "O0", 0, 3, 3, also_untrained=True))
+    assert run.untrained == pytest.approx(0.83)
+    assert Trained.from_json(run.to_json()) == run
+    again: Trained = experimenter.run(TrainJob(off, "O0", 0, 3, 3))
+    assert math.isnan(again.untrained)
+    assert again.metric == run.metric, "the run itself is the same"
+    assert "untrained" not in again.to_json()
+
+
+def test_the_metric_of_an_untrained_network_is_evaluated_where_there_are_no_labels(tmp_path: Path) -> None:
+    task = replace(constant_labels(0.5, lr=0.0), metric="loss")
+    off = BoostConfig().with_values({"boost.mode": "disable_all"})
+    run: Trained = TaskExperimenter(task, "cpu", tmp_path / "runs").run(
+        TrainJob(off, "O0", 0, 3, 3, also_untrained=True)
+    )
+    assert run.untrained == pytest.approx(run.metric), "at a learning rate of 0 nothing changes"
