@@ -385,6 +385,25 @@ def test_evaluation_leaves_no_trace_on_training() -> None:
     assert all(p.grad is None for p in net.parameters())
 
 
+class Weighted(nn.Module):
+    """A criterion that learns class weights while it is trained with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(2))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.weight.lerp_(1.0 / (1.0 + torch.bincount(targets, minlength=2)), 0.1)
+        return nn.functional.cross_entropy(outputs, targets, self.weight)
+
+
+def test_evaluation_leaves_no_trace_on_the_criterion() -> None:
+    task = dataclasses.replace(small_task(metric="loss"), loss=Weighted())
+    often, once = run(task, steps=9, evaluate_every=2), run(task, steps=9)
+    assert (often.final_loss, often.metric) == (once.final_loss, once.metric)
+
+
 class Observed(Net):
     """A net that gathers statistics in evaluation, too, as fake quantisation does."""
 

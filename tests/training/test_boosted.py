@@ -145,14 +145,16 @@ def test_resuming_at_any_step_changes_no_bit(
 
 
 class Shifted(nn.Module):
-    """A criterion that trains a parameter of its own."""
+    """A criterion that trains a parameter of its own, and learns class weights from the labels."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shift = nn.Parameter(torch.zeros(3))
+        self.register_buffer("weight", torch.ones(3))
 
     def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(scores + self.shift, labels)
+        self.weight.lerp_(1.0 / (1.0 + torch.bincount(labels, minlength=3)), 0.1)
+        return nn.functional.cross_entropy(scores + self.shift, labels, self.weight)
 
 
 def with_criterion() -> Boosted:
@@ -168,7 +170,7 @@ def train_with_criterion(boosted: Boosted, data: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("stop", [4, 5], ids=["between windows", "in a window"])
-def test_what_only_the_optimizer_holds_is_resumed_too(stop: int, tmp_path: Path) -> None:
+def test_what_only_optimizer_and_criterion_hold_is_resumed_too(stop: int, tmp_path: Path) -> None:
     whole, resumed, data = with_criterion(), with_criterion(), batches(8)
     train_with_criterion(whole, data[:stop])
     save_checkpoint(tmp_path / "checkpoint.pt", whole)
@@ -185,6 +187,7 @@ def test_a_checkpoint_from_before_parameters_outside_the_model_were_kept_still_l
     whole, resumed = with_criterion(), with_criterion()
     train_with_criterion(whole, batches(5))
     state = whole.state_dict()
+    del state["criterion"]
     for part in (state, state["gradients"]):
         for name in [name for name in part if name == "outside" or name.startswith("param_groups")]:
             del part[name]

@@ -20,7 +20,7 @@ Epochs = Iterable[tuple[int, Iterable[Any]]]
 
 
 def resumed_training(
-    folder: CheckpointFolder, boosted: Boosted, criterion: Any, config: BoostConfig, dataset: Any, epochs: Iterable[int]
+    folder: CheckpointFolder, boosted: Boosted, config: BoostConfig, dataset: Any, epochs: Iterable[int]
 ) -> ResumedTraining:
     """Return what keeps the progress of a training in a folder, and goes on from what is kept there."""
     n_batches = n_batches_of(dataset)
@@ -28,7 +28,7 @@ def resumed_training(
     if _has_course(boosted) and isinstance(epochs, range) and n_batches is not None:
         this["epochs"] = [epochs.start, epochs.stop - 1]
         boosted.course.begin(n_batches * len(epochs))  # the schedule is there before its position is restored
-    return ResumedTraining(folder, boosted, criterion, this)
+    return ResumedTraining(folder, boosted, this)
 
 
 def epochs_of(

@@ -45,7 +45,6 @@ from workbench.training.apply import apply
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.evaluation import evaluation_mode
-from workbench.training.gradient_reduction import broadcast_from_first
 from workbench.training.loop import training_loop
 from workbench.training.outcome import BoostStep, StepOutcome
 
@@ -261,7 +260,7 @@ class Model:
         context = RunContext(state)
         resumed = None
         if kept is not None:
-            resumed = resumed_training(kept, boosted, self._loss_fn, self._settings, dataset, epochs)
+            resumed = resumed_training(kept, boosted, self._settings, dataset, epochs)
             state.cur_epoch_num, state.cur_step_num = max(0, resumed.progress.epoch - 1), resumed.progress.steps
         self._set_training_mode(boosted)
         with listeners, resumed or contextlib.nullcontext():
@@ -419,8 +418,6 @@ class Model:
             boosted.loss_scaling = scaling
         if ranks.world_size() > 1 and not isinstance(self._network, DistributedDataParallel):
             boosted.distribute()
-            if isinstance(self._loss_fn, nn.Module):  # a criterion may have weights, too
-                broadcast_from_first([*self._loss_fn.parameters(), *self._loss_fn.buffers()])
         return boosted
 
     def _state(

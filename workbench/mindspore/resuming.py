@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from workbench.core import distributed as ranks
 from workbench.core.arguments import checked_count
@@ -63,19 +62,16 @@ class ResumedTraining:
     Args:
         folder: Where its checkpoints are, or will be.
         boosted: What is trained.
-        criterion: May have weights, too.
         identity: What makes the training the one it is, as plain values by name.
 
     Raises:
         ResumeError: When the checkpoints belong to another training, or none is whole.
     """
 
-    def __init__(self, folder: CheckpointFolder, boosted: Boosted, criterion: Any, identity: Mapping[str, Any]) -> None:
+    def __init__(self, folder: CheckpointFolder, boosted: Boosted, identity: Mapping[str, Any]) -> None:
         self._folder, self._boosted = folder, boosted
         self._identity = json.dumps(identity)
         self._parts = dict(folder.also)
-        if isinstance(criterion, nn.Module):
-            self._parts["criterion"] = criterion
         self._epochs: list[dict[str, Any]] = []  # the random generators where the data's epochs began
         self._state = state_to_resume(folder, json.loads(self._identity), boosted.device)
         self.progress = Progress()
@@ -83,7 +79,8 @@ class ResumedTraining:
         if self._state is None:
             return
         try:
-            boosted.load_state_dict(self._state["boosted"])
+            formerly = {"criterion": state} if (state := self._state["parts"].get("criterion")) is not None else {}
+            boosted.load_state_dict(formerly | self._state["boosted"])
             for name, part in self._parts.items():
                 part.load_state_dict(self._state["parts"][name])
         except (KeyError, ValueError, RuntimeError) as error:

@@ -460,9 +460,10 @@ class Boosted:
     def distribute(self, *, ddp: bool = False, **options: Any) -> nn.Module:
         """Let all ranks train together, between ``apply`` and the first step.
 
-        Every rank takes the first one's buffers and all that it trains. Then gradients are averaged at the end of every
-        window, in buckets of our own: only gradients of what the freezing group trains are sent. BatchNorm statistics
-        stay each rank's own until ``finish``, which hands out the first one's. The model to call is returned.
+        Every rank takes the first one's buffers, also those of the criterion, and all that it trains. Then gradients
+        are averaged at the end of every window, in buckets of our own: only gradients of what the freezing group trains
+        are sent. BatchNorm statistics stay each rank's own until ``finish``, which hands out the first one's. The model
+        to call is returned.
 
         Args:
             ddp: Wrap the model in DistributedDataParallel instead, which hides the exchange behind the backward pass.
@@ -479,7 +480,10 @@ class Boosted:
         if options and not ddp:
             raise TypeError(f"distribute() takes {', '.join(options)} with ddp=True only")
         trained = self._trained.named()
-        require_same_tensors([*trained.items(), *self.model.named_buffers()])
+        judge = nn.ModuleDict({"criterion": self.criterion} if isinstance(self.criterion, nn.Module) else {})
+        judges = [*judge.named_parameters(), *judge.named_buffers()]
+        require_same_tensors([*trained.items(), *self.model.named_buffers(), *judges])
+        broadcast_from_first(tensor for _, tensor in judges)
         self.loss_scaling.agree = largest_over_ranks
         if ddp:
             unfrozen = self._schedule.unfreeze_all() if self._schedule is not None else contextlib.nullcontext()
@@ -518,13 +522,16 @@ class Boosted:
 
         ``outside`` are parameters that the optimizer alone holds, ``gradients`` those of an unfinished window, by name;
         ``course``, ``methods`` and ``average`` (the last inputs, for BatchNorm's statistics) are included if there is a
-        schedule, a method keeps a state, or the optimizer averages. On several ranks every rank keeps its own.
+        schedule, a method keeps a state, or the optimizer averages; ``criterion`` if that is a module. On several ranks
+        every rank keeps its own.
         """
         model = unwrapped(self.model)  # names as the user knows them, compiled or not
         gradients = self._trained.gradients() if self.window.position else {}
         outside = {name: p.detach() for name, p in self._trained.outside().items()}
         state = {"model": model.state_dict(), "outside": outside, "gradients": gradients, "step_index": self.step_index}
         state |= {name: getattr(self, name).state_dict() for name in _STATEFUL}
+        if isinstance(self.criterion, nn.Module):
+            state["criterion"] = self.criterion.state_dict()
         if self.course.has_schedule:
             state["course"] = self.course.state_dict()
         if self._hooks:
@@ -546,6 +553,8 @@ class Boosted:
         model.load_state_dict(saved)
         if "outside" in state:  # earlier checkpoints have only what is in the model
             nn.ParameterDict(self._trained.outside()).load_state_dict(state["outside"])
+        if "criterion" in state and isinstance(self.criterion, nn.Module):  # which earlier checkpoints left out
+            self.criterion.load_state_dict(state["criterion"])
         if self.course.has_schedule:
             self.course.load_state_dict(state["course"])
         for name in _STATEFUL:

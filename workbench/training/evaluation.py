@@ -23,10 +23,12 @@ _checked: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()
 def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int = 0) -> float:
     """Return the task's metric over its evaluation batches of a seed's split, in the metric's own unit.
 
-    Modes and random generators are put back, so that training goes on as if it had not been evaluated.
+    The criterion is in evaluation mode, too. Modes and random generators are put back, so that training goes on as if
+    it had not been evaluated.
     """
     metric = task.new_metric()
-    with evaluation_mode([model], device), precision.autocast():
+    modules = [module for module in (model, task.loss) if isinstance(module, nn.Module)]
+    with evaluation_mode(modules, device), precision.autocast():
         for batch in task.evaluation_batches(seed):
             task.update_metric(metric, model, move_batch(batch, device))
     return float(metric.compute())
