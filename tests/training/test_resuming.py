@@ -32,6 +32,7 @@ from workbench.runs import read_run
 from workbench.study.run.experimenter import TaskExperimenter
 from workbench.study.run.job import Monitor, TrainJob
 from workbench.tasks import Task
+from workbench.training import run as run_module
 from workbench.training.checkpoint import read_checkpoint
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.resuming import ResumeError
@@ -172,6 +173,59 @@ def test_what_keeps_a_state_of_its_own_goes_on_with_the_same_bits(name: str, tmp
     assert (resumed.overflows, resumed.final_loss_scale) == (whole.overflows, whole.final_loss_scale)
     for key, value in weights_in(whole_folder).items():
         assert torch.equal(value, weights_in(folder)[key]), key
+
+
+class Noisy(Drawing):
+    """A net that draws in its evaluation, too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + float(np.random.normal(scale=0.01)))  # noqa: NPY002
+
+
+def long_evaluation(batches_seen: list[int]) -> Task:
+    """Return a task that counts the batches of its evaluations, twenty each."""
+
+    def batches(seed: int) -> Any:
+        for batch in list(small_task().evaluation_batches(seed))[:1] * 20:
+            batches_seen.append(len(batches_seen))
+            yield batch
+
+    return dataclasses.replace(small_task(model=Noisy), evaluate=batches, data_hash="long")
+
+
+def assert_goes_on_as_if_not_stopped(folder: Path, *, every: int | None, keep_end: bool, where: int) -> None:
+    """Stop a run while it is evaluated, go on with it, and compare with one that was not stopped."""
+    whole = train(long_evaluation([]), NOTHING)
+    seen: list[int] = []
+    kept = CheckpointFolder(folder, every, keep=9, keep_end=keep_end)
+    first = train(long_evaluation(seen), NOTHING, checkpoints=kept, stop=lambda: len(seen) > where)
+    assert (first.stopped, first.steps, kept.newest_step()) == (True, first.steps, first.steps)
+    assert "while it was evaluated" in first.message
+    assert len(seen) < where + 10
+    torch.manual_seed(99)
+    second = train(long_evaluation([]), NOTHING, checkpoints=kept)
+    for field in ("metric", "curve", "steps", "final_loss", "stopped"):
+        assert getattr(second, field) == getattr(whole, field), field
+
+
+@pytest.mark.parametrize("keep_end", [True, False])
+@pytest.mark.parametrize("where", [7, 47], ids=["on the way", "at the end"])
+def test_a_run_stopped_in_an_evaluation_loses_no_step_and_makes_it_again(
+    where: int, keep_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_LONG_EVALUATION", 0.0)
+    assert_goes_on_as_if_not_stopped(tmp_path, every=5, keep_end=keep_end, where=where)
+
+
+def test_a_run_stopped_when_an_evaluation_was_due_makes_it_when_it_goes_on(tmp_path: Path) -> None:
+    whole = train(small_task(), NOTHING)
+    first = train(small_task(), NOTHING, checkpoints=checkpoints(tmp_path), stop=stopping_after(8))
+    assert (first.steps, first.curve) == (8, ())
+    judged: list[int] = []
+    options = {"on_evaluation": lambda step, _: judged.append(step), "checkpoints": checkpoints(tmp_path)}
+    second = train(small_task(), NOTHING, **options)
+    assert second.curve == whole.curve
+    assert judged == [8, 16, 24]
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> None:
@@ -323,6 +377,12 @@ def test_the_end_of_a_completed_run_is_kept_unless_it_shall_not(tmp_path: Path) 
     assert other.steps() != []  # it can go on
 
 
+def _stopped_in_an_evaluation_over_ranks(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run_module, "_LONG_EVALUATION", 0.0)
+        assert_goes_on_as_if_not_stopped(folder, every=5, keep_end=True, where=7)
+
+
 def _interrupted_over_ranks(folder: Path) -> tuple[Any, ...]:
     """Train whole, and in two parts of which rank 1 loses its newest checkpoint; return what both came to."""
     new_task = functools.partial(small_task, model=Drawing)
@@ -349,6 +409,7 @@ def test_two_ranks_go_on_from_the_newest_checkpoint_that_both_have(tmp_path: Pat
         for answer in pair.run(_interrupted_over_ranks, tmp_path):
             assert answer[3] < STEPS
             assert answer[:3] == answer[4:]
+        pair.run(_stopped_in_an_evaluation_over_ranks, tmp_path / "evaluated")
     finally:
         pair.close()
 

@@ -31,7 +31,7 @@ from workbench.runs import RunRecorder, new_run_id
 from workbench.tasks import Task
 from workbench.tasks.stoppable_task import StoppedError, stoppable
 from workbench.training import TraceBuffer, training_loop
-from workbench.training.checkpoint import checkpoint_state, restore_generators, with_threads_of
+from workbench.training.checkpoint import checkpoint_state, generator_states, restore_generators, with_threads_of
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.evaluation import check_outputs, evaluate
 from workbench.training.resuming import finished_before, identity, resumed_recorder, state_to_resume
@@ -44,6 +44,7 @@ __all__ = ["UNWATCHED", "Pause", "RunMonitor", "RunObserver", "RunProgress", "Ru
 
 _LONG_EVALUATION = 1.0  # seconds after which an evaluation asks whether to stop, as steps do
 _TRACE_ROWS = 1024
+_COUNTS = ("done", "evaluated", "overflows", "streak", "seconds", "loss_scale")  # kept in checkpoints
 
 
 def run_task(
@@ -140,11 +141,11 @@ class _Run:
         self.curve: list[tuple[int, float]] = []
         self.losses: list[float] = []
         self.overflows = 0
-        self.done = 0
+        self.done = self.evaluated = 0  # steps that were taken, and after how many it was last evaluated
         self.seconds = 0.0
         self.loss_scale = float(self.boosted.loss_scale.item())
         self.streak = 0
-        self.diverged = self.stopped = self.ended_early = self._stopped_evaluating = False
+        self.diverged = self.stopped = self.ended_early = False
         self.message = ""
         self.checkpoints: CheckpointFolder | None = None
         self.resumed: dict[str, Any] | None = None  # the checkpoint that it goes on from
@@ -185,12 +186,13 @@ class _Run:
         self.curve = [(int(at), value) for at, value in was["curve"]]
         self.losses = was["losses"].tolist()
         self.done, self.overflows, self.streak = was["done"], was["overflows"], was["streak"]
+        self.evaluated = was.get("evaluated", self.done)  # which earlier checkpoints do not say
         self.seconds, self.loss_scale = was["seconds"], was["loss_scale"]
 
     def checkpoint(self) -> None:
         """Keep the state reached; everything recorded before it is on the disk by then."""
         assert self.checkpoints is not None
-        run = {name: getattr(self, name) for name in ("done", "overflows", "streak", "seconds", "loss_scale")}
+        run = {name: getattr(self, name) for name in _COUNTS}
         curve, losses = [list(point) for point in self.curve], torch.tensor(self.losses, dtype=torch.float64)
         run |= {"curve": curve, "losses": losses}
         state = {
@@ -203,9 +205,7 @@ class _Run:
         self.checkpoints.save(state, self.done)
 
     def train(self) -> None:
-        stop, pause, evaluate_every = self.monitor.stop, self.monitor.pause, self.request.evaluate_every
-        if evaluate_every is not None:  # of the loader's batches; at least one forward pass
-            evaluate_every = max(round(evaluate_every / self.prepared.batches_per_pass), 1)
+        stop, pause = self.monitor.stop, self.monitor.pause
         batches = self.prepared.batches(self.request.seed)
         if self.resumed is not None:
             next(itertools.islice(batches, self.done, self.done), None)  # reads what was trained on
@@ -219,8 +219,10 @@ class _Run:
             batch_size=lambda batch: self.n_ranks * self.task.batch_size_of(batch),
         )
         self._record_snapshot()
-        self._start_clock()
-        for _ in loop:
+        goes_on = self._evaluate_if_due()  # the run may have been stopped before an evaluation, or in it
+        if goes_on:
+            self._start_clock()
+        for _ in loop if goes_on else ():
             self.done += 1
             self._undrained += 1
             self._record_snapshot()
@@ -239,15 +241,8 @@ class _Run:
                 self.stopped = True
                 self._end(f"stopped on request after {self.done} steps")
                 break
-            if evaluate_every and self.done % evaluate_every == 0 and self.done < self.steps:
-                self._stop_clock()
-                self.flush()  # with a loss that is NaN by now there is no model to evaluate
-                if not self.diverged and self._evaluate():
-                    self.ended_early = True
-                    self._end(f"ended early after {self.done} steps: its metric does not keep up")
-                if self.diverged or self.ended_early or self.stopped:
-                    break
-                self._start_clock()
+            if not self._evaluate_if_due():
+                break
             if self.checkpoints is not None and self.done < self.steps and self.checkpoints.is_due(self.done):
                 self._stop_clock()
                 self.flush()
@@ -259,14 +254,15 @@ class _Run:
         if self.votes is not None:
             self.votes.settle()
         self.flush()
-        # One that was stopped in an evaluation goes on before it.
-        ended = self.diverged or self.ended_early or self.finished or self._stopped_evaluating
+        ended = self.diverged or self.ended_early or self.finished
         if self.checkpoints is not None and not ended and (self.stopped or self.checkpoints.keep_end):
             self.checkpoint()
         self.boosted.finish()
         if not (self.diverged or self.stopped or self.ended_early):
             self._evaluate()
             self.flush()
+            if self.stopped and self.checkpoints is not None and not self.checkpoints.keep_end:
+                self.checkpoint()
 
     def flush(self) -> None:
         """Drain the trace to the recorder, act on what it shows, and report; every rank at the same step."""
@@ -397,25 +393,50 @@ class _Run:
             self.recorder.write(self._records, self._events)
         self._records, self._events = [], []
 
+    def _evaluate_if_due(self) -> bool:
+        """Evaluate between two steps if that is asked for and was not done; return whether the run goes on."""
+        every = self.request.evaluate_every
+        if every is None or not self.evaluated < self.done < self.steps:
+            return True
+        if self.done % max(round(every / self.prepared.batches_per_pass), 1):  # at least one forward pass
+            return True
+        self._stop_clock()
+        self.flush()  # with a loss that is NaN by now there is no model to evaluate
+        if not self.diverged and self._evaluate():
+            self.ended_early = True
+            self._end(f"ended early after {self.done} steps: its metric does not keep up")
+        if self.diverged or self.ended_early or self.stopped:
+            return False
+        self._start_clock()
+        return True
+
     def _evaluate(self) -> bool:
-        """Evaluate on rank 0, note the metric, and return whether the caller ends the run by it."""
+        """Evaluate on rank 0, note the metric, and return whether the caller ends the run by it.
+
+        One that is stopped in it is as it was before, and goes on with the evaluation.
+        """
         value, name, precision = math.nan, self.task.metric_name, self.boosted.precision
         if self.leads:
+            generators = generator_states(self.device)
             # Unwrapped: a DistributedDataParallel would talk to ranks that do not evaluate, and evaluation mode would
             # be compiled again.
             model = unwrapped(self.boosted.model)
             began = time.perf_counter()
             with self.boosted.evaluating():
-                if self.done >= self.steps:  # the weights and statistics to keep are part of the run
-                    devices.synchronize(self.device)
-                    self.seconds += time.perf_counter() - began
+                devices.synchronize(self.device)
+                seconds = time.perf_counter() - began
                 try:
                     value = evaluate(self._task_to_evaluate(), model, self.device, precision, self.request.seed)
                 except StoppedError:
-                    self.stopped = self._stopped_evaluating = True
-                    self._end(f"stopped on request while it was evaluated after {self.done} steps")
-                    return False
-        value = ranks.broadcast_object(value)
+                    self.stopped = True
+                    restore_generators(generators, self.device)
+            if self.done >= self.steps and not self.stopped:  # the weights and statistics to keep are part of the run
+                self.seconds += seconds
+        value, self.stopped = ranks.broadcast_object((value, self.stopped))
+        if self.stopped:
+            self._end(f"stopped on request while it was evaluated after {self.done} steps")
+            return False
+        self.evaluated = self.done
         if not math.isfinite(value):
             self.diverged = True
             self.message = f"{name} is {value:g} after {self.done} steps; training diverged"
@@ -429,9 +450,9 @@ class _Run:
         return ranks.broadcast_object(self.leads and judge is not None and judge(self.done, value))
 
     def _task_to_evaluate(self) -> Task:
-        """Return the task, which on one rank asks in a long evaluation, too, whether to stop."""
+        """Return the task, which in a long evaluation asks, too, whether to stop."""
         stop, asks_from = self.monitor.stop, time.perf_counter() + _LONG_EVALUATION
-        if stop is None or self.votes is not None:
+        if stop is None:
             return self.task
         return stoppable(self.task, lambda: time.perf_counter() > asks_from and stop())
 
