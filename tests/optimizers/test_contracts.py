@@ -42,7 +42,7 @@ class Made:
     never_waits: bool = False  # for the host to read anything
 
 
-THOR = {"learning_rate": 0.05, "damping": 0.1, "momentum": 0.9, "frequency": 3, "decay_filter": bool}  # can be pickled
+THOR = {"learning_rate": 0.05, "damping": 0.1, "momentum": 0.9, "frequency": 3}
 
 
 def thor(net: nn.Module, **options: Any) -> Thor:

@@ -13,9 +13,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 import workbench
 from tests.kit.runs import train_and_watch
+from tests.kit.twins import pickled
 from workbench.config import BoostConfig
 from workbench.methods.batch.method import concatenated, parts_of
-from workbench.methods.schedule.method import factor_at, recorded
+from workbench.methods.schedule.method import factor_at, recorded, stretched
 from workbench.tasks import Task
 from workbench.tasks.errors import TaskError
 
@@ -98,6 +99,15 @@ def test_a_scheduler_that_counts_its_own_steps_is_stretched_too() -> None:
     short = rates(drops, schedule={"length": 0.5})
     assert short[0] == pytest.approx(0.1)
     assert short[-1] == pytest.approx(0.01)
+
+
+def test_a_stretched_course_survives_a_pickle() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.2)
+    scheduler = stretched(optimizer, 3, [(1.0,), (0.5,), (0.0,)])
+    optimizer.step()
+    scheduler.step()
+    assert [pickled(factor)(2) for factor in scheduler.lr_lambdas] == [0.0]
+    assert pickled(scheduler).get_last_lr() == [0.1]
 
 
 def test_length_one_keeps_the_scheduler_itself_bit_for_bit() -> None:

@@ -79,16 +79,17 @@ def recorded(
 
 def stretched(optimizer: Optimizer, updates: int, course: Sequence[tuple[float, ...]]) -> LambdaLR:
     """Return a scheduler that runs through a recorded course (per update the factor of each group) in other updates."""
+    courses = list(zip(*course, strict=True))
+    groups = (courses[min(group, len(courses) - 1)] for group in range(len(optimizer.param_groups)))
+    return LambdaLR(optimizer, [functools.partial(_stretched_at, updates=updates, course=one) for one in groups])
+
+
+def _stretched_at(update: int, updates: int, course: Sequence[float]) -> float:
     last = len(course) - 1
-
-    def factor(update: int, group: int) -> float:
-        place = min(update / max(updates - 1, 1), 1.0) * last
-        below = math.floor(place)
-        share = place - below
-        return (1.0 - share) * course[below][group] + share * course[min(below + 1, last)][group]
-
-    groups = range(len(optimizer.param_groups))
-    return LambdaLR(optimizer, [functools.partial(factor, group=min(group, len(course[0]) - 1)) for group in groups])
+    place = min(update / max(updates - 1, 1), 1.0) * last
+    below = math.floor(place)
+    share = place - below
+    return (1.0 - share) * course[below] + share * course[min(below + 1, last)]
 
 
 class StandIn(Optimizer):

@@ -44,6 +44,10 @@ class NamedParameter:
     parameter: Tensor
 
 
+def _decays(parameter: NamedParameter) -> bool:  # a lambda could not be pickled
+    return True
+
+
 class Thor(StepOptimizer):
     """Second-order optimizer for whole networks: THOR.
 
@@ -135,7 +139,7 @@ class Thor(StepOptimizer):
         loss_scale: float = 1.0,
         batch_size: int = 32,
         use_nesterov: bool = False,
-        decay_filter: Callable[[NamedParameter], bool] = lambda parameter: True,
+        decay_filter: Callable[[NamedParameter], bool] = _decays,
         split_indices: Sequence[int] | None = None,
         enable_clip_grad: bool = False,
         frequency: int = 100,
