@@ -65,10 +65,23 @@ if __name__ == "__main__":
 '''
 
 TWO_TOWERS = """\
+from collections import namedtuple
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from workbench import Task
+
+Pair = namedtuple("Pair", "user item y")
+
+
+@dataclass
+class Named:
+    user: torch.Tensor
+    item: torch.Tensor
+    y: torch.Tensor
+    source: str = "clicks"
 
 
 class Towers(nn.Module):
@@ -76,9 +89,15 @@ class Towers(nn.Module):
         super().__init__()
         self.user, self.item = nn.Linear(4, 6), nn.Linear(4, 6)
 
-    def forward(self, user, item=None):
+    def forward(self, user, item=None, source=None):
         match = (self.user(user) * (1.0 if item is None else self.item(item))).sum(1)
         return ACTIVATION(match)
+
+
+def own_loss(model, batch):
+    if isinstance(batch, torch.Tensor):
+        batch = Pair(batch[:, 0], batch[:, 1], ((batch[:, 0] * batch[:, 1]).sum(1) > 0).float())
+    return nn.functional.binary_cross_entropy_with_logits(model(batch.user, batch.item), batch.y)
 
 
 users, items = torch.randn(2, 96, 4, generator=torch.Generator().manual_seed(1))
@@ -184,6 +203,9 @@ def test_a_task_of_the_user_s_is_copied_from_its_file(tmp_path: Path) -> None:
 
 
 _PAIRED, _NAMED = "(users[part], items[part], clicks[part])", "dict(user=users[part], item=items[part], y=clicks[part])"
+_FIELDS, _TUPLES = "Named(users[part], items[part], clicks[part])", "Pair(users[part], items[part], clicks[part])"
+_ALONE = "torch.stack([users[part], items[part]], 1)"
+_FORMS = ("fields", "named tuples", "fields as a whole", "named tuples as a whole", "a tensor alone")
 
 
 @pytest.mark.parametrize(
@@ -193,8 +215,13 @@ _PAIRED, _NAMED = "(users[part], items[part], clicks[part])", "dict(user=users[p
         (_NAMED, "torch.sigmoid", "nn.BCELoss()", "accuracy"),
         (_PAIRED, "torch.sigmoid", "nn.MSELoss()", "accuracy"),
         (_NAMED, "", "nn.BCEWithLogitsLoss()", "accuracy"),
+        (_FIELDS, "torch.relu", "nn.MSELoss()", "loss"),
+        (_TUPLES, "torch.relu", "nn.MSELoss()", "loss"),
+        (_FIELDS, "", "own_loss", "loss"),
+        (_TUPLES, "", "own_loss", "loss"),
+        (_ALONE, "", "own_loss", "loss"),
     ],
-    ids=["several inputs", "names", "probabilities", "logits"],
+    ids=["several inputs", "names", "probabilities", "logits", *_FORMS],
 )
 def test_a_script_calls_model_and_loss_with_what_a_batch_holds_as_the_task_does(
     tmp_path: Path, batch: str, activation: str, loss: str, metric: str

@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.integrations.test_torch_scripts import PLAIN, QUICKSTART, trained_here, written
+from tests.integrations.test_torch_scripts import (
+    _ALONE,
+    _FIELDS,
+    _NAMED,
+    _PAIRED,
+    _TUPLES,
+    ACCUMULATED,
+    PLAIN,
+    QUICKSTART,
+    TWO_TOWERS,
+    trained_here,
+    written,
+)
 from tests.kit.script_runs import run_script
 from workbench.config import BoostConfig
 
@@ -97,3 +109,29 @@ def test_each_script_trains_in_its_trainer(framework: str, name: str, steps: int
     # The trainers shuffle by themselves, so that the run is another one of the same kind.
     within = {"lightning": 0.03, "transformers": 0.06}[framework]
     assert ran["metric"] == pytest.approx(trained_here(task, CONFIGS[name], steps)["metric"], abs=within)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "batch", "loss", "metric", "chosen"),
+    [
+        ("transformers", _NAMED, "nn.BCEWithLogitsLoss()", "accuracy", {"batch": {"factor": 2.0}}),
+        ("transformers", _PAIRED, "nn.BCEWithLogitsLoss()", "accuracy", ACCUMULATED),
+        ("transformers", _FIELDS, "own_loss", "loss", {"batch": {"factor": 0.5}}),
+        ("transformers", _TUPLES, "own_loss", "loss", {"regularization": {"weight_average": "ema"}}),
+        ("transformers", _ALONE, "own_loss", "loss", {}),
+        ("lightning", _FIELDS, "nn.BCEWithLogitsLoss()", "accuracy", {}),
+    ],
+    ids=["names", "several inputs", "fields", "named tuples", "a tensor alone", "fields in Lightning"],
+)
+def test_a_script_hands_its_trainer_what_a_batch_holds(
+    framework: str, batch: str, loss: str, metric: str, chosen: dict[str, Any], tmp_path: Path
+) -> None:
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"needs the extra `{framework}`")
+    text = TWO_TOWERS.replace("BATCH", batch).replace("ACTIVATION", "").replace("METRIC", metric)
+    (tmp_path / "own.py").write_text(text.replace("LOSS", loss), encoding="utf-8")
+    task, config = f"{tmp_path / 'own.py'}:task", BoostConfig.from_dict(PLAIN | chosen)
+    script, here = written(tmp_path, task, config, 40, framework), trained_here(task, config, 40)
+    ran = run_script(tmp_path / script.name, options=QUIET[framework], strict=False)
+    assert ran["metric"] == pytest.approx(here["metric"], abs=0.1, rel=0.2)

@@ -21,7 +21,7 @@ from workbench.integrations.scripts.own_code import OwnCode, loaded, own_code
 from workbench.integrations.scripts.set_up import Pieces, SetUp, pieces_of
 
 _PACKAGE = __name__.partition(".")[0]
-_STANDARD = ("copy", "functools", "itertools", "json", "math", "time")
+_STANDARD = ("collections.abc", "copy", "dataclasses", "functools", "itertools", "json", "math", "time")
 _OURS = {  # a call in a script -> where it comes from
     " apply(": f"from {_PACKAGE} import apply",
     "BoostedTrainer(": f"from {_PACKAGE}.integrations.transformers import BoostedTrainer",
