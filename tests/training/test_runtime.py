@@ -321,6 +321,23 @@ def test_gradients_tell_a_mistake_that_losses_do_not_show() -> None:
     assert gradient_agrees(wanted * torch.nan, wanted, "bfloat16") != ""
 
 
+def test_a_network_with_dropout_agrees_in_another_layout_where_it_drops_other_elements() -> None:
+    def dropping() -> nn.Module:
+        made = net()
+        made.layers.append(nn.Dropout(0.5))
+        return made
+
+    images = torch.ones(2, 4, 3, 3)
+    torch.manual_seed(0)
+    dropped = nn.Dropout(0.5)(images)
+    torch.manual_seed(0)
+    assert not torch.equal(nn.Dropout(0.5)(images.to(memory_format=torch.channels_last)), dropped)
+
+    task, asked = replace(image_task(), model=dropping), config(memory_format="channels_last")
+    assert agrees(*(first_losses(task, one, "O0", 0, CPU) for one in (asked, config())), "float32") == ""
+    assert gradient_agrees(*(first_gradient(task, one, "O0", 0, CPU) for one in (asked, config())), "float32") == ""
+
+
 def test_a_sparse_gradient_counts_like_a_dense_one() -> None:
     def gradient(sparse: bool) -> Tensor:
         batch = (torch.arange(12).reshape(4, 3), torch.ones(4, 2))
