@@ -81,7 +81,7 @@ def test_tuned_plain_is_measured_beside_the_export_or_else_predicted() -> None:
     assert tuned_plain_sentence(CHOICE, predicted) == "Tuned plain is predicted to need 0.70 of O0's time."
     unknown = TunedPlain("", {}, math.nan)
     assert math.isnan(tuned_plain_speed(CHOICE, unknown))
-    assert tuned_plain_sentence(CHOICE, unknown) == "How long tuned plain takes is not known."
+    assert tuned_plain_sentence(CHOICE, unknown) == "Tuned plain was not tried, so that how long it takes is not known."
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,8 @@ def test_no_gain_over_tuned_plain_is_claimed_that_is_not_sure(ends: tuple[float,
 def test_where_nothing_plainer_was_found_tuned_plain_is_the_task_as_given() -> None:
     found_nothing = replace(TUNED, relative_time=1.0, n_runs=9)
     assert "Tuned plain is the task as given: no shorter schedule" in headline(CHOICE, "accuracy", found_nothing)
+    assert "kept the quality in 9 runs." in headline(CHOICE, "accuracy", found_nothing)
+    assert "kept the quality in 1 run." in headline(CHOICE, "accuracy", replace(found_nothing, n_runs=1))
     assert "Tuned plain needs 0.80" in headline(CHOICE, "accuracy", replace(found_nothing, n_runs=0))
 
 

@@ -179,11 +179,25 @@ def test_tuned_plain_takes_turns_with_the_export(tmp_path: Path) -> None:
 
 
 def test_where_nothing_plainer_is_faster_the_export_is_as_fast_beside_it_as_the_verdict_says(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", allowed=0.03, plain_runs=0, set_up="attribution_share = 0.0")
-    result = run(folder, SurfaceRunner(folder, noise=0.004, seed=3), trials=6)
+    def truth(config: BoostConfig) -> float:
+        is_plain = optimizer_of(config) == "task" and config.part(ScheduleSection).length < 1.0
+        return true_metric(config) - (0.2 if is_plain else 0.0)
+
+    folder = write(tmp_path / "study", allowed=0.03, plain_runs=2, set_up="attribution_share = 0.0")
+    result = run(folder, SurfaceRunner(folder, noise=0.004, seed=3, truth=truth), trials=8)
     taken, _ = taken_of(result)
     assert taken.n_seeds > 5
     assert result.tuned_plain["o1"].speedup == pytest.approx(taken.speedup)
+    assert "kept the quality in 2 runs" in result.headlines["o1"]
+
+
+def test_tuned_plain_that_no_run_has_tried_is_not_taken_for_the_task_as_given(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", allowed=0.03, plain_runs=0, set_up="attribution_share = 0.0")
+    result = run(folder, SurfaceRunner(folder, noise=0.004, seed=3), trials=6)
+    assert math.isnan(result.tuned_plain["o1"].relative_time)
+    assert math.isnan(result.tuned_plain["o1"].speedup)
+    assert "Tuned plain was not tried" in result.headlines["o1"]
+    assert math.isnan(read_result(folder).fair_baselines["o1"][1])
 
 
 def test_every_value_is_the_whole_run_s_predicted_time(searched: Searched) -> None:

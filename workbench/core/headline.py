@@ -50,11 +50,12 @@ def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
     if taken is not None and taken.config == tuned.config:
         return "It is tuned plain itself: a tuned length and learning rate, and nothing else."
     if tuned.relative_time == 1.0 and tuned.n_runs:
-        lost = "no shorter schedule and no other learning rate alone was faster and kept the quality"
+        runs = f"{tuned.n_runs} run{'s' if tuned.n_runs > 1 else ''}"
+        lost = f"no shorter schedule and no other learning rate alone was faster and kept the quality in {runs}"
         return f"Tuned plain is the task as given: {lost}."
     speed = tuned_plain_speed(choice, tuned)
     if not math.isfinite(speed):
-        return "How long tuned plain takes is not known."
+        return "Tuned plain was not tried, so that how long it takes is not known."
     share = f"{_share(1.0 / speed)} of O0's time"
     if taken is None or not math.isfinite(tuned.speedup):
         return f"Tuned plain is predicted to need {share}."

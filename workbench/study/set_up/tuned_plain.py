@@ -115,9 +115,15 @@ def compare_with_plain(
     """Train tuned plain in turn with exports, on seeds on which they were confirmed, and keep the comparison.
 
     ``exported`` has for each export the plan that it would take; ``train_rounds`` trains the plans of each seed, as far
-    as the time goes. An export that tuned plain took turns with in the confirmation already is not trained again.
+    as the time goes. An export that tuned plain took turns with in the confirmation already is not trained again. Where
+    no time was left to try tuned plain, its time is NaN: the task as given would be too weak a baseline.
     """
     trials = study.get_trials(deepcopy=False)
+    n_runs = sum(len(one.user_attrs.get("deficits", ())) for one in trials if one.user_attrs.get(PLAIN))
+    if not n_runs:
+        unknown = TunedPlain("not tried", {}, math.nan)
+        study.set_user_attr(_STORED, plain(dict.fromkeys(exported, unknown)))
+        return
     # Where no shorter plain run keeps the quality, the task as given is the fair baseline itself.
     best = best_plain(study, file)
     found = baseline_trial(study) if best is None else trials[best]
@@ -125,7 +131,6 @@ def compare_with_plain(
         return
     plan = file.plans.resolve(BoostConfig.from_dict(found.user_attrs["config"]), found.user_attrs["level"])
     relative = float(found.user_attrs["speed"]["ratio"])
-    n_runs = sum(len(one.user_attrs.get("deficits", ())) for one in trials if one.user_attrs.get(PLAIN))
     known = TunedPlain(plan.summary(), plan.config.to_dict(), relative, n_runs=n_runs)
     answers: dict[str, TunedPlain] = {}
     for target, taken in exported.items():
