@@ -172,7 +172,7 @@ def test_outputs_may_be_an_object_with_logits(classes: tuple[Tensor, Tensor]) ->
         ("MulticlassF1Score", None, "needs arguments .* give the object instead"),
         (BinaryF1Score, None, r"got the class BinaryF1Score; write BinaryF1Score\("),
         (MeanMetric(), None, "does not say which direction is better"),
-        (len, None, "or a torchmetrics object, got builtin_function_or_method"),
+        (len, None, "such as torchmetrics', got builtin_function_or_method"),
         ("accuracy", "up", "`direction` must be 'maximize' or 'minimize', got 'up'"),
     ],
     ids=["misspelt", "needs arguments", "class", "no direction", "function", "bad direction"],

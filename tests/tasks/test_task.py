@@ -92,10 +92,11 @@ def test_a_field_that_cannot_work_is_refused_where_the_task_is_written(changes: 
         ({"model": lambda: None}, r"`model\(\)` must return an nn.Module, got NoneType"),
         ({"model": lambda: torch.nn.LazyLinear(2)}, "lazy layers, whose sizes the first batch decides"),
         ({"optimizer": list}, "must return a torch.optim.Optimizer, got list"),
+        ({"optimizer": lambda named: 2 * [torch.optim.SGD(named, lr=0.1)]}, "takes one loss and one optimizer"),
         ({"optimizer": lambda named: torch.optim.LBFGS([one for _, one in named])}, "LBFGS computes the loss several"),
         ({"scheduler": lambda optimizer, steps: None}, r"must return an object with step\(\), got NoneType"),
     ],
-    ids=["model", "lazy model", "optimizer", "LBFGS", "scheduler"],
+    ids=["model", "lazy model", "optimizer", "two optimizers", "LBFGS", "scheduler"],
 )
 def test_a_function_that_returns_the_wrong_thing_is_named(changes: dict[str, Any], words: str) -> None:
     task = small_task(**changes)

@@ -145,6 +145,16 @@ def test_sizes_are_tried_without_a_trace() -> None:
     assert reason == "this network takes inputs of 8 x 8, 16 x 16, but not of 12 x 12"
 
 
+def test_columns_of_integers_are_not_called_tokens() -> None:
+    def takes_three(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        store, day, promotion = batch["columns"].unbind(1)
+        return (store + day + promotion).float().mean()
+
+    table = {"columns": torch.zeros(4, 3, dtype=torch.long), "target": torch.zeros(4)}
+    reason = why_not_smaller(takes_three, nn.Linear(1, 1), table, "sequence")
+    assert reason == "this network takes inputs of length 3, but not of length 2"
+
+
 @pytest.mark.parametrize("fewest", [1, 3])
 def test_two_samples_are_tried_and_the_whole_batch_where_they_have_no_loss(fewest: int) -> None:
     seen: list[int] = []

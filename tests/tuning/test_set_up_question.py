@@ -309,7 +309,7 @@ def test_a_short_training_keeps_its_length() -> None:
     assert parse_study(question.text).set_up.shortened == ""
     assert parse_study(question.text).set_up.todays_steps is None
     assert question.run_seconds == pytest.approx(1.8)
-    assert "500" in question.forecast(15.0)
+    assert question.forecast(15.0) == "A run as given takes about 1.8 s; 15 min are enough for 500 of them."
 
 
 @pytest.mark.parametrize(

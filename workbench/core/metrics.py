@@ -115,7 +115,8 @@ def _resolved(metric: Any, loss: Any) -> tuple[str, bool | None, Callable[[], Me
         )
     if not all(callable(getattr(metric, method, None)) for method in ("update", "compute", "reset")):
         raise MetricError(
-            f"`metric` must be a name ({', '.join(METRIC_NAMES)}) or a torchmetrics object, got {type(metric).__name__}"
+            f"`metric` must be a name ({', '.join(METRIC_NAMES)}) or an object with update(outputs, targets), "
+            f"compute() and reset(), such as torchmetrics', got {type(metric).__name__}"
         )
     higher = getattr(metric, "higher_is_better", None)
     known = higher if isinstance(higher, bool) else None

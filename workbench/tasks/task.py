@@ -159,9 +159,12 @@ class Task:
         """
         optimizer = self.optimizer(model.named_parameters())
         if not isinstance(optimizer, Optimizer):
+            made = optimizer.values() if isinstance(optimizer, Mapping) else optimizer
+            several = isinstance(made, Iterable) and any(isinstance(one, Optimizer) for one in made)
+            how = "; a run takes one loss and one optimizer, whose parameter groups may differ" if several else ""
             raise TaskError(
                 f"task {self.name!r}: `optimizer(named_parameters)` must return a torch.optim.Optimizer, "
-                f"got {type(optimizer).__name__}"
+                f"got {type(optimizer).__name__}{how}"
             )
         if isinstance(optimizer, LBFGS):
             raise TaskError(

@@ -225,7 +225,7 @@ def _inputs_in(batch: Any, kind: Kind) -> Tensor:
 
 def _shape(batch: Any, kind: Kind) -> str:
     found = _inputs_in(batch, kind)
-    return f"{found.shape[2]} x {found.shape[3]}" if kind == "resolution" else f"{found.shape[1]} tokens"
+    return f"{found.shape[2]} x {found.shape[3]}" if kind == "resolution" else f"length {found.shape[1]}"
 
 
 _SHRINK: dict[Kind, Callable[[Any, float], Any]] = {"resolution": resized_images, "sequence": shortened}

@@ -182,7 +182,8 @@ class SetUpQuestion:
     def forecast(self, minutes: float) -> str:
         """Return what a time allows, in a sentence."""
         runs = minutes * 60.0 / max(self.run_seconds, 1e-9)
-        one = "less than a second" if self.run_seconds < 1.0 else f"about {format_duration(self.run_seconds)}"
+        one = f"{self.run_seconds:.1f} s" if self.run_seconds < 10.0 else format_duration(self.run_seconds)
+        one = "less than a second" if self.run_seconds < 1.0 else f"about {one}"
         return f"A run as given takes {one}; {format_duration(60.0 * minutes)} are enough for {runs:.0f} of them."
 
 
