@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from tests.reports.synthetic_study import HOSTILE, PARTS, candidate, fastest_study, full_sources, full_study
 from workbench.config import BoostConfig
-from workbench.core.records import Choice, ExportedScript, StudyResult, Verdict
+from workbench.core.records import Choice, ExportedScript, StudyResult, TunedPlain, Verdict
 from workbench.figures import MetricScale, RunCurve, loss_curves_figure
 from workbench.report import Sources, study_report, study_report_html, write_study_report
 from workbench.report.page import packed_plotly
@@ -107,6 +108,13 @@ def test_the_fastest_set_up_is_told_with_its_headline_its_parts_and_its_referenc
     ):
         assert told in page.text, told
     assert "per step" not in page.text.lower()
+
+
+def test_tuned_plain_that_was_not_tried_is_not_said_to_be_found() -> None:
+    study = fastest_study(tuned_plain={"o1": TunedPlain("not tried", {}, math.nan)})
+    page = _Page(study_report_html(study, Sources({"o1": BoostConfig()}, None, None)))
+    assert "not tried a tuned length and learning rate and nothing else unknown unknown reference" in page.text
+    assert "0 runs" not in page.text
 
 
 def test_two_exports_with_the_same_parts_are_told_once() -> None:
