@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from workbench.bench import Request
 from workbench.bench.questions import commands, step_cost
+from workbench.bench.rounds import interleaved
 
 
 def test_step_cost_compares_loops_that_train_alike() -> None:
@@ -23,7 +26,8 @@ def test_step_cost_times_nothing_where_weights_differ(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_commands_are_timed_in_processes_of_their_own() -> None:
+def test_commands_are_timed_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "interleaved", functools.partial(interleaved, warm_up=0))
     found = commands.measure(Request(1), trials=4)
     assert len(found) == 9
     assert all(one.estimate is not None and one.estimate.value > 0.0 for one in found)

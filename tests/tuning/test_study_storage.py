@@ -350,3 +350,11 @@ def test_the_first_look_at_a_study_waits_for_its_database_too(
     assert [one.state for one in fresh.get_all_trials(study._study_id)] == [TrialState.RUNNING]
     assert not away
     fresh.engine.dispose()
+
+
+def test_attributes_of_a_study_are_copied_without_their_values(study: optuna.Study) -> None:
+    study.set_user_attr("runs", [1, 2])
+    attributes = study.user_attrs
+    assert study.user_attrs["runs"] is attributes["runs"]
+    attributes["more"] = 1
+    assert study.user_attrs == {"runs": [1, 2]}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from workbench.study.ask.search_space import Dimension
+from workbench.study.set_up.gaussian_process import Process, Seen, likeliest
 
 _LENGTH = "schedule.length"
 _LENGTH_WEIGHT = 2.0  # how much more the length of a run says about its quality than another range
@@ -27,10 +27,6 @@ WORST = math.sinh(5.0)  # deficits beyond, in scales, count alike: that a plan f
 _NEAR = 5.0  # times the allowed drop, or the usual noise where that is larger
 _SMOOTHNESS = (0.3, 0.5, 0.8, 1.3)  # correlation lengths, in ranges of a parameter
 _HEIGHTS = (1.5, 3.0)  # how much quality varies, in scales
-_EACH_SMOOTHNESS = (0.3, 3.0)
-# What a shorter run does to the quality is much the same whatever else is chosen: one curve for all plans, beside what
-# is each plan's own. Else a search would try with every switch whether a tenth of the run is enough.
-_TREND_SMOOTHNESS, _TREND_HEIGHT, _NO_EFFECT = 1.0, 3.0, 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +102,7 @@ class QualityModel:
         self._noise = max(noise, 1e-3 * self._scale) / self._scale
         self._shared = shared / self._scale / math.hypot(1.0, allowed / self._scale)
         self._mean = self._limit + 0.5  # what is unknown probably falls short
-        self._processes: list[tuple[Any, float]] = []  # with their weights
+        self._processes: list[tuple[Process, float]] = []  # with their weights
         if tried:
             self._fit(tried, max(noise, 1e-3 * self._scale))
 
@@ -139,7 +135,7 @@ class QualityModel:
         points = np.array([point_of(self._dimensions, values) for values in plans])
         found = np.zeros(len(plans))
         for process, weight in self._processes:
-            mean, spread = process.predict(points, return_std=True)
+            mean, spread = process.predict(points)
             found += weight * ndtr(scores(self._limit - mean - self._mean, spread))
         return found
 
@@ -155,36 +151,16 @@ class QualityModel:
         values = np.array(seen)
         self._mean = float(np.median(values))
         # A plan differs from its neighbours in more than its parameters say: a little noise of its own.
-        processes = _processes(points, values - self._mean, np.array(spreads) ** 2 + 0.05**2, self._is_length)
-        evidence = np.array([one for _, one in processes])
-        weights = np.exp(evidence - evidence.max())
+        seen = Seen(points, values - self._mean, np.array(spreads) ** 2 + 0.05**2, self._is_length)
+        processes = [Process(seen, length, height) for length, height in itertools.product(_SMOOTHNESS, _HEIGHTS)]
+        evidence = [one.evidence for one in processes]
+        n_points, n_dimensions = points.shape
+        if n_points > 2 * n_dimensions:
+            freedom = 0.5 * n_dimensions * math.log(n_points)
+            each = likeliest(seen)
+            # Shared among as many members as the grid has, which the data cannot distinguish either.
+            evidence.append(each.evidence - freedom + math.log(len(processes)))
+            processes.append(each)
+        weights = np.exp(np.array(evidence) - max(evidence))
         weights /= weights.sum()
-        self._processes = [(process, float(w)) for (process, _), w in zip(processes, weights, strict=True) if w > 1e-3]
-
-
-def _processes(
-    points: np.ndarray, values: np.ndarray, variances: np.ndarray, is_length: np.ndarray
-) -> list[tuple[Any, float]]:
-    """Return Gaussian processes of several kinds of smoothness, each with the logarithm of its evidence."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import ConstantKernel, Matern
-
-    found: list[tuple[Any, float]] = []
-    own_scales = np.where(is_length, _TREND_SMOOTHNESS, _NO_EFFECT)
-    trend = ConstantKernel(_TREND_HEIGHT**2, "fixed") * Matern(own_scales, "fixed", nu=2.5)
-    for length, height in itertools.product(_SMOOTHNESS, _HEIGHTS):
-        kernel = trend + ConstantKernel(height**2) * Matern(length, nu=2.5)
-        process = GaussianProcessRegressor(kernel, alpha=variances, optimizer=None).fit(points, values)
-        found.append((process, process.log_marginal_likelihood_value_))
-    n_points, n_dimensions = points.shape
-    if n_points > 2 * n_dimensions:
-        each = Matern(np.ones(n_dimensions), _EACH_SMOOTHNESS, nu=2.5)
-        process = GaussianProcessRegressor(trend + ConstantKernel(4.0, (0.5, 30.0)) * each, alpha=variances)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a smoothness at its bound is an answer, too
-            process.fit(points, values)
-        freedom = 0.5 * n_dimensions * math.log(n_points)
-        # Shared among as many members as the grid has, which the data cannot distinguish either.
-        found.append((process, process.log_marginal_likelihood_value_ - freedom + math.log(len(found))))
-    return found
+        self._processes = [(process, float(w)) for process, w in zip(processes, weights, strict=True) if w > 1e-3]

@@ -12,6 +12,7 @@ Variables to Increase the Efficiency of Monte Carlo Simulations", Management Sci
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,8 @@ _OWN_LUCK = 4  # pairs of runs that count for a seed's luck being the baseline's
 Run = tuple[int, float]  # index of a seed, and the deficit on it
 Trying = tuple[int, Mapping[str, Any], Sequence[Run], float]  # of a trial that still runs: number, values, runs, time
 
-_JUDGED: dict[Hashable, Standing] = {}  # the last one: drawing, training and watching ask for the same
+# The last ones: drawing, training and watching ask for the same, of all plans and of tuned plain by itself.
+_JUDGED: deque[tuple[Hashable, Standing]] = deque(maxlen=6)
 
 
 @dataclass(frozen=True)
@@ -121,15 +123,14 @@ def standing_of(
     shared = share * spread / math.sqrt(max(len(luck), 1))
     deficits = tuple(one.deficits for one in tried.values())
     asked = (repr(dimensions), allowed, margin * error, noise, shared, tuple(times.items()), deficits)
-    known = _JUDGED.get(asked)  # one look: another thread may judge meanwhile
-    if known is not None:
-        return known
+    for known, standing in tuple(_JUDGED):  # as it is now: another thread may judge meanwhile
+        if known == asked:
+            return standing
     aim = max(allowed - margin * error, -allowed)
     model = QualityModel(dimensions, list(tried.values()), aim, noise, shared)
     sure = model.probability([one.values for one in tried.values()])
     standing = Standing(tried, times, dict(zip(tried, map(float, sure), strict=True)), model, noise)
-    _JUDGED.clear()
-    _JUDGED[asked] = standing
+    _JUDGED.append((asked, standing))
     return standing
 
 

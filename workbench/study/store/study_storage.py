@@ -42,7 +42,7 @@ from workbench.study.store.change_detector import ChangeDetector
 from workbench.study.store.liveness import RunningTrial, new_mark
 from workbench.study.store.transactions import one_transaction
 from workbench.study.store.trial_ids import id_of
-from workbench.study.store.trial_reader import SEAL, TrialReader, seal_of, with_seal, without_seals
+from workbench.study.store.trial_reader import SEAL, Attributes, TrialReader, seal_of, with_seal, without_seals
 from workbench.study.store.write_ahead import follow_journal_mode
 
 _MARK, _DEATHS, _BASELINE = "process", "worker_deaths", "baseline"  # user attributes
@@ -154,7 +154,7 @@ class StudyStorage(BaseStorage):
         attributes = self._once_per_state(
             ("attributes", study_id), lambda _: without_seals(self._backend.get_study_user_attrs(study_id))
         )
-        return dict(attributes)
+        return Attributes(attributes)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

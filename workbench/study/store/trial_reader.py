@@ -57,6 +57,13 @@ class TrialReader:
         return trials if states is None else [trial for trial in trials if trial.state in states]
 
 
+class Attributes(dict[str, Any]):
+    """The attributes of a study. A deep copy shares their values: Optuna makes one whenever they are asked for."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attributes:
+        return Attributes(self)
+
+
 def seal_of(trial: FrozenTrial, state: TrialState | None = None, values: Sequence[float] | None = None) -> int:
     """Return the checksum of a trial, or of one that ends now in a state and with values."""
     content = {
