@@ -102,4 +102,4 @@ def _matern(distances: np.ndarray) -> np.ndarray:
 
 
 def _distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return np.sqrt(np.square(one[:, None] - other).sum(axis=-1))
+    return np.asarray(np.sqrt(np.square(one[:, None] - other).sum(axis=-1)))

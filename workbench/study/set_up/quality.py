@@ -141,14 +141,14 @@ class QualityModel:
 
     def _fit(self, tried: Sequence[Tried], noise: float) -> None:
         points = np.array([point_of(self._dimensions, one.values) for one in tried])
-        seen, spreads = [], []
+        levels, spreads = [], []
         for one in tried:
             deficits = np.minimum(np.asarray(one.deficits, dtype=float), WORST * self._scale)
             deficit = float(np.mean(deficits)) / self._scale
             slope = 1.0 / math.sqrt(1.0 + deficit**2)  # of asinh: large deficits are distinguished less finely
-            seen.append(math.asinh(deficit))
+            levels.append(math.asinh(deficit))
             spreads.append(noise / self._scale * slope / math.sqrt(len(deficits)))
-        values = np.array(seen)
+        values = np.array(levels)
         self._mean = float(np.median(values))
         # A plan differs from its neighbours in more than its parameters say: a little noise of its own.
         seen = Seen(points, values - self._mean, np.array(spreads) ** 2 + 0.05**2, self._is_length)
