@@ -44,10 +44,16 @@ def test_a_file_has_a_line_per_row_and_what_does_not_fit_into_80_characters_bene
 def test_a_file_keeps_a_row_together_where_its_first_columns_alone_do_not_fit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    print_table(("run", "task", "finished"), [("r" * 60, "t" * 60, "yes"), ("r", "t", "x" * 300)])
+    print_table(("run", "task", "finished"), [("r" * 60, "t" * 60, "yes"), ("r", "t", "no")])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 + 2
-    assert lines[3].endswith("x" * 300)
+    assert lines[3].endswith("  no")
+    words = " ".join(f"word{i}" for i in range(20))
+    print_table(("run", "task", "in effect"), [("r" * 60, "t" * 60, words)])
+    row, *beneath = capsys.readouterr().out.splitlines()[3:]
+    assert row == f"{'r' * 60}  {'t' * 60}"
+    assert " ".join(" ".join(beneath).split()) == words
+    assert all(len(line) <= 80 for line in beneath)
 
 
 def test_a_terminal_wraps_the_last_column(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from workbench.panels.export_panel import ExportPanel
 from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.study_panel import StudyPanel
-from workbench.study import read_result, read_study
+from workbench.study import StudyStoppedError, read_result, read_study
 from workbench.study.answer.result import open_begun
 from workbench.study.ask.study_text import values_of
 from workbench.study.store.storage import holding_study
@@ -292,6 +292,7 @@ def test_a_study_whose_runs_are_shorter_than_today_s_says_so_beneath_their_lengt
     assert shortened in text_in(panel.entries["study.budget_steps"].widget)
     panel.open(tmp_path / "another")
     assert "as long as you train the task today" in text_in(panel.entries["study.budget_steps"].widget)
+    assert "the task's own where the task names one" in text_in(panel.entries["study.budget_steps"].widget)
 
 
 def test_a_search_of_set_ups_says_what_it_lacks(keep: Callable[[StudyPanel], StudyPanel], tmp_path: Path) -> None:
@@ -306,6 +307,19 @@ def test_a_search_of_set_ups_says_what_it_lacks(keep: Callable[[StudyPanel], Stu
 def _unfold_more(panel: StudyPanel) -> None:
     sections = one_of(panel.controls, widgets.Accordion)
     sections.selected_index = list(sections.titles).index("More")
+
+
+def test_stop_between_the_look_and_the_first_run_is_no_failure(
+    keep: Callable[[StudyPanel], StudyPanel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel = keep(StudyPanel(replace(tiny_task(), steps=16), studies=tmp_path))
+
+    def stopped(*_: Any, **__: Any) -> None:
+        panel.stop()
+        raise StudyStoppedError("before there was a database")
+
+    monkeypatch.setattr("workbench.api.tune", stopped)
+    assert "stopped; everything finished is kept; Start resumes it" in run(panel, PanelState.STOPPED)
 
 
 def test_what_the_look_decides_is_said_once_in_a_section_and_by_no_field(

@@ -263,7 +263,7 @@ def test_what_is_not_known_is_said_in_one_way(tmp_path: Path, capsys: pytest.Cap
     shown = capsys.readouterr().out
     row = next(line for line in shown.splitlines() if one.label in line)
     assert row.split()[3:6] == ["1.20", "x", "unknown"]
-    assert "95 % bound unknown: " in shown
+    assert "95 % bound unknown: " in " ".join(shown.split())
     assert "| 1.20 | unknown | unknown | 1 point | 0 | undecided | yes |" in results_page(result)
     write_tables(tmp_path, [one], result.choices, {})
     table = pd.read_csv(tmp_path / "candidates.csv")

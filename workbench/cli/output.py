@@ -63,8 +63,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     """Print a table with numbers aligned to the right; nothing is ever cut off.
 
     Where a terminal, or the 80 characters that a file gets, are too narrow for it, the last column is wrapped to the
-    remaining width. If that is too little, it is put beneath each row; and if the other columns alone do not fit on a
-    terminal, each row becomes a paragraph of ``column: value`` lines.
+    remaining width, or else put beneath each row. If the other columns alone do not fit, a terminal gets a paragraph of
+    ``column: value`` lines for each row, and a file their lines as they are.
     """
     cells = [[printable(_cell(value)) for value in row] for row in rows]
     is_terminal, width = sys.stdout.isatty(), get_terminal_size().columns
@@ -72,7 +72,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     remaining = width - sum(widths[:-1]) - 2 * (len(columns) - 1)
     if remaining >= min(widths[-1], _LAST_COLUMN_WIDTH):
         say(_table_text(columns, cells, title, width))
-    elif remaining >= 0:
+    elif remaining >= 0 or (not is_terminal and widths[-1] > _LAST_COLUMN_WIDTH):
         head, *lines = _table_text(columns[:-1], [row[:-1] for row in cells], None, _ENDLESS).splitlines()
         rule, *lines = lines
         beneath = [textwrap.indent(textwrap.fill(row[-1], width - 4), " " * 4) for row in cells]
@@ -84,7 +84,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
             [f"{name:{longest}}  {cell}".rstrip() for name, cell in zip(columns, row, strict=True)] for row in cells
         )
         say("\n\n".join("\n".join(paragraph) for paragraph in named))
-    else:  # so that a row is a line at least for `grep`
+    else:
         say(_table_text(columns, cells, title, _ENDLESS))
 
 

@@ -373,13 +373,14 @@ def _print_candidates(result: StudyResult) -> None:
         bound = "95 % bound unknown"
         if math.isfinite(c.drop_bound):
             bound = f"at {'most' if c.drop_bound > 0 else 'least'} {changed(c.drop_bound)} (95 % bound)"
-        told = f"exported, {bound}" if result.chosen.get(c.target) == c.label else bound
+        exported = "exported, " if result.chosen.get(c.target) == c.label else ""
+        told = f"{exported}{c.n_seeds} seed{'' if c.n_seeds == 1 else 's'}, {bound}: {c.summary}"
         speed = format_interval(c.speedup, c.speedup_low, c.speedup_high, " x")
-        rows.append((c.target, c.label, speed, changed(c.drop), c.n_seeds, str(c.verdict), f"{told}: {c.summary}"))
+        rows.append((c.target, c.label, speed, changed(c.drop), str(c.verdict), told))
     for target, (tuned, tuned_speed) in result.fair_baselines.items():
         shown = format_interval(tuned_speed, None, None, " x")
-        rows.append((target, "tuned plain", shown, changed(tuned.drop), "-", "reference", tuned.summary))
-    print_table(("for", "candidate", f"speed {result.per}", result.metric_name, "seeds", "verdict", "in effect"), rows)
+        rows.append((target, "tuned plain", shown, changed(tuned.drop), "reference", tuned.summary))
+    print_table(("for", "candidate", f"speed {result.per}", result.metric_name, "verdict", "in effect"), rows)
 
 
 def _feasible_then_value(trial: TrialRecord) -> tuple[bool, bool, float]:

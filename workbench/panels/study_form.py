@@ -191,7 +191,8 @@ class StudyForm:
         self.entries[_MINUTES].note(f"Search and confirmation together; {limit}.")
         self.entries[_OBJECTIVE].note(_MINIMISED.get(self.entries[_OBJECTIVE].value, ""))
         shortened = self._shortened if self.file is not None else ""
-        self.entries[_STEPS].note(shortened or self.entries[_STEPS].info.description)
+        own = " Left alone, it is the task's own where the task names one." if left else ""
+        self.entries[_STEPS].note(shortened or f"{self.entries[_STEPS].info.description}{own}")
         for path in (*_COMMON, *_MORE):
             if path != "study.task":
                 self.entries[path].disable(left, said_elsewhere=True)

@@ -266,6 +266,8 @@ class StudyPanel(WorkPanel):
                 return None
             text = (folder / "study.toml").read_text(encoding="utf-8")
             control.send(self._show_question, text)
+            if control.stop_requested():
+                return None
         studies.parse_study(text, source="study.toml", default_name=folder.resolve().name)
         path = folder / "study.toml"
         before = path.read_text(encoding="utf-8") if path.exists() else None
@@ -283,7 +285,8 @@ class StudyPanel(WorkPanel):
         try:
             return api.tune(folder, on_progress=send, stop=control.stop_requested, **options)
         except studies.StudyStoppedError:
-            control.send(setattr, self, "study", reader.read())
+            with contextlib.suppress(studies.StudyError):  # stopped before there was anything to read
+                control.send(setattr, self, "study", reader.read())
             return None
         except studies.StudyChangedError:
             if before is not None and before != text:  # until the user says so the stored question stands

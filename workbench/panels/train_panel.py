@@ -352,11 +352,10 @@ class TrainPanel(WorkPanel):
         return "; ".join(parts)
 
     def _speed_sentence(self, speed: SpeedRatio) -> str:
-        clear = "faster than O0" if speed.ratio < 1 else "slower than O0"
-        verdict = clear if speed.high < 1 or speed.low > 1 else "not clearly different from O0"
+        unsure = "" if speed.high < 1 or speed.low > 1 else ", which is no clear difference"
         milliseconds = speed.ratio * speed.baseline_ms  # the ratio's median, not that of the times, which may disagree
         return (
-            f"A step takes {speed.ratio:.2f} x the time of O0 ({verdict}): {compact(milliseconds)} ms against "
-            f"{compact(speed.baseline_ms)} ms; 95 % interval {speed.low:.2f} to {speed.high:.2f}, "
+            f"Steps are {1 / speed.ratio:.2f} x as fast as O0's (95 % interval {1 / speed.high:.2f} to "
+            f"{1 / speed.low:.2f}){unsure}: {compact(milliseconds)} ms against {compact(speed.baseline_ms)} ms, "
             f"{counted(speed.rounds, 'interleaved round')}."
         )

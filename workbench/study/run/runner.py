@@ -92,6 +92,16 @@ class StoppableExperimenter(ExperimenterWrapper):
         super().__init__(inner)
         self._stop, self.deadline = stop, deadline
 
+    def environment(self) -> dict[str, Any]:
+        """Return versions, hardware and data as plain values, unless the study is to end."""
+        self._end_if_over()
+        return super().environment()
+
+    def network_facts(self) -> NetworkFacts | None:
+        """Return what the task's network offers to the methods, unless the study is to end."""
+        self._end_if_over()
+        return super().network_facts()
+
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job, unless the study is to end (StudyStoppedError); what was cut short is not a result.
 

@@ -133,6 +133,7 @@ def tune(
             if limit is not None:
                 # What counts importances takes a second or more to load: now, where it is known how long.
                 importlib.import_module("optuna.importance")
+            end_if_asked(stop)
             # The task and its drops first: a study that cannot run must not archive one that did.
             experimenter: Experimenter
             if crew is not None:
