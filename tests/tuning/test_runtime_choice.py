@@ -73,6 +73,13 @@ def test_threads_are_chosen_before_the_layout_and_kept_beside_it(tmp_path: Path)
     assert all(one["runtime.threads"] == 1 for one in layouts)
 
 
+def test_noise_beside_itself_does_not_cost_the_task_as_given_its_place(tmp_path: Path) -> None:
+    layout = "runtime.memory_format"
+    factors = {(layout, "contiguous"): 1.1, (layout, "channels_last"): 1.08}
+    values, _, _ = chosen(tmp_path, '"runtime.memory_format" = ["contiguous", "channels_last"]', factors)
+    assert values == {}
+
+
 @pytest.mark.parametrize("alone", [0.5, 1.1])
 def test_graphs_are_tried_before_the_layout_and_if_they_lose_then_on_top_of_it(tmp_path: Path, alone: float) -> None:
     choices = '"runtime.cuda_graph" = [true]\n"runtime.memory_format" = ["contiguous", "channels_last"]'
@@ -117,7 +124,7 @@ def test_what_a_fifth_of_the_time_does_not_reach_is_left_out_and_the_rest_is_kep
 
     choices = '"runtime.memory_format" = ["contiguous", "channels_last"]\n"runtime.cuda_graph" = [true]'
     factors = {("runtime.cuda_graph", True): 0.5, ("runtime.memory_format", "channels_last"): 0.8}
-    values, _, notes = chosen(tmp_path, choices, factors, limit=199.0, on_timed=ten_seconds)
+    values, _, notes = chosen(tmp_path, choices, factors, limit=149.0, on_timed=ten_seconds)
     assert values == {"runtime.cuda_graph": True}
     assert notes == [
         "Left out: runtime.cuda_graph = True, runtime.memory_format = channels_last, because no time was left to "

@@ -147,6 +147,15 @@ def test_a_step_is_timed_once_for_all_plans_that_share_it_and_never_again_by_lat
     assert len(known_step_times(study.user_attrs)) == 2
 
 
+def test_steps_of_the_task_as_given_are_not_timed_beside_themselves(file: StudyFile, tmp_path: Path) -> None:
+    runner = CountingRunner(tmp_path)
+    shorter = plan_of(file, schedule__length=0.5)
+    step = StepTimes(optuna.create_study(), file, runner).measured(shorter)
+    assert (step.ratio, step.low, step.high) == (1.0, 1.0, 1.0)
+    assert total_time(shorter, step, STEPS).ratio == pytest.approx(0.5)
+    assert runner.timed == 0
+
+
 def test_what_another_process_has_timed_is_taken(file: StudyFile, tmp_path: Path) -> None:
     study, here, there = optuna.create_study(), CountingRunner(tmp_path), CountingRunner(tmp_path)
     times = StepTimes(study, file, here)
