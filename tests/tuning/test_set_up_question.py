@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, StepLR
 
 from workbench.config import NetworkFacts
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
@@ -287,6 +288,25 @@ def test_what_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(StudyError, match="logarithmic range"):
         begin_study(still, minutes=60.0, device="cpu")
     assert not (tmp_path / "studies").exists()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "said"),
+    [
+        (lambda optimizer, updates: StepLR(optimizer, 1, 0.7), "after 13 of 100 updates"),
+        (lambda optimizer, updates: CosineAnnealingLR(optimizer, T_max=6), "after 6 of 100 updates"),
+        (lambda optimizer, updates: StepLR(optimizer, 10, 0.7), ""),
+        (lambda optimizer, updates: CosineAnnealingLR(optimizer, T_max=updates), ""),
+        (lambda optimizer, updates: OneCycleLR(optimizer, 0.1, total_steps=updates), ""),
+        (lambda optimizer, updates: LambdaLR(optimizer, lambda update: min(update / 30, 1.0)), ""),
+        (None, ""),
+    ],
+    ids=["steps of epochs", "cosine of epochs", "steps", "cosine", "one cycle", "warm-up", "none"],
+)
+def test_a_schedule_that_counts_epochs_is_noticed(scheduler: Any, said: str) -> None:
+    sentence = look_at(replace(regression(), scheduler=scheduler), CPU, 100).falls_early
+    assert said in sentence
+    assert bool(sentence) == bool(said)
 
 
 @pytest.mark.parametrize(("metric", "is_said"), [("mse", True), ("loss", False)])

@@ -9,12 +9,14 @@ import contextlib
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.core import devices
@@ -23,6 +25,7 @@ from workbench.core.torch_internals import BatchNorm
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.batch.method import why_not_merged
 from workbench.methods.facts import facts_of_copies
+from workbench.methods.schedule.method import has_rate, recorded
 from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task, TaskError
 from workbench.tasks.reading import gains_from_memory
@@ -32,6 +35,8 @@ from workbench.training.setup import FirstBatchOfTask, prepare
 
 _TIMED_STEPS = 4
 _MERGED = 4  # batches that a search puts together at most
+_EARLY = 0.2  # share of a run in which no schedule that was meant for it has ended
+_FALLEN = 0.01  # share of the highest rate below which little is learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,7 @@ class TaskLook:
     step_seconds: float
     evaluation_seconds: float
     compared: str = ""  # which items of a batch the metric compares, a sentence; empty where that is unambiguous
+    falls_early: str = ""  # where the schedule ends long before the run, a sentence; empty where it does not
 
 
 def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> TaskLook:
@@ -72,6 +78,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
         optimizer = task.new_optimizer(model)
         groups = optimizer.param_groups
         rates = tuple(_number(group.get("lr", 0.0)) for group in groups)  # before a scheduler changes them
+        falls_early = _falls_early(task, optimizer, steps)
         scheduler = task.new_scheduler(optimizer, steps)
         first, n_batches = list(islice(task.batches(seed), _MERGED)), epoch_batches(task, seed)
         return TaskLook(
@@ -94,6 +101,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             step_seconds=step_seconds,
             evaluation_seconds=evaluation_seconds,
             compared=task.what_is_compared(next(iter(task.evaluation_batches(seed)))),
+            falls_early=falls_early,
         )
 
 
@@ -117,6 +125,22 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[f
     began = time.perf_counter()
     evaluate(task, model, device, precision, seed)
     return min(seconds[1:]), time.perf_counter() - began
+
+
+def _falls_early(task: Task, optimizer: Optimizer, steps: int) -> str:
+    """Say where the rates of a run fall to nothing at its beginning; empty where they do not."""
+    course: Sequence[tuple[float, ...]] = ()
+    with contextlib.suppress(ValueError):  # of a scheduler that is stepped past its end, as the first run will tell
+        course = (recorded(task.new_scheduler, optimizer, steps) if has_rate(optimizer) else None) or ()
+    highest = 0.0
+    for update, rates in enumerate(course[: int(_EARLY * len(course))]):
+        highest = max(highest, *rates)
+        if max(rates) < _FALLEN * highest:
+            return (
+                f"The learning rate has fallen below 1 % of its highest after {update} of {len(course)} updates: a run "
+                "steps the scheduler after every update, not after every epoch."
+            )
+    return ""
 
 
 def epoch_batches(task: Task, seed: int = 0) -> int | None:

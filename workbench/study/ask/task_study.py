@@ -92,7 +92,7 @@ def begin_study(
         raise StudyStoppedError("stopped during the look at the task; nothing was written") from None
     minutes = DEFAULT_MINUTES if minutes is None else minutes
     question = ask(look, _named_from(folder, task), steps=length, minutes=minutes, allowed_drop=allowed_drop)
-    for sentence in [look.compared, *question.left_out, question.forecast(minutes)]:
+    for sentence in [look.compared, look.falls_early, *question.left_out, question.forecast(minutes)]:
         if sentence:
             on_note(sentence)
     parse_study(question.text)  # nothing is written that could not be read
