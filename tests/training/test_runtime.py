@@ -338,6 +338,27 @@ def test_a_network_with_dropout_agrees_in_another_layout_where_it_drops_other_el
     assert gradient_agrees(*(first_gradient(task, one, "O0", 0, CPU) for one in (asked, config())), "float32") == ""
 
 
+def test_numbers_are_compared_without_dropout_but_in_the_training_mode_that_gradients_and_statistics_need() -> None:
+    seen: list[Any] = []
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.dropout = nn.BatchNorm2d(3), nn.Dropout(0.5)
+            self.recurrent = nn.LSTM(18, 2, num_layers=2, dropout=0.5, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            modes = (one.training for one in (self, self.norm, self.dropout, self.recurrent))
+            seen[:] = [*modes, self.recurrent.dropout]
+            return self.recurrent(self.dropout(self.norm(x)).flatten(2).unflatten(2, (2, 18)).flatten(1, 2))[0][:, -1]
+
+    task = replace(image_task(), model=Layers)
+    first_losses(task, config(), "O0", 0, CPU, 1)
+    assert seen == [True, True, False, True, 0.0]
+    first_gradient(task, config(), "O0", 0, CPU)
+    assert seen == [True, True, False, True, 0.0]
+
+
 def test_a_sparse_gradient_counts_like_a_dense_one() -> None:
     def gradient(sparse: bool) -> Tensor:
         batch = (torch.arange(12).reshape(4, 3), torch.ones(4, 2))

@@ -103,7 +103,9 @@ def _end_dropout_(model: nn.Module) -> None:
     """
     for module in model.modules():
         is_layer = isinstance(module, nn.MultiheadAttention) or next(module.children(), None) is None
-        if is_layer and not isinstance(module, BatchNorm):
+        if isinstance(module, nn.RNNBase):
+            module.dropout = 0.0  # cuDNN has no backward pass of theirs in evaluation mode
+        elif is_layer and not isinstance(module, BatchNorm):
             module.training = False
 
 
