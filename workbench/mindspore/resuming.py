@@ -14,14 +14,13 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from workbench.core import distributed as ranks
 from workbench.core.arguments import checked_count
 from workbench.mindspore.callbacks import CallbackParameters
 from workbench.training.boosted import Boosted
-from workbench.training.checkpoint import checkpoint_state, generator_states, restore_generators, with_threads_of
+from workbench.training.checkpoint import checkpoint_state, with_threads_of
 from workbench.training.checkpoint_folder import CheckpointFolder
+from workbench.training.generator_states import generator_states, generators_of, restore_generators
 from workbench.training.resuming import ResumeError, state_to_resume
 
 _EVERY = 1000  # steps, by default
@@ -117,7 +116,7 @@ class ResumedTraining:
 
     def epoch_begins(self, dataset: Any, index: int) -> None:
         """Note the random generators before a dataset is iterated; before it is read again, put them back."""
-        device, own = self._boosted.device, _generators_of(dataset)
+        device, own = self._boosted.device, generators_of(dataset)
         if index < len(self._epochs):
             restore_generators(self._epochs[index], device)
             for generator, state in zip(own, self._epochs[index]["own"], strict=False):
@@ -153,11 +152,3 @@ class ResumedTraining:
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         }
         self._folder.save(state, self._boosted.step_index, wait=wait)
-
-
-def _generators_of(dataset: Any) -> list[torch.Generator]:
-    """Return the generators that a loader and its samplers have of their own."""
-    batch_sampler = getattr(dataset, "batch_sampler", None)
-    holders = (dataset, getattr(dataset, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = [getattr(holder, "generator", None) for holder in holders]
-    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())

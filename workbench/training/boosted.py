@@ -430,7 +430,8 @@ class Boosted:
         Args:
             loader: Batches of the original loader, iterated again for each epoch; samplers are given the epoch.
             epochs: Epochs of the unmodified training; None takes as many as ``total_steps`` needs.
-            start: Batches to leave out: ``boosted.step_index`` where training is resumed.
+            start: Batches to leave out: ``boosted.step_index`` where training is resumed. They are read again, in the
+                order in which they were trained on, and random generators are put back afterwards.
             on_epoch: Called with what is about to be iterated and the epoch's number, from 0.
 
         Raises:
@@ -518,12 +519,12 @@ class Boosted:
             self._schedule.unfreeze_all()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next step depends on, except the data stream and the random generators.
+        """Return everything that the next step depends on, except the data and the random generators.
 
         ``outside`` are parameters that the optimizer alone holds, ``gradients`` those of an unfinished window, by name;
         ``course``, ``methods`` and ``average`` (the last inputs, for BatchNorm's statistics) are included if there is a
-        schedule, a method keeps a state, or the optimizer averages; ``criterion`` if that is a module. On several ranks
-        every rank keeps its own.
+        schedule, a method keeps a state, or the optimizer averages; ``criterion`` if that is a module. ``data`` are the
+        generators that ordered what `batches` has read. On several ranks every rank keeps its own.
         """
         model = unwrapped(self.model)  # names as the user knows them, compiled or not
         gradients = self._trained.gradients() if self.window.position else {}
@@ -532,6 +533,8 @@ class Boosted:
         state |= {name: getattr(self, name).state_dict() for name in _STATEFUL}
         if isinstance(self.criterion, nn.Module):
             state["criterion"] = self.criterion.state_dict()
+        if begun := self.course.order.state_dict():
+            state["data"] = begun
         if self.course.has_schedule:
             state["course"] = self.course.state_dict()
         if self._hooks:
@@ -555,6 +558,7 @@ class Boosted:
             nn.ParameterDict(self._trained.outside()).load_state_dict(state["outside"])
         if "criterion" in state and isinstance(self.criterion, nn.Module):  # which earlier checkpoints left out
             self.criterion.load_state_dict(state["criterion"])
+        self.course.order.load_state_dict(state.get("data", {}))
         if self.course.has_schedule:
             self.course.load_state_dict(state["course"])
         for name in _STATEFUL:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import random
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from workbench.core import devices
 from workbench.core.files import write_bytes_atomically
 from workbench.core.processor import usable_cores
 from workbench.training.boosted import Boosted
+from workbench.training.generator_states import generator_states, restore_generators
 
 _FORMAT = 1
 
@@ -42,16 +42,6 @@ def checkpoint_state(boosted: Boosted, scheduler: LRScheduler | None = None) -> 
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "threads": torch.get_num_threads(),
         **generator_states(boosted.device),
-    }
-
-
-def generator_states(device: torch.device) -> dict[str, Any]:
-    """Return the states of all random generators that training on a device may draw from, by name."""
-    return {
-        "torch_rng": torch.get_rng_state(),
-        "device_rng": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
-        "device_type": device.type,
-        "other_rng": _other_generators(),
     }
 
 
@@ -120,24 +110,3 @@ def with_threads_of(state: Mapping[str, Any] | None, device: torch.device) -> It
         yield
     finally:
         devices.use_threads(before)
-
-
-def _other_generators() -> dict[str, Any]:
-    """Return the states of Python's and numpy's global generators, of plain values."""
-    _, words, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # models of the user's draw from it
-    numpy = {"words": torch.from_numpy(np.asarray(words).astype(np.int64)), "rest": [position, has_gauss, gauss]}
-    version, internal, next_gauss = random.getstate()
-    return {"numpy": numpy, "python": [version, list(internal), next_gauss]}
-
-
-def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
-    """Restore the random generators to the states from `generator_states`, except those of another kind of device."""
-    if "other_rng" in state:  # older files lack it
-        numpy, (version, internal, next_gauss) = state["other_rng"]["numpy"], state["other_rng"]["python"]
-        words = numpy["words"].cpu().numpy().astype(np.uint32)
-        np.random.set_state(("MT19937", words, *numpy["rest"]))  # noqa: NPY002
-        random.setstate((version, tuple(internal), next_gauss))
-    torch.set_rng_state(state["torch_rng"].cpu())
-    same_kind = state.get("device_type", device.type) == device.type  # older files do not say
-    if state["device_rng"] is not None and device.type != "cpu" and same_kind:
-        torch.get_device_module(device).set_rng_state(state["device_rng"].cpu(), device)

@@ -19,6 +19,7 @@ from workbench.core.batch import epochs_of, move_batch, n_batches_of
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.schedule.method import StandIn, recorded, stretched
 from workbench.tasks.reading import resident
+from workbench.training.data_order import DataOrder
 
 _MANY = 10_000
 
@@ -46,6 +47,7 @@ class Course:
         self.updates: int | None = None
         self.scheduler: Any = None
         self.advanced = 0
+        self.order = DataOrder()
         #: Whether there is a schedule to follow.
         self.has_schedule = self._make_scheduler is not None or (takes_schedule and has_schedule(methods, optimizer))
         #: Whether there is another number of passes, or a schedule, so that the run's length must be known.
@@ -94,16 +96,24 @@ class Course:
         elif reading == "prefetch":  # another process would draw other numbers than a loader does here
             advice = "give the loader `num_workers`"
             warnings.warn(f"`runtime.data` = prefetch has no effect in a loop of your own; {advice}", stacklevel=3)
+
+        def begins(loader: Any, epoch: int) -> None:
+            self.order.epoch_begins(loader, epoch, device)
+            if on_epoch is not None:
+                on_epoch(loader, epoch)
+
         # The epochs of a loader with a length are counted above; it goes on, so that a last pass is merged in full.
         last = None if given is not None else epochs
         passes = self.passes or 1
-        moved = (move_batch(batch, device) for batch in epochs_of(loader, last, on_epoch))
-        return self._checked(islice(self._methods.batches(moved, passes), start, passes), passes - start)
+        moved = (move_batch(batch, device) for batch in epochs_of(loader, last, begins))
+        return self._checked(iter(self._methods.batches(moved, passes)), start, passes, device)
 
-    def _checked(self, batches: Iterator[Any], wanted: int) -> Iterator[Any]:
-        n_seen = 0
+    def _checked(self, batches: Iterator[Any], start: int, passes: int, device: torch.device) -> Iterator[Any]:
+        wanted, n_seen = max(passes - start, 0), 0
         with self._methods.running():
-            for n_seen, batch in enumerate(batches, start=1):  # noqa: B007
+            if start:
+                self.order.leave_out(batches, start, device)
+            for n_seen, batch in enumerate(islice(batches, wanted), start=1):  # noqa: B007
                 yield batch
         if n_seen < wanted:
             ended = f"the loader ended after {n_seen} of {wanted} forward passes"

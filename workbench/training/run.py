@@ -31,9 +31,10 @@ from workbench.runs import RunRecorder, new_run_id
 from workbench.tasks import Task
 from workbench.tasks.stoppable_task import StoppedError, stoppable
 from workbench.training import TraceBuffer, training_loop
-from workbench.training.checkpoint import checkpoint_state, generator_states, restore_generators, with_threads_of
+from workbench.training.checkpoint import checkpoint_state, with_threads_of
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.evaluation import check_outputs, evaluate
+from workbench.training.generator_states import generator_states, restore_generators
 from workbench.training.resuming import finished_before, identity, resumed_recorder, state_to_resume
 from workbench.training.run_monitor import UNWATCHED, Pause, RunMonitor, RunObserver, RunProgress, RunResult
 from workbench.training.setup import Prepared, prepare, run_environment
