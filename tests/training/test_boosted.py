@@ -281,6 +281,24 @@ def test_a_backward_pass_that_fails_leaves_no_half_gradient_behind() -> None:
     assert torch.equal(net[1].weight.grad, expected)
 
 
+def test_a_backward_pass_that_fails_within_a_window_drops_the_window() -> None:
+    def fail(gradient: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    net = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    boosted, data = Boosted(net, SGD(net.parameters(), lr=0.1), accumulation_steps=2), batches(3)
+    train(boosted, data[:1])
+    handle = net[0].weight.register_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        boosted.backward(cross_entropy(net, data[1]))
+    handle.remove()
+    other = copy.deepcopy(net)
+    train(boosted, data[1:])  # one window, of these two
+    sum(cross_entropy(other, batch) / 2 for batch in data[1:]).backward()
+    for updated, parameter in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(updated, parameter - 0.1 * parameter.grad)
+
+
 def test_schedule_applied_does_not_advance_on_a_skipped_update() -> None:
     rates = {}
     for schedule in ("attempted", "applied"):

@@ -154,6 +154,8 @@ class Boosted:
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of one micro-batch, scaled, from its loss (one element); gradients add up in ``.grad``.
 
+        Where it fails, or is interrupted, the gradients of its window are dropped, and the next pass begins a window.
+
         Raises:
             RuntimeError: If ``step`` did not follow the previous ``backward``, the loss has no gradient, or layers are
                 frozen in a model with reentrant activation checkpoints.
@@ -200,8 +202,8 @@ class Boosted:
         try:
             loss = self._passes.run(work, batch, lambda: self._trained.named().values(), settings, **options)
         except BaseException:  # half of the gradients would be added to those of a second try
-            if self.window.position == 0:
-                self._clear_all()
+            self._clear_all()
+            self.window.reset()
             raise
         if loss is None:
             return False
@@ -260,8 +262,8 @@ class Boosted:
             try:
                 torch.autograd.backward(scaled, initial_gradient)
             except BaseException:  # half of them would be added to those of a second try
-                if self.window.position == 0:
-                    clear_gradients(self.optimizer)
+                clear_gradients(self.optimizer)
+                self.window.reset()
                 raise
         elif not self.frozen_groups:  # a loss that only frozen layers feed has none on such a step
             raise RuntimeError("the loss has no gradient; was it detached, or computed under torch.no_grad()?")
