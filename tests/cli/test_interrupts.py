@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
+from tests.kit.processes import start_command
 from workbench.cli.failures import Interrupted
 from workbench.cli.interrupts import saying_on_ctrl_c, stop_on_ctrl_c
 from workbench.runs import find_runs, read_run
@@ -22,21 +21,21 @@ _PATIENCE_SECONDS = 60.0
 
 def _interrupted(
     command: list[str], ready: Callable[[], bool], by: signal.Signals = signal.SIGINT
-) -> tuple[int, str, str]:
+) -> tuple[int | None, str, str]:
     """Run a command, press Ctrl-C or send another signal once it is at work; return exit code, stdout and stderr."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "workbench", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    said = Path("said")
+    process = start_command(command, said)
     try:
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not (at_work := ready()) and process.poll() is None and time.monotonic() < deadline:
+        while not (at_work := ready()) and process.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert at_work, "it was never at work"
-        process.send_signal(by)
-        out, err = process.communicate(timeout=_PATIENCE_SECONDS)
+        assert process.pid is not None
+        os.kill(process.pid, by)
+        process.join(_PATIENCE_SECONDS)
     finally:
         process.kill()
-    return process.returncode, out, err
+    return process.exitcode, *(said.with_suffix(ending).read_text() for ending in (".out", ".err"))
 
 
 def _recording(folder: Path) -> bool:

@@ -6,9 +6,10 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 # torch imports torch._dynamo, for two seconds, when the first optimizer is made.
@@ -28,6 +29,20 @@ def start(target: Callable[..., Any], *arguments: Any, **options: Any) -> BasePr
     process = forkserver().Process(target=_run, args=(settings, target, arguments, options))
     process.start()
     return process
+
+
+def start_command(words: Sequence[str], said: Path) -> BaseProcess:
+    """Start a command of workbench here, in this folder; it writes to ``said`` with the endings .out and .err."""
+    return start(_command, list(words), str(said), str(Path.cwd()))
+
+
+def _command(words: list[str], said: str, folder: str) -> None:
+    os.chdir(folder)
+    for number, ending in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{said}.{ending}", os.O_CREAT | os.O_WRONLY), number)
+    from workbench.cli import main
+
+    main(words)
 
 
 def _run(

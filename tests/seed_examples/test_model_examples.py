@@ -16,7 +16,7 @@ from tests.seed_examples.lenet import LeNet5, create_dataset
 def test_the_model_of_the_page_on_thor() -> None:
     torch.manual_seed(0)
     net = LeNet5()
-    dataset = create_dataset(80, batch_size=8)  # a CPU takes its time for convolutions in float16
+    dataset = create_dataset(40, batch_size=4)  # a CPU takes its time for convolutions in float16
     temp = torch.tensor([4e-4, 1e-4, 1e-5, 1e-5], dtype=torch.float32)
     optim = workbench.nn.thor(net, learning_rate=temp, damping=temp, momentum=0.9, loss_scale=128, frequency=4)
     loss = nn.CrossEntropyLoss(reduction="mean")

@@ -7,8 +7,6 @@ import functools
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -21,6 +19,7 @@ import torch
 from typer.testing import CliRunner
 
 from tests.experiments.small_tasks import Net, small_task
+from tests.kit.processes import start_command
 from tests.kit.runs import run_task
 from tests.ranks import Ranks
 from workbench import api
@@ -430,25 +429,23 @@ def test_a_job_of_a_study_whose_checkpoints_are_damaged_is_trained_from_the_star
 @pytest.mark.skipif(os.name == "nt", reason="no such signals")
 @pytest.mark.filterwarnings("ignore:less_bn had no effect")
 @pytest.mark.filterwarnings("ignore:grad_freeze is not in effect")
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_a_command_that_was_ended_goes_on_where_its_checkpoint_is(end: signal.Signals, tmp_path: Path) -> None:
     if signal.getsignal(end) is signal.SIG_IGN:
         pytest.skip("ignored here, as under nohup, and so by what is started here")
     command = ["train", "--task", "digits-lenet", "--level", "O1", "--device", "cpu"]
     command += ["--steps", "40", "--evaluate-every", "20"]
     whole = _said([*command, "--out", str(tmp_path / "whole")])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "workbench", *command, "--out", tmp_path / "cut", "--checkpoint-every", "5"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_command([*command, "--out", str(tmp_path / "cut"), "--checkpoint-every", "5"], tmp_path / "said")
     deadline = time.monotonic() + 60
     while not list((tmp_path / "cut").glob("*/checkpoints/checkpoint-*.pt")) and time.monotonic() < deadline:
         time.sleep(0.005)
-    process.send_signal(end)
-    _, said = process.communicate()
+    assert process.pid is not None
+    os.kill(process.pid, end)
+    process.join()
+    said = (tmp_path / "said.err").read_text()
     if end is not signal.SIGKILL:
-        assert process.returncode == 130
+        assert process.exitcode == 130
         assert "interrupted; the" in said
         assert "the same command with --resume" in said
     resumed = _said([*command, "--resume", str(tmp_path / "cut")])
