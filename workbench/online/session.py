@@ -25,8 +25,9 @@ from workbench.online.record_rules import RecordRules
 from workbench.online.record_sieve import RecordSieve
 from workbench.online.stream import OpenStream, StreamPosition
 from workbench.training.boosted import Boosted
-from workbench.training.checkpoint import checkpoint_state, restore_generators
+from workbench.training.checkpoint import checkpoint_state
 from workbench.training.checkpoint_folder import CheckpointFolder as OnlineCheckpoints
+from workbench.training.generator_states import restore_generators
 from workbench.training.outcome import StepOutcome
 from workbench.training.trace_buffer import TraceBuffer
 
