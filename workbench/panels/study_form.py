@@ -124,7 +124,7 @@ class StudyForm:
             css="wb-wide",
         )
         panel.on_change(self.sections, self._unfold, "selected_index")
-        for part in (self.folder, *self.entries.values(), self.jobs):
+        for part in (self.folder, *self.entries.values(), self.jobs, *self._why_disabled):
             panel.cleaned_up_by(part.close)  # it stands in the panel only once its section was unfolded
 
     @property
