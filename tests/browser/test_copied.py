@@ -80,9 +80,12 @@ def test_the_export_tab_copies_the_format_that_is_chosen(lab: Lab, notebook: Vie
     copy = panel.get_by_role("button", name="Copy", exact=True)
     shown = panel.locator(".wb-json textarea")
     expect(shown).to_have_value((result / "boost_config.o1.json").read_text(encoding="utf-8").rstrip("\n"))
+    copied = panel.get_by_role("button", name="Copied", exact=True)
     copy.click()
+    expect(copied).to_be_visible()
     assert BoostConfig.from_dict(json.loads(pasted(notebook.page))) == config
     panel.get_by_role("button", name="torch").click()
     expect(shown).to_have_value(SCRIPT)
-    panel.get_by_title("Copy the JSON").click()
+    copy.click()  # once it says Copy again
+    expect(copied).to_be_visible()
     assert pasted(notebook.page) == SCRIPT
