@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from tests.kit.runs import train_and_watch
 from tests.kit.twins import assert_same, through_file
 from workbench.config import BoostConfig
 from workbench.config.optimizer import HYPER_PARAMETERS
+from workbench.core.wrapped_model import unwrapped
 from workbench.mindspore.model import Model
 from workbench.tasks import Task
 from workbench.training import Boosted, apply
@@ -478,3 +480,40 @@ def test_with_nothing_to_average_an_evaluation_touches_nothing() -> None:
     with boosted.evaluating():
         assert [parameter._version for parameter in boosted.model.parameters()] == versions
     assert not boosted.model._forward_pre_hooks
+
+
+_ALIKE = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
+STATES: dict[str, dict[str, Any]] = {
+    "nothing": OFF,
+    "freezing": {"boost": _ALIKE["boost"] | {"grad_freeze": True}, "grad_freeze": {"param_groups": 2}},
+    "an average": {**OFF, "regularization": {"weight_average": "ema"}},
+    "AdamW": {**OFF, "optimizer": {"name": "AdamW"}},
+    "Schedule-Free": {**OFF, "optimizer": {"name": "ScheduleFreeAdamW"}},
+    "cast weights": {**OFF, "amp": {"level": "O3", "dtype": "bfloat16"}},
+    "scale groups": {"boost": _ALIKE["boost"] | {"loss_scale_group": True}, "loss_scale": {"kind": "dynamic"}},
+    "a loss scale": {**OFF, "loss_scale": {"kind": "dynamic"}},
+    "a fixed one": {**OFF, "loss_scale": {"kind": "fixed", "init": 4.0}},
+    "a schedule": {**OFF, "schedule": {"shape": "cosine"}},
+    "larger batches": {**OFF, "batch": {"factor": 2.0}},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*has no effect", "ignore:the loss scale groups", "ignore:.*bfloat16 is slower")
+def test_a_state_is_loaded_into_its_own_set_up_only_and_else_nothing_is_changed() -> None:
+    made = {}
+    for name, config in STATES.items():
+        torch.manual_seed(len(made))
+        net = Net()
+        made[name] = workbench.apply(config, net, sgd(net.parameters()), TOTAL, level="O0")
+        with made[name].autocast():
+            loss = made[name].model(images(1)[0][0]).float().square().mean()
+        made[name].backward(loss)
+        made[name].step()
+    for (name, boosted), (other, theirs) in itertools.product(made.items(), made.items()):
+        before = copy.deepcopy(unwrapped(boosted.model))
+        if name == other:
+            boosted.load_state_dict(through_file(boosted.state_dict()))
+        else:
+            with pytest.raises(RuntimeError, match=r"needs the same set-up, but .* before, and .* here"):
+                boosted.load_state_dict(theirs.state_dict())
+        assert_same(unwrapped(boosted.model), before)

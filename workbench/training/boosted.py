@@ -532,6 +532,7 @@ class Boosted:
         gradients = self._trained.gradients() if self.window.position else {}
         outside = {name: p.detach() for name, p in self._trained.outside().items()}
         state = {"model": model.state_dict(), "outside": outside, "gradients": gradients, "step_index": self.step_index}
+        state["set_up"] = self._set_up()
         state |= {name: getattr(self, name).state_dict() for name in _STATEFUL}
         if isinstance(self.criterion, nn.Module):
             state["criterion"] = self.criterion.state_dict()
@@ -546,8 +547,17 @@ class Boosted:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where ``state_dict`` of the same set-up was taken, with the same bits on a CPU."""
-        model = unwrapped(self.model)
+        """Continue exactly where ``state_dict`` of the same set-up was taken, with the same bits on a CPU.
+
+        A RuntimeError, before anything is changed, if the set-up or the model is another.
+        """
+        model, now = unwrapped(self.model), self._set_up()
+        then = state.get("set_up", now)  # earlier checkpoints do not say
+        if other := next((name for name in now if then.get(name) != now[name]), None):
+            raise RuntimeError(
+                f"exact resumption needs the same set-up, but {other}: {then.get(other) or 'nothing'} before, and "
+                f"{now[other] or 'nothing'} here; boosted.model.load_state_dict() takes the weights alone"
+            )
         saved, gradients = (by_plain_names(state[part], model) for part in ("model", "gradients"))
         if other := sorted(model.state_dict().keys() ^ saved.keys()):
             raise RuntimeError(
@@ -576,6 +586,21 @@ class Boosted:
         self._loss = self._witness = None
         if self._passes is not None:
             self._passes.forget()  # the loss scale is another tensor
+
+    def _set_up(self) -> dict[str, str]:
+        """Return what a state belongs to, in the words of a message; what changes the time alone is no part of it."""
+        optimizers = dict.fromkeys(type(one).__name__ for one in (self.optimizer, self._active_optimizer))
+        rule = self.loss_scaling.update_cell
+        formats = {str(parameter.dtype) for group in self.optimizer.param_groups for parameter in group["params"]}
+        return {
+            "the optimizer is": " over ".join(optimizers),
+            "weights are": ", ".join(sorted(formats)),
+            "methods with a state are": ", ".join(self._hooks),
+            "the update is": type(self.update).__name__,
+            "the loss scale and its rule are": f"{type(self.loss_scaling).__name__}, {type(rule).__name__}",
+            "the learning rate has": "a schedule" if self.course.has_schedule else "none",
+            "forward passes for 100 batches are": str(self.methods.passes(100)),
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs: torch copies neither gradients nor hooks, and both belong to the next step."""
