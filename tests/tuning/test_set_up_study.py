@@ -37,7 +37,7 @@ from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyError, StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, SpeedJob, Trained, TrainJob
 from workbench.study.set_up.objective import SKIPPED
-from workbench.study.set_up.stages import ends_of_search, has_found, runtime_ends, settle
+from workbench.study.set_up.stages import ends_of_search, has_found, settle, stage_ends
 from workbench.study.set_up.standing import MOST_SEEDS, baseline_metrics, standing_now
 from workbench.study.set_up.tuned_plain import PLAIN
 
@@ -338,10 +338,10 @@ def test_nothing_but_the_baseline_is_exported_where_no_shorter_run_keeps_the_qua
 
 def test_the_runtime_has_its_share_of_the_time_however_late_it_has_become() -> None:
     now = time.monotonic()
-    assert runtime_ends(now - 5.0, 100.0, now + 50.0) == pytest.approx(now + 20.0, abs=0.5)
-    assert runtime_ends(now + 40.0, 100.0, now + 50.0) == now + 40.0
-    assert runtime_ends(now - 5.0, 100.0, now + 1.0) == now + 1.0
-    assert runtime_ends(None, None, None) is None
+    assert stage_ends(now - 5.0, 100.0, now + 50.0) == pytest.approx(now + 20.0, abs=0.5)
+    assert stage_ends(now + 40.0, 100.0, now + 50.0) == now + 40.0
+    assert stage_ends(now - 5.0, 100.0, now + 1.0) == now + 1.0
+    assert stage_ends(None, None, None) is None
 
 
 class FastRuntime(SurfaceRunner):
@@ -491,6 +491,13 @@ def test_a_limit_too_short_for_all_runs_of_o0_says_what_those_that_are_missing_n
     assert result.trials[0].state == "complete"
     seeds = [job.seed for job in second.jobs if isinstance(job, TrainJob)]
     assert seeds[: 5 - n_kept] == list(range(n_kept, 5))
+
+
+def test_tuned_plain_has_its_share_of_the_time_however_late_it_has_become(tmp_path: Path, clock: None) -> None:
+    folder = write(tmp_path / "study", plain_runs=3, set_up="plain_share = 0.15")
+    run(folder, Clocked(folder, noise=0.001), timeout=36.0)  # of which the runs of O0 take 20 s
+    plain = [trial for trial in stored_trials(folder) if trial.user_attrs.get(PLAIN)]
+    assert any(trial.state == optuna.trial.TrialState.COMPLETE for trial in plain)
 
 
 @pytest.mark.slow

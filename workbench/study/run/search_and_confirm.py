@@ -63,9 +63,9 @@ from workbench.study.set_up.stages import (
     find_plain,
     half_way,
     has_found,
-    runtime_ends,
     settle,
     settle_runtime,
+    stage_ends,
     take_apart,
     try_runtime_alone,
 )
@@ -183,7 +183,7 @@ def tune(
                 elif jobs == 1 and finds_set_up and make_experimenter is None and (idle := unused_places(file)):
                     watch.note(idle)
             if finds_set_up:
-                guard.deadline = runtime_ends(search_deadline, limit, deadline)
+                guard.deadline = stage_ends(search_deadline, limit, deadline)
                 settle_runtime(search, limit=limit, on_note=watch.note)
             guard.deadline = search_deadline
             goes_on = "" if limit is None else str(study.user_attrs.get(_GOES_ON, ""))
@@ -195,7 +195,11 @@ def tune(
                 watch.note(f"{goes_on}, which the time limit ended, goes on before the search does")
             else:
                 if finds_set_up:
-                    find_plain(search, deadline=search_deadline, limit=limit)
+                    guard.deadline = stage_ends(search_deadline, limit, deadline, file.set_up.plain_share)
+                    search.until(guard.deadline)
+                    find_plain(search, deadline=guard.deadline, limit=limit)
+                    guard.deadline = search_deadline
+                    search.until(search_deadline)
                 if crew is not None:
                     crew.search(database, n_trials, search_deadline, on_poll)
                 elif jobs > 1:

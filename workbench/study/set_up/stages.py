@@ -43,14 +43,17 @@ def settle_runtime(search: Search, *, limit: float | None, on_note: Callable[[st
         choose_runtime(search.study, search.file, search.experimenter, search.step_times(), on_note, limit=limit)
 
 
-def runtime_ends(deadline: float | None, limit: float | None, latest: float | None) -> float | None:
-    """Return when the choice of the runtime ends, by ``time.monotonic()``: with the search, but not before its share.
+def stage_ends(
+    deadline: float | None, limit: float | None, latest: float | None, share: float = RUNTIME_SHARE
+) -> float | None:
+    """Return when a first stage ends, by ``time.monotonic()``: with the search, but not before its share of the time.
 
-    Nothing that comes later gains as much in as short a time, however late starting and the baseline have made it.
+    However late starting and the baseline have made it, nothing that comes later gains as much in as short a time as
+    the choice of the runtime, and without tuned plain a result has nothing to be compared with.
     """
     if deadline is None or limit is None or latest is None:
         return deadline
-    return max(deadline, min(time.monotonic() + RUNTIME_SHARE * limit, latest))
+    return max(deadline, min(time.monotonic() + share * limit, latest))
 
 
 def find_plain(search: Search, *, deadline: float | None, limit: float | None) -> None:
