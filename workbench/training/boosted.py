@@ -553,10 +553,10 @@ class Boosted:
         """
         model, now = unwrapped(self.model), self._set_up()
         then = state.get("set_up", now)  # earlier checkpoints do not say
-        if other := next((name for name in now if then.get(name) != now[name]), None):
+        if differs := next((name for name in now if then.get(name) != now[name]), None):
             raise RuntimeError(
-                f"exact resumption needs the same set-up, but {other}: {then.get(other) or 'nothing'} before, and "
-                f"{now[other] or 'nothing'} here; boosted.model.load_state_dict() takes the weights alone"
+                f"exact resumption needs the same set-up, but {differs}: {then.get(differs) or 'nothing'} before, and "
+                f"{now[differs] or 'nothing'} here; boosted.model.load_state_dict() takes the weights alone"
             )
         saved, gradients = (by_plain_names(state[part], model) for part in ("model", "gradients"))
         if other := sorted(model.state_dict().keys() ^ saved.keys()):
