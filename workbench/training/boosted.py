@@ -58,6 +58,7 @@ from workbench.training.gradient_reduction import (
 from workbench.training.outcome import StepOutcome
 from workbench.training.pass_graphs import PassGraphs
 from workbench.training.precision import Precision, avoid_broken_kernel_, warn_of_short_moments
+from workbench.training.state_owner import refuse_another, set_up_of
 
 _SHORT = frozenset({torch.float16, torch.bfloat16})
 _STATEFUL = ("optimizer", "loss_scaling", "window", "update")
@@ -110,7 +111,7 @@ class Boosted:
         prepared = model if prepared is None else prepared  # an empty container is false, and some wrappers neither
         self.window = AccumulationWindow(accumulation_steps * self.methods.n_micro())
         self.update = self.methods.update(prepared, optimizer)
-        self._hooks = self.methods.step_hooks(prepared, optimizer)
+        self.hooks = self.methods.step_hooks(prepared, optimizer)
         self.criterion = self.methods.criterion(criterion)
         self.course = Course(
             self.methods, optimizer, self.window.n_steps, make_scheduler, takes_schedule=self.update.takes_schedule
@@ -381,10 +382,10 @@ class Boosted:
             self.events,
             scaling.scale_of if scaling.unscales else None,
         )
-        for hook in self._hooks.values():
+        for hook in self.hooks.values():
             hook.before_update(window)
         columns = self.update(window)
-        for hook in self._hooks.values():
+        for hook in self.hooks.values():
             columns = {**columns, **hook.after_update(window)}
         if scaling.drop_overflow_update:
             scaling.after_window(overflow)
@@ -532,7 +533,7 @@ class Boosted:
         gradients = self._trained.gradients() if self.window.position else {}
         outside = {name: p.detach() for name, p in self._trained.outside().items()}
         state = {"model": model.state_dict(), "outside": outside, "gradients": gradients, "step_index": self.step_index}
-        state["set_up"] = self._set_up()
+        state["set_up"] = set_up_of(self, self._active_optimizer)
         state |= {name: getattr(self, name).state_dict() for name in _STATEFUL}
         if isinstance(self.criterion, nn.Module):
             state["criterion"] = self.criterion.state_dict()
@@ -540,8 +541,8 @@ class Boosted:
             state["data"] = begun
         if self.course.has_schedule:
             state["course"] = self.course.state_dict()
-        if self._hooks:
-            state["methods"] = {name: hook.state_dict() for name, hook in self._hooks.items()}
+        if self.hooks:
+            state["methods"] = {name: hook.state_dict() for name, hook in self.hooks.items()}
         if self._average is not None:
             state["average"] = self._average.state_dict()
         return state
@@ -551,13 +552,8 @@ class Boosted:
 
         A RuntimeError, before anything is changed, if the set-up or the model is another.
         """
-        model, now = unwrapped(self.model), self._set_up()
-        then = state.get("set_up", now)  # earlier checkpoints do not say
-        if differs := next((name for name in now if then.get(name) != now[name]), None):
-            raise RuntimeError(
-                f"exact resumption needs the same set-up, but {differs}: {then.get(differs) or 'nothing'} before, and "
-                f"{now[differs] or 'nothing'} here; boosted.model.load_state_dict() takes the weights alone"
-            )
+        model = unwrapped(self.model)
+        refuse_another(state.get("set_up"), set_up_of(self, self._active_optimizer))
         saved, gradients = (by_plain_names(state[part], model) for part in ("model", "gradients"))
         if other := sorted(model.state_dict().keys() ^ saved.keys()):
             raise RuntimeError(
@@ -575,7 +571,7 @@ class Boosted:
             self.course.load_state_dict(state["course"])
         for name in _STATEFUL:
             getattr(self, name).load_state_dict(state[name])
-        for name, hook in self._hooks.items():
+        for name, hook in self.hooks.items():
             hook.load_state_dict(state.get("methods", {}).get(name, {}))
         if self._average is not None:
             self._average.load_state_dict(state.get("average", {}))
@@ -586,21 +582,6 @@ class Boosted:
         self._loss = self._witness = None
         if self._passes is not None:
             self._passes.forget()  # the loss scale is another tensor
-
-    def _set_up(self) -> dict[str, str]:
-        """Return what a state belongs to, in the words of a message; what changes the time alone is no part of it."""
-        optimizers = dict.fromkeys(type(one).__name__ for one in (self.optimizer, self._active_optimizer))
-        rule = self.loss_scaling.update_cell
-        formats = {str(parameter.dtype) for group in self.optimizer.param_groups for parameter in group["params"]}
-        return {
-            "the optimizer is": " over ".join(optimizers),
-            "weights are": ", ".join(sorted(formats)),
-            "methods with a state are": ", ".join(self._hooks),
-            "the update is": type(self.update).__name__,
-            "the loss scale and its rule are": f"{type(self.loss_scaling).__name__}, {type(rule).__name__}",
-            "the learning rate has": "a schedule" if self.course.has_schedule else "none",
-            "forward passes for 100 batches are": str(self.methods.passes(100)),
-        }
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs: torch copies neither gradients nor hooks, and both belong to the next step."""
