@@ -305,12 +305,13 @@ class LossScalePanel(WorkPanel):
 
     def _answer(self, opened: _Opened, replayed: ReplayedRun, policy: ScalePolicy, control: RunControl) -> None:
         table = replayed.judge([policy])
-        trace = self._trace_of(opened.run, {replay_text.policy_name(policy): replayed.scales(policy)})
-        control.send(partial(self._show_answer, opened, policy, table, trace))
+        control.send(partial(self._show_prediction, opened, policy, table))  # first: a page takes long to draw a figure
+        name = replay_text.policy_name(policy)
+        control.send(partial(self._show_trace, opened, self._trace_of(opened.run, {name: replayed.scales(policy)})))
         if not self._answers.is_superseded() and not control.stop_requested():  # the range takes a dozen times as long
             ranged = replayed.ranges([policy])
             table = _with_ranges(table, ranged.table)
-            control.send(partial(self._show_answer, opened, policy, table, None, ranged.assumption))
+            control.send(partial(self._show_answer, opened, policy, table, ranged.assumption))
 
     def finished(self, outcome: Outcome) -> PanelState:
         """Show what was done, and have the sliders' request answered."""
@@ -385,18 +386,21 @@ class LossScalePanel(WorkPanel):
                 self.choice.value = policies.index(policy) if policy in policies else None
         self.scatter.update(_policies_drawing(table, name, self.theme))
 
-    def _show_answer(
-        self, opened: _Opened, policy: ScalePolicy, table: pd.DataFrame, trace: Drawing | None, assumption: str = ""
-    ) -> None:
-        if self._opened is not opened or opened.replayed is None:
-            return  # another run was opened meanwhile
-        if trace is not None:
+    def _show_prediction(self, opened: _Opened, policy: ScalePolicy, table: pd.DataFrame) -> None:
+        if self._opened is opened and opened.replayed is not None:  # else another run was opened meanwhile
+            sentence = replay_text.prediction_sentence(opened.run, opened.replayed, policy, table.iloc[0])
+            self._prediction.value = note_html(sentence)
+
+    def _show_trace(self, opened: _Opened, trace: Drawing | None) -> None:
+        if self._opened is opened and trace is not None:
             self.trace.update(trace)
-        sentence = replay_text.prediction_sentence(opened.run, opened.replayed, policy, table.iloc[0])
-        self._prediction.value = note_html(sentence)
-        if assumption:
-            error = replay_text.error_sentence(opened.run, opened.replayed)
-            self._assumption.value = f"<p>{faint(f'{assumption} {error}')}</p>"
+
+    def _show_answer(self, opened: _Opened, policy: ScalePolicy, table: pd.DataFrame, assumption: str) -> None:
+        if self._opened is not opened or opened.replayed is None:
+            return
+        self._show_prediction(opened, policy, table)
+        error = replay_text.error_sentence(opened.run, opened.replayed)
+        self._assumption.value = f"<p>{faint(f'{assumption} {error}')}</p>"
         self._show_scatter((policy, table))
 
 
