@@ -31,6 +31,6 @@ def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
         return ""
     return (
         f"The task as given learns nothing in {file.study.budget_steps} batches: it ends with {metric.name} "
-        f"{metric.value_text(trained.metric)}, and without any training has {metric.value_text(trained.untrained)}. "
+        f"{metric.value_text(trained.metric)}, and without learning it has {metric.value_text(trained.untrained)}. "
         "A faster way to that quality means nothing; train it longer, or see why it does not learn."
     )
