@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 from collections.abc import Iterator
@@ -137,9 +136,6 @@ def _serve(
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that another process can read: itself, or its text where its class has arguments of its own."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+    """Return an error that another process can read: its text where its class, a user's, may have its own arguments."""
+    is_known = type(error).__module__.partition(".")[0] in {"builtins", "torch", "workbench"}
+    return error if is_known else RuntimeError(f"{type(error).__name__}: {error}")
