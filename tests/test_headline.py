@@ -36,6 +36,12 @@ def test_a_confirmed_export_reaches_the_same_quality() -> None:
     )
 
 
+def test_what_shorter_runs_have_shown_is_not_said_of_todays() -> None:
+    said = headline(CHOICE, "accuracy", shortened=(30, 228))
+    assert "(2.00 x as fast, 95 % interval 1.80 to 2.25), with" in said
+    assert said.endswith("confirmed on 6 seeds, in runs of 30 batches where today's have 228.")
+
+
 @pytest.mark.parametrize(
     ("seeds", "told"), [(6, "undecided on 6 seeds"), (0, "undecided without a test over seeds")], ids=["tested", "not"]
 )

@@ -15,22 +15,32 @@ if TYPE_CHECKING:
 _AGREE = 0.02  # relative; below, what the parts make and what was measured look the same
 
 
-def headline(choice: Choice, metric_name: str, tuned: TunedPlain | None = None) -> str:
-    """Return in what share of O0's time an export trains, how well and how surely, and what tuned plain needs."""
+def headline(
+    choice: Choice, metric_name: str, tuned: TunedPlain | None = None, shortened: tuple[int, int] | None = None
+) -> str:
+    """Return in what share of O0's time an export trains, how well and how surely, and what tuned plain needs.
+
+    ``shortened`` are the batches of the runs that say so, and those of today's, where these are more.
+    """
     taken = choice.candidate
     if taken is None or not (0.0 < taken.speedup < math.inf):
         return choice.sentence
     has_ends = math.isfinite(taken.speedup_low) and math.isfinite(taken.speedup_high)
     interval = f", 95 % interval {taken.speedup_low:.2f} to {taken.speedup_high:.2f}" if has_ends else ""
-    hours, minutes = divmod(round(600.0 / taken.speedup), 60)
-    became = " ".join(f"{n} {unit}" for n, unit in ((hours, "h"), (minutes, "min")) if n) or "less than a minute"
     trains = "trains" if choice.verdict == "confirmed" else "may train"
-    speed = f"{taken.speedup:.2f} x as fast{interval}; 10 hours become {became}"
+    became = "" if shortened else f"; 10 hours become {_of_ten_hours(taken.speedup)}"
+    speed = f"{taken.speedup:.2f} x as fast{interval}{became}"
     sure = f"{choice.verdict} {f'on {taken.n_seeds} seeds' if taken.n_seeds else 'without a test over seeds'}"
     share = f"{_share(1.0 / taken.speedup)} of O0's time ({speed})"
-    sentence = f"{taken.label} {trains} in {share}, {_quality(taken, MetricScale(metric_name))}; {sure}."
+    runs = f", in runs of {shortened[0]} batches where today's have {shortened[1]}" if shortened else ""
+    sentence = f"{taken.label} {trains} in {share}, {_quality(taken, MetricScale(metric_name))}; {sure}{runs}."
     plain = "" if tuned is None else f" {tuned_plain_sentence(choice, tuned)}"
     return f"{sentence[:1].upper()}{sentence[1:]}{plain}"
+
+
+def _of_ten_hours(speedup: float) -> str:
+    hours, minutes = divmod(round(600.0 / speedup), 60)
+    return " ".join(f"{n} {unit}" for n, unit in ((hours, "h"), (minutes, "min")) if n) or "less than a minute"
 
 
 def _quality(taken: CandidateRecord, metric: MetricScale) -> str:

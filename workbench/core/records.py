@@ -273,6 +273,7 @@ class StudyResult:
     tuned_plain: Mapping[str, TunedPlain] = field(default_factory=dict)  # the fair baseline beside an export
     left_out: Sequence[str] = ()  # why what might have been searched was not, a sentence each
     scripts: Sequence[ExportedScript] = ()  # the exports in the words of other frameworks
+    shortened: tuple[int, int] | None = None  # batches of the study's runs and of today's, where these are more
     doubt: str = ""  # why the answer means nothing, a sentence; empty where it means something
 
     @property
@@ -333,7 +334,7 @@ class StudyResult:
         if self.objective != "time_to_quality":
             return {}
         return {
-            target: headline(choice, self.metric_name, self.tuned_plain.get(target))
+            target: headline(choice, self.metric_name, self.tuned_plain.get(target), self.shortened)
             for target, choice in self.choices.items()
             if choice.candidate is not None
         }

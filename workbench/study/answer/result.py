@@ -253,6 +253,7 @@ def _result(
         attribution={target: one for target, one in parts.items() if one},
         tuned_plain=tuned_plain_of(attributes),
         left_out=tuple(file.set_up.left_out),
+        shortened=None if (today := file.set_up.todays_steps) is None else (file.study.budget_steps, today),
         doubt=learns_nothing(study, file),
     )
     sentences = [file.set_up.shortened, attributes.get("search_ended", ""), attributes.get("cut_short", "")]
