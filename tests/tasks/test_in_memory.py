@@ -148,7 +148,7 @@ def test_from_a_model_in_memory_to_the_answer(
     assert torch.equal(model[0].weight, weights)
     assert answer.exported["o1"].is_file()
     assert str(answer.exported["o1"]) in str(answer)
-    assert answer._repr_html_().startswith("<p>o1: ")
+    assert "<p>o1: " in answer._repr_html_()
     printed = capsys.readouterr().out
     assert "begins with a copy of the model" in printed
     assert "search: " in printed
