@@ -17,6 +17,21 @@ needs_accelerator = pytest.mark.skipif(not torch.accelerator.is_available(), rea
 needs_bare_cpu = pytest.mark.skipif(torch.accelerator.is_available(), reason="says what a machine without one does")
 
 
+@pytest.mark.parametrize(
+    ("device", "threads", "accelerators", "places"),
+    [("auto", 1, 0, 8), ("auto", 3, 0, 2), ("cpu", 8, 4, 1), ("auto", 8, 4, 4), ("cpu", 1, 4, 8), ("cuda:1", 1, 4, 1)],
+)
+def test_a_training_has_a_place_where_it_runs_as_here(
+    monkeypatch: pytest.MonkeyPatch, device: str, threads: int, accelerators: int, places: int
+) -> None:
+    monkeypatch.setattr(devices, "usable_cores", lambda: 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: accelerators)
+    kind = torch.device("cuda") if accelerators else None
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: kind)
+    assert devices.places_to_train(device) == places
+
+
 class FakeNpuUtils(ModuleType):
     """The three functions of ``torch_npu.npu.utils`` that we use, with their rule: the flag is sticky until cleared.
 

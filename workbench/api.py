@@ -287,6 +287,7 @@ def tune(
             fresh=fresh,
             on_note=on_note or (lambda _: None),
             stop=stop or (lambda: False),
+            jobs=jobs,
         )
         fresh = fresh and (study / "study.db").exists()
     elif (steps, epochs, allowed_drop) != (None, None, None):

@@ -264,6 +264,12 @@ def test_a_long_training_is_asked_about_at_a_horizon_that_is_said() -> None:
     assert file.set_up.todays_steps == 10_000
 
 
+def test_several_runs_at_a_time_confirm_on_more_seeds() -> None:
+    how: Any = {"steps": 900, "minutes": 15.0, "allowed_drop": None}
+    seeds = [parse_study(ask(LOOK, "mine.py:task", **how, places=n).text).confirm.seeds_max for n in (1, 2, 100)]
+    assert 10 < seeds[0] < seeds[1] < 2 * seeds[0] + 2 < seeds[2] == 60
+
+
 def test_an_evaluation_takes_its_share_of_the_time() -> None:
     slow = replace(LOOK, evaluation_seconds=9.0)
     question = asked(slow, steps=10_000, minutes=15.0)

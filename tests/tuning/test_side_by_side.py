@@ -17,10 +17,11 @@ from tests.kit.set_up_search import write
 from tests.kit.surface_runner import SurfaceRunner
 from workbench.config import BoostConfig
 from workbench.study import StudyFailedError, tune
-from workbench.study.ask.study_file import StudyFile, parse_study, read_study
+from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
-from workbench.study.run.process_trainer import places_to_train, process_trainers
+from workbench.study.run.process_trainer import process_trainers
+from workbench.study.run.progress import TuneProgress
 from workbench.study.run.runner import StoppableExperimenter
 from workbench.study.run.side_by_side import train_rounds
 
@@ -161,17 +162,8 @@ def make_surface(file: StudyFile, directory: Path) -> Surface:
 @pytest.mark.slow
 def test_the_baseline_of_a_set_up_trains_in_all_processes(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", plain_runs=0)
-    tune(folder, jobs=2, trials=1, make_experimenter=make_surface)
+    told = list[TuneProgress]()
+    tune(folder, jobs=2, trials=1, make_experimenter=make_surface, on_progress=told.append)
     training = processes_of(folder, range(100))
     assert len(training - {os.getpid()}) == len(training) == 2
-
-
-def test_a_run_trains_in_another_process_as_here_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def places(device: str = "auto", threads: int = 1, accelerators: int = 0) -> int:
-        hardware = {"accelerator_count": accelerators, "torch_threads": threads}
-        monkeypatch.setattr("workbench.core.devices.hardware_summary", lambda: hardware)
-        return places_to_train(parse_study(SHORT.replace("[study]", f'[study]\ndevice = "{device}"')))
-
-    monkeypatch.setattr("workbench.core.devices.usable_cores", lambda: 8)
-    assert [places(), places(threads=3), places(threads=8)] == [8, 2, 1]
-    assert [places(accelerators=4), places("cpu", accelerators=4), places("cuda:1", accelerators=4)] == [4, 8, 1]
+    assert any(0.0 < one.done < 1.0 for one in told)

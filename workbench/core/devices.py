@@ -104,6 +104,17 @@ def use_threads(number: int) -> None:
     torch.set_num_threads(number)
 
 
+def places_to_train(device: str) -> int:
+    """Return in how many processes a training on a device, named as in a study, runs as it does in this one.
+
+    On a CPU that is as many as have cores for the threads that torch has here; of accelerators there is one for each.
+    """
+    n_accelerators = torch.accelerator.device_count() if device != "cpu" and _accelerator() is not None else 0
+    if n_accelerators:
+        return 1 if ":" in device else n_accelerators
+    return max(1, usable_cores() // torch.get_num_threads())
+
+
 def device_of(module: nn.Module) -> torch.device:
     """Return the device of a module's parameters; the CPU where it has none."""
     return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))

@@ -261,7 +261,8 @@ class StudyPanel(WorkPanel):
             note = functools.partial(control.send, self.log)
             asked = self.form.set_up_question(task)
             try:
-                studies.begin_study(task, **asked, folder=folder, on_note=note, stop=control.stop_requested)
+                stop = control.stop_requested
+                studies.begin_study(task, **asked, folder=folder, on_note=note, stop=stop, jobs=int(options["jobs"]))
             except studies.StudyStoppedError:
                 return None
             text = (folder / "study.toml").read_text(encoding="utf-8")

@@ -59,12 +59,14 @@ def begin_study(
     folder: Path | None = None,
     on_note: Callable[[str], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    jobs: int = 1,
 ) -> Path:
     """Return the folder of a task's study: an existing one is continued, otherwise a new one is written.
 
-    ``minutes`` are for the search (None is 15). ``steps`` or ``epochs`` is how long the task is trained today (None for
-    the task's own). ``allowed_drop`` is in the metric's unit or a share ("2 %"). ``fresh`` replaces an existing study,
-    ``folder`` takes the place of `folder_of`, and ``on_note`` gets what is left out and why, and what the time allows.
+    ``minutes`` are for the search (None is 15), by ``jobs`` processes. ``steps`` or ``epochs`` is how long the task is
+    trained today (None for the task's own). ``allowed_drop`` is in the metric's unit or a share ("2 %"). ``fresh``
+    replaces an existing study, ``folder`` takes the place of `folder_of`, and ``on_note`` gets what is left out and
+    why, and what the time allows.
     ``stop`` is asked at each batch of the look.
 
     Raises:
@@ -91,7 +93,9 @@ def begin_study(
     except StoppedError:
         raise StudyStoppedError("stopped during the look at the task; nothing was written") from None
     minutes = DEFAULT_MINUTES if minutes is None else minutes
-    question = ask(look, _named_from(folder, task), steps=length, minutes=minutes, allowed_drop=allowed_drop)
+    places = min(jobs, devices.places_to_train(device))
+    asked = (look, _named_from(folder, task))
+    question = ask(*asked, steps=length, minutes=minutes, allowed_drop=allowed_drop, places=places)
     for sentence in [look.compared, look.falls_early, *question.left_out, question.forecast(minutes)]:
         if sentence:
             on_note(sentence)
@@ -187,10 +191,13 @@ class SetUpQuestion:
         return f"A run as given takes {one}; {format_duration(60.0 * minutes)} are enough for {runs:.0f} of them."
 
 
-def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: float | str | None) -> SetUpQuestion:
+def ask(
+    look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: float | str | None, places: int = 1
+) -> SetUpQuestion:
     """Return the study that finds a task's fastest set-up in ``minutes``, confirmation included.
 
-    ``spec`` is the task as on the command line, ``steps`` the loader batches that it is trained for today.
+    ``spec`` is the task as on the command line, ``steps`` the loader batches that it is trained for today, ``places``
+    the runs that are trained at a time.
     """
     horizon, left_out = _horizon(look, steps, minutes), list[str]()
     training_seconds = horizon * look.step_seconds
@@ -226,7 +233,7 @@ def ask(look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: 
             "runtime": runtime,
         },
         "space": space,
-        "confirm": {**_seeds(run_seconds, minutes), "candidates": _CANDIDATES, "time_share": _CONFIRM_SHARE},
+        "confirm": {**_seeds(run_seconds, places * minutes), "candidates": _CANDIDATES, "time_share": _CONFIRM_SHARE},
     }
     asks = f"Which set-up trains {spec} fastest to the quality that {horizon} batches reach today?"
     return SetUpQuestion(text_of([asks], sections), left_out, horizon, run_seconds)

@@ -25,23 +25,11 @@ _POLL_SECONDS = 0.05
 _TRIES = 3
 
 
-def places_to_train(file: StudyFile) -> int:
-    """Return in how many processes runs of a study train as they would in this one.
-
-    On a CPU that is as many as have cores for the threads that torch has here; of accelerators there is one for each.
-    """
-    from workbench.core import devices
-
-    hardware, device = devices.hardware_summary(), file.study.device
-    n_accelerators = 0 if device == "cpu" else int(hardware["accelerator_count"])
-    if n_accelerators:
-        return 1 if ":" in device else n_accelerators
-    return max(1, devices.usable_cores() // int(hardware["torch_threads"]))
-
-
 def unused_places(file: StudyFile) -> str:
     """Return a sentence on what a study leaves idle if it trains one run at a time; empty where that is nothing."""
-    number = places_to_train(file)
+    from workbench.core import devices
+
+    number = devices.places_to_train(file.study.device)
     return f"There is room to train {number} runs at a time here; --jobs {number} does." if number > 1 else ""
 
 
@@ -49,11 +37,15 @@ def unused_places(file: StudyFile) -> str:
 def process_trainers(
     file: StudyFile, directory: Path, jobs: int, make: MakeExperimenter | None, here: Experimenter
 ) -> Iterator[list[Experimenter]]:
-    """Offer a trainer for each place (`places_to_train`) while the block runs; none where there is but one.
+    """Offer a trainer for each place (`devices.places_to_train`) while the block runs; none where there is but one.
 
     ``here`` is this process's experimenter, which knows the task.
     """
-    number = min(jobs, places_to_train(file)) if make is None and jobs > 1 else jobs  # a fake needs no torch
+    number = jobs
+    if make is None and jobs > 1:  # a fake needs no torch
+        from workbench.core import devices
+
+        number = min(jobs, devices.places_to_train(file.study.device))
     places = range(number if number > 1 else 0)
     trainers = [ProcessTrainer(here, (directory, make, place, number, os.getpid())) for place in places]
     try:

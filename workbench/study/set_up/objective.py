@@ -24,7 +24,7 @@ from workbench.methods.batch.section import BatchSection
 from workbench.study.answer.confirmation_runs import metric_of
 from workbench.study.ask.search_space import Suggestion
 from workbench.study.errors import OutOfTimeError, StudyFailedError
-from workbench.study.run.job import Monitor, Trained, TrainJob, plain
+from workbench.study.run.job import Monitor, RunStep, Trained, TrainJob, plain
 from workbench.study.run.objective import AS_O0, Objective, metric_deficit
 from workbench.study.run.runner import Experimenter, end_if_over
 from workbench.study.run.side_by_side import train_rounds
@@ -99,6 +99,8 @@ class SetUpObjective(Objective):
                 ((run, _),) = ended.runs
                 self._keep_baseline(missing[ended.number], run)
                 n_done += 1
+                if self._on_step is not None:
+                    self._on_step(RunStep(n_done, len(missing), run.metric))
         except OutOfTimeError as error:
             waves = math.ceil((len(missing) - n_done) / len(self.trainers))
             raise OutOfTimeError(str(error), waves * error.needed_seconds) from None
