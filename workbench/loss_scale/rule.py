@@ -5,8 +5,8 @@ the one of MindSpore 2.7's ``DynamicLossScaleUpdateCell`` (``mindspore/nn/wrap/l
 differences: growth stops where the product would leave float32 instead of reaching inf, and the scale may have an
 upper bound of its own.
 
-It stands here in three forms that agree bit for bit: `next_scale` for one scale, `next_scales` for arrays on the host,
-and `next_scales_on_device` for tensors, which never waits for their values.
+It stands here in two forms that agree bit for bit: `next_scales` for numbers and arrays on the host, and
+`next_scales_on_device` for tensors, which never waits for their values. Both move a vector of scales.
 """
 
 from __future__ import annotations
@@ -130,15 +130,12 @@ def next_scale(
         >>> next_scale(ScaleState(1024.0, finite_steps=1), True, rule)
         ScaleState(scale=512.0, finite_steps=0)
     """
-    scale, counted = state.scale, state.finite_steps + 1
-    if overflowed:  # in plain numbers: twenty times as fast as arrays of one
-        return ScaleState(max(scale / rule.factor, rule.minimum))
-    if counted < rule.window:
-        return ScaleState(scale, counted)
-    grown = scale * rule.factor
-    if rule.maximum is not None:
-        grown = min(grown, max(rule.maximum, scale))
-    return ScaleState(grown if growth_ceiling == "none" or grown <= FLOAT32_MAX else scale)
+    counted = state.finite_steps + 1
+    if not overflowed and counted < rule.window:  # as on most steps, and ten times as fast as asking
+        return ScaleState(state.scale, counted)
+    values = {name: getattr(rule, name) for name in ("factor", "window", "minimum", "maximum")}
+    scales, _ = next_scales(state.scale, counted, overflowed, growth_ceiling=growth_ceiling, **values)
+    return ScaleState(float(scales))
 
 
 def checked_init(name: str, value: object) -> float:
