@@ -11,7 +11,7 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import Trained
 from workbench.study.run.objective import baseline_trial, metric_deficit
 
-_DEVIATIONS = 2.0  # of the baseline's runs, by which luck alone may lift their mean
+_DEVIATIONS = 2.0  # of a run: the untrained network is evaluated for one seed only
 
 
 def learns_nothing(study: optuna.Study, file: StudyFile) -> str:

@@ -167,7 +167,7 @@ class TrainJob(RunRequest, Job[Trained]):
     """Train one run; nothing is recorded without a ``run_id``.
 
     A run whose time counts (``is_timed``) does not go on from a checkpoint: the seconds before it are of another time.
-    With ``also_untrained`` the metric without any learning is evaluated, too, beside the run and its time.
+    With ``also_untrained`` the untrained network is evaluated as well, which does not count towards the run's time.
     """
 
     kind: ClassVar[str] = "train"

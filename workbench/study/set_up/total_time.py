@@ -1,9 +1,9 @@
 """How long a whole run of a plan takes, relative to today's: known before it is trained.
 
 A step's time is measured once for all plans that share it (`Plan.step_key`: lengths and learning rates do not count),
-beside the baseline's in one process, loading included, and kept with the study. Steps of the task as given take 1: what
-a measurement beside themselves finds is noise. A run's time is its number of passes times that, plus the extra time of
-its first steps: compilation, above all.
+alternating with the baseline's in the same process, loading included, and kept with the study. Steps of the task as
+given take 1: timed against themselves they would differ by noise alone. A run's time is its number of passes times
+that, plus the extra time of its first steps: compilation, above all.
 """
 
 from __future__ import annotations
