@@ -336,6 +336,7 @@ def test_a_short_training_keeps_its_length() -> None:
     assert parse_study(question.text).set_up.todays_steps is None
     assert question.run_seconds == pytest.approx(1.8)
     assert question.forecast(15.0) == "A run as given takes about 1.8 s; 15 min are enough for 500 of them."
+    assert question.forecast(15.0, 4).endswith("15 min are enough for 2000 of them, 4 at a time.")
 
 
 @pytest.mark.parametrize(

@@ -540,6 +540,24 @@ def test_a_seed_on_which_o0_diverges_compares_nothing_and_the_search_goes_on(los
     assert told.startswith(f"The task as given diverged on {where}")
 
 
+def test_several_trainers_learn_of_a_set_up_what_one_learns(baseline_known: Path, tmp_path: Path) -> None:
+    given = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}
+    found = []
+    for n_trainers in (0, 3):
+        folder = shutil.copytree(baseline_known, tmp_path / f"study {n_trainers}")
+        runner, *trainers = (SurfaceRunner(folder, noise=0.001) for _ in range(1 + n_trainers))
+        with searching(folder, runner) as (file, study, search):
+            search.trainers = list(trainers)
+            number = search.run_given(given, {"n_seeds": 7, MOST_SEEDS: 7})  # two more than O0 has been trained on
+            search.settle(13)
+            standing, seeds = standing_now(study, file), study.get_trials(deepcopy=False)[number].user_attrs["seeds"]
+            found.append((seeds, standing.tried[number].deficits, baseline_metrics(study.user_attrs)))
+        assert all(any(isinstance(job, TrainJob) for job in one.jobs) for one in trainers)
+        assert not trainers or not any(isinstance(job, TrainJob) for job in runner.jobs)
+    assert len(found[0][1]) == 13
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(("most", "n_seeds", "expected"), [(1, 1, 1), (5, 1, 5), (2, 3, 2), (20, 1, 8)])
 def test_a_plan_that_would_lead_is_never_tried_on_more_seeds_than_is_allowed(
     most: int, n_seeds: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -273,6 +273,15 @@ def test_a_run_that_is_cut_says_how_long_it_would_have_taken(tmp_path: Path, clo
     assert [line.split()[0] for line in calls(tmp_path)] == ["train", "cut"]
 
 
+def test_what_trains_beside_another_ends_with_it_when_its_deadline_changes(tmp_path: Path, clock: Clock) -> None:
+    guard = StoppableExperimenter(Clocked(tmp_path, clock))
+    beside = guard.beside(Clocked(tmp_path, clock))
+    assert beside.run(RUN).steps == 50
+    guard.deadline = time.monotonic() + 10.5
+    with pytest.raises(OutOfTimeError):
+        beside.run(RUN)
+
+
 def test_a_run_whose_last_evaluation_ends_after_the_deadline_is_kept(tmp_path: Path, clock: Clock) -> None:
     guard = StoppableExperimenter(Clocked(tmp_path, clock), deadline=time.monotonic() + 51.0)
     assert guard.run(RUN).steps == 50

@@ -96,7 +96,7 @@ def begin_study(
     places = min(jobs, devices.places_to_train(device))
     asked = (look, _named_from(folder, task))
     question = ask(*asked, steps=length, minutes=minutes, allowed_drop=allowed_drop, places=places)
-    for sentence in [look.compared, look.falls_early, *question.left_out, question.forecast(minutes)]:
+    for sentence in [look.compared, look.falls_early, *question.left_out, question.forecast(minutes, places)]:
         if sentence:
             on_note(sentence)
     parse_study(question.text)  # nothing is written that could not be read
@@ -183,12 +183,14 @@ class SetUpQuestion:
     steps: int  # loader batches of a run in the study
     run_seconds: float  # of such a run as given, evaluated at its end
 
-    def forecast(self, minutes: float) -> str:
-        """Return what a time allows, in a sentence."""
-        runs = minutes * 60.0 / max(self.run_seconds, 1e-9)
+    def forecast(self, minutes: float, places: int = 1) -> str:
+        """Return in a sentence what a time allows, where so many runs are trained at a time."""
+        runs = places * minutes * 60.0 / max(self.run_seconds, 1e-9)
         one = f"{self.run_seconds:.1f} s" if self.run_seconds < 10.0 else format_duration(self.run_seconds)
         one = "less than a second" if self.run_seconds < 1.0 else f"about {one}"
-        return f"A run as given takes {one}; {format_duration(60.0 * minutes)} are enough for {runs:.0f} of them."
+        at_a_time = f", {places} at a time" if places > 1 else ""
+        time = format_duration(60.0 * minutes)
+        return f"A run as given takes {one}; {time} are enough for {runs:.0f} of them{at_a_time}."
 
 
 def ask(

@@ -179,7 +179,8 @@ class Objective:
     """Runs one trial, buffered in the study's database, and scores it at the target's allowed drop.
 
     ``deadline``, ``time.monotonic()`` or None, may be changed between two trials; no training is begun that takes
-    longer.
+    longer. ``trainers``, if there are some, train runs that do not wait for each other; the experimenter trains the
+    rest.
     """
 
     def __init__(
@@ -193,6 +194,7 @@ class Objective:
         on_step: Callable[[RunStep], None] | None = None,
     ) -> None:
         self.deadline = deadline
+        self.trainers = list[Experimenter]()
         self._file, self._database, self._study, self._experimenter = file, database, study, experimenter
         self._base = file.base_config()
         self._plans, self._dimensions = file.plans, file.dimensions

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from workbench.config import NetworkFacts
@@ -79,6 +79,12 @@ def end_if_over(deadline: float | None, needed_seconds: float = math.nan) -> Non
         raise OutOfTimeError("the time limit ended it; everything finished is saved", needed_seconds)
 
 
+@dataclass(slots=True)
+class _Limits:
+    stop: Callable[[], bool] | None
+    deadline: float | None
+
+
 class StoppableExperimenter(ExperimenterWrapper):
     """An experimenter that ends the study when asked or when its time is over: between two jobs and within one step.
 
@@ -90,7 +96,22 @@ class StoppableExperimenter(ExperimenterWrapper):
         self, inner: Experimenter, stop: Callable[[], bool] | None = None, deadline: float | None = None
     ) -> None:
         super().__init__(inner)
-        self._stop, self.deadline = stop, deadline
+        self._limits = _Limits(stop, deadline)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the study is to end, by ``time.monotonic()``; None for never."""
+        return self._limits.deadline
+
+    @deadline.setter
+    def deadline(self, moment: float | None) -> None:
+        self._limits.deadline = moment
+
+    def beside(self, inner: Experimenter) -> StoppableExperimenter:
+        """Return another experimenter that ends the study when this one does, whatever the deadline is changed to."""
+        other = StoppableExperimenter(inner)
+        other._limits = self._limits
+        return other
 
     def environment(self) -> dict[str, Any]:
         """Return versions, hardware and data as plain values, unless the study is to end."""
@@ -112,8 +133,9 @@ class StoppableExperimenter(ExperimenterWrapper):
 
         def stop() -> bool:
             nonlocal cut
-            late = self.deadline is not None and time.monotonic() >= self.deadline
-            cut = cut or late or (self._stop is not None and self._stop())
+            asked, deadline = self._limits.stop, self._limits.deadline
+            late = deadline is not None and time.monotonic() >= deadline
+            cut = cut or late or (asked is not None and asked())
             return cut or (monitor.stop is not None and monitor.stop())
 
         try:
@@ -131,5 +153,5 @@ class StoppableExperimenter(ExperimenterWrapper):
         return outcome
 
     def _end_if_over(self, needed_seconds: float = math.nan) -> None:
-        end_if_asked(self._stop)
+        end_if_asked(self._limits.stop)
         end_if_over(self.deadline, needed_seconds)

@@ -19,13 +19,12 @@ started: rank 0 goes this way, the others follow it (``rank_experimenter.py``).
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,13 +164,19 @@ def tune(
                 watch.trial_begun()
 
             guard.deadline, loaded, other = deadline, time.monotonic(), OtherWork()
-            trainers_here = functools.partial(process_trainers, file, directory, jobs, make_experimenter, experimenter)
-            side_by_side: Callable[[], AbstractContextManager[list[Experimenter]]]
-            side_by_side = trainers_here if crew is None else crew.trainers
+
+            @contextmanager
+            def side_by_side() -> Iterator[list[Experimenter]]:
+                here = process_trainers(file, directory, jobs, make_experimenter, experimenter)
+                with here if crew is None else crew.trainers() as trainers:
+                    search.trainers = [guard.beside(one) for one in trainers]
+                    yield search.trainers
+                    search.trainers = []
+
             try:
                 is_known = not finds_set_up or baseline_trial(study) is not None
-                with nullcontext(list[Experimenter]()) if is_known else side_by_side() as trainers:
-                    search.run_baseline(deadline, [StoppableExperimenter(one, stop, deadline) for one in trainers])
+                with nullcontext() if is_known else side_by_side():
+                    search.run_baseline(deadline)
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
             if doubt := learns_nothing(study, file):
@@ -219,6 +224,7 @@ def tune(
                 else:
                     guard.deadline = half_way(deadline) if _measures_later(file) else deadline
                 search.run_until(guard.deadline)
+            trainers = leaving.enter_context(side_by_side())
             for moment in ends_of_search(study, file, deadline, limit) if searches_on else ():
                 guard.deadline = moment
                 settle(search, deadline=moment)
@@ -230,13 +236,12 @@ def tune(
             policy, cut_short = _measure_more(study, file, guard, watch)
 
             guard.deadline = deadline
-            trainers = leaving.enter_context(side_by_side())
             confirmation = Confirmation(
                 study,
                 file,
                 guard,
                 search.warm_ups,
-                trainers=[StoppableExperimenter(one, stop, deadline) for one in trainers],
+                trainers=trainers,
                 command=f"workbench tune {study_dir} --confirm-seeds {{seeds}}",
                 confirm_seeds=confirm_seeds,
                 deadline=deadline,

@@ -121,14 +121,18 @@ class Search:
         )
         self._end = SearchEnd(study, file, n_trials)
 
-    def run_baseline(self, deadline: float | None = None, trainers: Sequence[Experimenter] = ()) -> None:
-        """Run O0 if it has not been run, or wait for the process that runs it: until a deadline, or the search's.
+    @property
+    def trainers(self) -> list[Experimenter]:
+        """Those that train the seeds of one set-up side by side; empty where its own experimenter does."""
+        return self._objective.trainers
 
-        Of a search for a set-up the trainers, if there are some, train its seeds side by side.
-        """
+    @trainers.setter
+    def trainers(self, trainers: list[Experimenter]) -> None:
+        self._objective.trainers = trainers
+
+    def run_baseline(self, deadline: float | None = None) -> None:
+        """Run O0 if it has not been run, or wait for the process that runs it: until a deadline, or the search's."""
         self._watch.phase("search")
-        if isinstance(self._objective, SetUpObjective):
-            self._objective.trainers = trainers
         while True:
             trials = self._trials()  # read once: another process may finish it at any moment
             baseline = {trial.state: trial for trial in trials if trial.user_attrs.get("baseline")}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,11 +22,12 @@ from workbench.config import BoostConfig, Plan
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.methods.batch.section import BatchSection
 from workbench.study.answer.confirmation_runs import metric_of
+from workbench.study.ask.plans import needs_warm_up
 from workbench.study.ask.search_space import Suggestion
 from workbench.study.errors import OutOfTimeError, StudyFailedError
 from workbench.study.run.job import Monitor, RunStep, Trained, TrainJob, plain
 from workbench.study.run.objective import AS_O0, Objective, metric_deficit
-from workbench.study.run.runner import Experimenter, end_if_over
+from workbench.study.run.runner import end_if_over
 from workbench.study.run.side_by_side import train_rounds
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError
 from workbench.study.set_up import standing as standings
@@ -50,7 +51,6 @@ class SetUpObjective(Objective):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._times = StepTimes(self._study, self._file, self._experimenter)
-        self.trainers: Sequence[Experimenter] = ()  # of the baseline's runs, side by side; the experimenter where none
 
     def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
         runs = self._baseline_runs(plan)
@@ -95,15 +95,24 @@ class SetUpObjective(Objective):
         missing = [index for index in range(n_runs) if index not in known]
         n_done = 0
         try:
-            for ended in train_rounds(self.trainers, [[self._job(plan, index, NO_WARM_UP)] for index in missing]):
-                ((run, _),) = ended.runs
-                self._keep_baseline(missing[ended.number], run)
+            for number, (run,) in self._side_by_side([[self._job(plan, index, NO_WARM_UP)] for index in missing]):
+                self._keep_baseline(missing[number], run)
                 n_done += 1
-                if self._on_step is not None:
-                    self._on_step(RunStep(n_done, len(missing), run.metric))
         except OutOfTimeError as error:
             waves = math.ceil((len(missing) - n_done) / len(self.trainers))
             raise OutOfTimeError(str(error), waves * error.needed_seconds) from None
+
+    def _side_by_side(self, rounds: Sequence[Sequence[TrainJob]]) -> Iterator[tuple[int, list[Trained]]]:
+        """Give each round's number and its runs as it ends."""
+        for n_done, ended in enumerate(train_rounds(self.trainers, rounds), start=1):
+            runs = [run for run, _ in ended.runs]
+            if self._on_step is not None:
+                self._on_step(RunStep(n_done, len(rounds), runs[-1].metric))
+            yield ended.number, runs
+
+    def _n_places(self, plan: Plan) -> int:
+        """Return how many runs of a plan are trained at a time: one where its warm-up has to be recorded here."""
+        return 1 if needs_warm_up(plan) else max(len(self.trainers), 1)
 
     def _mean_of(self, runs: Sequence[Trained], metric: float) -> Trained:
         """Return the mean of some runs, to be scored at a metric; NaN where one of them diverged."""
@@ -155,7 +164,8 @@ class SetUpObjective(Objective):
             trial.set_user_attr(SKIPPED, True)
             trial.set_user_attr("message", "not trained: it cannot be faster than the leader")
             raise optuna.TrialPruned
-        end_if_over(self.deadline, int(trial.user_attrs.get("n_seeds", 1)) * speed.ratio * self._baseline_run.seconds)
+        n_turns = math.ceil(int(trial.user_attrs.get("n_seeds", 1)) / self._n_places(plan))
+        end_if_over(self.deadline, n_turns * speed.ratio * self._baseline_run.seconds)
         runs, deficits = self._train_seeds(trial, plan, speed.ratio)
         mean = float(np.mean(deficits))
         metric = baseline.metric - mean if baseline.higher_is_better else baseline.metric + mean
@@ -172,16 +182,13 @@ class SetUpObjective(Objective):
         most = int(trial.user_attrs.get(standings.MOST_SEEDS, self._file.set_up.most_seeds))
         looks = {min(n_seeds, most) for n_seeds in (first, *_MORE_SEEDS) if n_seeds >= first}
         for before, n_more in itertools.pairwise([0, *sorted(looks)]):
-            for index in range(before, n_more):
-                # Round the baseline's seeds, then further ones.
-                seed = (trial.number + index) % n_known if index < n_known else index
-                beside = self._beside_baseline(plan, seed)
-                if beside is None:
-                    continue
-                trained.append(beside[0])
-                runs.append(beside[1])
-                trial.set_user_attr(standings.SEEDS, [seed for seed, _ in runs])
-                trial.set_user_attr("deficits", plain([lost for _, lost in runs]))
+            # Round the baseline's seeds, then further ones.
+            seeds = [(trial.number + at) % n_known if at < n_known else at for at in range(before, n_more)]
+            for run, of_seed in self._beside_baseline(plan, seeds):
+                trained.append(run)
+                runs.append(of_seed)
+            trial.set_user_attr(standings.SEEDS, [seed for seed, _ in runs])
+            trial.set_user_attr("deficits", plain([lost for _, lost in runs]))
             if n_more == most or not all(math.isfinite(lost) for _, lost in runs):
                 break
             standing = self._standing(trial, runs, time)
@@ -192,19 +199,33 @@ class SetUpObjective(Objective):
                 break
         return trained, [lost for _, lost in runs]
 
-    def _beside_baseline(self, plan: Plan, index: int) -> tuple[Trained, Run] | None:
-        """Train a plan on a seed, and the baseline where it has not been; return the run, the seed and the deficit.
+    def _beside_baseline(self, plan: Plan, indices: Sequence[int]) -> list[tuple[Trained, Run]]:
+        """Train a plan on seeds, and the baseline where it has not been; return each run, its seed and its deficit.
 
-        None, and the plan is not trained, where the baseline diverges: there is nothing to compare with.
+        Seeds on which the baseline diverges are left out: there is nothing to compare with.
         """
-        reference = self._baseline_metric(index)
-        if not math.isfinite(reference):
-            return None
-        run = self._train_seed(plan, index)
-        if run.diverged:
-            return run, (index, math.inf)
         higher = self._experimenter.higher_is_better
-        return run, (index, metric_deficit(reference, run.metric, higher_is_better=higher))
+        compared = list[tuple[Trained, Run]]()
+        known = self._trained_side_by_side(plan, indices) if len(indices) > 1 and self._n_places(plan) > 1 else {}
+        for index in indices:
+            reference = self._baseline_metric(index)
+            if math.isfinite(reference):
+                run = known.get(index) or self._train_seed(plan, index)
+                lost = metric_deficit(reference, run.metric, higher_is_better=higher)
+                compared.append((run, (index, math.inf if run.diverged else lost)))
+        return compared
+
+    def _trained_side_by_side(self, plan: Plan, indices: Sequence[int]) -> dict[int, Trained]:
+        """Train a plan on several seeds at a time, and the baseline first where it has not been; return the plan's."""
+        known = standings.baseline_metrics(self._study.user_attrs)
+        trained = dict[int, Trained]()
+        plans = [[plan] if index in known else [self._file.baseline_plan(), plan] for index in indices]
+        rounds = [[self._job(one, at, NO_WARM_UP) for one in row] for at, row in zip(indices, plans, strict=True)]
+        for number, (*baseline, run) in self._side_by_side(rounds):
+            trained[indices[number]] = run
+            for one in baseline:
+                self._keep_baseline(indices[number], one)
+        return trained
 
     def _standing(self, trial: optuna.Trial, runs: Sequence[Run], time: float) -> Standing:
         also = (trial.number, trial.user_attrs["parameters"], runs, time) if runs else None
@@ -230,13 +251,13 @@ class SetUpObjective(Objective):
             used = {*trial.user_attrs[standings.SEEDS], *(index for index, _ in row), *lacking}
             # Not the baseline's seeds: the plan was picked by these.
             first = self._file.set_up.baseline_seeds
-            index = next((one for one in range(first, first + n_seeds) if one not in used), None)
-            if index is None:  # the baseline diverges on some of them
+            unused = [one for one in range(first, first + n_seeds) if one not in used]
+            indices = unused[: min(self._n_places(plan), n_seeds - len(standing.tried[leader].deficits))]
+            if not indices:  # the baseline diverges on some of them
                 return
-            missing = 0.0 if index in standings.baseline_metrics(attributes) else 1.0
+            missing = 0.0 if {*indices} <= standings.baseline_metrics(attributes).keys() else 1.0
             end_if_over(self.deadline, (missing + standing.times[leader]) * self._baseline_run.seconds)
-            beside = self._beside_baseline(plan, index)
-            row += [] if beside is None else [beside[1]]
+            row += [of_seed for _, of_seed in self._beside_baseline(plan, indices)]
             stored = {str(number): [[one, plain(lost)] for one, lost in runs] for number, runs in further.items()}
             self._study.set_user_attr(standings.FURTHER, stored)
 
