@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.kit.fake_runner import SHORT, FakeRunner, calls, write_study
-from tests.kit.set_up_search import write
+from tests.kit.set_up_search import stored_trials, write
 from tests.kit.surface_runner import SurfaceRunner
 from workbench.config import BoostConfig
 from workbench.study import StudyFailedError, tune
@@ -24,6 +24,7 @@ from workbench.study.run.process_trainer import process_trainers
 from workbench.study.run.progress import TuneProgress
 from workbench.study.run.runner import StoppableExperimenter
 from workbench.study.run.side_by_side import train_rounds
+from workbench.study.set_up.tuned_plain import PLAIN
 
 
 def job(seed: int) -> TrainJob:
@@ -160,10 +161,12 @@ def make_surface(file: StudyFile, directory: Path) -> Surface:
 
 
 @pytest.mark.slow
-def test_the_baseline_of_a_set_up_trains_in_all_processes(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", plain_runs=0)
+def test_the_baseline_and_tuned_plain_of_a_set_up_train_in_all_processes(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", plain_runs=3)
     told = list[TuneProgress]()
     tune(folder, jobs=2, trials=1, make_experimenter=make_surface, on_progress=told.append)
-    training = processes_of(folder, range(100))
-    assert len(training - {os.getpid()}) == len(training) == 2
+    assert os.getpid() not in processes_of(folder, range(1000))
+    assert len(processes_of(folder, range(5))) >= 2
+    plain = [one for one in stored_trials(folder) if one.user_attrs.get(PLAIN)]
+    assert [len(one.user_attrs["deficits"]) for one in plain] == [2, 2, 2]
     assert any(0.0 < one.done < 1.0 for one in told)

@@ -202,7 +202,8 @@ def tune(
                 if finds_set_up:
                     guard.deadline = stage_ends(search_deadline, limit, deadline, file.set_up.plain_share)
                     search.until(guard.deadline)
-                    find_plain(search, deadline=guard.deadline, limit=limit)
+                    with side_by_side():
+                        find_plain(search, deadline=guard.deadline, limit=limit)
                     guard.deadline = search_deadline
                     search.until(search_deadline)
                 if crew is not None:

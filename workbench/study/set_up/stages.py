@@ -62,6 +62,9 @@ def find_plain(search: Search, *, deadline: float | None, limit: float | None) -
     ``deadline`` is when the search ends, by ``time.monotonic()``, and ``limit`` the seconds of the whole command.
     """
     study, file = search.study, search.file
+    asked = {PLAIN: True, MOST_SEEDS: _PLAIN_SEEDS}
+    if search.trainers:
+        asked["n_seeds"] = _PLAIN_SEEDS  # which take no longer than one
     end = None
     if deadline is not None and limit is not None:
         end = min(deadline, time.monotonic() + file.set_up.plain_share * limit)
@@ -73,7 +76,7 @@ def find_plain(search: Search, *, deadline: float | None, limit: float | None) -
         if given is None:
             return
         try:
-            search.run_given(given, {PLAIN: True, MOST_SEEDS: _PLAIN_SEEDS})
+            search.run_given(given, asked)
         except OutOfTimeError:
             return
 
