@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from tests.golden_files import GOLDEN_DIR
 from tests.kit.database import without_waiting_for_the_disk
 
 # What is imported and collected lives to the end: looking through it for garbage is in vain.
@@ -29,6 +28,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+    from tests.ranks import Ranks
 
 # No deadline: a busy machine is no fault of the code. In CI every run draws the same examples, so that a failure means
 # the change and not the draw; elsewhere new ones are tried, and a failure prints what reproduces it.
@@ -68,12 +69,6 @@ def no_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def golden_dir() -> Path:
-    """Return the folder of the golden files in use."""
-    return GOLDEN_DIR
-
-
 @pytest.fixture(autouse=True)
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed every generator, so that a test gives the same result alone and in a crowd."""
@@ -97,6 +92,27 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let everything go through torch's own operations, as on an accelerator or without a C compiler."""
     monkeypatch.setattr("workbench.core.kernels.tensors.kernel_library", lambda: None)
+
+
+@pytest.fixture(params=["our kernel", "torch's"])
+def either_kernel(request: pytest.FixtureRequest) -> None:
+    """Let a test go through our kernels, and once more through torch's operations."""
+    from workbench.core.kernels.library import kernel_library
+
+    if request.param == "torch's":
+        request.getfixturevalue("without_kernels")
+    elif kernel_library() is None:
+        pytest.skip("no C compiler on this machine (Debian: gcc)")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Return two ranks that run functions together, the same for all tests of a module: their start takes seconds."""
+    from tests.ranks import Ranks
+
+    group = Ranks(2, tmp_path_factory.mktemp("ranks"))
+    yield group
+    group.close()
 
 
 @pytest.fixture(scope="session")

@@ -469,13 +469,7 @@ def test_the_hook_combines_gradients_under_distributed_data_parallel(tmp_path: P
         assert not any(torch.allclose(a, b, rtol=1e-3) for a, b in zip(wanted[:1], averages[:1], strict=True))
 
 
-@pytest.fixture(params=["our kernels", "torch's"])
-def either_way(request: pytest.FixtureRequest) -> None:
-    if request.param == "torch's":
-        request.getfixturevalue("without_kernels")
-
-
-@pytest.mark.usefixtures("either_way")
+@pytest.mark.usefixtures("either_kernel")
 def test_sets_are_combined_tensor_by_tensor_in_place_of_the_first() -> None:
     torch.manual_seed(0)
     shapes = [(3, 4), (1,), (0,), (70_001,), (2, 3, 5)]
@@ -486,7 +480,7 @@ def test_sets_are_combined_tensor_by_tensor_in_place_of_the_first() -> None:
         assert torch.allclose(combined, pair, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.usefixtures("either_way")
+@pytest.mark.usefixtures("either_kernel")
 @pytest.mark.parametrize("spoiled", [math.nan, -math.inf])
 def test_what_is_not_finite_in_either_set_makes_nan(spoiled: float) -> None:
     for side in (0, 1):

@@ -128,7 +128,6 @@ def test_golden_steps_searches_and_state(path: Path) -> None:
         loss = golden_step(module, made, golden_batch(arrays, 0 if meta["fixed_batch"] else call), meta["sens"])
         np.testing.assert_allclose(loss.item(), arrays["losses"][call], rtol=1e-4)
         step = made.last_step
-        assert step is not None
         assert step.found is meta["line_search_found"][call]
         assert step.trials == len(meta["trials_per_step"][call])
         assert step.rho == pytest.approx(meta["chosen_rho"][call])
@@ -306,7 +305,6 @@ def test_without_residual_it_stays_in_the_subspace_and_no_step_climbs(seed: int,
     for _ in range(6):
         (before,) = descend(net, made, 1)
         step = made.last_step
-        assert step is not None
         assert step.slope <= 0
         assert net().item() <= before
         if step.found:
@@ -346,12 +344,10 @@ def test_more_trials_find_the_step_where_two_fail() -> None:
     net.hessian = net.hessian * 50
     made = reducer(net, line_search_trials=2, alpha=0.0)
     losses = descend(net, made, 4)
-    assert made.last_step is not None
     assert not made.last_step.found
     assert len(set(losses)) == 1  # stalled
     made = reducer(net, line_search_trials=16, alpha=0.0)
     descend(net, made, 1)
-    assert made.last_step is not None
     assert made.last_step.found
     assert made.last_step.rho == pytest.approx(0.55 ** (made.last_step.trials - 1))
     assert net() < losses[-1]
@@ -382,7 +378,6 @@ def test_trials_leave_batch_norm_statistics_alone(arithmetic: Any) -> None:
     grads = torch.autograd.grad(loss, weight)
     after_forward = [buffer.clone() for buffer in net.buffers()]
     made(loss, grads, weight, None, x, y)
-    assert made.last_step is not None
     kept = all(torch.equal(now, then) for now, then in zip(net.buffers(), after_forward, strict=True))
     assert kept is (arithmetic == "corrected")
     counter = [buffer for buffer in net.buffers() if not buffer.is_floating_point()]
@@ -455,7 +450,6 @@ def test_curvature_is_kept_in_float64_where_weights_are_float32() -> None:
     for _ in range(12):
         descend(net, made, 1)
         step = made.last_step
-        assert step is not None
         gradient = step.gradient.numpy()
         tried = wanted
         if last_gradient is not None:

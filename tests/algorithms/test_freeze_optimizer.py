@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.golden_files import golden_paths, load_json
+from tests.kit.configurations import freezing
 from tests.kit.twins import assert_close, assert_same, either_copy, through_file
 from workbench import apply
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, allow_one_graph_per_group, split_learning_rates
@@ -531,11 +532,7 @@ def test_a_hook_runs_once_at_every_step_of_the_optimizer_that_steps(state: Any, 
 
 def test_gradients_that_a_hook_clips_are_clipped_while_layers_are_frozen() -> None:
     net = network()
-    config = {
-        "boost": {"mode": "manual", "grad_freeze": True, "less_bn": False},
-        "grad_freeze": {"param_groups": 2, "total_steps": 4},
-    }
-    boosted = apply(config, net, torch.optim.SGD(net.parameters(), lr=1.0))
+    boosted = apply(freezing(2, p=0.7, steps=4), net, torch.optim.SGD(net.parameters(), lr=1.0))
 
     def clip(*_: Any) -> None:
         nn.utils.clip_grad_norm_(net.parameters(), 1e-3)

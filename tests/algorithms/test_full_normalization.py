@@ -284,17 +284,6 @@ def test_a_head_registered_under_two_names_is_replaced_under_both() -> None:
     assert type(net.first) is nn.Linear
 
 
-def test_layer_survives_deepcopy_and_state_dict() -> None:
-    layer = CommonHeadLastFN(4, 3, bias=True)
-    with torch.no_grad():
-        layer.multiplier.fill_(2.5)
-    twin, fresh = copy.deepcopy(layer), CommonHeadLastFN(4, 3, bias=True)
-    fresh.load_state_dict(layer.state_dict())
-    x = torch.randn(2, 4)
-    torch.testing.assert_close(twin(x), layer(x), rtol=0, atol=0)
-    torch.testing.assert_close(fresh(x), layer(x), rtol=0, atol=0)
-
-
 def test_unknown_words_and_sizes_below_one_are_errors() -> None:
     with pytest.raises(ValueError, match='`fn_scope` must be "classifier", "every_module" or "head", got \'all\''):
         HeadRule("all")  # type: ignore[arg-type]

@@ -56,7 +56,6 @@ def test_golden_training_with_and_without_centralization(path: Path, prefix: str
         # The reference centralizes before it divides by loss_scale, with the decay multiplied by it; both steps are
         # linear, so dividing first gives the same.
         for parameter in net.parameters():
-            assert parameter.grad is not None
             parameter.grad /= optimizer_arguments(meta).get("loss_scale", 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -144,7 +143,6 @@ def test_only_flagged_groups_and_tensors_with_two_axes_are_centralized() -> None
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
         assert [p.grad.mean().item() for p in flagged if p.grad is not None] == expected
-        assert other.grad is not None
         assert other.grad.mean() == 1
         assert idle.grad is None
         handle.remove()

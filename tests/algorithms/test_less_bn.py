@@ -113,10 +113,9 @@ def test_resnets_keep_the_stem_and_the_last_norm_of_each_block(depth: int, match
     assert report.reason == ""
 
 
-@pytest.mark.parametrize(("depth", "match"), [(121, "structure"), (169, "reference")])
-def test_densenets_lose_the_first_norm_of_all_layers_but_the_first_of_a_block(depth: int, match: Any) -> None:
-    blocks = DENSENETS[depth]
-    report = reduce_batch_norms_(DenseNet(blocks, 2, 4), match=match)
+def test_densenets_lose_the_first_norm_of_all_layers_but_the_first_of_a_block() -> None:
+    blocks = DENSENETS[121]
+    report = reduce_batch_norms_(DenseNet(blocks, 2, 4))
     assert set(report.removed) == {
         f"features.denseblock{b}.denselayer{i}.norm1" for b, n in enumerate(blocks, start=1) for i in range(2, n + 1)
     }
@@ -176,19 +175,13 @@ def add_in_place(one: Tensor, other: Tensor) -> Tensor:
     return one
 
 
-@pytest.mark.parametrize("identity_first", [False, True])
-@pytest.mark.parametrize(
-    "addition",
-    [operator.add, operator.iadd, torch.add, lambda a, b: a.add(b), lambda a, b: a.add_(b), add_in_place],
-    ids=["plus", "iadd", "torch.add", "Tensor.add", "Tensor.add_", "augmented"],
-)
-def test_structure_does_not_see_how_the_sum_is_written(
-    addition: Callable[[Tensor, Tensor], Tensor], identity_first: bool
-) -> None:
+def test_structure_does_not_see_how_the_sum_is_written() -> None:
     usual = reduce_batch_norms_(ResNet("basic", (2, 2), (4, 6)))
-    written = reduce_batch_norms_(ResNet("basic", (2, 2), (4, 6), addition=addition, identity_first=identity_first))
-    assert written == usual
     assert len(usual.removed) == 5
+    for addition in (operator.add, operator.iadd, torch.add, Tensor.add, Tensor.add_, add_in_place):
+        for first in (False, True):
+            net = ResNet("basic", (2, 2), (4, 6), addition=addition, identity_first=first)
+            assert reduce_batch_norms_(net) == usual, (addition, first)
 
 
 def test_structure_does_not_see_how_features_are_concatenated_or_skips_added() -> None:
@@ -369,20 +362,6 @@ def test_norms_before_a_convolution_become_a_channel_affine_that_is_frozen_where
             parameters = dict(model.get_submodule(name).named_parameters())
             assert set(parameters) == {"scale", "shift"}
             assert all(p.requires_grad is not frozen for p in parameters.values())
-
-
-def test_convolution_read_by_someone_else_is_not_changed() -> None:
-    class Tapped(Block):
-        def forward(self, x: Tensor) -> Tensor:
-            first = self.conv1(x)
-            return self.bn2(self.conv2(self.bn1(first)) * first.mean()) + x
-
-    model = learned(Net(Tapped()))
-    x = torch.randn(2, 3, 8, 8)
-    before = model.eval()(x)
-    report = reduce_batch_norms_(model)
-    assert report.affine == ("block.bn1",)
-    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
 
 
 def test_a_module_called_twice_goes_only_if_both_calls_may() -> None:

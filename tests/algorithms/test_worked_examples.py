@@ -1,4 +1,4 @@
-"""Schedule, curriculum and the average of the weights, each on numbers that can be checked by hand."""
+"""Schedule and curriculum on numbers that can be checked by hand."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.methods.curriculum.method import size_at, stage_of
-from workbench.methods.regularization.method import decay_at
+from workbench.methods.curriculum.method import size_at
 from workbench.methods.schedule.method import factor_at, stretched
-
-
-def test_stages_share_the_passes_before_full_size() -> None:
-    assert [stage_of(index, 10, 0.6, 2) for index in range(10)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
 
 
 def test_a_rate_rises_and_falls_to_its_end() -> None:
@@ -29,10 +24,6 @@ def test_a_recorded_course_is_run_through_in_fewer_updates() -> None:
         scheduler.step()
         rates.append(optimizer.param_groups[0]["lr"])
     assert rates == [2.0, 1.0, 0.0]
-
-
-def test_the_decay_of_an_average_rises_to_its_limit() -> None:
-    assert [round(decay_at(t, 0.5), 2) for t in (0, 1, 5, 8, 100)] == [0.1, 0.18, 0.4, 0.5, 0.5]
 
 
 def test_a_size_is_one_that_networks_are_likely_to_take() -> None:
