@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.config.config_strategies import config_dicts, configs, legal_values, odd_values, repeatable
@@ -27,7 +27,7 @@ def test_empty_text_and_none_are_the_empty_configuration() -> None:
     assert BoostConfig.from_dict("") == BoostConfig.from_dict(None) == BoostConfig.from_dict({}) == BoostConfig()
 
 
-@repeatable
+@settings(repeatable, max_examples=25)
 @given(configs)
 def test_a_round_trip_through_a_file_or_a_dictionary_changes_nothing(tmp_path: Path, config: BoostConfig) -> None:
     values = config.to_dict()
@@ -177,7 +177,6 @@ def test_torch_takes_every_hyper_parameter_listed_for_its_optimizer(name: str) -
     torch = pytest.importorskip("torch")
     values = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True, "betas": [0.8, 0.9], "eps": 1e-7}
     section = BoostConfig.from_dict({"optimizer": {"name": name, **values}}).optimizer
-    assert section is not None
     optimizer = getattr(torch.optim, name)([torch.zeros(1, requires_grad=True)], **section.hyper_parameters())
     for key, value in section.hyper_parameters().items():
         assert optimizer.param_groups[0][key] == value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -34,12 +34,6 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(request.param)
     yield
     torch.set_num_threads(before)
-
-
-def listed(tensors: Sequence[Tensor]) -> kernels.Listed:
-    found = kernels.listed(tensors)
-    assert found is not None
-    return found
 
 
 def drawn(sizes: list[int], seed: int) -> list[Tensor]:
@@ -75,7 +69,6 @@ def test_a_step_has_the_bits_of_torchs_on_one_thread(sizes: list[int], kind: typ
             sign=-1.0 if maximize else 1.0,
         )
         lists = kernels.adam_lists(weights, gradients, first, second)
-        assert lists is not None
         kernels.adam_(lists, settings)
     for parameter, weight, m, v in zip(parameters, weights, first, second, strict=True):
         assert torch.equal(parameter, weight)
@@ -93,16 +86,16 @@ def test_unscaling_finds_what_torch_finds(sizes: list[int], spoiled: float | Non
             tensors[-1][-1] = spoiled
     found = torch.zeros(())
     torch._amp_foreach_non_finite_check_and_unscale_(theirs, found, torch.tensor(1 / 1024))
-    assert any(kernels.unscale_and_check_(listed(ours), [1 / 1024] * len(ours))) == bool(found)
+    assert any(kernels.unscale_and_check_(kernels.listed(ours), [1 / 1024] * len(ours))) == bool(found)
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def test_every_tensor_has_its_factor_and_its_flag() -> None:
     largest = torch.finfo(torch.float32).max
-    assert list(kernels.unscale_and_check_(listed([torch.tensor([largest, -largest, 0.0])]), [1.0])) == [0]
+    assert list(kernels.unscale_and_check_(kernels.listed([torch.tensor([largest, -largest, 0.0])]), [1.0])) == [0]
     values = [torch.ones(5), torch.tensor([math.inf, 1.0]), torch.ones(0), torch.ones(3)]
-    assert list(kernels.unscale_and_check_(listed(values), [2.0, 3.0, 4.0, 5.0])) == [0, 1, 0, 0]
+    assert list(kernels.unscale_and_check_(kernels.listed(values), [2.0, 3.0, 4.0, 5.0])) == [0, 1, 0, 0]
     assert [value.tolist() for value in values] == [[2.0] * 5, [math.inf, 3.0], [], [5.0] * 3]
 
 
@@ -130,7 +123,7 @@ def test_rounded_moments_are_those_of_torchs_operations(monkeypatch: pytest.Monk
 def test_norm_and_maximum_are_those_of_all_elements(sizes: list[int]) -> None:
     values = drawn(sizes, 0)
     everything = torch.cat(values).double()
-    norm, maximum = kernels.norm_and_maximum(listed(values))
+    norm, maximum = kernels.norm_and_maximum(kernels.listed(values))
     assert norm == pytest.approx(everything.norm().item(), rel=1e-6)
     assert maximum == everything.abs().max().item()
 
@@ -140,8 +133,8 @@ def test_exponents_are_counted_as_torchs_operations_count_them(sizes: list[int])
     values = [torch.randn(size) * 10.0 ** torch.randint(-44, 38, (size,)) for size in sizes]
     values.append(torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-40, 3.4e38]))
     counts = torch.zeros(3, EXPONENT_BINS, dtype=torch.int64)
-    kernels.count_exponents(listed(values), [0] * len(sizes) + [2], counts)
-    kernels.count_exponents(listed(values[:1]), [1], counts)
+    kernels.count_exponents(kernels.listed(values), [0] * len(sizes) + [2], counts)
+    kernels.count_exponents(kernels.listed(values[:1]), [1], counts)
     assert counts[0].equal(exponent_counts(values[:-1]))
     assert counts[1].equal(exponent_counts(values[:1]))
     assert counts[2].equal(exponent_counts(values[-1:]))
@@ -154,12 +147,12 @@ def test_inner_products_and_mixtures_do_not_depend_on_threads(sizes: list[int]) 
     for threads in (1, 2):
         torch.set_num_threads(threads)
         ours, theirs = drawn(sizes, 0), drawn(sizes, 1)
-        products = kernels.inner_products(listed(ours), listed(theirs))
+        products = kernels.inner_products(kernels.listed(ours), kernels.listed(theirs))
         for a, b, found in zip(ours, theirs, products, strict=True):
             wide = a.double(), b.double()
             expected = [torch.dot(x, y).item() for x, y in ((wide[0], wide[1]), (wide[0], wide[0]), (wide[1], wide[1]))]
             assert found == pytest.approx(expected, rel=1e-6, abs=1e-6 * len(a))
-        kernels.mix_(listed(ours), listed(theirs), [0.25] * len(sizes), [0.5] * len(sizes))
+        kernels.mix_(kernels.listed(ours), kernels.listed(theirs), [0.25] * len(sizes), [0.5] * len(sizes))
         results.append((products, ours))
     torch.set_num_threads(before)
     (products, mixed), (again, mixed_again) = results
@@ -173,7 +166,7 @@ def test_inner_products_and_mixtures_do_not_depend_on_threads(sizes: list[int]) 
 def test_what_is_not_finite_makes_the_maximum_nan(spoiled: float, place: int) -> None:
     values = drawn([7, 21], 0)
     values[1][place] = spoiled
-    assert math.isnan(kernels.norm_and_maximum(listed(values))[1])
+    assert math.isnan(kernels.norm_and_maximum(kernels.listed(values))[1])
 
 
 def test_autograd_hears_of_what_changes() -> None:
@@ -182,7 +175,6 @@ def test_autograd_hears_of_what_changes() -> None:
     with torch.no_grad():
         settings = kernels.AdamSettings(correction=1.0, eps=1e-8, step=0.1, shrink=1.0, sign=1.0, first_weight=0.1)
         lists = kernels.adam_lists([weight], *([row] for row in torch.ones(3, 3)))
-        assert lists is not None
         kernels.adam_(lists, settings)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -220,16 +212,13 @@ def test_rows_of_another_number_are_not_combined_and_lists_of_other_lengths_make
 def test_lists_serve_again_until_something_moves_and_gradients_are_let_go() -> None:
     weights, first, second = ([nn.Parameter(torch.ones(3)), torch.ones(2)] for _ in range(3))
     lists = kernels.adam_lists(weights, drawn([3, 2], 0), first, second)
-    assert lists is not None
     gradient = weakref.ref(lists.gradients.tensors[0])
     lasting = lists.lasting
     lists = kernels.adam_lists(weights, drawn([3, 2], 1), first, second, before=lasting)
-    assert lists is not None
     assert gradient() is None
     assert all(one is other for one, other in zip(lists.lasting, lasting, strict=True))
     weights[0].data, first[1] = torch.zeros(3), torch.zeros(2)
     lists = kernels.adam_lists(weights, drawn([3, 2], 2), first, second, before=lasting)
-    assert lists is not None
     assert list(lists.weights.addresses) == [tensor.data_ptr() for tensor in weights]
     assert list(lists.first.addresses) == [tensor.data_ptr() for tensor in first]
     assert lists.second is lasting[2]

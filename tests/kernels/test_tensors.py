@@ -87,8 +87,6 @@ def test_a_tensor_that_was_given_other_memory_is_found_there() -> None:
     before = kernels.listed([weight])
     weight.data = torch.zeros(5)
     after = kernels.listed([weight])
-    assert before is not None
-    assert after is not None
     assert after.addresses[0] == weight.data_ptr() != before.addresses[0]
     assert list(after.lengths) == [5]
 
@@ -96,7 +94,6 @@ def test_a_tensor_that_was_given_other_memory_is_found_there() -> None:
 def test_a_list_knows_whether_its_tensors_have_moved() -> None:
     weight = nn.Parameter(torch.ones(3))
     found = kernels.listed([torch.ones(2), weight])
-    assert found is not None
     assert found.still_holds()
     weight.data = torch.zeros(3)
     assert not found.still_holds()
@@ -105,14 +102,12 @@ def test_a_list_knows_whether_its_tensors_have_moved() -> None:
 @pytest.mark.usefixtures("fresh")
 def test_this_torch_answers_all_at_once() -> None:
     library = kernel_library()
-    assert library is not None
     assert asked._torchs_functions(library) is not None, "slower, but no harm: tensors are asked one by one"
 
 
 @pytest.mark.usefixtures("fresh")
 def test_it_is_tried_out_on_real_tensors_wherever_others_are_made() -> None:
     library = kernel_library()
-    assert library is not None
     with torch.device("meta"):
         assert asked._torchs_functions(library) is not None
     asked._torchs_functions.cache_clear()
@@ -130,7 +125,6 @@ def test_a_torch_that_answers_otherwise_is_not_asked_so(
     with caplog.at_level(logging.INFO, logger="workbench"):
         found = kernels.listed([torch.ones(3, 4)])
     assert "answers otherwise" in caplog.text
-    assert found is not None
     assert list(found.lengths) == [12]
 
 

@@ -22,6 +22,7 @@ from torch.nn.utils import parameters_to_vector
 
 from tests.kit.callbacks import StopAt
 from tests.kit.chains import assert_same_bits
+from tests.kit.configurations import accumulating
 from tests.online.recommender import new_recommender, stream
 from tests.ranks import Ranks
 from workbench.core import distributed as ranks
@@ -42,10 +43,12 @@ def assert_same(one: RecModel, other: RecModel) -> None:
     assert_same_bits(one.predict_network, other.predict_network)
 
 
-def trained_to(step: int, folder: Path, *, resume: bool = False, queue_size: int = 0, **options: Any) -> Any:
+def trained_to(
+    step: int, folder: Path, *, data: Any = opened, resume: bool = False, queue_size: int = 0, **options: Any
+) -> Any:
     model, judged, drift = new_recommender(**options), Prequential(200, every=7), PageHinkley(warm_up=10, threshold=4.0)
     summary = model.online_train(
-        opened,
+        data,
         StopAt(step),
         prequential=judged,
         drift=drift,
@@ -81,13 +84,9 @@ def test_resumed_training_has_the_bits_of_training_that_was_not_interrupted(
 
 
 def test_a_half_full_accumulation_window_is_resumed(tmp_path: Path) -> None:
-    boost = {
-        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
-        "grad_accumulation": {"grad_accumulation_step": 4},
-    }
-    whole, _, _ = trained_to(12, tmp_path / "whole", boost_config_dict=boost)
-    trained_to(6, tmp_path / "cut", boost_config_dict=boost)
-    resumed, _, _ = trained_to(12, tmp_path / "cut", resume=True, boost_config_dict=boost)
+    whole, _, _ = trained_to(12, tmp_path / "whole", boost_config_dict=accumulating(4))
+    trained_to(6, tmp_path / "cut", boost_config_dict=accumulating(4))
+    resumed, _, _ = trained_to(12, tmp_path / "cut", resume=True, boost_config_dict=accumulating(4))
     assert_same(whole, resumed)
 
 
@@ -122,17 +121,12 @@ def test_rejected_batches_are_part_of_the_place_in_the_stream(tmp_path: Path) ->
         for number, ((ids, numbers), labels) in enumerate(stream(seed=2, start=start), start):
             yield (ids, numbers.clone().fill_(torch.nan) if number % 3 == 1 else numbers), labels
 
-    def train(step: int, folder: Path, resume: bool = False) -> tuple[RecModel, int]:
-        model = new_recommender()
-        summary = model.online_train(hurt, StopAt(step), checkpoints=OnlineCheckpoints(folder), resume=resume)
-        return model, summary.n_rejected
-
-    whole, rejected = train(20, tmp_path / "whole")
+    whole, expected, _ = trained_to(20, tmp_path / "whole", data=hurt)
     for cut in (1, 2, 3):
-        train(cut, tmp_path / str(cut))
-        resumed, counted = train(20, tmp_path / str(cut), resume=True)
+        trained_to(cut, tmp_path / str(cut), data=hurt)
+        resumed, summary, _ = trained_to(20, tmp_path / str(cut), data=hurt, resume=True)
         assert_same(whole, resumed)
-        assert counted == rejected == 160
+        assert summary.n_rejected == expected.n_rejected == 160
 
 
 def test_the_newest_are_kept_and_the_others_go(tmp_path: Path) -> None:
@@ -150,7 +144,6 @@ def test_the_newest_are_kept_and_the_others_go(tmp_path: Path) -> None:
     assert names == ["checkpoint-000000000008.pt", "checkpoint-000000000009.pt"]
     assert checkpoints.newest_step() == 9
     other = new_recommender()
-    assert other.boosted is not None
     load_checkpoint(tmp_path / "new" / names[1], other.boosted)  # it is a checkpoint like any other
     assert_same(model, other)
 
@@ -182,21 +175,16 @@ def _resumed_without_the_newest_of_one_rank(folder: Path) -> tuple[int, bool, li
 
 
 @pytest.mark.slow
-def test_ranks_go_on_from_the_newest_checkpoint_that_all_have(tmp_path: Path) -> None:
-    pair = Ranks(2, tmp_path)
-    try:
-        one, other = pair.run(_resumed_without_the_newest_of_one_rank, tmp_path)
-        assert one == other
-        assert one[0] == 10  # from 10 on, not from the 12 of rank 0
-        assert one[1]  # the checkpoint at 15 was not skipped, however slow the disk
-    finally:
-        pair.close()
+def test_ranks_go_on_from_the_newest_checkpoint_that_all_have(pair: Ranks, tmp_path: Path) -> None:
+    one, other = pair.run(_resumed_without_the_newest_of_one_rank, tmp_path)
+    assert one == other
+    assert one[0] == 10  # from 10 on, not from the 12 of rank 0
+    assert one[1]  # the checkpoint at 15 was not skipped, however slow the disk
 
 
 def test_what_a_user_adds_is_kept_too(tmp_path: Path) -> None:
     def train(step: int, folder: Path, resume: bool = False) -> tuple[RecModel, float]:
         model = new_recommender()
-        assert model.optimizer is not None
         scheduler = torch.optim.lr_scheduler.ExponentialLR(model.optimizer, 0.9)
 
         class Schedule(StopAt):
@@ -260,7 +248,6 @@ def test_another_setup_is_refused(tmp_path: Path) -> None:
     plain.mkdir()
     from workbench.training import save_checkpoint
 
-    assert model.boosted is not None
     save_checkpoint(plain / "checkpoint-000000000001.pt", model.boosted)
     with pytest.raises(ValueError, match="not written by online training"):
         model.online_train(opened, checkpoints=OnlineCheckpoints(plain), resume=True)

@@ -144,13 +144,6 @@ def test_ctrl_c_ends_a_wait_for_data(queue_size: int) -> None:
     assert listener.names[-4:] == IN_GOOD_ORDER
 
 
-def test_a_list_is_replayed_until_stopped() -> None:
-    listener = Listener(8, RunContext.request_stop)
-    summary = new_model().online_train(list(batches(3)), listener, queue_size=2)
-    assert summary.n_steps == 8
-    assert listener.names.count("epoch_end") == 3
-
-
 def test_an_opener_is_read_once_from_the_beginning() -> None:
     opened: list[int] = []
 
@@ -165,6 +158,7 @@ def test_an_opener_is_read_once_from_the_beginning() -> None:
 @pytest.mark.parametrize(
     "dataset",
     [
+        pytest.param(lambda: list(batches(3)), id="list"),
         pytest.param(Numbers, id="iterable dataset"),
         pytest.param(lambda: DataLoader(Numbers(), batch_size=None), id="loader of an iterable dataset"),
         pytest.param(
@@ -172,13 +166,13 @@ def test_an_opener_is_read_once_from_the_beginning() -> None:
         ),
     ],
 )
-def test_what_can_be_iterated_again_is_replayed(dataset: Callable[[], Any]) -> None:
+def test_what_can_be_iterated_again_is_replayed_until_stopped(dataset: Callable[[], Any]) -> None:
     epochs: list[int] = []
     listener = Listener(7, RunContext.request_stop)
     listener.epoch_begin = lambda context: epochs.append(context.original_args().cur_epoch_num)  # type: ignore[method-assign]
-    new_model().online_train(dataset(), listener)
+    assert new_model().online_train(dataset(), listener, queue_size=2).n_steps == 7
     assert epochs == [1, 2, 3]
-    assert listener.names.count("step_end") == 7
+    assert listener.names.count("epoch_end") == 3
 
 
 def test_a_dataset_whose_source_runs_dry_ends() -> None:
@@ -276,7 +270,6 @@ def test_training_goes_on_where_a_generator_was_left() -> None:
     model = new_model()
     model.online_train(stream, Listener(2, RunContext.request_stop))
     assert model.online_train(stream).n_steps == 4
-    assert model.boosted is not None
     assert model.boosted.step_index == 6
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from tests.kit.callbacks import AtStepEnd
 from tests.kit.chains import assert_same_bits, chain
+from tests.kit.configurations import accumulating, freezing
 from tests.online.recommender import Recommender, new_recommender, stream
 from workbench.core.records import EventKind
 from workbench.mindspore.callbacks import Callback, RunContext
@@ -24,15 +25,6 @@ from workbench.online import OnlineCheckpoints, PageHinkley, Prequential
 from workbench.optim.embeddings import EvictingEmbedding
 from workbench.rec import RecModel
 from workbench.runs import RunRecorder, column_info, read_run
-
-FREEZING: dict[str, Any] = {
-    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
-    "grad_freeze": {"param_groups": 3, "freeze_type": 1, "freeze_p": 0.5, "total_steps": 30},
-}
-ACCUMULATION: dict[str, Any] = {
-    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
-    "grad_accumulation": {"grad_accumulation_step": 2},
-}
 
 
 def clicks(n: int) -> list[tuple[Tensor, Tensor]]:
@@ -44,8 +36,8 @@ def clicks(n: int) -> list[tuple[Tensor, Tensor]]:
     "arguments",
     [
         pytest.param({}, id="O0"),
-        pytest.param({"boost_level": "O1", "boost_config_dict": FREEZING}, id="O1 with freezing"),
-        pytest.param({"boost_config_dict": ACCUMULATION}, id="accumulation"),
+        pytest.param({"boost_level": "O1", "boost_config_dict": freezing(3, steps=30)}, id="O1 with freezing"),
+        pytest.param({"boost_config_dict": accumulating(2)}, id="accumulation"),
         pytest.param({"amp_level": "O2", "loss_scale_manager": DynamicLossScaleManager(1024, 2, 5)}, id="float16"),
         pytest.param({"amp_level": "O3"}, id="O3"),
     ],
@@ -146,7 +138,6 @@ def test_a_run_directory_keeps_the_figures_and_the_drift(tmp_path: Path) -> None
         assert name != "online.auc" or "predicted before" in column_info(name).description
     assert {"online.log_loss", "online.rejected", "online.queue_depth", "online.wait_ms"} <= set(run.steps.columns)
     assert run.steps["online.records_per_second"].dropna().gt(0).all()
-    assert model.boosted is not None
     assert model.boosted.observer is None
     assert model.boosted.events is None
 

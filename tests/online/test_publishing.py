@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -232,37 +231,27 @@ def test_a_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
         SnapshotPublisher(tmp_path).publish(Extra(1, 1), 1)
 
 
-@pytest.mark.parametrize("sparse", [False, True], ids=["dense gradients", "sparse gradients"])
-def test_training_publishes_and_what_is_served_predicts_the_same(sparse: bool, tmp_path: Path) -> None:
-    model = new_recommender(sparse)
-    publisher = SnapshotPublisher(tmp_path, every_steps=5, full_every=3, delta_rows=10)
-    model.online_train(stream(seed=1, start=0, n=42), publisher=publisher)
-    served = new_recommender(sparse)
-    published = load_published(tmp_path)
-    assert published.step == 42
-    served.predict_network.load_state_dict(published.tensors)
-    (inputs, _) = next(iter(batches()))
-    assert torch.equal(served.predict(inputs), model.predict(inputs))
+def averaging(**sections: Any) -> dict[str, Any]:
+    return {"boost_level": "O1", "boost_config_dict": {"boost": {"mode": "disable_all"}, **sections}}
 
 
 @pytest.mark.parametrize(
-    "average",
+    ("sparse", "options"),
     [
-        {"regularization": {"weight_average": "ema", "decay": 0.99}},
-        {"optimizer": {"name": "ScheduleFreeAdamW", "lr": 0.01}},
+        pytest.param(False, {}, id="dense gradients"),
+        pytest.param(True, {}, id="sparse gradients"),
+        pytest.param(False, averaging(regularization={"weight_average": "ema", "decay": 0.99}), id="a method averages"),
+        pytest.param(
+            False, averaging(optimizer={"name": "ScheduleFreeAdamW", "lr": 0.01}), id="the optimizer averages"
+        ),
     ],
-    ids=["a method averages", "the optimizer averages"],
 )
-def test_the_weights_published_are_those_that_predict(average: dict[str, Any], tmp_path: Path) -> None:
-    config = {"boost": {"mode": "disable_all"}, **average}
-    model = new_recommender(boost_level="O1", boost_config_dict=config)
+def test_training_publishes_the_weights_that_predict(sparse: bool, options: dict[str, Any], tmp_path: Path) -> None:
+    model, served = new_recommender(sparse, **options), new_recommender(sparse)
     publisher = SnapshotPublisher(tmp_path, every_steps=5, full_every=3, delta_rows=10)
     model.online_train(stream(seed=1, start=0, n=42), publisher=publisher)
-    served = new_recommender()
-    served.predict_network.load_state_dict(load_published(tmp_path).tensors)
-    (inputs, _) = next(iter(batches()))
+    published = load_published(tmp_path)
+    assert published.step == 42
+    served.predict_network.load_state_dict(published.tensors)
+    inputs, _ = next(stream(seed=9, start=0))
     assert torch.equal(served.predict(inputs), model.predict(inputs))
-
-
-def batches() -> Iterator[Any]:
-    return stream(seed=9, start=0)

@@ -53,9 +53,9 @@ class PlainAdam:
         weight -= rate * math.sqrt(1 - b2**t) / (1 - b1**t) * top / (v.sqrt() + self.eps)
 
 
-@pytest.mark.parametrize("nesterov", [False, True], ids=["plain", "nesterov"])
-@pytest.mark.parametrize("loss_scale", [1.0, 48.0], ids=["unscaled", "scaled"])
-@pytest.mark.parametrize("decay", [0.0, 0.1], ids=["no_decay", "decay"])
+@pytest.mark.parametrize(
+    ("decay", "loss_scale", "nesterov"), [(0.0, 1.0, False), (0.0, 48.0, True), (0.1, 1.0, True), (0.1, 48.0, False)]
+)
 def test_hundred_steps_equal_plain_adam_in_float64(decay: float, loss_scale: float, nesterov: bool) -> None:
     net = network(torch.float64)
     twin = copy.deepcopy(net)
@@ -65,13 +65,11 @@ def test_hundred_steps_equal_plain_adam_in_float64(decay: float, loss_scale: flo
     for step in range(100):
         backward(net, step)
         for ours in net.parameters():
-            assert ours.grad is not None
             ours.grad.mul_(loss_scale)
         optimizer.step()
         optimizer.zero_grad()
         backward(twin, step)
         for theirs in twin.parameters():
-            assert theirs.grad is not None
             plain.update(theirs, theirs.grad * loss_scale, 0.01)
             theirs.grad = None
     assert_close(net, twin, rtol=1e-10, atol=1e-12)

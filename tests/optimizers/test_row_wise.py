@@ -112,7 +112,6 @@ def test_dense_parameters_are_trained_by_adam(kind: Any) -> None:
     for rows in ([1, 2, 2], [4], [6, 0]):
         backward(model, rows)
         for mine, theirs in zip(model.head.parameters(), twin.head.parameters(), strict=True):
-            assert mine.grad is not None
             theirs.grad = mine.grad.clone()
         optimizer.step()
         adam.step()
@@ -236,7 +235,6 @@ def test_a_gradient_that_changes_its_kind_is_refused(kind: Any) -> None:
         for sparse in (first_sparse, not first_sparse):
             give_gradient(table, [1], torch.ones(1, DIM))
             if not sparse:
-                assert table.grad is not None
                 table.grad = table.grad.to_dense()
             if sparse is first_sparse:
                 optimizer.step()

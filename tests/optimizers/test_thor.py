@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.kit.configurations import accumulating
 from tests.kit.twins import assert_close, assert_same, values
 from tests.optimizers.thor_formulas import block_inverse, dense, layer_norm_step, precondition
 from tests.scaling.host_reads import forbid_host_reads
@@ -472,25 +473,19 @@ def test_group_scales_reach_the_factors() -> None:
             x, y = batch(step)
             pair.backward(F.cross_entropy(model(x), y))
             pair.step()
-    assert boosted.loss_scaling.group_scales is not None
     assert float(boosted.loss_scaling.group_scales.max()) > 256.0
     assert_close(net, plain, rtol=1e-3, atol=1e-4)
 
 
-def accumulating(net: nn.Module, n_micro: int) -> Boosted:
-    config = {
-        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
-        "grad_accumulation": {"grad_accumulation_step": n_micro},
-        "amp": {"level": "O0"},
-    }
-    return apply(config, net, thor(net, frequency=2), level="O0")
+def boosted_in_windows(net: nn.Module, n_micro: int) -> Boosted:
+    return apply({**accumulating(n_micro), "amp": {"level": "O0"}}, net, thor(net, frequency=2), level="O0")
 
 
 def test_a_window_of_micro_batches_has_the_factors_of_one_large_batch() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 4)).double()
     whole = copy.deepcopy(net)
-    boosted = accumulating(net, 3)
+    boosted = boosted_in_windows(net, 3)
     other = thor(whole, frequency=2)
     for step in range(5):
         x, y = batch(step, torch.float64)
@@ -515,7 +510,7 @@ def test_resuming_in_the_middle_of_a_window_keeps_what_was_collected() -> None:
             boosted.step()
 
     net, fresh = network(), network()
-    boosted, resumed = accumulating(net, 2), accumulating(fresh, 2)
+    boosted, resumed = boosted_in_windows(net, 2), boosted_in_windows(fresh, 2)
     go(boosted, range(5))
     resumed.load_state_dict(copy.deepcopy(boosted.state_dict()))
     go(boosted, range(5, 12))
@@ -608,7 +603,6 @@ def test_centralized_gradients_are_preconditioned() -> None:
     register_centralization(optimizer)
     before = net.weight.detach().clone()
     net(torch.randn(6, 4, dtype=torch.float64)).square().mean().backward()
-    assert net.weight.grad is not None
     centred = net.weight.grad - net.weight.grad.mean(1, keepdim=True)
     optimizer.step()
     engine = optimizer.preconditioner

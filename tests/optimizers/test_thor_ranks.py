@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, distributed, nn
@@ -20,13 +18,6 @@ pytestmark = pytest.mark.slow  # starting ranks takes seconds
 
 N_RANKS = 2
 ROWS = 6  # per rank
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    group = Ranks(N_RANKS, tmp_path_factory.mktemp("ranks"))
-    yield group
-    group.close()
 
 
 class Mixed(nn.Module):

@@ -1,6 +1,7 @@
-"""The examples of the reference's pages on optimizers, as far as they are about ``Model``.
+"""The examples of the reference's pages on optimizers.
 
-``SoftmaxCrossEntropyWithLogits`` becomes ``CrossEntropyLoss``; the rest is as on the pages.
+``SoftmaxCrossEntropyWithLogits`` becomes ``CrossEntropyLoss``, ``net.trainable_params()`` ``list(net.parameters())``
+and ``x.name`` a name from ``named_parameters()``; the rest is as on the pages.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ def test_the_model_of_the_page_on_thor() -> None:
 
     before = model.eval(dataset)["acc"]
     model.train(5, dataset)
-    assert model.boosted is not None
     assert model.boosted.loss_scale.item() == 128.0
     assert model.optimizer is optim
     assert optim.param_groups[0]["lr"] == pytest.approx(1e-5)
@@ -83,3 +83,33 @@ def test_the_model_of_the_page_on_adam_offload() -> None:
     by_class = workbench.nn.Model(net, loss_fn=loss, metrics={"acc"})
     assert by_class.eval(dataset) == by_class.eval(create_dataset())  # one-hot or not
     assert by_class.eval(dataset)["acc"] > 0.6
+
+
+def test_adam_offload_with_one_rate_and_with_groups_of_their_own() -> None:
+    net = LeNet5()
+    # 1) All parameters use the same learning rate and weight decay
+    optim = workbench.nn.AdamOffload(params=net.parameters())
+    assert [group["lr"] for group in optim.param_groups] == [0.001]
+
+    # 2) Use parameter groups and set different values
+    conv_params = [x for name, x in net.named_parameters() if "conv" in name]
+    no_conv_params = [x for name, x in net.named_parameters() if "conv" not in name]
+    group_params = [
+        {"params": conv_params, "weight_decay": 0.01},
+        {"params": no_conv_params, "lr": 0.01},
+        {"order_params": list(net.parameters())},
+    ]
+    optim = workbench.nn.AdamOffload(group_params, learning_rate=0.1, weight_decay=0.0)
+    # The conv_params's parameters will use default learning rate of 0.1 and weight decay of 0.01.
+    # The no_conv_params's parameters will use learning rate of 0.01 and default weight decay of 0.0.
+    # The final parameters order in which the optimizer will be followed is the value of 'order_params'.
+    assert [(group["lr"], group["weight_decay"]) for group in optim.param_groups] == [(0.1, 0.01), (0.01, 0.0)]
+    assert all(a is b for a, b in zip(optim.parameters, net.parameters(), strict=True))
+
+    loss = nn.CrossEntropyLoss()
+    model = workbench.nn.Model(net, loss_fn=loss, optimizer=optim)
+    dataset = create_dataset(64)
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    model.train(1, dataset)
+    assert optim.global_step == 2
+    assert all(not a.equal(b) for a, b in zip(before, net.parameters(), strict=True))
