@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.kit.database import without_waiting_for_the_disk
+from tests.kit.system_chromium import chromium_or_skip
 
 # What is imported and collected lives to the end: looking through it for garbage is in vain.
 gc.disable()
@@ -117,10 +117,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    """Return the system's Chromium, one for all tests of a process, or skip with the command that installs it."""
-    executable = shutil.which("chromium")
-    if executable is None:
-        pytest.skip("Chromium is not installed; apt-get install chromium")
+    """Return the system's Chromium, one for all tests of a process, or skip the test."""
+    executable = chromium_or_skip()
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-import shutil
 import threading
 from copy import deepcopy
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from ipywidgets.widgets.widget import _remove_buffers
 from plotly.callbacks import InputDeviceState, Points
 
+from tests.kit.system_chromium import chromium_or_skip
 from workbench.core.records import ExponentCounts, StepRecord
 from workbench.figures import (
     FIGURE_CONFIG,
@@ -341,8 +341,7 @@ def test_a_saved_notebook_has_a_static_figure_and_words() -> None:
 @pytest.mark.optional
 def test_a_saved_notebook_carries_a_picture_when_plotly_is_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("kaleido", reason="kaleido is not installed; pip install boost-workbench[pictures]")
-    if shutil.which("chromium") is None:
-        pytest.skip("Chromium is not installed; apt-get install chromium")
+    chromium_or_skip()
     monkeypatch.setattr("plotly.io.renderers.default", "plotly_mimetype+png")
     live = LiveFigure(go.Figure(go.Scatter(y=[1.0, 3.0, 2.0])))
     picture = base64.b64decode(live._repr_mimebundle_()["image/png"])
