@@ -65,8 +65,11 @@ def imports_of(path: Path, root: Path = ROOT) -> list[Import]:
     """Return what one source file imports, in the order of the file."""
     importer = module_name(path, root)
     package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
+    text = path.read_text(encoding="utf-8")
+    # Most of a tree are expressions, which need not be looked through where no call imports anything.
+    passed_over = () if "import_module(" in text or "__import__(" in text else ast.expr
     found = []
-    for node in _running(tree_of(path)):
+    for node in _running(ast.parse(text, filename=str(path)), passed_over):
         found += [Import(importer, target, path, node.lineno) for target in _targets(node, package, root)]
     return sorted(found, key=lambda entry: entry.line)
 
@@ -77,7 +80,9 @@ def imports_below() -> tuple[Import, ...]:
     return tuple(entry for path in sorted(ROOT.rglob("*.py")) for entry in imports_of(path))
 
 
-def _running(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.Call]:
+def _running(
+    tree: ast.AST, passed_over: type[ast.expr] | tuple[()]
+) -> Iterator[ast.Import | ast.ImportFrom | ast.Call]:
     """Yield the imports and calls of a tree, in no order, without the branches that only type checkers see."""
     waiting = [tree]
     while waiting:
@@ -87,7 +92,7 @@ def _running(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.Call]:
             continue
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
             yield node
-        waiting += ast.iter_child_nodes(node)
+        waiting += (child for child in ast.iter_child_nodes(node) if not isinstance(child, passed_over))
 
 
 def _is_type_checking(test: ast.expr) -> bool:
