@@ -65,9 +65,16 @@ def trainer(*callbacks: Callback, **options: Any) -> Trainer:
     return Trainer(callbacks=list(callbacks), **settings)
 
 
-def module_of(network: Any, **options: Any) -> LitDigits:
+def module_of(network: Any = small_network, **options: Any) -> LitDigits:
     seed_everything(0, verbose=False)
     return LitDigits(network(), **options)
+
+
+def fitted(*callbacks: Callback, module: Any = None, **options: Any) -> tuple[Trainer, LitDigits]:
+    """Train a module, a small network's where none is given, by a trainer with these callbacks and options."""
+    made, module = trainer(*callbacks, **options), module_of() if module is None else module
+    made.fit(module, datamodule=Digits(n_train=N_TRAIN))
+    return made, module
 
 
 def plain_loop(config: dict[str, Any], network: Any, *, clip: float = 0.0) -> tuple[LitDigits, Boosted]:
@@ -108,30 +115,17 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-@pytest.mark.parametrize("name", SET_UPS)
-def test_lightning_trains_as_a_loop_of_ones_own(name: str) -> None:
-    config, network = SET_UPS[name]
-    module, boost = module_of(network), Boost(config)
-    trainer(boost, val_check_interval=5).fit(module, datamodule=Digits(n_train=N_TRAIN))
-    expected, boosted = looped(name)
-    assert boost.boosted is not None
-    assert boost.boosted.step_index == boosted.step_index
-    assert boost.boosted.plan == boosted.plan
-    assert same_weights(module, expected)
-
-
 def test_without_a_choice_nothing_changes() -> None:
     def schedule(optimizer: torch.optim.Optimizer) -> Any:
         return [optimizer], [StepLR(optimizer, 1, 0.5)]
 
-    plain, boosted = (module_of(residual_network, schedule=schedule) for _ in range(2))
-    trainer().fit(plain, datamodule=Digits(n_train=N_TRAIN))
-    trainer(Boost({}, level="O0")).fit(boosted, datamodule=Digits(n_train=N_TRAIN))
+    _, plain = fitted(module=module_of(residual_network, schedule=schedule))
+    _, boosted = fitted(Boost({}, level="O0"), module=module_of(residual_network, schedule=schedule))
     assert same_weights(plain, boosted)
 
 
-class _Interrupt(Callback):
-    """Saves a checkpoint after so many batches, and ends the process, as far as Lightning can tell."""
+class _Save(Callback):
+    """Saves a checkpoint after so many batches."""
 
     def __init__(self, after: int, path: Path) -> None:
         self.after, self.path = after, path
@@ -139,24 +133,30 @@ class _Interrupt(Callback):
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step == self.after:
             trainer.save_checkpoint(self.path)
-            raise InterruptedError
 
 
 @pytest.mark.parametrize(
     "after", [pytest.param(4, marks=pytest.mark.long), 7, pytest.param(13, marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize("name", SET_UPS)
-def test_an_interrupted_training_goes_on_with_the_same_bits(name: str, after: int, tmp_path: Path) -> None:
+def test_lightning_trains_as_a_loop_of_ones_own_and_goes_on_with_the_same_bits(
+    name: str, after: int, tmp_path: Path
+) -> None:
     config, network = SET_UPS[name]
     after = min(after, 8) if "optimizer" in config else after  # that run has ten passes
-    path = tmp_path / "middle.ckpt"
-    with pytest.raises(InterruptedError):
-        trainer(Boost(config), _Interrupt(after, path)).fit(module_of(network), datamodule=Digits(n_train=N_TRAIN))
+    expected, boosted = looped(name)
+    boost, path = Boost(config), tmp_path / "middle.ckpt"
+    _, module = fitted(boost, _Save(after, path), module=module_of(network), val_check_interval=5)
+    assert boost.boosted is not None
+    assert boost.boosted.step_index == boosted.step_index
+    assert boost.boosted.plan == boosted.plan
+    assert same_weights(module, expected)
+
     resumed, data = module_of(network), _Rest(n_train=N_TRAIN)
     nn.init.zeros_(next(resumed.parameters()))  # what it begins with does not count
     there = _At(data, 0 if feeds(config) else after)
     trainer(Boost(config), there).fit(resumed, datamodule=data, ckpt_path=path)
-    assert same_weights(resumed, looped(name)[0])
+    assert same_weights(resumed, expected)
 
 
 def test_after_an_exception_every_parameter_requires_gradients_again() -> None:
@@ -166,9 +166,9 @@ def test_after_an_exception_every_parameter_requires_gradients_again() -> None:
                 raise InterruptedError
 
     config = {"boost": {**OFF, "grad_freeze": True}, "grad_freeze": {"param_groups": 2, "freeze_p": 0.9}}
-    module = module_of(small_network)
+    module = module_of()
     with pytest.raises(InterruptedError):
-        trainer(Boost(config), Fails()).fit(module, datamodule=Digits(n_train=N_TRAIN))
+        fitted(Boost(config), Fails(), module=module)
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 

@@ -18,14 +18,25 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
 import workbench
-from tests.integrations.test_lightning import N_TRAIN, OFF, module_of, plain_loop, pytestmark, same_weights, trainer
+from tests.integrations.test_lightning import (
+    N_TRAIN,
+    OFF,
+    SET_UPS,
+    fitted,
+    looped,
+    module_of,
+    plain_loop,
+    pytestmark,
+    same_weights,
+    trainer,
+)
 from tests.kit.lit_digits import Digits, LitDigits, small_network
 from workbench.integrations.lightning import Boost, from_lightning
 from workbench.tasks import TaskError
 
 __all__ = ["pytestmark"]
 ROOT = Path(__file__).parents[2]
-FLOAT16 = {"boost": OFF, "amp": {"level": "O2", "dtype": "float16"}, "loss_scale": {"init": 2.0**24, "window": 4}}
+FLOAT16, SHORT = SET_UPS["overflows"][0], {"boost": OFF, "schedule": {"length": 0.5}}
 
 
 class _Watch(Callback):
@@ -46,24 +57,18 @@ def test_the_modules_schedule_is_stretched_to_the_run(interval: str, t_max: int)
             "lr_scheduler": {"scheduler": CosineAnnealingLR(optimizer, t_max), "interval": interval},
         }
 
-    today, half = _Watch(), _Watch()
-    trainer(Boost({"boost": OFF}), today).fit(
-        module_of(small_network, schedule=schedule), datamodule=Digits(n_train=N_TRAIN)
-    )
-    plain = _Watch()
-    trainer(plain).fit(module_of(small_network, schedule=schedule), datamodule=Digits(n_train=N_TRAIN))
+    plain, today, half = _Watch(), _Watch(), _Watch()
+    for callbacks in ([plain], [Boost({"boost": OFF}), today], [Boost(SHORT), half]):
+        fitted(*callbacks, module=module_of(schedule=schedule))
     assert today.rates == pytest.approx(plain.rates)
-    config = {"boost": OFF, "schedule": {"length": 0.5}}
-    trainer(Boost(config), half).fit(module_of(small_network, schedule=schedule), datamodule=Digits(n_train=N_TRAIN))
     assert len(half.rates) == 15
     assert (half.rates[0], half.rates[-1]) == pytest.approx((today.rates[0], today.rates[-1]))
 
 
 def test_unscaled_gradients_are_clipped() -> None:
-    module = module_of(small_network)
-    trainer(Boost(FLOAT16), gradient_clip_val=0.05).fit(module, datamodule=Digits(n_train=N_TRAIN))
+    _, module = fitted(Boost(FLOAT16), gradient_clip_val=0.05)
     assert same_weights(module, plain_loop(FLOAT16, small_network, clip=0.05)[0])
-    assert not same_weights(module, plain_loop(FLOAT16, small_network)[0])
+    assert not same_weights(module, looped("overflows")[0])
 
 
 @pytest.mark.long
@@ -75,21 +80,18 @@ def test_the_network_is_compiled_for_training_steps() -> None:
             kinds.append(type(self.network).__name__)
             return super().training_step(batch, batch_idx)
 
-    module = Look(small_network())
-    trainer(Boost(config), max_steps=2).fit(module, datamodule=Digits(n_train=N_TRAIN))
+    _, module = fitted(Boost(config), module=Look(small_network()), max_steps=2)
     assert kinds == ["OptimizedModule"] * 2
     assert isinstance(module.network, nn.Sequential)
 
 
 def test_the_logger_gets_loss_scale_and_overflows(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
-    fit = trainer(Boost(FLOAT16), logger=logger, log_every_n_steps=1)
-    fit.fit(module_of(small_network), datamodule=Digits(n_train=N_TRAIN))
+    fitted(Boost(FLOAT16), logger=logger, log_every_n_steps=1)
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["boost/loss_scale"]]
-    boosted = plain_loop(FLOAT16, small_network)[1]
     assert len(rows) == 30
-    assert float(rows[-1]["boost/loss_scale"]) == boosted.loss_scale.item()
+    assert float(rows[-1]["boost/loss_scale"]) == looped("overflows")[1].loss_scale.item()
     overflows = [float(row["boost/overflows"]) for row in rows]
     assert overflows == sorted(overflows)
     assert overflows[-1] > 0
@@ -107,9 +109,7 @@ def test_validation_and_checkpoints_have_the_average_and_training_goes_on_withou
             seen["training"] = {name: value.clone() for name, value in pl_module.state_dict().items()}
             trainer.save_checkpoint(tmp_path / "end.ckpt")
 
-    module = module_of(small_network)
-    fit = trainer(Boost(config), Look())
-    fit.fit(module, datamodule=Digits(n_train=N_TRAIN))
+    fit, module = fitted(Boost(config), Look())
     saved = torch.load(tmp_path / "end.ckpt", weights_only=True)["state_dict"]
     for name, value in module.state_dict().items():
         assert torch.equal(saved[name], value)
@@ -134,9 +134,6 @@ def _plateau(optimizer: Any) -> Any:
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": ReduceLROnPlateau(optimizer), "monitor": "val_loss"}}
 
 
-SHORT = {"boost": OFF, "schedule": {"length": 0.5}}
-
-
 @pytest.mark.parametrize(
     ("make", "config", "options", "sentence"),
     [
@@ -151,25 +148,21 @@ SHORT = {"boost": OFF, "schedule": {"length": 0.5}}
     ids=["manual", "backward", "precision", "accumulation", "plateau", "length", "part"],
 )
 def test_what_does_not_go_together_is_refused(make: Any, config: Any, options: Any, sentence: str) -> None:
-    fit = trainer(Boost({"boost": OFF, **config}), **options)
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        fit.fit(make(small_network()), datamodule=Digits(n_train=N_TRAIN))
+        fitted(Boost({"boost": OFF, **config}), module=make(small_network()), **options)
 
 
 def test_a_criterion_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="must name an attribute of LitDigits, got 'lost'"):
-        trainer(Boost({"boost": OFF}, criterion="lost")).fit(
-            module_of(small_network), datamodule=Digits(n_train=N_TRAIN)
-        )
+        fitted(Boost({"boost": OFF}, criterion="lost"))
 
 
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
-    plain = trainer()
-    plain.fit(module_of(small_network), datamodule=Digits(n_train=N_TRAIN))
+    plain, _ = fitted(max_steps=1)
     plain.save_checkpoint(tmp_path / "plain.ckpt")
     with pytest.raises(ValueError, match="made without Boost"):
         trainer(Boost({"boost": OFF})).fit(
-            module_of(small_network), datamodule=Digits(n_train=N_TRAIN), ckpt_path=tmp_path / "plain.ckpt"
+            module_of(), datamodule=Digits(n_train=N_TRAIN), ckpt_path=tmp_path / "plain.ckpt"
         )
 
 
@@ -216,13 +209,12 @@ def test_a_task_of_a_module_trains_and_is_judged_as_lightning_does(tmp_path: Pat
     task = from_lightning(lambda: LitDigits(small_network()), Digits(n_train=N_TRAIN), metric="val_acc", max_epochs=3)
     assert (task.name, task.metric_name, task.higher_is_better, task.epochs) == ("LitDigits", "val_acc", True, 3)
     result = workbench.train(task, steps=30, seed=0)
-    fit = trainer()
-    fit.fit(module_of(small_network), datamodule=Digits(n_train=N_TRAIN))
+    fit, _ = fitted()
     assert result.metric == pytest.approx(float(fit.callback_metrics["val_acc"]), abs=1e-6)
 
 
 def test_a_task_of_a_module_in_memory_leaves_it_as_it_is() -> None:
-    module = module_of(small_network)
+    module = module_of()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     task = from_lightning(module, Digits(n_train=N_TRAIN), metric="val_loss", max_steps=30)
     model = task.new_model()
@@ -259,11 +251,11 @@ def test_what_a_search_finds_runs_back_in_lightning(tmp_path: Path, monkeypatch:
     exported = next(tmp_path.rglob("boost_config.o1.json"))
     boost = Boost(exported)
     fit = trainer(boost, max_epochs=4)
-    fit.fit(module_of(small_network), datamodule=Digits())
+    fit.fit(module_of(), datamodule=Digits())
     assert boost.boosted is not None
     assert boost.boosted.step_index == fit.global_step > 0
     plain = trainer(max_epochs=4)
-    plain.fit(module_of(small_network), datamodule=Digits())
+    plain.fit(module_of(), datamodule=Digits())
     assert fit.callback_metrics["val_acc"] > plain.callback_metrics["val_acc"] - 0.1
 
 
