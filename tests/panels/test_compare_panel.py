@@ -63,12 +63,12 @@ def test_seeds_that_are_none_are_refused(text: str) -> None:
 # The panel
 
 
-def test_the_configuration_is_compared_with_o0_and_the_verdict_is_a_sentence(
+def test_the_configuration_is_compared_with_o0_the_verdict_is_a_sentence_and_the_curves_are_kept(
     made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workbench.training.compare.measure_speed_ratio", measure_speed_ratio)
-    panel = made()
-    assert panel.state is PanelState.IDLE
+    panel = made(steps=20)
+    assert (panel.state, panel.view.value) == (PanelState.IDLE, "Verdict")
     assert panel.stop_button.disabled
     text = run(panel)
     assert panel.comparison is not None
@@ -82,6 +82,13 @@ def test_the_configuration_is_compared_with_o0_and_the_verdict_is_a_sentence(
     title = drawn(panel.figure).layout.title.text.replace("<br>", " ")
     assert title.startswith("Against O0, this configuration is ")
     assert len(drawn(panel.figure).data[2].x) == 2
+
+    assert (panel.view.value, panel.figure.widget.is_present) == ("Verdict", True)
+    panel.view.value = "Learning curves"
+    traces = {(trace.name, trace.yaxis): trace for trace in drawn(panel.curves).data}
+    assert {name for name, _ in traces} == {"O0", "this configuration"}
+    assert list(traces["O0", "y2"].x) == list(range(2, 21, 2)), "each is evaluated ten times"
+    assert not panel.figure.widget.is_present
 
 
 def test_four_sides_with_a_file_and_json_text_twice_in_a_row(made: Make, tmp_path: Path) -> None:
@@ -193,7 +200,7 @@ def test_a_task_that_raises_is_a_sentence_and_the_panel_is_usable_again(made: Ma
     run(panel)
 
 
-def test_a_task_that_cannot_be_found_is_a_sentence(made: Make) -> None:
+def test_a_task_that_cannot_be_found_is_a_sentence_and_can_be_named_anew(made: Make) -> None:
     panel = made("digits-lenett")
     assert "digits-lenett" in run(panel, PanelState.FAILED)
     assert not panel.task.disabled
@@ -231,19 +238,6 @@ def test_closing_in_the_middle_leaves_no_thread(made: Make) -> None:
     assert reached.wait(LONG)
     panel.close()
     assert our_threads() == []
-
-
-def test_curves_grow_while_it_trains_and_the_verdict_takes_their_place(made: Make) -> None:
-    panel = made(small_task(), steps=20, seeds=2)
-    assert panel.view.value == "Verdict"
-    run(panel)
-    assert panel.view.value == "Verdict"
-    assert panel.figure.widget.is_present
-    panel.view.value = "Learning curves"
-    traces = {(trace.name, trace.yaxis): trace for trace in drawn(panel.curves).data}
-    assert {name for name, _ in traces} == {"O0", "this configuration"}
-    assert list(traces["O0", "y2"].x) == list(range(2, 21, 2)), "each is evaluated ten times"
-    assert not panel.figure.widget.is_present
 
 
 def test_a_configuration_kept_by_name_can_be_a_side(made: Make) -> None:

@@ -83,15 +83,6 @@ def test_the_optimizer_that_is_chosen_decides_which_of_its_parameters_can_be_set
     assert "optimizer.damping must be greater than 0, got -1" in text_in(damping.widget)
 
 
-def test_a_preset_sets_the_level_and_leaves_the_switches_to_it(panel: ConfigPanel) -> None:
-    assert panel.preset.buttons.value == "O1"
-    assert "LessBN + freezing (frozen steps: 30 %)" in text_in(panel)
-    panel.preset.buttons.value = "O0"
-    assert (panel.level, panel.config) == ("O0", BoostConfig())
-    assert "nothing switched on" in text_in(panel)
-    assert not any(switch.value for switch in panel.switches.values())
-
-
 def test_what_cannot_act_on_the_network_is_off_and_says_why(panel: ConfigPanel) -> None:
     panel.shared.learn(NetworkFacts(0, 0, 3, 3, 0, 3))
     assert "nothing switched on" in text_in(panel)
@@ -112,7 +103,16 @@ def test_switches_left_to_the_level_are_named(panel: ConfigPanel) -> None:
     assert "are not named" not in text_in(panel)
 
 
-def test_a_switch_turned_by_hand_makes_the_mode_manual_and_a_preset_takes_it_back(panel: ConfigPanel) -> None:
+def test_a_preset_sets_the_level_and_takes_back_a_switch_turned_by_hand_which_makes_the_mode_manual(
+    panel: ConfigPanel,
+) -> None:
+    assert panel.preset.buttons.value == "O1"
+    assert "LessBN + freezing (frozen steps: 30 %)" in text_in(panel)
+    panel.preset.buttons.value = "O0"
+    assert (panel.level, panel.config) == ("O0", BoostConfig())
+    assert "nothing switched on" in text_in(panel)
+    assert not any(switch.value for switch in panel.switches.values())
+    panel.preset.buttons.value = "O1"
     panel.switches["grad_freeze"].value = False
     assert panel.config.boost.mode == "manual"
     assert (panel.config.boost.less_bn, panel.config.boost.grad_freeze) == (True, False)
@@ -203,13 +203,21 @@ def test_a_refused_value_says_so_beside_the_field_and_changes_nothing(
     assert list(panel.config.diff(BoostConfig())) == [path]
 
 
-def test_the_json_is_live_and_edited_is_taken_and_bad_json_is_told_and_left_alone(panel: ConfigPanel) -> None:
+def test_the_json_is_live_checked_while_typed_taken_when_it_is_left_and_bad_json_is_told_and_left_alone(
+    panel: ConfigPanel,
+) -> None:
     assert json.loads(panel.json.value) == BoostConfig().to_dict()
-    box(panel, "grad_freeze.freeze_p").value = "0.5"
-    assert json.loads(panel.json.value)["grad_freeze"]["freeze_p"] == 0.5
+    panel.json.draft = '{"grad_freeze": {"freeze_p": 1.2}}'
+    assert "grad_freeze.freeze_p must lie in [0, 1), got 1.2" in text_in(panel)
+    panel.json.draft = '{"grad_freeze": {"freeze_p": 0.25}}'
+    assert "must lie" not in text_in(panel)
+    assert panel.config == BoostConfig()
     panel.json.value = '{"grad_freeze": {"freeze_p": 0.25}}'
     assert panel.config.grad_freeze.freeze_p == 0.25
+    assert panel.shared.is_edited
     assert len(json.loads(panel.json.value)) > 5, "the whole configuration is shown"
+    box(panel, "grad_freeze.freeze_p").value = "0.5"
+    assert json.loads(panel.json.value)["grad_freeze"]["freeze_p"] == 0.5
     before = panel.config
     for bad, told in (
         ('{"grad_freeze": {"freez_p": 1}}', 'unknown key "freez_p" in section "grad_freeze"; did you mean "freeze_p"?'),
@@ -225,7 +233,13 @@ def test_the_json_is_live_and_edited_is_taken_and_bad_json_is_told_and_left_alon
     assert "half-written" not in text_in(panel.plots)
 
 
-def test_save_and_load_go_through_a_file(panel: ConfigPanel, tmp_path: Path) -> None:
+def test_save_and_load_go_through_a_file_and_where_that_cannot_be_say_so(panel: ConfigPanel, tmp_path: Path) -> None:
+    panel.path.value = str(tmp_path / "nowhere" / "mine.json")
+    panel.save_button.click()
+    assert "cannot be written (No such file or directory)" in text_in(panel.plots)
+    panel.load_button.click()
+    assert "there is no such file" in text_in(panel.plots)
+    assert panel.config == BoostConfig()
     panel.path.value = str(tmp_path / "mine.json")
     box(panel, "grad_freeze.freeze_p").value = "0.5"
     panel.save_button.click()
@@ -236,15 +250,6 @@ def test_save_and_load_go_through_a_file(panel: ConfigPanel, tmp_path: Path) -> 
     panel.load_button.click()
     assert panel.config == saved
     assert box(panel, "grad_freeze.freeze_p").value == "0.5"
-
-
-def test_a_file_that_cannot_be_read_or_written_is_a_sentence(panel: ConfigPanel, tmp_path: Path) -> None:
-    panel.path.value = str(tmp_path / "nowhere" / "mine.json")
-    panel.save_button.click()
-    assert "cannot be written (No such file or directory)" in text_in(panel.plots)
-    panel.load_button.click()
-    assert "there is no such file" in text_in(panel.plots)
-    assert panel.config == BoostConfig()
 
 
 def uploaded(content: bytes, name: str = "dropped.json") -> tuple[dict[str, Any], ...]:
@@ -319,15 +324,3 @@ def test_without_a_name_parameters_of_one_optimizer_say_whose_they_are(
     assert {path for path, note in said.items() if note} == {f"optimizer.{name}" for name in names}
     told = "only thor has it: choose it as the optimizer, unless the task already uses it"
     assert said["optimizer.damping"] == (told if names else "")
-
-
-def test_json_is_checked_while_it_is_typed_and_taken_only_when_it_is_left(panel: ConfigPanel) -> None:
-    before = panel.config
-    panel.json.draft = '{"grad_freeze": {"freeze_p": 1.2}}'
-    assert "grad_freeze.freeze_p must lie in [0, 1), got 1.2" in text_in(panel)
-    panel.json.draft = '{"grad_freeze": {"freeze_p": 0.2}}'
-    assert "must lie" not in text_in(panel)
-    assert panel.config == before
-    panel.json.value = '{"grad_freeze": {"freeze_p": 0.2}}'
-    assert panel.config.grad_freeze.freeze_p == 0.2
-    assert panel.shared.is_edited

@@ -64,11 +64,15 @@ def test_a_run_is_opened_with_its_trace_its_map_fifty_policies_and_what_the_repl
 
 
 def test_a_moved_slider_is_answered_and_a_clicked_point_and_a_line_of_the_list_set_the_sliders(
-    panel: LossScalePanel,
+    panel: LossScalePanel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    panel.control(INIT)._take(2.0**8)
-    panel.control(WINDOW)._take(1000)
-    assert panel.wait_for_answer(LONG)
+    made = list[Any]()
+    with monkeypatch.context() as watched:
+        watched.setattr(Drawing, "figure", made.append)
+        panel.control(INIT)._take(2.0**8)
+        panel.control(WINDOW)._take(1000)
+        assert panel.wait_for_answer(LONG)
+    assert made == [], "a Plotly figure would take most of the time"
     assert "init 2⁸, factor 2, window 1000: 0 overflows in 60 updates" in text_in(panel)
     assert "replayed: init 2⁸, factor 2, window 1000" in [trace.name for trace in drawn(panel.trace).data]
     chosen = next(trace for trace in drawn(panel.scatter).data if trace.name.startswith("chosen"))
@@ -85,17 +89,6 @@ def test_a_moved_slider_is_answered_and_a_clicked_point_and_a_line_of_the_list_s
     panel.choice.value = panel.choice.options[0][1]  # picked from the list with the keyboard
     assert panel.wait_for_answer(LONG)
     assert panel.policy == panel.policies[panel.choice.value]
-
-
-def test_a_moved_slider_makes_no_plotly_figure_which_would_take_most_of_the_time(
-    panel: LossScalePanel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = list[Any]()
-    monkeypatch.setattr(Drawing, "figure", made.append)
-    panel.control(WINDOW)._take(7)
-    assert panel.wait_for_answer(LONG)
-    assert "factor 2, window 7: " in text_in(panel)
-    assert made == []
 
 
 def test_of_requests_that_come_at_once_the_newest_is_answered(
@@ -177,7 +170,9 @@ def test_other_lists_are_judged_and_a_wrong_one_is_a_sentence(panel: LossScalePa
         assert panel.error is None
 
 
-def test_a_folder_of_runs_is_listed_and_one_is_chosen(tmp_path: Path) -> None:
+def test_a_folder_of_runs_is_listed_and_one_is_chosen_and_beside_one_that_was_named_the_others_can_be(
+    tmp_path: Path,
+) -> None:
     paths = [recorded_run(tmp_path, n, run_id=f"run-{n}") for n in (20, 30)]
     with LossScalePanel(tmp_path) as panel:
         assert panel.chooser.lister.wait(LONG)
@@ -193,17 +188,13 @@ def test_a_folder_of_runs_is_listed_and_one_is_chosen(tmp_path: Path) -> None:
             assert panel.run is not None
             assert panel.run.path == path
             assert f"{path.name}" in text_in(panel)
-    assert our_threads() == []
-
-
-def test_the_runs_beside_the_one_that_was_named_can_be_chosen(tmp_path: Path) -> None:
-    paths = [recorded_run(tmp_path, run_id=name) for name in ("one", "two")]
     with LossScalePanel(str(paths[0])) as panel:
         settled(panel)
         assert panel.chooser.lister.wait(LONG)
         assert panel.folder.value == str(tmp_path)
         assert {path for _, path in panel.runs.options} == set(paths)
         assert panel.runs.value == paths[0]
+    assert our_threads() == []
 
 
 def test_no_folder_of_runs_yet_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

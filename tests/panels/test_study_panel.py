@@ -104,18 +104,26 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: Callable[[StudyP
 
 
 @pytest.fixture(scope="module")
-def finished_panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyPanel]:
-    """Return a panel whose study has run to its end, to be looked at."""
+def finished_panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StudyPanel, list[Path]]]:
+    """Return a panel whose study has run to its end, to be looked at, and the studies that were opened meanwhile."""
+    opened: list[Path] = []
+
+    def noted(folder: Path, storage: str | None) -> Any:
+        opened.append(folder)
+        return open_begun(folder, storage)
+
     with StudyPanel(tiny_task(), studies=tmp_path_factory.mktemp("finished"), trials=2, steps=6) as panel:
         # No pruner: on a busy machine a trial may be timed slower than O0, and is then not worth finishing.
-        run(with_a_small_question(panel, **{"pruner.name": "none"}))
-        yield panel
+        with pytest.MonkeyPatch.context() as watched:
+            watched.setattr("workbench.study.answer.result.open_begun", noted)
+            run(with_a_small_question(panel, **{"pruner.name": "none"}))
+        yield panel, opened
 
 
 @pytest.fixture
-def finished(finished_panel: StudyPanel, tmp_path: Path) -> Path:
+def finished(finished_panel: tuple[StudyPanel, list[Path]], tmp_path: Path) -> Path:
     """Return the folder of that study, the test's own copy."""
-    return shutil.copytree(finished_panel.folder.value, tmp_path / "studies" / "tiny")
+    return shutil.copytree(finished_panel[0].folder.value, tmp_path / "studies" / "tiny")
 
 
 @pytest.fixture
@@ -158,8 +166,14 @@ def test_a_new_panel_says_what_it_will_ask_and_makes_no_figure_yet(made: Make) -
     assert not Path("studies").exists()
 
 
-def test_a_study_runs_to_its_answer(finished_panel: StudyPanel) -> None:
-    panel, folder = finished_panel, Path(finished_panel.folder.value)
+def test_a_study_runs_to_its_answer_is_opened_once_to_show_it_and_leaves_a_plain_file(
+    finished_panel: tuple[StudyPanel, list[Path]],
+) -> None:
+    panel, opened = finished_panel
+    folder = Path(panel.folder.value)
+    assert opened == [folder]
+    with contextlib.closing(sqlite3.connect(folder / "study.db")) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     file = read_study(folder)
     assert (file.study.task, file.study.n_trials, file.study.budget_steps) == ("tiny", 2, 6)
     assert file.base_config().grad_freeze.total_steps == 6
@@ -175,24 +189,6 @@ def test_a_study_runs_to_its_answer(finished_panel: StudyPanel) -> None:
     assert "boost_config.o1.json" in panel.static_html()
     assert len(panel.live["history"].widget.data) > 0
     assert (panel.start_button.description, panel.start_button.button_style) == ("Continue", "")
-
-
-def test_a_run_opens_the_study_once_to_show_it_and_leaves_a_plain_file(
-    made: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[Path] = []
-
-    def noted(folder: Path, storage: str | None) -> Any:
-        opened.append(folder)
-        return open_begun(folder, storage)
-
-    panel = made(tiny_task())
-    monkeypatch.setattr("workbench.study.answer.result.open_begun", noted)
-    run(panel)
-    assert opened == [panel.form.place]
-    assert len(panel.study.trials if panel.study else []) == 2
-    with contextlib.closing(sqlite3.connect(panel.form.place / "study.db")) as database:
-        assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
 def test_opening_a_study_shows_its_state_and_trains_nothing(made: Make, finished: Path) -> None:
@@ -568,7 +564,7 @@ def fails(panel: StudyPanel, sentence: str) -> None:
     assert not panel.folder.disabled
 
 
-def test_values_that_cannot_be_are_refused(made: Make) -> None:
+def test_values_that_cannot_be_are_refused_as_are_workers_for_a_task_that_they_cannot_load(made: Make) -> None:
     panel = made(tiny_task())
     for path, value, sentence in (
         ("study.n_trials", "many", "`study.n_trials` must be"),
@@ -580,6 +576,12 @@ def test_values_that_cannot_be_are_refused(made: Make) -> None:
         panel.entries[path].set(value)
         fails(panel, sentence)
         panel.entries[path].set(before)
+    panel.jobs.set(2)
+    fails(panel, "`jobs` must be 1 for a task that only this program knows")
+    panel.jobs.set("two")
+    panel.start_button.click()
+    assert panel.state is PanelState.FAILED
+    assert "jobs must be a whole number" in text_in(panel)
 
 
 def test_a_broken_file_of_somebody_else_is_left_alone(made: Make, tmp_path: Path) -> None:
@@ -612,16 +614,6 @@ def test_a_database_that_is_none_is_a_sentence(made: Make, finished: Path) -> No
 def test_a_task_that_cannot_be_loaded_is_a_sentence(made: Make, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise NameError('no such thing')\n")
     fails(made(f"{tmp_path / 'broken.py'}:task"), "NameError: no such thing")
-
-
-def test_several_workers_need_a_task_they_can_load(made: Make) -> None:
-    panel = made(tiny_task())
-    panel.jobs.set(2)
-    fails(panel, "`jobs` must be 1 for a task that only this program knows")
-    panel.jobs.set("two")
-    panel.start_button.click()
-    assert panel.state is PanelState.FAILED
-    assert "jobs must be a whole number" in text_in(panel)
 
 
 def test_closing_ends_a_study_that_runs(made: Make) -> None:

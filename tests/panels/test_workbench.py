@@ -43,14 +43,10 @@ def test_the_first_of_six_tabs_is_open_and_every_other_is_made_once_when_it_is_o
         assert bench.panel(title).shared is bench.shared
 
 
-def test_every_tab_that_trains_begins_with_the_steps_that_were_given(bench: Workbench) -> None:
-    assert bench.panel("Train").steps.value == 4
-    assert bench.panel("Tune").entries["study.budget_steps"].value == 4
-    assert bench.panel("Compare").steps.value == 4
-
-
-def test_all_tabs_look_at_one_configuration(bench: Workbench) -> None:
+def test_all_tabs_look_at_one_configuration_and_begin_with_the_steps_that_were_given(bench: Workbench) -> None:
     config, train = bench.panel("Configure"), bench.panel("Train")
+    assert train.steps.value == bench.panel("Compare").steps.value == 4
+    assert bench.panel("Tune").entries["study.budget_steps"].value == 4
     config.preset.buttons.value = "O1"
     bench.shared.change({"grad_freeze.param_groups": 2})  # as many as the network has layers
     assert "freezing (frozen steps: 30 %)" in text_in(train)
