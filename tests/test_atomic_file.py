@@ -17,12 +17,26 @@ def test_text_is_written_as_utf8_with_its_own_line_ends(tmp_path: Path) -> None:
     assert (tmp_path / "a.txt").read_bytes() == "Größe\n秒\r\n".encode()
 
 
-def test_an_existing_file_is_replaced_and_no_temporary_file_stays(tmp_path: Path) -> None:
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"old content that is longer")
-    write_bytes_atomically(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.bin"]
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """Return a file that is there already."""
+    path = tmp_path / "a.txt"
+    path.write_text("old, and longer than what is new")
+    return path
+
+
+def assert_left(old: Path) -> None:
+    """Find the file as it was, and nothing beside it."""
+    assert old.read_text() == "old, and longer than what is new"
+    assert [entry.name for entry in old.parent.iterdir()] == [old.name]
+
+
+def test_an_existing_file_is_replaced_keeps_its_permissions_and_no_temporary_file_stays(old: Path) -> None:
+    old.chmod(0o640)
+    write_bytes_atomically(old, b"new")
+    assert old.read_bytes() == b"new"
+    assert stat.S_IMODE(old.stat().st_mode) == 0o640
+    assert [entry.name for entry in old.parent.iterdir()] == [old.name]
 
 
 def test_the_temporary_path_lies_in_the_same_folder_and_keeps_the_suffix(tmp_path: Path) -> None:
@@ -33,59 +47,42 @@ def test_the_temporary_path_lies_in_the_same_folder_and_keeps_the_suffix(tmp_pat
     assert (tmp_path / "steps.parquet").read_bytes() == b"x"
 
 
-def test_an_error_in_the_block_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-
+def test_an_error_in_the_block_leaves_the_old_file_and_nothing_else(old: Path) -> None:
     def interrupted_write() -> None:
-        with replacing(path) as temporary:
+        with replacing(old) as temporary:
             temporary.write_text("half of the n")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted_write()
-    assert path.read_text() == "old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+    assert_left(old)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=["disk", "quota"])
 def test_a_full_disk_is_one_sentence_and_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    old: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-
     def no_room(self: Path, data: bytes) -> int:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(Path, "write_bytes", no_room)
     with pytest.raises(DiskFullError, match=r"^no space left to write .*a\.txt; free some space") as caught:
-        write_text_atomically(path, "new")
+        write_text_atomically(old, "new")
     assert caught.value.errno == code
-    assert path.read_text() == "old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+    assert_left(old)
 
 
-def test_a_failing_rename_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-
+def test_a_failing_rename_leaves_the_old_file(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: object, target: object) -> None:
         raise PermissionError(errno.EACCES, "denied")
 
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(PermissionError):
-        write_text_atomically(path, "new")
-    assert path.read_text() == "old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+        write_text_atomically(old, "new")
+    assert_left(old)
 
 
-def test_permissions_are_kept_and_new_files_follow_the_umask(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-    path.chmod(0o640)
-    write_text_atomically(path, "new")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+def test_new_files_follow_the_umask(tmp_path: Path) -> None:
     previous = os.umask(0o022)
     try:
         write_text_atomically(tmp_path / "b.txt", "new")
@@ -94,12 +91,12 @@ def test_permissions_are_kept_and_new_files_follow_the_umask(tmp_path: Path) -> 
     assert stat.S_IMODE((tmp_path / "b.txt").stat().st_mode) == 0o644
 
 
-def test_a_link_stays_a_link_and_its_target_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "real.txt").write_text("old")
-    (tmp_path / "link.txt").symlink_to("real.txt")
-    write_text_atomically(tmp_path / "link.txt", "new")
-    assert (tmp_path / "link.txt").is_symlink()
-    assert (tmp_path / "real.txt").read_text() == "new"
+def test_a_link_stays_a_link_and_its_target_is_replaced(old: Path) -> None:
+    link = old.with_name("link.txt")
+    link.symlink_to(old.name)
+    write_text_atomically(link, "new")
+    assert link.is_symlink()
+    assert old.read_text() == "new"
 
 
 def test_a_missing_folder_is_an_ordinary_os_error(tmp_path: Path) -> None:

@@ -342,7 +342,9 @@ def test_pages_of_an_earlier_build_are_removed(tmp_path: Path) -> None:
     assert (tmp_path / "methods" / "new.md").read_text() == "# New\n"
 
 
-def test_a_tutorial_shows_the_figures_of_its_executed_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tutorial_shows_the_figures_of_its_executed_copy_unless_that_has_another_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = ROOT / "notebooks" / "02_loss_scale_and_overflow.ipynb"
     monkeypatch.setattr(tutorials, "EXECUTED", tmp_path)
     name = f"tutorials/{source.name}"
@@ -360,24 +362,15 @@ def test_a_tutorial_shows_the_figures_of_its_executed_copy(tmp_path: Path, monke
     assert embedded
     assert json.loads(embedded.group(1)) == figure
     assert "workbench lab 02" in shown[1]
-
-
-def test_a_copy_of_another_text_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = ROOT / "notebooks" / "02_loss_scale_and_overflow.ipynb"
-    monkeypatch.setattr(tutorials, "EXECUTED", tmp_path)
-    executed = json.loads(source.read_text(encoding="utf-8"))
     executed["cells"][1]["source"] = "print('an earlier version')"
     (tmp_path / source.name).write_text(json.dumps(executed))
-    assert "figures are missing" in tutorials.pages()[f"tutorials/{source.name}"]
+    assert "figures are missing" in tutorials.pages()[name]
 
 
 # The first page
 
 
-def test_the_first_page_is_short() -> None:
+def test_the_first_page_is_short_and_says_on_its_first_screen_where_it_has_not_run() -> None:
     assert (ROOT / "README.md").stat().st_size <= 12_000
-
-
-def test_where_it_has_not_run_stands_on_the_first_screen() -> None:
     head = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Install")[0]
     assert "tested against stand-ins only. macOS and Windows are untested." in " ".join(head.split())
