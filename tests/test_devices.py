@@ -145,11 +145,7 @@ def test_autocast_is_supported_where_torch_says_so(device: str, dtype: torch.dty
     if device == "npu" and torch.accelerator.is_available():
         pytest.skip("says what a machine without an NPU does")
     assert devices.autocast_supported(device, dtype) is works
-
-
-def test_asking_about_autocast_leaves_it_off() -> None:
-    devices.autocast_supported("cpu", torch.float16)
-    assert not torch.is_autocast_enabled("cpu")
+    assert not torch.is_autocast_enabled("cpu"), "asking leaves it off"
 
 
 def test_the_hardware_summary_is_plain_json_and_names_this_machine() -> None:

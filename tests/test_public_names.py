@@ -97,21 +97,18 @@ def undocumented(name: str, text: str | None, function: Callable[..., Any] | Non
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_exactly_what_exists_is_exported(module: Any) -> None:
+def test_exactly_what_exists_is_exported_and_defined_outside_the_modules_of_names(module: Any) -> None:
     assert set(module.__all__) == EXPORTED[module]
     for name in EXPORTED[module]:
-        assert callable(getattr(module, name)), name
+        exported = getattr(module, name)
+        assert callable(exported), name
+        assert exported.__module__.startswith("workbench."), name
+        assert exported.__module__ not in {"workbench.boost", "workbench.nn"}, "they define nothing"
 
 
 def test_an_unknown_top_level_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'tun'"):
         workbench.tun  # noqa: B018
-
-
-@pytest.mark.parametrize("exported", NAMES)
-def test_it_is_defined_outside_the_modules_of_names(exported: Any) -> None:
-    assert exported.__module__.startswith("workbench.")
-    assert exported.__module__ not in {"workbench.boost", "workbench.nn"}
 
 
 @pytest.mark.parametrize("exported", NAMES)

@@ -58,7 +58,9 @@ def _timed(frozen: list[int]) -> pd.DataFrame:
 
 
 def test_a_run_tells_what_freezing_saved_and_what_it_could() -> None:
-    saved = time_saved_in_run(_timed([0, *([0] * 20), *([1] * 20)]), 2)
+    frame = _timed([0, *([0] * 20), *([1] * 20)])
+    frame.loc[30, "step_ms"] = 1e5  # an evaluation, a pause: single long steps do not count
+    saved = time_saved_in_run(frame, 2)
     assert saved is not None
     assert saved.share == pytest.approx(0.1)  # half of the steps take 8 ms instead of 10
     assert (saved.low, saved.high) == pytest.approx((0.1, 0.1))
@@ -81,14 +83,6 @@ def test_a_kind_that_was_seldom_timed_counts_as_the_next_one_that_freezes_less()
     first = time_saved_in_run(_timed([0, *([0] * 20), *([1] * 4), *([2] * 16)]), 3)
     assert first is not None
     assert first.share == pytest.approx(16 / 40 * 0.4)  # the four count as saving nothing
-
-
-def test_single_long_steps_do_not_count() -> None:
-    frame = _timed([0, *([0] * 20), *([1] * 20)])
-    frame.loc[30, "step_ms"] = 1e5  # an evaluation, a pause
-    saved = time_saved_in_run(frame, 2)
-    assert saved is not None
-    assert saved.share == pytest.approx(0.1)
 
 
 def test_the_time_saved_stands_beside_its_limit() -> None:

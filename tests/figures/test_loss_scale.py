@@ -79,6 +79,9 @@ def test_the_figure_names_every_mark_and_its_axes() -> None:
     assert unmarked(loss_scale_figure(STEPS).layout.title.text) == "The loss scale stands at 2^3 after 2 overflows"
     assert "40 % of 5 steps wasted" in unmarked(figure.layout.title.subtitle.text)
     assert figure.data[-1].customdata[1][1] == " in a, b, c, d and 2 more"
+    growth = figure.data[names.index("growth")]
+    assert list(growth.x) == [3]  # step 2 let it grow; step 3 is the first that used it
+    assert growth.customdata.tolist() == [[2, 16]]
     assert all(trace.hovertemplate.rstrip().endswith(".<extra></extra>") for trace in figure.data)
 
 
@@ -129,13 +132,6 @@ def test_more_overflows_than_can_be_told_apart_are_counted_in_the_subtitle() -> 
     figure = loss_scale_figure(_long_run(20_000, 2))
     assert len(figure.data[-1].x) == 4000
     assert "4\u202f000 marks drawn for 10\u202f000 overflows" in unmarked(figure.layout.title.subtitle.text)
-
-
-def test_marks_of_a_change_stand_on_the_corner_of_the_line() -> None:
-    figure = loss_scale_figure(STEPS)
-    growth = next(trace for trace in figure.data if trace.name == "growth")
-    assert list(growth.x) == [3]  # step 2 let it grow; step 3 is the first that used it
-    assert growth.customdata.tolist() == [[2, 16]]
 
 
 def test_the_first_overflows_are_told_from_later_ones() -> None:

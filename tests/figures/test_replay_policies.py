@@ -39,9 +39,11 @@ def test_policies_without_numbers_are_left_out_and_counted() -> None:
     assert (numbers.recorded, numbers.chosen, numbers.n_left_out) == (0, 1, 1)
 
 
-def test_the_recorded_and_the_chosen_policy_are_marked() -> None:
+def test_the_recorded_and_the_chosen_policy_are_marked_and_named_in_the_legend_alone() -> None:
     figure = replay_policies_figure(POLICIES, "fixed at 2^10")
     assert [t.name for t in figure.data] == ["recorded policy", "chosen policy"]
+    assert [t.text for t in figure.data] == [None, None]
+    assert figure.data[0].marker.symbol != figure.data[1].marker.symbol
     assert figure.data[0].x[0] == pytest.approx(5.0)
     assert figure.data[1].y[0] == pytest.approx(2.0)
     assert unmarked(figure.layout.title.text) == "The chosen policy wastes 0 % of the steps, the recorded one 5 %"
@@ -58,13 +60,6 @@ def test_a_point_can_be_picked_and_gives_its_range() -> None:
     assert second.customdata[0][0] == 1
     assert first.customdata[0][2] == " (5 overflows, likely 3 to 8)"
     assert replay_policies_figure(POLICIES).data[0].customdata[0][2] == ""
-
-
-def test_no_word_stands_on_a_point_the_legend_names_the_marks() -> None:
-    recorded, chosen = replay_policies_figure(POLICIES, "fixed at 2^10").data
-    assert recorded.text is None
-    assert chosen.text is None
-    assert recorded.marker.symbol != chosen.marker.symbol
 
 
 def test_the_recorded_policy_is_not_among_those_replayed() -> None:

@@ -74,12 +74,6 @@ def test_with_o0_alone_the_figure_says_so() -> None:
     )
 
 
-def test_no_name_in_the_legend_is_wider_than_its_column() -> None:
-    candidates = [_candidate(v, label=f"trial {i}") for i, v in enumerate(Verdict)]
-    figure = speed_accuracy_figure(TRIALS, candidates, metric=ACCURACY, allowed_drops={"o1": 0.05, "o2": 0.07})
-    assert max(len(trace.name) for trace in figure.data) * 6 <= figure.layout.legend.entrywidth
-
-
 @pytest.mark.parametrize(("higher", "metric", "bound"), [(True, 89.0, 87.0), (False, 91.0, 93.0)])
 def test_a_candidate_stands_where_its_paired_drop_puts_it(higher: bool, metric: float, bound: float) -> None:
     scale = MetricScale("error", "share", higher_is_better=higher)
@@ -105,12 +99,14 @@ def test_the_title_names_what_is_exported_and_nothing_else_and_its_point_is_mark
     assert list(confirmed.text) == ["", "o1: trial 2 ✓"]
 
 
-def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict() -> None:
+def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict_in_names_that_fit_into_the_legend() -> None:
     candidates = [_candidate(v, label=f"trial {i}") for i, v in enumerate(Verdict)]
     figure = speed_accuracy_figure(TRIALS, candidates, metric=ACCURACY, allowed_drops={"o1": 0.05})
     names = [trace.name for trace in figure.data]
     assert "O0" in names
     assert {f"{v} {s}" for v, s in zip(Verdict, "✓?✗", strict=True)} <= set(names)
+    both = speed_accuracy_figure(TRIALS, candidates, metric=ACCURACY, allowed_drops={"o1": 0.05, "o2": 0.07})
+    assert max(len(trace.name) for trace in both.data) * 6 <= both.layout.legend.entrywidth
     assert figure.layout.xaxis.title.text == "Speed: time of O0 / time (x)"
     assert figure.layout.yaxis.title.text == "Accuracy (%)"
     assert [note.text for note in figure.layout.annotations] == ["allowed for o1"]

@@ -26,15 +26,17 @@ def test_best_so_far_ignores_what_breaks_the_constraint() -> None:
     assert numbers.counts.text() == "O0, 2 within the allowed drop, 3 beyond the allowed drop, 1 pruned"
 
 
-def test_history_names_no_winner_and_marks_penalties_at_the_edge() -> None:
-    trials = [_trial(0, 1.0), _trial(1, 0.9, feasible=True), _trial(2, 1e6)]
+def test_history_names_no_winner_marks_penalties_at_the_edge_and_every_point_carries_its_trial() -> None:
+    trials = [_trial(0, 1.0), _trial(7, 0.9, feasible=True), _trial(8, 1e6)]
     figure = study_history_figure(trials, objective="Time to target (O0 steps)")
     title = "What each trial scored in one run, and the lowest score within the allowed drop"
     assert unmarked(figure.layout.title.text) == title
     assert figure.layout.yaxis.title.text == "Time to target (O0 steps)"
     beyond = next(t for t in figure.data if t.name == "beyond this axis")
-    assert list(beyond.x) == [2]
+    assert list(beyond.x) == [8]
     assert max(beyond.y) < 2
+    carried = {point[0] for trace in figure.data if trace.customdata is not None for point in trace.customdata}
+    assert carried == {0, 7, 8}
     assert len(study_history_figure([_trial(0, math.nan)]).data) == 0
 
 
@@ -57,10 +59,3 @@ def test_what_suits_one_export_only_is_neither_within_nor_beyond() -> None:
     assert numbers.best == (1.0, 1.0)  # the score is for the study's own target
     figure = study_history_figure(trials, allowed_drops={"o1": 0.01, "o2": 0.03})
     assert "O0, 1 within the drop of o2 only" in figure_text(figure)
-
-
-def test_every_point_carries_its_trial() -> None:
-    trials = [_trial(0, 1.0), _trial(7, 0.9, feasible=True), _trial(8, 1e6)]
-    figure = study_history_figure(trials)
-    carried = {point[0] for trace in figure.data if trace.customdata is not None for point in trace.customdata}
-    assert carried == {0, 7, 8}

@@ -26,15 +26,6 @@ def test_the_split_of_a_seed_is_that_of_the_classifiers() -> None:
     torch.testing.assert_close((kept * 16 - 4.884) / 6.017, images)
 
 
-def test_training_never_sees_an_evaluation_image() -> None:
-    task = load_task("digits-autoencoder")
-    kept = torch.cat([x for x, _ in task.evaluation_batches(1)])
-    stream = task.batches(1)
-    seen = torch.cat([next(stream)[0] for _ in range(20)])  # two epochs
-    assert len(kept) == 450
-    assert torch.cdist(seen, kept, compute_mode="donot_use_mm_for_euclid_dist").min() > 0
-
-
 def test_batches_are_to_be_reconstructed() -> None:
     task = load_task("digits-autoencoder")
     for pixels, target in (next(task.batches(0)), next(iter(task.evaluation_batches(0)))):

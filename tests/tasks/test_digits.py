@@ -74,12 +74,13 @@ def test_the_seed_chooses_the_split() -> None:
     assert len(first) == 450
 
 
-def test_training_never_sees_an_evaluation_image() -> None:
-    task = load_task("digits-resnet")
+@pytest.mark.parametrize(("name", "n_batches"), [("digits-resnet", 120), ("digits-autoencoder", 20)])
+def test_training_never_sees_an_evaluation_image(name: str, n_batches: int) -> None:
+    task = load_task(name)
     kept = torch.cat([x for x, _ in task.evaluation_batches(4)]).flatten(1)
     assert len(kept) == 450
     stream = task.batches(4)
-    seen = torch.cat([next(stream)[0] for _ in range(120)]).flatten(1)  # nearly three epochs
+    seen = torch.cat([next(stream)[0] for _ in range(n_batches)]).flatten(1)  # nearly two epochs and more
     duplicates = torch.cdist(*(images.flatten(1) for images in [load_images()[0]] * 2)).fill_diagonal_(1).min()
     assert duplicates > 0  # else the next line would prove nothing
     assert torch.cdist(seen, kept, compute_mode="donot_use_mm_for_euclid_dist").min() > 0

@@ -26,26 +26,22 @@ def test_a_task_nobody_stops_trains_as_it_did() -> None:
     there = run_task(task, BoostConfig(), steps=5)
     assert (here.metric, here.final_loss) == (there.metric, there.final_loss)
     assert stoppable(task, lambda: False).data_digest() == task.data_digest()
+    assert "compute_loss" not in task.__dict__, "the task itself stays as it is"
 
 
-def test_training_ends_at_the_batch_after_the_request() -> None:
-    stop = After(3)
+@pytest.mark.parametrize(
+    ("questions", "steps"),
+    [pytest.param(3, 50, id="training"), pytest.param(4, 4, id="the evaluation, whose question is the fifth")],
+)
+def test_a_run_ends_at_the_batch_after_the_request(questions: int, steps: int) -> None:
+    stop = After(questions)
     with pytest.raises(StoppedError):
-        run_task(stoppable(small_task(), stop), BoostConfig(), steps=50)
+        run_task(stoppable(small_task(), stop), BoostConfig(), steps=steps)
     assert stop.left == -1
 
 
-def test_evaluation_and_the_measurement_of_speed_end_too() -> None:
-    stop = After(4)
-    with pytest.raises(StoppedError):
-        run_task(stoppable(small_task(), stop), BoostConfig(), steps=4)  # the fifth question is the evaluation's
+def test_the_measurement_of_speed_ends_too() -> None:
     stop = After(6)
     with pytest.raises(StoppedError):
         measure_speed_ratio(stoppable(small_task(), stop), (BoostConfig(), "O0"), (BoostConfig(), "O0"))
     assert stop.left == -1
-
-
-def test_the_task_itself_stays_as_it_is() -> None:
-    task = small_task()
-    stoppable(task, lambda: True)
-    assert "compute_loss" not in task.__dict__

@@ -10,7 +10,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from tests.kit.fake_runner import make_fake, write_study
+from tests.kit.fake_runner import SHORT, make_fake, write_study
 from tests.view.conftest import Visitor, record_run
 from workbench.core.records import StepRecord
 from workbench.study.run.search_and_confirm import tune
@@ -100,23 +100,23 @@ def test_an_empty_folder_says_what_would_fill_it(tmp_path: Path, visit: Visit) -
 
 
 def test_a_study_shows_its_report_and_its_answer_though_a_trial_of_it_waits(tmp_path: Path, visit: Visit) -> None:
-    folder = write_study(tmp_path / "mine")
+    folder = write_study(tmp_path / "mine", SHORT)
     visitor = visit(folder)
     page = visitor.get("")[1]
     assert "This study has not begun" in page
     tune(folder, make_experimenter=make_fake)
     ended = visitor.get("")[1]
     assert version_of(ended) != version_of(page)
-    assert "This study has ended; 10 of 10 trials finished." in ended
+    assert "This study has ended; 4 of 4 trials finished." in ended
     for part in ('class="trials"', "figure-speed-accuracy", "boost_config.o1.json"):
         assert part in ended
 
     optuna.load_study(study_name="mine", storage=open_storage(default_storage(folder))).enqueue_trial({"level": "O1"})
     (folder / "result" / "report.html").touch()
     page = visit(folder).get("")[1]
-    assert "This study has its answer; 10 of 10 trials finished. <code>workbench tune " in page
+    assert "This study has its answer; 4 of 4 trials finished. <code>workbench tune " in page
     assert "`" not in re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
-    assert "10 of 10 trials finished. This page follows." not in page
+    assert "4 of 4 trials finished. This page follows." not in page
 
 
 def test_a_study_that_cannot_be_read_says_why(tmp_path: Path, visit: Visit) -> None:
