@@ -18,9 +18,9 @@ _PLAN = re.compile(r"(?<![\w.`])[Pp]lans?(?![\w`.(])")
 
 def _texts_of_code(path: Path) -> Iterator[str]:
     """Yield the texts in a module that may be shown: all but docstrings, annotations and plain names."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    unseen = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    unseen = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         text = node.value if isinstance(node, ast.Constant) and id(node) not in unseen else None
         if isinstance(text, str) and not text.isidentifier() and text != "Plan(":
             yield text
