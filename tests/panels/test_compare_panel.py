@@ -206,13 +206,6 @@ def test_a_task_that_cannot_be_found_is_a_sentence_and_can_be_named_anew(made: M
     assert not panel.task.disabled
 
 
-def test_a_side_that_diverges_is_said(made: Make) -> None:
-    panel = made(small_task(), seeds=1, steps=8)
-    panel.sides[1].source.value = "JSON text"
-    panel.sides[1].json.value = '{"boost": {"mode": "disable_all"}, "optimizer": {"name": "SGD", "lr": 3e38}}'
-    assert "JSON text diverged on 1 of 1 seeds" in run(panel)
-
-
 def test_progress_is_told_with_what_is_left(made: Make) -> None:
     from workbench.panels.compare_panel import _Comparing
     from workbench.training.run import RunProgress
@@ -240,13 +233,14 @@ def test_closing_in_the_middle_leaves_no_thread(made: Make) -> None:
     assert our_threads() == []
 
 
-def test_a_configuration_kept_by_name_can_be_a_side(made: Make) -> None:
-    panel = made(small_task(), steps=4, seeds=1)
+def test_a_configuration_kept_by_name_can_be_a_side_and_one_that_diverges_is_said(made: Make) -> None:
+    panel = made(small_task(), steps=8, seeds=1)
     panel.shared.change({"loss_scale.window": 500})
     panel.shared.keep("careful")
-    panel.sides[1].source.value = "careful"
-    run(panel)
+    panel.sides[1].source.value, panel.sides[2].source.value = "careful", "JSON text"
+    panel.sides[2].json.value = '{"boost": {"mode": "disable_all"}, "optimizer": {"name": "SGD", "lr": 3e38}}'
+    assert "JSON text diverged on 1 of 1 seeds" in run(panel)
     assert panel.comparison is not None
-    assert [side.label for side in panel.comparison.sides] == ["O0", "careful"]
+    assert [side.label for side in panel.comparison.sides] == ["O0", "careful", "JSON text"]
     panel.shared.forget("careful")
     assert panel.sides[1].source.value == "This configuration"

@@ -65,7 +65,9 @@ def test_a_study_shows_both_exports_with_verdict_and_provenance(panel: ExportPan
     assert panel.name.value == "best.json", "a name of the user's own stays"
 
 
-def test_what_is_saved_is_the_file_on_show(panel: ExportPanel, tmp_path: Path) -> None:
+def test_what_is_saved_is_the_file_on_show_and_another_that_is_there_is_replaced_only_when_asked_for(
+    panel: ExportPanel, tmp_path: Path
+) -> None:
     assert panel.state is PanelState.IDLE
     panel.save_button.click()
     path = tmp_path / "out" / "boost_config.o1.json"
@@ -76,10 +78,6 @@ def test_what_is_saved_is_the_file_on_show(panel: ExportPanel, tmp_path: Path) -
     assert "reads back as this configuration" in text_in(panel)
     assert [entry.name for entry in path.parent.iterdir()] == ["boost_config.o1.json"]  # nothing half-written
 
-
-def test_a_file_that_is_there_is_replaced_only_when_asked_for(panel: ExportPanel, tmp_path: Path) -> None:
-    path = tmp_path / "out" / "boost_config.o1.json"
-    path.parent.mkdir()
     path.write_text("{}")
     panel.save_button.click()
     assert panel.state is PanelState.FAILED

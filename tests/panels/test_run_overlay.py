@@ -20,7 +20,7 @@ HALF = {"amp": {"level": "O2", "dtype": "float16"}, "loss_scale": {"init": 8.0}}
 
 def panel_on(level: str, *, out: Path | None = None) -> TrainPanel:
     shared = SharedConfig(BoostConfig.from_dict(FREEZING if level == "O1" else {}), level)
-    return TrainPanel(small_task(), shared, steps=12, out=out, measure=False)
+    return TrainPanel(small_task(), shared, steps=40, out=out, measure=False)
 
 
 def names(panel: TrainPanel) -> list[str]:
@@ -28,16 +28,21 @@ def names(panel: TrainPanel) -> list[str]:
     return list(dict.fromkeys(trace.name for trace in panel.live.figure.widget.data))
 
 
-def test_the_metric_is_drawn_while_a_run_trains_without_being_asked_for(keep: Callable[[Any], Any]) -> None:
-    panel = keep(TrainPanel(small_task(), SharedConfig(level="O0"), steps=40, out=None, measure=False))
-    run(panel)
-    assert [step for step, _ in panel.trace.evaluations] == list(range(4, 41, 4))
-
-
-def test_the_newest_run_of_o0_lies_under_what_follows_and_a_tick_chooses_others(keep: Callable[[Any], Any]) -> None:
+def test_a_run_is_smoothed_as_the_reader_chooses_and_lies_over_the_newest_of_o0_or_others_that_are_ticked(
+    keep: Callable[[Any], Any],
+) -> None:
     panel = keep(panel_on("O0"))
     run(panel)
     assert names(panel) == ["small"], "O0 needs no other run beside it"
+    assert [step for step, _ in panel.trace.evaluations] == list(range(4, 41, 4)), (
+        "it was evaluated without being asked"
+    )
+    losses = panel.trace.steps["loss"].tolist()
+    panel.overlay.smoothing.choice.value = "5 steps"
+    assert panel.live.figure.widget.data[0].y[4] == pytest.approx(sum(losses[:5]) / 5)
+    panel.overlay.smoothing.choice.value = "none"
+    assert list(panel.live.figure.widget.data[0].y) == pytest.approx(losses)
+
     panel.shared.set(BoostConfig.from_dict(FREEZING), "O1")
     run(panel)
     assert names(panel) == ["this run (O1)", "O0, run 1"]
@@ -47,16 +52,10 @@ def test_the_newest_run_of_o0_lies_under_what_follows_and_a_tick_chooses_others(
     assert names(panel) == ["this run (O1)", "O1, run 2", "O0, run 1"]
     panel.overlay.boxes["O0, run 1"].value = False
     assert names(panel) == ["this run (O1)", "O1, run 2"]
-
-
-def test_smoothing_is_the_reader_s_choice(keep: Callable[[Any], Any]) -> None:
-    panel = keep(panel_on("O0"))
+    assert "Loss scale" not in panel.choice.options
+    panel.shared.set(BoostConfig.from_dict(HALF), "O0")
     run(panel)
-    losses = panel.trace.steps["loss"].tolist()
-    panel.overlay.smoothing.choice.value = "5 steps"
-    assert panel.live.figure.widget.data[0].y[4] == pytest.approx(sum(losses[:5]) / 5)
-    panel.overlay.smoothing.choice.value = "none"
-    assert list(panel.live.figure.widget.data[0].y) == pytest.approx(losses)
+    assert panel.choice.options == ("Loss and metric", "Loss scale", "Step time"), "as this run has one"
 
 
 def test_a_recorded_run_of_o0_is_found_and_read(keep: Callable[[Any], Any], tmp_path: Path) -> None:
@@ -68,15 +67,6 @@ def test_a_recorded_run_of_o0_is_found_and_read(keep: Callable[[Any], Any], tmp_
     assert names(panel) == ["this run (O1)", label]
     metric = panel.live.figure.widget.data[-1]
     assert list(metric.x) == [6, 12], "its evaluations are read, too"
-
-
-def test_a_loss_scale_is_offered_where_a_run_has_one(keep: Callable[[Any], Any]) -> None:
-    panel = keep(panel_on("O0"))
-    run(panel)
-    assert "Loss scale" not in panel.choice.options
-    panel.shared.set(BoostConfig.from_dict(HALF))
-    run(panel)
-    assert panel.choice.options == ("Loss and metric", "Loss scale", "Step time")
 
 
 def test_o0_is_what_asks_for_nothing() -> None:

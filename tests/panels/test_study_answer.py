@@ -15,19 +15,13 @@ TRIAL = TrialRecord(
 )
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """Return the folder of a study whose trial took 20 steps of its own, for the 100 of the task."""
-    recorded_run(tmp_path, 20)
-    return tmp_path
-
-
-def test_a_whole_run_ends_at_its_share_of_the_baselines_time(directory: Path) -> None:
-    curve = curve_of(TRIAL, directory, "time_to_quality")
-    assert curve.relative_step_time * 20 == pytest.approx(0.25 * 100)
-    assert curve.evaluations == ((20, 0.9),)
-
-
-def test_a_step_of_another_objective_is_as_long_as_it_was_measured(directory: Path) -> None:
-    curve = curve_of(TRIAL, directory, "speed")
-    assert (curve.relative_step_time, curve.evaluations) == (0.25, ((100, 0.9),))
+@pytest.mark.parametrize(
+    ("objective", "relative_step_time", "end"), [("time_to_quality", 0.25 * 100 / 20, 20), ("speed", 0.25, 100)]
+)
+def test_a_whole_run_ends_at_its_share_of_the_baselines_time_and_another_step_is_as_long_as_it_was_measured(
+    tmp_path: Path, objective: str, relative_step_time: float, end: int
+) -> None:
+    recorded_run(tmp_path, 20)  # steps of its own, for the 100 of the task
+    curve = curve_of(TRIAL, tmp_path, objective)
+    assert curve.relative_step_time == pytest.approx(relative_step_time)
+    assert curve.evaluations == ((end, 0.9),)

@@ -243,24 +243,6 @@ def test_a_new_study_looks_at_the_task_and_searches_whole_set_ups(
     assert values_of(panel.form.text()) == values_of(path.read_text())  # Continue asks the same
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "sentence"),
-    [
-        ("study.budget_steps", "ten", '`Steps per trial` must be a whole number at least 1, got "ten"'),
-        ("study.timeout_seconds", -1.0, "`How long may the search take?` must be a finite number greater than 0"),
-    ],
-    ids=["text", "negative"],
-)
-def test_a_search_of_set_ups_refuses_what_is_no_number_beneath_its_field(
-    keep: Callable[[StudyPanel], StudyPanel], tmp_path: Path, path: str, value: Any, sentence: str
-) -> None:
-    panel = keep(StudyPanel(tiny_task(), studies=tmp_path))
-    panel.entries[path].set(value)
-    panel.start()
-    assert panel.state is PanelState.IDLE
-    assert sentence.replace("`", "") in text_in(panel.entries[path].widget)
-
-
 def test_stop_during_the_look_at_the_task_begins_no_search(
     keep: Callable[[StudyPanel], StudyPanel], told: Callable[[], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -318,10 +300,20 @@ def test_stop_between_the_look_and_the_first_run_is_no_failure(
     assert "stopped; everything finished is kept; Start resumes it" in run(panel, PanelState.STOPPED)
 
 
-def test_what_the_look_decides_is_said_once_in_a_section_and_by_no_field(
+def test_what_the_look_decides_is_said_once_in_a_section_and_what_is_no_number_is_refused_beneath_its_field(
     keep: Callable[[StudyPanel], StudyPanel], tmp_path: Path
 ) -> None:
     panel = keep(StudyPanel(tiny_task(), studies=tmp_path))
+    for path, value, sentence in (
+        ("study.budget_steps", "ten", 'Steps per trial must be a whole number at least 1, got "ten"'),
+        ("study.timeout_seconds", -1.0, "How long may the search take? must be a finite number greater than 0"),
+    ):
+        before = panel.entries[path].value
+        panel.entries[path].set(value)
+        panel.start()
+        assert panel.state is PanelState.IDLE
+        assert sentence in text_in(panel.entries[path].widget)
+        panel.entries[path].set(before)
     sections = one_of(panel.controls, widgets.Accordion)
     for index in (0, 2):
         sections.selected_index = index
@@ -535,9 +527,8 @@ def test_an_export_goes_to_the_other_panels(made: Make, finished: Path) -> None:
         assert measured in text_in(export)
 
 
-@pytest.mark.parametrize("as_trained", [True, False])
-def test_a_picked_trial_brings_the_verdict_of_an_export_that_means_the_same(
-    made: Make, finished: Path, tmp_path: Path, as_trained: bool
+def test_a_picked_trial_brings_the_verdict_of_an_export_that_means_the_same_and_of_no_other(
+    made: Make, finished: Path, tmp_path: Path
 ) -> None:
     shared = SharedConfig(level="O0")
     panel = made(finished, shared)
@@ -546,13 +537,13 @@ def test_a_picked_trial_brings_the_verdict_of_an_export_that_means_the_same(
     config = BoostConfig.from_dict(trial.config)
     verdict = BoostConfig.from_json(panel.study.exported["o2"]).provenance
     assert verdict
-    exported = config if as_trained else BoostConfig.from_dict({"boost": {"less_bn": True}})
-    file = exported.with_values({"provenance": verdict}).save(tmp_path / "boost_config.o2.json")
     chosen = Choice("o2", candidate(trial_number=1, target="o2"), "Trial 1 is exported.")
-    panel.study = replace(panel.study, choices={"o2": chosen}, exported={"o2": file})
-    panel.pick(1)
-    assert shared.both() == (config, trial.level)
-    assert shared.with_provenance()[0].provenance == (verdict if as_trained else None)
+    for exported, brought in ((BoostConfig.from_dict({"boost": {"less_bn": True}}), None), (config, verdict)):
+        file = exported.with_values({"provenance": verdict}).save(tmp_path / "boost_config.o2.json")
+        panel.study = replace(panel.study, choices={"o2": chosen}, exported={"o2": file})
+        panel.pick(1)
+        assert shared.both() == (config, trial.level)
+        assert shared.with_provenance()[0].provenance == brought
 
 
 # -- what goes wrong: a sentence, and the panel can be used again at once ----------------------------------------------

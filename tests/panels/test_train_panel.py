@@ -222,20 +222,11 @@ def test_a_task_that_fails_is_a_sentence_and_its_traceback_is_folded(
     runs_again(panel, small_task())
 
 
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module' (line 1 of "),
-        ("raise SystemExit(3)\n", "SystemExit: 3"),
-        ("task = 3\n", "must be a workbench Task or a function that returns one, got int"),
-    ],
-    ids=["import", "exit", "no task"],
-)
-def test_a_task_that_cannot_be_loaded_is_a_sentence(made: Make, tmp_path: Path, source: str, told: str) -> None:
-    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
+def test_a_task_that_cannot_be_loaded_is_a_sentence(made: Make, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit(3)\n", encoding="utf-8")
     panel = made(f"{tmp_path / 'mine.py'}:task")
     assert not panel.task.disabled
-    assert told in run(panel, PanelState.FAILED)
+    assert "SystemExit: 3 (line 1 of " in run(panel, PanelState.FAILED)
     panel.task.value = "digits-lenett"
     assert "unknown task 'digits-lenett'; did you mean 'digits-lenet'?" in run(panel, PanelState.FAILED)
     runs_again(panel, small_task())
