@@ -102,12 +102,16 @@ def test_whatever_came_before_the_widget_shows_the_last_figure() -> None:
     live.close()
 
 
-def test_updates_leave_the_given_figure_alone() -> None:
-    figure = loss_scale_figure(run(12))
+def test_updates_leave_the_given_figure_alone_and_a_page_opened_later_gets_what_is_shown_now() -> None:
+    figure, now = loss_scale_figure(run(1)), loss_scale_figure(run(12))
     before = figure.to_json()
     live = LiveFigure(figure)
-    live.update(loss_scale_figure(run(3)))
+    live.update(now)
     assert figure.to_json() == before
+    state = live.widget.get_state()
+    assert len(state["_widget_data"]) == len(live.widget.data)
+    assert state["_widget_layout"]["title"]["text"] == now.layout.title.text
+    assert len(live.widget.get_state(["_widget_data"])) == 1
     assert FIGURE_CONFIG["modeBarButtonsToRemove"] is not live.widget._config["modeBarButtonsToRemove"]
     assert "sendChartToCloud" in live.widget._config["modeBarButtonsToRemove"]
 
@@ -236,15 +240,6 @@ def test_one_update_is_one_message_and_no_change_is_none(monkeypatch: pytest.Mon
     assert messages.sent.count("_py2js_update") == 2  # the message, and its None
     assert "_py2js_addTraces" not in messages.sent
     assert "_widget_data" not in messages.sent
-
-
-def test_a_page_opened_later_gets_what_is_shown_now() -> None:
-    live = LiveFigure(loss_scale_figure(run(1)))
-    live.update(loss_scale_figure(run(12)))
-    state = live.widget.get_state()
-    assert len(state["_widget_data"]) == len(live.widget.data)
-    assert state["_widget_layout"]["title"]["text"] == loss_scale_figure(run(12)).layout.title.text
-    assert len(live.widget.get_state(["_widget_data"])) == 1
 
 
 def test_a_zoom_and_a_hidden_trace_survive_updates() -> None:

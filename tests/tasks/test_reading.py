@@ -142,17 +142,16 @@ def test_trouble_in_a_source_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "gains"),
+    ("source", "device", "gains"),
     [
-        (DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2), True),
-        (lambda seed: DataLoader(Subset(TensorDataset(torch.zeros(8, 2)), [0, 3, 5]), batch_size=2), True),
-        (DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2, collate_fn=lambda rows: rows), False),
-        ([torch.zeros(2, 2)], False),
+        (DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2), "cpu", True),
+        (lambda seed: DataLoader(Subset(TensorDataset(torch.zeros(8, 2)), [0, 3, 5]), batch_size=2), "cpu", True),
+        (DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2, collate_fn=lambda rows: rows), "cpu", False),
+        ([torch.zeros(2, 2)], "cpu", False),
+        ([torch.zeros(2, 2)], "cuda", True),
     ],
 )
-def test_memory_gains_where_a_loader_picks_sample_by_sample(source: Any, gains: bool) -> None:
-    assert gains_from_memory(source, 0, torch.device("cpu")) == gains
-
-
-def test_batches_on_the_host_gain_from_the_memory_of_an_accelerator() -> None:
-    assert gains_from_memory([torch.zeros(2, 2)], 0, torch.device("cuda"))
+def test_memory_gains_where_a_loader_picks_sample_by_sample_or_batches_are_on_the_host_of_an_accelerator(
+    source: Any, device: str, gains: bool
+) -> None:
+    assert gains_from_memory(source, 0, torch.device(device)) == gains

@@ -14,19 +14,15 @@ Visit = Callable[[Path], Visitor]
 
 
 def test_without_the_token_nothing_is_answered(tmp_path: Path, visit: Visit) -> None:
-    visitor = visit(tmp_path)
+    visitor, other = visit(tmp_path), visit(tmp_path)
+    assert visitor.server.token != other.server.token
+    assert visitor.server.address == f"http://127.0.0.1:{visitor.server.server_port}/{visitor.server.token}/"
     for path in ("/", "/index.html", "/wrong/", f"/{visitor.server.token[:-1]}/", f"/{visitor.server.token}x/"):
         status, text = visitor.get(path, token=False)
         assert status == 403, path
         assert visitor.server.token not in text
     assert visitor.get("")[0] == 200
     assert len(visitor.server.token) >= 32
-
-
-def test_two_servers_have_two_tokens(tmp_path: Path) -> None:
-    with ViewServer(Pages(tmp_path)) as one, ViewServer(Pages(tmp_path)) as other:
-        assert one.token != other.token
-        assert one.address == f"http://127.0.0.1:{one.server_port}/{one.token}/"
 
 
 @pytest.mark.parametrize(
