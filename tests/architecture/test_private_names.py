@@ -38,10 +38,11 @@ def is_private(name: str) -> bool:
 def defined(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Yield the names that a file gives to things of its own."""
     for node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.id if isinstance(node, ast.Name) else node.attr
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
 
 
 def used(nodes: Sequence[ast.AST]) -> Iterator[str]:
