@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec:FutureWarning"),  # Lightning 2.6 and torch 2.13
 ]
 
-EPOCHS, N_TRAIN = 3, 320  # ten batches each
+EPOCHS, N_TRAIN = 2, 320  # ten batches each
 OFF = {"mode": "manual", "less_bn": False, "grad_freeze": False}
 SET_UPS: dict[str, tuple[dict[str, Any], Any]] = {  # switches that are not named are off
     "nothing": ({}, small_network),
@@ -143,7 +143,7 @@ def test_lightning_trains_as_a_loop_of_ones_own_and_goes_on_with_the_same_bits(
     name: str, after: int, tmp_path: Path
 ) -> None:
     config, network = SET_UPS[name]
-    after = min(after, 8) if "optimizer" in config else after  # that run has ten passes
+    after = min(after, 5) if "optimizer" in config else after  # that run has seven passes
     expected, boosted = looped(name)
     boost, path = Boost(config), tmp_path / "middle.ckpt"
     _, module = fitted(boost, _Save(after, path), module=module_of(network), val_check_interval=5)

@@ -36,17 +36,17 @@ def trainer(folder: Path, **given: Any) -> Trainer:
 
 
 def test_a_run_of_the_task_is_the_trainers(tmp_path: Path) -> None:
-    given = {"max_steps": 16, "per_device_train_batch_size": 256, "warmup_steps": 4, "weight_decay": 0.1}
+    given = {"max_steps": 8, "per_device_train_batch_size": 256, "warmup_steps": 4, "weight_decay": 0.1}
     one = trainer(tmp_path, **given, compute_metrics=accuracy, metric_for_best_model="accuracy")
     before = {name: value.clone() for name, value in one.model.state_dict().items()}
     task = task_from_trainer(one)
     assert (task.name, task.steps, task.metric_name, task.higher_is_better) == (
         "BertForSequenceClassification",
-        16,
+        8,
         "accuracy",
         True,
     )
-    result = run_task(task, BoostConfig.from_dict(NO_METHODS), steps=16, device=CPU)
+    result = run_task(task, BoostConfig.from_dict(NO_METHODS), steps=8, device=CPU)
     assert one.optimizer is None
     assert one.lr_scheduler is None
     for name, value in one.model.state_dict().items():

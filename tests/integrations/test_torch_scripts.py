@@ -240,7 +240,7 @@ def test_samples_stay_on_the_device_in_a_script_through_apply_too(tmp_path: Path
     chosen = {"optimizer": {"name": "Muon", "lr": 0.01}, "runtime": {"data": "resident"}}
     script = written(tmp_path, f"{tmp_path / 'own.py'}:task", BoostConfig.from_dict(PLAIN | chosen), 30)
     assert "apply(" in script.text
-    assert run_script(tmp_path / script.name)["metric"] > 0.5  # a warning that it has no effect would be an error
+    assert run_here(tmp_path / script.name)["metric"] > 0.5  # a warning that it has no effect would be an error
 
 
 @pytest.mark.parametrize(
