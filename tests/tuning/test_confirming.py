@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,22 @@ from workbench.core.records import CandidateRecord, TrialRecord, Verdict
 from workbench.study.answer.confirmation_runs import confirmation_seeds
 from workbench.study.answer.confirming import Confirmation
 from workbench.study.answer.selection import Contender
-from workbench.study.ask.study_file import parse_study
+from workbench.study.ask.study_file import StudyFile, parse_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured, Trained, TrainJob
 from workbench.study.run.warm_up import WarmUps
 
 FILE = parse_study(STUDY)
+Change = Callable[[TrainJob, Trained], Trained]
 
 
 class Scripted(FakeRunner):
-    """O0 reaches 0.9 on every seed; a plan with freeze_p loses its drop, alternating by noise."""
+    """O0 reaches 0.9 on every seed; a plan with freeze_p loses its drop, alternating by noise; tests change runs."""
 
-    def __init__(self, directory: Path, drops: dict[float, float], noise: float = 0.0) -> None:
+    def __init__(
+        self, directory: Path, drops: dict[float, float], noise: float = 0.0, changed: Change = lambda _, run: run
+    ) -> None:
         super().__init__(directory)
-        self.drops = drops
-        self.noise = noise
+        self.drops, self.noise, self.changed = drops, noise, changed
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         if not isinstance(job, TrainJob):
@@ -39,7 +42,7 @@ class Scripted(FakeRunner):
         drop = self.drops[job.config.grad_freeze.freeze_p] if job.config.resolve(job.level).grad_freeze else 0.0
         self.log(f"trained {job.config.grad_freeze.freeze_p if drop or drop != drop else 'O0'} {job.seed}")
         noise = self.noise * (1 if job.seed % 2 else -1) if drop else 0.0
-        return Trained(0.9 - drop + noise, ((100, 0.9),), 2.0, diverged=math.isnan(drop))
+        return self.changed(job, Trained(0.9 - drop + noise, ((100, 0.9),), 2.0, diverged=math.isnan(drop)))
 
 
 def contender(number: int, freeze_p: float, target: str = "o1", allowed: float = 0.02) -> Contender:
@@ -53,14 +56,17 @@ def contender(number: int, freeze_p: float, target: str = "o1", allowed: float =
 
 
 def judge(
-    experimenter: FakeRunner, pool: Sequence[Contender], study: optuna.Study | None = None, **options: Any
+    experimenter: FakeRunner,
+    pool: Sequence[Contender],
+    study: optuna.Study | None = None,
+    file: StudyFile = FILE,
+    **options: Any,
 ) -> list[CandidateRecord]:
-    study = study or optuna.create_study()
     pools: dict[str, list[Contender]] = {"o1": [], "o2": []}
     for one in pool:
         pools[one.target].append(one)
-    warm_ups = WarmUps(FILE, experimenter.directory, experimenter)
-    return Confirmation(study, FILE, experimenter, warm_ups, **options).judge(pools)
+    warm_ups = WarmUps(file, experimenter.directory, experimenter)
+    return Confirmation(study or optuna.create_study(), file, experimenter, warm_ups, **options).judge(pools)
 
 
 def test_seeds_differ_from_the_search_s() -> None:
@@ -155,8 +161,10 @@ def test_further_seeds_are_fresh_and_judged_on_their_own(tmp_path: Path) -> None
 def test_a_plan_that_is_confirmed_gets_no_further_seeds_and_says_so(tmp_path: Path) -> None:
     study, told = optuna.create_study(), list[str]()
     (first,) = judge(Scripted(tmp_path, {0.5: 0.001}), [contender(1, 0.5)], study)
-    (same,) = judge(Scripted(tmp_path, {}), [contender(1, 0.5)], study, confirm_seeds=20, on_note=told.append)
-    assert same == first
+    before, nobody = calls(tmp_path), Scripted(tmp_path, {})
+    assert judge(nobody, [contender(1, 0.5)], study) == [first], "finished runs are used again"
+    (same,) = judge(nobody, [contender(1, 0.5)], study, confirm_seeds=20, on_note=told.append)
+    assert (same, calls(tmp_path)) == (first, before)
     assert told == ["o1: trial 1 is confirmed on 6 paired seeds already, so no more are trained"]
 
 
@@ -182,62 +190,42 @@ def test_an_edited_question_draws_on_the_error_that_is_left(tmp_path: Path) -> N
 
 
 def test_a_candidate_that_never_arrives_is_not_faster_to_the_target(tmp_path: Path) -> None:
-    class Late(Scripted):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            outcome = super().run(job, monitor)
-            if not isinstance(job, TrainJob):
-                return outcome
-            misses = job.config.resolve(job.level).grad_freeze and job.seed % 3 == 0
-            return replace(outcome, curve=((100, 0.8 if misses else 0.9),))
+    def changed(job: TrainJob, run: Trained) -> Trained:
+        misses = job.config.resolve(job.level).grad_freeze and job.seed % 3 == 0
+        return replace(run, curve=((100, 0.8 if misses else 0.9),))
 
-    (record,) = judge(Late(tmp_path, {0.5: 0.001}), [contender(1, 0.5)])
+    (record,) = judge(Scripted(tmp_path, {0.5: 0.001}, changed=changed), [contender(1, 0.5)])
     assert record.verdict is Verdict.UNDECIDED
     assert record.speedup_low == 0.0
     assert "whether it is faster" in record.sentence
 
 
 def test_divergence_counts_where_o0_does_not_diverge_on_the_same_seed(tmp_path: Path) -> None:
-    class Wild(Scripted):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            outcome = super().run(job, monitor)
-            return replace(outcome, diverged=True) if isinstance(job, TrainJob) and job.seed == 1001 else outcome
+    def changed(job: TrainJob, run: Trained) -> Trained:
+        return replace(run, diverged=job.seed == 1001)
 
-    (record,) = judge(Wild(tmp_path, {0.5: 0.001}), [contender(1, 0.5)], confirm_seeds=8)
+    (record,) = judge(Scripted(tmp_path, {0.5: 0.001}, changed=changed), [contender(1, 0.5)], confirm_seeds=8)
     assert record.verdict is Verdict.CONFIRMED
     assert (record.n_seeds, len(record.metrics)) == (3, 8)
 
 
 def test_a_test_is_planned_before_it_goes_on_and_says_what_it_can_decide(tmp_path: Path) -> None:
     told: list[str] = []
-    study = optuna.create_study()
-    judge(Scripted(tmp_path, {0.5: 0.001}, noise=0.01), [contender(1, 0.5)], study, on_note=told.append)
+    judge(Scripted(tmp_path, {0.5: 0.001}, noise=0.01), [contender(1, 0.5)], on_note=told.append)
     assert len(told) == 1
     assert told[0].startswith("o1: trial 1 is trained on 6 paired seeds, about 4 s; that is enough for an allowed drop")
     assert told[0].endswith(" or more, and the study allows 2 points")
 
 
 def test_the_time_to_the_target_is_compared_over_the_seeds(tmp_path: Path) -> None:
-    class Late(Scripted):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            outcome = super().run(job, monitor)
-            if not isinstance(job, TrainJob):
-                return outcome
-            late = job.config.resolve(job.level).grad_freeze
-            return replace(outcome, curve=((80 if late else 40, 0.9), (100, 0.9)))
+    def changed(job: TrainJob, run: Trained) -> Trained:
+        reached = 80 if job.config.resolve(job.level).grad_freeze else 40
+        return replace(run, curve=((reached, 0.9), (100, 0.9)))
 
-    (record,) = judge(Late(tmp_path, {0.5: 0.0}), [contender(1, 0.5)])
+    (record,) = judge(Scripted(tmp_path, {0.5: 0.0}, changed=changed), [contender(1, 0.5)])
     assert record.verdict is Verdict.REFUTED  # a quicker step, but twice as many of them
     assert record.speedup == pytest.approx(0.5 / 0.75, rel=0.2)
     assert record.sentence.startswith("Refuted: slower to the target")
-
-
-def test_finished_runs_are_used_again_by_the_next_command(tmp_path: Path) -> None:
-    study = optuna.create_study()
-    experimenter = Scripted(tmp_path, {0.5: 0.001})
-    first = judge(experimenter, [contender(1, 0.5)], study)
-    before = calls(tmp_path)
-    assert judge(experimenter, [contender(1, 0.5)], study) == first
-    assert calls(tmp_path) == before
 
 
 def test_without_time_nothing_is_run_and_the_verdict_is_open(tmp_path: Path) -> None:
@@ -259,9 +247,9 @@ class Busy(Scripted):
     busy = 1.0
     runs_left = math.inf
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, timed: Change = lambda _, run: run, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.jobs: list[TrainJob] = []
+        self.timed, self.jobs = timed, list[TrainJob]()
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         if not self.runs_left > 0:
@@ -271,18 +259,11 @@ class Busy(Scripted):
         assert isinstance(job, TrainJob)
         self.jobs.append(job)
         is_other = job.config.resolve(job.level).grad_freeze
-        return replace(outcome, seconds=self.busy * (1.0 if is_other else 2.0) * (1.0 + 1e-4 * (job.seed % 5)))
+        seconds = self.busy * (1.0 if is_other else 2.0) * (1.0 + 1e-4 * (job.seed % 5))
+        return self.timed(job, replace(outcome, seconds=seconds))
 
 
-def judge_timed(
-    experimenter: FakeRunner, pool: Sequence[Contender], study: optuna.Study, **options: Any
-) -> list[CandidateRecord]:
-    warm_ups = WarmUps(TIMED, experimenter.directory, experimenter)
-    return Confirmation(study, TIMED, experimenter, warm_ups, **options).judge({"o1": pool})
-
-
-def trained_on(directory: Path, seed: int) -> list[str]:
-    return [line.split()[1] for line in calls(directory) if line.startswith("trained") and line.endswith(f" {seed}")]
+judge_timed = functools.partial(judge, file=TIMED)
 
 
 def test_a_plan_tested_by_a_later_command_is_timed_beside_o0_again(tmp_path: Path) -> None:
@@ -292,7 +273,7 @@ def test_a_plan_tested_by_a_later_command_is_timed_beside_o0_again(tmp_path: Pat
     experimenter.busy = 1.0
     (second,) = judge_timed(experimenter, [contender(2, 0.7)], study)
     assert [first.speedup, second.speedup] == pytest.approx([2.0, 2.0])
-    assert trained_on(tmp_path, 1000) == ["O0", "0.5", "O0", "0.7"]
+    assert [line.split()[1] for line in calls(tmp_path) if line.endswith(" 1000")] == ["O0", "0.5", "O0", "0.7"]
     assert all(job.is_timed for job in experimenter.jobs)
 
 
@@ -305,20 +286,18 @@ def test_a_plan_tested_later_in_a_command_is_timed_beside_o0_again(tmp_path: Pat
     drops = {0.3: math.nan, 0.5: 0.001, 0.7: 0.001}
     pool = [contender(number, freeze_p) for number, freeze_p in enumerate(drops)]
     pool = [replace(one, trial=replace(one.trial, relative_step_time=0.9 - 0.1 * at)) for at, one in enumerate(pool)]
-    records = judge_timed(Calming(tmp_path, drops), pool, optuna.create_study())
+    records = judge_timed(Calming(tmp_path, drops), pool)
     assert [one.verdict for one in records] == [Verdict.REFUTED, Verdict.CONFIRMED, Verdict.CONFIRMED]
     assert [one.speedup for one in records[1:]] == pytest.approx([2.0, 2.0], rel=0.02)
 
 
 def test_a_run_of_o0_that_diverged_gives_no_time(tmp_path: Path) -> None:
-    class Fragile(Busy):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            outcome = super().run(job, monitor)
-            ends = self.jobs[-1].seed == 1001 and not self.jobs[-1].config.resolve("O1").grad_freeze
-            return replace(outcome, metric=math.nan, diverged=True, seconds=0.1) if ends else outcome
+    def timed(job: TrainJob, run: Trained) -> Trained:
+        ends = job.seed == 1001 and not job.config.resolve("O1").grad_freeze
+        return replace(run, metric=math.nan, diverged=True, seconds=0.1) if ends else run
 
     study, told = optuna.create_study(), list[str]()
-    experimenter = Fragile(tmp_path, {0.5: 0.001})
+    experimenter = Busy(tmp_path, {0.5: 0.001}, timed=timed)
     (record,) = judge_timed(experimenter, [contender(1, 0.5)], study, on_note=told.append, confirm_seeds=12)
     assert record.verdict is Verdict.CONFIRMED
     assert [record.speedup, record.speedup_low, record.speedup_high] == pytest.approx([2.0, 2.0, 2.0])
@@ -327,9 +306,9 @@ def test_a_run_of_o0_that_diverged_gives_no_time(tmp_path: Path) -> None:
 
 def test_several_trainers_confirm_what_one_does(tmp_path: Path) -> None:
     pool, drops = [contender(1, 0.5), contender(2, 0.7)], {0.5: 0.03, 0.7: 0.001}
-    alone = judge_timed(Busy(tmp_path, drops, noise=0.002), pool, optuna.create_study())
+    alone = judge_timed(Busy(tmp_path, drops, noise=0.002), pool)
     trainers = [Busy(tmp_path, drops, noise=0.002) for _ in range(3)]
-    together = judge_timed(Busy(tmp_path, {}), pool, optuna.create_study(), trainers=trainers)
+    together = judge_timed(Busy(tmp_path, {}), pool, trainers=trainers)
     assert together == alone
     assert [one.verdict for one in together] == [Verdict.REFUTED, Verdict.CONFIRMED]
     assert all(trainer.jobs for trainer in trainers)
