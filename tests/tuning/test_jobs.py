@@ -45,24 +45,14 @@ STORED_RUN = {
 STORED_SPEED = {"ratio": 0.5, "low": 0.4, "high": None}
 
 
-def test_a_stored_run_is_read_and_written_as_it_always_was() -> None:
-    run = Trained.from_json(STORED_RUN)
-    assert math.isnan(run.metric)
-    assert run.curve[0] == (10, 0.5)
-    assert math.isnan(run.curve[1][1])
+def test_what_is_stored_is_read_and_written_as_it_always_was() -> None:
+    run, speed = Trained.from_json(STORED_RUN), SpeedMeasured.from_json(STORED_SPEED)
+    assert (run.curve[0], speed.ratio, speed.low) == ((10, 0.5), 0.5, 0.4)
+    assert all(math.isnan(value) for value in (run.metric, run.curve[1][1], speed.high))
     assert list(run.to_json().items()) == list(STORED_RUN.items())
-
-
-def test_a_stored_timing_is_read_and_written_as_it_always_was() -> None:
-    speed = SpeedMeasured.from_json(STORED_SPEED)
-    assert (speed.ratio, speed.low) == (0.5, 0.4)
-    assert math.isnan(speed.high)
     assert list(speed.to_json().items()) == list(STORED_SPEED.items())
-
-
-def test_a_run_stored_before_it_counted_its_steps_is_read() -> None:
-    old = {name: value for name, value in STORED_RUN.items() if name not in {"overflows", "steps"}}
-    assert (Trained.from_json(old).overflows, Trained.from_json(old).steps) == (0, 0)
+    older = {name: value for name, value in STORED_RUN.items() if name not in {"overflows", "steps"}}
+    assert (Trained.from_json(older).overflows, Trained.from_json(older).steps) == (0, 0)
 
 
 @pytest.mark.parametrize(

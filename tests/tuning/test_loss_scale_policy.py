@@ -5,39 +5,38 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
+
 from workbench.study.answer.loss_scale_policy import choose_policy, policies_of
 from workbench.study.ask.sections import LossScaleReplaySection
 from workbench.study.run.job import PolicyOutcome
 
 GOOD = PolicyOutcome(2.0**12, 2.0, 100, 1.0, 0.0, 2.0, 0.02, 0.001, 4096.0)
+RISKY = replace(GOOD, overflows_high=5.0, init=2.0**16)
+SHORT = replace(GOOD, window=10, init=2.0**14)
+UNKNOWN = replace(GOOD, underflow_share=math.nan, wasted_share=0.0)
 
 
-def test_fewest_wasted_steps_win_when_underflow_is_allowed() -> None:
-    better = replace(GOOD, init=2.0**10, wasted_share=0.01)
-    assert choose_policy([GOOD, better], 0.01) == better
-
-
-def test_a_scale_that_lets_too_much_underflow_does_not_win_by_wasting_nothing() -> None:
-    tiny = replace(GOOD, init=1.0, wasted_share=0.0, overflows_high=0.0, underflow_share=0.5)
-    assert choose_policy([GOOD, tiny], 0.01) == GOOD
-
-
-def test_when_all_underflow_too_much_the_least_wins() -> None:
-    worse = replace(GOOD, underflow_share=0.4, wasted_share=0.0)
-    least = replace(GOOD, underflow_share=0.2)
-    assert choose_policy([worse, least], 0.01) == least
-
-
-def test_among_equals_the_safer_the_longer_and_the_larger() -> None:
-    risky = replace(GOOD, overflows_high=5.0, init=2.0**16)
-    short = replace(GOOD, window=10, init=2.0**14)
-    low = replace(GOOD, init=2.0**8)
-    assert choose_policy([risky, short, low, GOOD], 0.01) == GOOD
-
-
-def test_unrecorded_underflow_excludes_nobody() -> None:
-    unknown = replace(GOOD, underflow_share=math.nan, wasted_share=0.0)
-    assert choose_policy([replace(unknown, wasted_share=0.5), unknown], 0.0) == unknown
+@pytest.mark.parametrize(
+    ("others", "best", "most_underflow"),
+    [
+        ([GOOD], replace(GOOD, init=2.0**10, wasted_share=0.01), 0.01),
+        ([replace(GOOD, init=1.0, wasted_share=0.0, overflows_high=0.0, underflow_share=0.5)], GOOD, 0.01),
+        ([replace(GOOD, underflow_share=0.4, wasted_share=0.0)], replace(GOOD, underflow_share=0.2), 0.01),
+        ([RISKY, SHORT, replace(GOOD, init=2.0**8)], GOOD, 0.01),
+        ([replace(UNKNOWN, wasted_share=0.5)], UNKNOWN, 0.0),
+    ],
+    ids=[
+        "the fewest wasted steps",
+        "not the fewest where too much underflows",
+        "the least underflow where all have too much",
+        "among equals the safer, the longer and the larger",
+        "underflow that was not recorded excludes nobody",
+    ],
+)
+def test_the_best_policy_wins(others: list[PolicyOutcome], best: PolicyOutcome, most_underflow: float) -> None:
+    assert choose_policy([*others, best], most_underflow) == best
+    assert choose_policy([best, *others], most_underflow) == best
 
 
 def test_every_combination_is_judged_once() -> None:
