@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.kit.fake_runner import LIMIT, STUDY, FakeRunner, calls, write_study
+from tests.kit.fake_runner import LIMIT, STUDY, FakeRunner, calls, making, write_study
 from workbench.study import tune
-from workbench.study.ask.study_file import StudyFile, parse_study
+from workbench.study.ask.study_file import parse_study
 from workbench.study.errors import StudyError
 from workbench.study.run.job import UNMONITORED, FreezingLimitJob, Job, Monitor
 
@@ -20,7 +20,7 @@ CHECK = (
 )
 
 
-class _Timed(FakeRunner):
+class Timed(FakeRunner):
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         if not isinstance(job, FreezingLimitJob):
             return super().run(job, monitor)
@@ -29,13 +29,9 @@ class _Timed(FakeRunner):
         return LIMIT
 
 
-def make_timed(file: StudyFile, directory: Path) -> _Timed:
-    return _Timed(directory)
-
-
 def test_every_checked_policy_is_trained_once_and_stands_beside_its_prediction(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SHORT + CHECK)
-    policy = tune(directory, trials=1, make_experimenter=make_timed).loss_scale_policy
+    policy = tune(directory, trials=1, make_experimenter=making(Timed)).loss_scale_policy
     assert policy is not None
     checked: list[dict[str, Any]] = policy["checked"]
     assert [one["init"] for one in checked] == [2.0**16, 2.0**16, 2.0**20, 2.0**20, 2.0**26]
@@ -43,21 +39,21 @@ def test_every_checked_policy_is_trained_once_and_stands_beside_its_prediction(t
     assert "Of 5 policies that were trained, 5 overflowed as often as their range says." in policy["sentence"]
     before = calls(directory)
     assert sum(line.startswith("trained") and "loss_scale_check" in line for line in before) == 5
-    tune(directory, trials=1, make_experimenter=make_timed)
+    tune(directory, trials=1, make_experimenter=making(Timed))
     assert calls(directory) == before
     assert (directory / "result" / "boost_config.o1.json").exists()
 
 
 def test_freezing_trials_alone_are_timed_beside_their_limit_and_once(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SHORT + "\n[freezing_limit]\nrounds = 5\nsteps_per_block = 3\n")
-    result = tune(directory, trials=4, make_experimenter=make_timed)
+    result = tune(directory, trials=4, make_experimenter=making(Timed))
     freezing = [t for t in result.trials if t.state == "complete" and t.seconds and "freezing" in t.summary]
     assert freezing
     assert [row["trial"] for row in result.freezing_limits] == [trial.number for trial in freezing]
     assert all(row["limit"] == 1.2 for row in result.freezing_limits)
     timed = [line for line in calls(directory) if line.startswith("limit")]
     assert timed == ["limit 5 3 True"] * len(freezing)
-    tune(directory, trials=4, make_experimenter=make_timed)
+    tune(directory, trials=4, make_experimenter=making(Timed))
     assert [line for line in calls(directory) if line.startswith("limit")] == timed
 
 

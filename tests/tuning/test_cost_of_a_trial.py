@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 from sqlalchemy import Engine, event
 
 from tests.kit.fake_runner import STUDY, make_fake, write_study
-from workbench.study import StudyFile, TuneProgress, tune
+from workbench.study import TuneProgress, tune
 from workbench.study.answer import notes, selection, status_keeper
 from workbench.study.ask.study_file import read_study
 from workbench.study.run import objective
@@ -62,10 +62,6 @@ class Nothing:
             ratio = 1.0 - 0.5 * (1.0 - job.candidate[0].grad_freeze.freeze_p)
             return SpeedMeasured(ratio, ratio * 0.98, ratio * 1.02)
         return Trained(0.9, ((50, 0.8), (100, 0.9)), 0.01, steps=100)
-
-
-def make_nothing(file: StudyFile, directory: Path) -> Nothing:
-    return Nothing()
 
 
 @pytest.fixture
@@ -114,7 +110,7 @@ def test_a_later_trial_reads_and_scores_as_much_as_an_earlier_one(tmp_path: Path
     def look(now: TuneProgress) -> None:
         by_trial[now.trials] = Counter(done)
 
-    tune(write_study(tmp_path, SAME), on_progress=look, make_experimenter=make_nothing)
+    tune(write_study(tmp_path, SAME), on_progress=look, make_experimenter=lambda file, directory: Nothing())
     early, late = (Counter(by_trial[n + 1]) - by_trial[n] for n in (20, 50))
     assert early["statements"] > 10
     assert early.keys() >= {"_build_frozen_trial_from_trial_model", "_record", "_measured", "_plan", "score"}

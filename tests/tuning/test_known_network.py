@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.experiments.small_tasks import small_task
-from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, write_study
+from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, making, write_study
 from workbench.api import tune as tune_task
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.study import read_result, tune
-from workbench.study.ask.study_file import StudyFile, parse_study, read_study
+from workbench.study.ask.study_file import parse_study, read_study
 from workbench.study.store.storage import default_storage, on_its_network, open_storage
 from workbench.tasks import Task
 from workbench.training.task_look import network_facts
@@ -34,13 +34,9 @@ class Plain(FakeRunner):
         return PLAIN
 
 
-def make_plain(file: StudyFile, directory: Path) -> Plain:
-    return Plain(directory)
-
-
 def test_a_study_trains_nothing_but_o0_where_nothing_can_act(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SHORT)
-    result = tune(directory, make_experimenter=make_plain)
+    result = tune(directory, make_experimenter=making(Plain))
     assert [(trial.number, trial.level, trial.summary) for trial in result.trials] == [(0, "O0", "nothing switched on")]
     told = [
         "o1, o2: O0 is exported: nothing that is searched acts on this network: less_bn is not in effect because this "
@@ -56,7 +52,7 @@ def test_a_study_trains_nothing_but_o0_where_nothing_can_act(tmp_path: Path) -> 
 
 def test_no_switch_of_a_method_without_work_is_drawn_and_no_trial_repeats_another(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SHORT.replace("[confirm]", f"{GROUPS}[2, 3, 4, 10]\n[confirm]"))
-    result = tune(directory, make_experimenter=make_plain)
+    result = tune(directory, make_experimenter=making(Plain))
     drawn = {path for trial in result.trials for path in trial.parameters}
     assert "boost.less_bn" not in drawn
     assert "boost.grad_freeze" in drawn
@@ -85,7 +81,7 @@ def test_single_values_beside_what_cannot_act_make_no_second_plan() -> None:
 def test_a_study_that_began_without_facts_goes_on_without_them(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SHORT)
     tune(directory, trials=1, make_experimenter=make_fake)
-    tune(directory, trials=2, make_experimenter=make_plain)
+    tune(directory, trials=2, make_experimenter=making(Plain))
     database = open_storage(default_storage(directory))
     study = optuna.load_study(study_name=read_study(directory).study.name, storage=database)
     assert on_its_network(read_study(directory), study).plans.network is None

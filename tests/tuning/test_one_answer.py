@@ -15,7 +15,7 @@ import optuna
 import pandas as pd
 import pytest
 
-from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, write_study
+from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, making, write_study
 from workbench.api import export
 from workbench.cli import main
 from workbench.config import BoostConfig
@@ -164,14 +164,10 @@ class OneCandidate(FakeRunner):
         return SpeedMeasured(0.8, 0.79, 0.81) if isinstance(job, SpeedJob) else super().run(job, monitor)
 
 
-def make_one(file: StudyFile, directory: Path) -> OneCandidate:
-    return OneCandidate(directory)
-
-
 def test_progress_names_no_leader_once_the_confirmation_decides(tmp_path: Path) -> None:
     seen: list[TuneProgress] = []
     directory = write_study(tmp_path / "s", STUDY.replace("n_trials = 10", "n_trials = 4"))
-    tune(directory, make_experimenter=make_one, on_progress=seen.append)
+    tune(directory, make_experimenter=making(OneCandidate), on_progress=seen.append)
     assert any(one.best for one in seen if one.phase == "search")
     deciding = [one for one in seen if one.phase in {"confirm", "export"}]
     assert deciding
@@ -192,16 +188,12 @@ class Lucky(FakeRunner):
         return Trained(0.9 + 0.001 * noise, curve, 0.01, steps=100)
 
 
-def make_lucky(file: StudyFile, directory: Path) -> Lucky:
-    return Lucky(directory)
-
-
 def test_what_is_confirmed_over_seeds_is_exported_and_not_what_led_the_search(tmp_path: Path) -> None:
     text = STUDY.replace('["O0", "O1", "O2"]', '["O1"]').replace("[0, 1]", "[0]").replace("[false, true]", "[true]")
     text = text.replace("{ low = 0.3, high = 0.9 }", "[0.7, 0.5]").replace("o2 = 0.05\n", "")
     text = text.replace("n_trials = 10", "n_trials = 3").replace("seeds_max = 8", "seeds_max = 16")
     directory = write_study(tmp_path / "s", text)
-    result = tune(directory, make_experimenter=make_lucky)
+    result = tune(directory, make_experimenter=making(Lucky))
     by_search = min((one for one in result.trials if one.number), key=lambda one: one.value)
     assert by_search.parameters["grad_freeze.freeze_p"] == 0.7
     exported = BoostConfig.from_json(directory / "result" / "boost_config.o1.json")

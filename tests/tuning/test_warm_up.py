@@ -19,21 +19,16 @@ from tests.kit.processes import kill, start, wait_until
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord, Verdict
 from workbench.methods.dim_reduce.pca_files import load_pca_matrix
-from workbench.study import StudyError, export_study, read_result, tune
+from workbench.study import StudyError, export_study, tune
 from workbench.study.answer.confirming import Confirmation
 from workbench.study.answer.selection import Contender
 from workbench.study.ask.study_file import StudyFile, parse_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
 from workbench.study.run.warm_up import WarmUpError, WarmUps, find_warm_up
 
-REDUCING = STUDY.replace(
-    STUDY[STUDY.index("[space]") : STUDY.index("[confirm]")],
-    """[space]
-"boost.dim_reduce" = [true]
-"dim_reduce.n_components" = [2, 4]
-
-""",
-).replace("n_trials = 10", "n_trials = 3")
+SPACE = STUDY[STUDY.index("[space]") : STUDY.index("[confirm]")]
+REDUCING = STUDY.replace(SPACE, '[space]\n"boost.dim_reduce" = [true]\n"dim_reduce.n_components" = [2, 4]\n\n')
+REDUCING = REDUCING.replace("n_trials = 10", "n_trials = 3")
 FILE = parse_study(REDUCING)
 REDUCED = BoostConfig.from_dict({"boost": {"mode": "manual", "dim_reduce": True}, "dim_reduce": {"n_components": 2}})
 PLAN = FILE.plans.resolve(REDUCED, "O1")
@@ -50,24 +45,15 @@ def test_defaults_keep_one_snapshot_more_than_components_over_a_quarter_of_the_b
     assert stated.base_config().snapshots.count == 0  # trials keep none
 
 
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        (
-            "[baseline.snapshots]\ncount = 4\n",
-            "must exceed the largest `dim_reduce.n_components` of the study (4), got 4",
-        ),
-        ('[space.snapshots]\n"count" = [8, 9]\n', "`snapshots.count` cannot be searched"),
-    ],
-)
-def test_a_warm_up_that_cannot_serve_is_refused_before_anything_runs(more: str, sentence: str) -> None:
-    with pytest.raises(StudyError) as caught:
-        parse_study(REDUCING + more)
-    assert sentence in str(caught.value)
-
-
-def test_too_few_snapshots_matter_only_where_dim_reduce_may_be_in_effect() -> None:
-    parse_study(STUDY + "[baseline.snapshots]\ncount = 4\n")
+def test_a_warm_up_that_cannot_serve_is_refused_before_anything_runs() -> None:
+    few = "[baseline.snapshots]\ncount = 4\n"
+    with pytest.raises(
+        StudyError, match=r"must exceed the largest `dim_reduce.n_components` of the study \(4\), got 4"
+    ):
+        parse_study(REDUCING + few)
+    parse_study(STUDY + few)  # they matter only where DimReduce may be in effect
+    with pytest.raises(StudyError, match=r"`snapshots\.count` cannot be searched"):
+        parse_study(REDUCING + '[space.snapshots]\n"count" = [8, 9]\n')
 
 
 def test_a_plan_without_dim_reduce_or_with_a_source_of_its_own_records_nothing(tmp_path: Path) -> None:
@@ -200,23 +186,10 @@ def test_all_trials_share_one_warm_up_and_every_seed_of_the_confirmation_has_its
     before = calls(finished)
     result = tune(finished, make_experimenter=make_fake)
     assert calls(finished) == before
-    seeds = len(result.candidates[0].metrics)  # trained; a look at half of them may have closed the drop
-    assert warm_ups_trained(finished) == ["warm_up_seed_0", *(f"warm_up_seed_{1000 + seed}" for seed in range(seeds))]
-
-
-def test_the_warm_up_counts_into_the_time_to_target(finished: Path) -> None:
-    o0, *reducing = read_result(finished).trials
-    assert o0.warm_up_steps == 0
-    for trial in reducing:
-        assert trial.warm_up_steps == 24
-        assert trial.relative_step_time == pytest.approx(1.5)
-        assert trial.value == pytest.approx(24 + 1.5 * trial.steps_to_target)
-
-
-def test_a_candidate_tells_its_warm_up(finished: Path) -> None:
-    result = read_result(finished)
     assert result.chosen["o1"] != "O0"
     assert all("After a warm-up of 24 micro-batches of O0." in one.sentence for one in result.candidates)
+    seeds = len(result.candidates[0].metrics)  # trained; a look at half of them may have closed the drop
+    assert warm_ups_trained(finished) == ["warm_up_seed_0", *(f"warm_up_seed_{1000 + seed}" for seed in range(seeds))]
 
 
 def test_an_export_carries_the_matrix_of_the_search_s_seed_and_says_how_to_move_it(

@@ -7,11 +7,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, stored_trials, write_study
-from tests.kit.processes import kill, start, wait_until
+from tests.kit.fake_runner import STUDY, FakeRunner, calls, write_study
 from workbench.study import StudyError, join_study, read_result, tune
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import UNMONITORED, Job, Monitor, TrainJob
@@ -92,26 +90,3 @@ def test_a_worker_that_dies_is_replaced_and_its_trial_run_again(tmp_path: Path) 
     for trial in killed:
         # None where the other worker has trained an equal plan meanwhile.
         assert sum(line.startswith("trained") and line.endswith(trial) for line in calls(directory)) <= 1
-
-
-def begin_slow_trials(directory: Path) -> None:
-    tune(directory, jobs=2, make_experimenter=make_very_slow)
-
-
-def make_very_slow(file: StudyFile, directory: Path) -> FakeRunner:
-    baseline_is_trained = any(line.startswith("trained") for line in calls(directory))
-    return FakeRunner(directory, seconds=60.0 if baseline_is_trained else 0.0)
-
-
-@pytest.mark.long
-def test_workers_that_end_with_their_driver_do_not_count_against_their_trials(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", TEXT)
-    for n_begun in (2, 4, 6):
-        driver = start(begin_slow_trials, directory)
-        wait_until(lambda n=n_begun: sum(line.startswith("train ") for line in calls(directory)) > n)  # O0, two a time
-        kill(driver)
-        pids = {one.user_attrs["process"]["pid"] for one in stored_trials(directory) if not one.state.is_finished()}
-        wait_until(lambda pids=pids: not any(map(psutil.pid_exists, pids)))
-    assert {one.state.name for one in stored_trials(directory)[1:]} == {"RUNNING"}
-    result = tune(directory, make_experimenter=make_fake)
-    assert {trial.state for trial in result.trials} <= {"complete", "pruned"}
