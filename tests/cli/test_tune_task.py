@@ -29,6 +29,8 @@ def test_a_task_that_does_not_say_how_long_it_is_trained_asks_for_it(workbench: 
         ("tune wine.py:task --steps 10 --allowed-drop x", "--allowed-drop must be a number or a share"),
         ("tune wine.py:task --steps 10 --allowed-drop=-1", "must be a number of at least 0 or a share"),
         ("tune wine.py:task --steps 10 --allowed-drop nan", "must be a number of at least 0 or a share"),
+        ("tune wine.py:task --steps 10 --allowed-drop inf", "must be a number of at least 0 or a share"),
+        ("tune wine.py:task --steps 10 --allowed-drop=-2%", "must be a number of at least 0 or a share"),
         ("tune wine.py:task --steps 10 --allowed-drop %", "must be a number of at least 0 or a share"),
         ("tune wine.py:task --steps 10 --epochs 2", "give only one of them"),
         ("tune wine.py:task --steps 10 --minutes 1 --timeout 60", "give only one of them"),
