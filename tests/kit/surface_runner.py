@@ -2,8 +2,7 @@
 
 Quality rises with the logarithm of the updates that count, falls with the distance of the learning rate from the
 optimizer's best, and carries the noise of a seed. Averaging the weights costs nothing and does nothing: whoever
-searches
-it has a part that is no gain.
+searches it has a part that is no gain.
 """
 
 from __future__ import annotations
@@ -83,7 +82,6 @@ class SurfaceRunner:
         self.data_hash = "surface"
         self.jobs: list[Job[Any]] = []
         self.runs = 0
-        self.trained_seconds = 0.0
 
     def environment(self) -> dict[str, Any]:
         return {}
@@ -107,7 +105,6 @@ class SurfaceRunner:
         metric = self.truth(config) + common + self.noise / math.sqrt(2.0) * rng.normal()
         passes = job.steps * config.part(ScheduleSection).length / config.part(BatchSection).factor
         seconds = passes * STEP_MS / 1e3 * step_ratio(config) * math.exp(0.02 * rng.normal())
-        self.trained_seconds += seconds
         diverged = math.isnan(metric)
         curve = () if diverged else ((job.steps, metric),)
         return Trained(metric, curve, seconds, diverged, "the loss is nan" if diverged else "")
