@@ -88,13 +88,9 @@ def test_the_interval_of_the_steps_time_widens_that_of_the_ratio() -> None:
     assert with_warm_up.ratio == pytest.approx(1.0)
 
 
-def test_a_diverged_run_refutes() -> None:
+def test_a_diverged_run_refutes_and_a_diverged_baseline_says_nothing_about_the_candidate() -> None:
     decision = decide([(0.9, 0.9), (0.9, math.nan)], 0.1, higher_is_better=True)
-    assert decision.verdict is Verdict.REFUTED
-    assert decision.reason == "1 of 2 runs diverged"
-
-
-def test_a_diverged_baseline_says_nothing_about_the_candidate() -> None:
+    assert (decision.verdict, decision.reason) == (Verdict.REFUTED, "1 of 2 runs diverged")
     pairs = [(0.9, 0.9), (0.91, 0.91), (math.nan, 0.9), (0.9, 0.9)]
     assert decide(pairs, 0.1, higher_is_better=True).bounds.n_pairs == 3
 
@@ -105,13 +101,17 @@ def test_equal_pairs_do_not_pretend_to_more_than_the_metric_can_resolve() -> Non
     assert decision.bounds.mean == 0.0
     assert decision.bounds.upper == pytest.approx(2.131846786 * 0.01 / math.sqrt(12) / math.sqrt(5))
     assert decision.verdict is Verdict.UNDECIDED
+    same = [(1.0, 1.0)] * 5
+    assert decide(same, 0.005, higher_is_better=True).bounds.upper == 0.0
+    coarse = decide(same, 0.005, higher_is_better=True, resolution=1 / 22)
+    assert coarse.bounds.upper > 0.005
+    assert coarse.verdict is Verdict.UNDECIDED
 
 
 def test_no_pair_and_one_pair_are_undecided() -> None:
     assert decide([], 0.1, higher_is_better=True).more_pairs == 2
-    decision = decide([(0.9, 0.9)], 0.1, higher_is_better=True)
-    assert decision.verdict is Verdict.UNDECIDED
-    assert decision.reason == "only 1 of the at least 2 pairs a bound needs"
+    one = decide([(0.9, 0.9)], 0.1, higher_is_better=True)
+    assert (one.verdict, one.reason) == (Verdict.UNDECIDED, "only 1 of the at least 2 pairs a bound needs")
 
 
 def test_an_open_decision_says_how_many_pairs_the_margin_needs() -> None:
@@ -152,11 +152,3 @@ def test_the_smallest_gap_passes_over_rounding_and_nan() -> None:
     assert smallest_gap([0.73, 0.74, 1e24]) == pytest.approx(0.01), "a run that went wrong"
     assert smallest_gap([0.5, 0.5]) == 0.0
     assert smallest_gap([]) == 0.0
-
-
-def test_equal_metrics_over_all_pairs_leave_a_bound_as_wide_as_the_metric_is_coarse() -> None:
-    pairs = [(1.0, 1.0)] * 5
-    assert decide(pairs, 0.005, higher_is_better=True).bounds.upper == 0.0
-    coarse = decide(pairs, 0.005, higher_is_better=True, resolution=1 / 22)
-    assert coarse.bounds.upper > 0.005
-    assert coarse.verdict is Verdict.UNDECIDED

@@ -31,18 +31,9 @@ REDUCED = BoostConfig.from_dict(
 def test_every_seed_is_recorded_and_trained_from_the_same_start_and_the_page_says_so(tmp_path: Path) -> None:
     task = small_task(metric="loss")
     told: list[str] = []
-    runs = train_in_subspace(
-        task,
-        WARM_UP,
-        REDUCED,
-        seeds=[11, 2],
-        steps=12,
-        reduced_steps=6,
-        out=tmp_path / "runs",
-        evaluate_every=2,
-        device=CPU,
-        on_progress=lambda name, progress: told.append(name),
-    )
+    how: dict[str, Any] = {"seeds": [11, 2], "steps": 12, "reduced_steps": 6, "evaluate_every": 2, "device": CPU}
+    out = tmp_path / "runs"
+    runs = train_in_subspace(task, WARM_UP, REDUCED, out=out, on_progress=lambda name, _: told.append(name), **how)
     assert [one.seed for one in runs] == [11, 2]
     names = ["warm-up-11", "dim-reduce-11", "warm-up-2", "dim-reduce-2"]
     assert list(dict.fromkeys(told)) == names

@@ -9,12 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from workbench.core.paired_bounds import (
-    TimeRatio,
-    paired_drop_bounds,
-    planned_pairs,
-    time_ratio,
-)
+from workbench.core.paired_bounds import TimeRatio, paired_drop_bounds, planned_pairs, time_ratio
 from workbench.core.records import Verdict
 from workbench.study.answer.planned_tests import (
     Judgement,
@@ -113,14 +108,8 @@ def test_a_half_that_a_look_has_closed_stays_closed_and_a_further_test_asks_the_
     first, further = first_test(10), further_test(10, 10, 0)
     ratios = {0: OPEN, 10: FASTER}
     spoilt = pairs_of([0.1] * 10)
-    result = judge(
-        [(first, good), (further, spoilt)],
-        0.01,
-        lambda test, n_pairs, error: ratios[test.first],
-        OPEN,
-        higher_is_better=True,
-        resolution=0.0,
-    )
+    told = [(first, good), (further, spoilt)]
+    result = judge(told, 0.01, lambda test, *_: ratios[test.first], OPEN, higher_is_better=True, resolution=0.0)
     assert result.verdict is CONFIRMED
     assert result.quality.bounds.n_pairs == 5  # closed at the first look
     assert result.n_pairs == 20

@@ -21,17 +21,12 @@ from workbench.runs.replayed_run import (
 def test_a_run_opened_for_replay_says_what_replay_says(tmp_path: Path) -> None:
     run = read_run(recorded_run(tmp_path))
     policies = policy_grid([2.0**10, 2.0**20], [2.0, 4.0], [5, 50])
-    here, there = ReplayedRun(run).judge(policies), api.replay(run, policies).table
+    opened, replayed = ReplayedRun(run), api.replay(run, policies)
+    judged, ranges = opened.judge(policies), opened.ranges(policies)
     for name in ("init", "factor", "window", "overflows", "wasted_share", "underflow_share"):
-        np.testing.assert_array_equal(here[name], there[name], err_msg=name)
-
-
-def test_ranges_of_a_run_opened_for_replay_are_those_of_replay(tmp_path: Path) -> None:
-    run = read_run(recorded_run(tmp_path))
-    policies = policy_grid([2.0**10, 2.0**20], [2.0, 4.0], [5, 50])
-    here, there = ReplayedRun(run).ranges(policies), api.replay(run, policies)
-    pd.testing.assert_frame_equal(here.table, there.table, check_exact=True)
-    assert here.assumption == there.assumption
+        np.testing.assert_array_equal(judged[name], replayed.table[name], err_msg=name)
+    pd.testing.assert_frame_equal(ranges.table, replayed.table, check_exact=True)
+    assert ranges.assumption == replayed.assumption
 
 
 def test_the_recorded_policy_replayed_is_the_recorded_scale(tmp_path: Path) -> None:

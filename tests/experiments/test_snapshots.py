@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import StepLR
 
 from tests.experiments.small_tasks import small_task
 from tests.kit.runs import read_back, run_task
@@ -137,21 +138,17 @@ def test_a_run_recorded_by_its_configuration_leads_to_dim_reduce(tmp_path: Path,
     assert columns["dim_reduce.explained_variance"] == pytest.approx(1.0)
 
 
-def test_nothing_is_kept_where_nothing_was_asked_for_or_is_recorded(tmp_path: Path) -> None:
+def test_only_the_first_rank_of_a_recorded_run_that_asks_for_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = BoostConfig.from_dict({"snapshots": {"count": 5}})
     net = network()
     boosted = apply(asked, net, torch.optim.SGD(net.parameters(), lr=0.1), level="O0")
     assert snapshot_recorder(asked, boosted, None) is None
     assert snapshot_recorder(BoostConfig(), boosted, tmp_path) is None
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_only_the_first_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = BoostConfig.from_dict({"snapshots": {"count": 5}})
-    net = network()
-    boosted = apply(asked, net, torch.optim.SGD(net.parameters(), lr=0.1), level="O0")
     monkeypatch.setattr("workbench.core.distributed.rank", lambda: 1)
     assert snapshot_recorder(asked, boosted, tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr("workbench.core.distributed.rank", lambda: 0)
     assert snapshot_recorder(asked, boosted, tmp_path) is not None
 
@@ -190,11 +187,12 @@ def reduced(folder: Path, **changes: Any) -> BoostConfig:
 
 def test_a_task_is_recorded_and_then_trained_in_the_subspace(tmp_path: Path) -> None:
     cpu = torch.device("cpu")
-    first = run_task(small_task(), BoostConfig.from_dict(WARM_UP), steps=20, device=cpu, out=tmp_path, run_id="warm")
+    task = dataclasses.replace(small_task(), scheduler=lambda optimizer, _: StepLR(optimizer, 1, 0.5))
+    first = run_task(task, BoostConfig.from_dict(WARM_UP), steps=20, device=cpu, out=tmp_path, run_id="warm")
     assert first.path is not None
     folder = first.path / "snapshots"
     assert [path.stem[-2:] for path in list_snapshots(folder)] == ["00", "04", "08", "12", "16", "20"]
-    second = run_task(small_task(), reduced(folder), steps=12, device=cpu, out=tmp_path, run_id="reduced")
+    second = run_task(task, reduced(folder), steps=12, device=cpu, out=tmp_path, run_id="reduced")
     recorded = read_back(second)
     steps = recorded.steps
     assert steps["dim_reduce.explained_variance"].notna().tolist() == [True] + 11 * [False]
@@ -205,7 +203,7 @@ def test_a_task_is_recorded_and_then_trained_in_the_subspace(tmp_path: Path) -> 
     assert (steps["dim_reduce.condition"] >= 1.0).all()
     failed = recorded.events[recorded.events["kind"] == "line_search_failed"]
     assert failed["step"].tolist() == steps["step"][taken == 0].tolist()
-    assert (steps["learning_rate"] == 1.0).all()  # no schedule
+    assert (steps["learning_rate"] == 1.0).all()  # not the task's, and no schedule
     assert second.plan.dim_reduce
 
 
@@ -215,15 +213,3 @@ def test_recording_weights_does_not_change_training(tmp_path: Path) -> None:
     kept = run_task(small_task(), BoostConfig.from_dict(WARM_UP), steps=20, device=cpu, out=tmp_path)
     assert kept.final_loss == plain.final_loss
     assert kept.metric == plain.metric
-
-
-def test_a_task_with_a_schedule_is_trained_without_it(tmp_path: Path) -> None:
-    def halve(optimizer: Any, total: int) -> Any:
-        return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-
-    task = dataclasses.replace(small_task(), scheduler=halve)
-    cpu = torch.device("cpu")
-    first = run_task(task, BoostConfig.from_dict(WARM_UP), steps=20, device=cpu, out=tmp_path)
-    assert first.path is not None
-    second = run_task(task, reduced(first.path / "snapshots"), steps=4, device=cpu, out=tmp_path)
-    assert (read_back(second).steps["learning_rate"] == 1.0).all()

@@ -106,10 +106,9 @@ def test_a_baseline_that_is_kept_is_made_anew_before_its_schedule_ends(monkeypat
     monkeypatch.setattr(speed_ratio, "_COURSE", 100)
     monkeypatch.setattr(speed_ratio, "_KEPT_PASSES", 50)
     kept = KeptBaseline()
+    task = replace(small_task(), scheduler=one_cycle)
     for _ in range(4):
-        measure(
-            replace(small_task(), scheduler=one_cycle), PLAIN, PLAIN, kept=kept, steps_per_block=10, precision=math.inf
-        )
+        measure(task, PLAIN, PLAIN, kept=kept, steps_per_block=10, precision=math.inf)
 
 
 def test_a_baseline_is_not_kept_after_an_error(clock: FakeClock) -> None:
@@ -180,12 +179,8 @@ def test_accumulation_is_timed_by_whole_windows_per_micro_batch(clock: FakeClock
         micro_batches += 1
         return 2.0
 
-    config = BoostConfig.from_dict(
-        {
-            "boost": {"mode": "manual", "grad_accumulation": True},
-            "grad_accumulation": {"grad_accumulation_step": 4},
-        }
-    )
+    accumulating = {"boost.mode": "manual", "boost.grad_accumulation": True}
+    config = BoostConfig().with_values({**accumulating, "grad_accumulation.grad_accumulation_step": 4})
     measured = measure(timed_task(clock, cost), config, config, rounds=1, steps_per_block=6)
     assert measured.candidate_ms == pytest.approx(2000.0)
     assert micro_batches == 2 * 2 * 8  # two sides, warm-up and one round, six steps rounded up to two windows
