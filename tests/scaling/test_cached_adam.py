@@ -14,6 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
 from tests.kit.twins import through_file
+from tests.scaling.stepped import give_gradients, parameters
 from workbench.loss_scale import step_if_finite
 from workbench.loss_scale.cached_adam import step_on_cached_lists
 
@@ -25,18 +26,6 @@ def kernel(request: pytest.FixtureRequest) -> None:
 
 
 FINITE, INFINITE = torch.zeros(()), torch.ones(())
-
-
-def parameters() -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 2), (5,), (1,), (4, 4))]
-
-
-def give_gradients(params: list[nn.Parameter], step: int, without: tuple[int, ...] = ()) -> None:
-    generator = torch.Generator().manual_seed(100 + step)
-    for number, parameter in enumerate(params):
-        gradient = torch.randn(parameter.shape, generator=generator)
-        parameter.grad = None if number in without else gradient
 
 
 def groups(params: list[nn.Parameter]) -> list[dict[str, Any]]:
@@ -67,8 +56,8 @@ def test_every_step_is_torchs_own_bit_by_bit(name: str) -> None:
     optimizer, twin = MAKERS[name](params), MAKERS[name](twins)
     # Parameters without gradients, an overflow, and a step that somebody takes without us.
     for step, without in enumerate([(), (1,), (1,), (), (0, 1), (), (), (3,), ()]):
-        give_gradients(params, step, without)
-        give_gradients(twins, step, without)
+        give_gradients(params, step, without=without)
+        give_gradients(twins, step, without=without)
         if step == 6:
             optimizer.step()
         else:
@@ -91,7 +80,7 @@ def test_it_is_used_from_the_second_step_on_and_leaves_everything_unusual_alone(
     optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
     assert not step_on_cached_lists(optimizer, FINITE)
     optimizer.param_groups[0]["lr"] = 0.1
-    params[1].grad = torch.ones(5).to_sparse()
+    params[1].grad = torch.ones(40).to_sparse()
     before = copy.deepcopy(optimizer.state_dict())
     assert not step_on_cached_lists(optimizer, FINITE)
     assert str(optimizer.state_dict()) == str(before)
@@ -119,7 +108,7 @@ def test_replaced_state_is_noticed() -> None:
         for one, held in ((optimizer, params), (twin, twins)):
             give_gradients(held, step)
             if step == 2:  # one tensor of the state
-                one.state[held[0]]["exp_avg"] = torch.ones(3, 2)
+                one.state[held[0]]["exp_avg"] = torch.ones(4, 3)
             if step == 3:  # one entry of it
                 one.state[held[1]] = {name: value.clone() for name, value in one.state[held[1]].items()}
                 one.state[held[1]]["exp_avg_sq"].fill_(2.0)
@@ -129,7 +118,7 @@ def test_replaced_state_is_noticed() -> None:
             if step == 5:
                 one.state[held[3]]["step"] = torch.tensor(3.0)
             if step == 6:  # what lies behind a tensor of it
-                one.state[held[0]]["exp_avg"].data = torch.full((3, 2), 0.5)
+                one.state[held[0]]["exp_avg"].data = torch.full((4, 3), 0.5)
         step_if_finite(optimizer, FINITE)
         twin.step()
         assert_same(optimizer, twin)

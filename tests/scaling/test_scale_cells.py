@@ -108,10 +108,7 @@ def test_golden_growth_to_infinity_and_its_prevention(traces: dict[str, Any], ce
 )
 def test_golden_constructor_checks(call: str, outcome: str) -> None:
     name, arguments = call.rstrip(")").split("(")
-    manager = {
-        "DynamicLossScaleManager": DynamicLossScaleManager,
-        "FixedLossScaleManager": FixedLossScaleManager,
-    }[name]
+    manager = DynamicLossScaleManager if name == "DynamicLossScaleManager" else FixedLossScaleManager
     values = [float(text) if "." in text else int(text) for text in arguments.split(",")]
     if name.startswith("Dynamic") and 0.0 < values[1] <= 1.0:
         outcome = "ValueError"  # documented difference: such a factor would grow the scale on overflow
@@ -123,15 +120,19 @@ def test_golden_constructor_checks(call: str, outcome: str) -> None:
 
 
 @pytest.mark.parametrize("traces", TRACES)
-def test_golden_manager_defaults(traces: dict[str, Any]) -> None:
-    golden = traces["managers"]["dynamic_defaults"]
-    manager = DynamicLossScaleManager()
-    assert manager.get_loss_scale() == golden["init"]
-    assert manager.get_drop_overflow_update() is golden["drop"]
-    cell = manager.get_update_cell()
-    assert type(cell).__name__ == golden["update_cell"]
-    assert cell.get_loss_scale() == golden["init"]
-    assert (cell.scale_factor, cell.scale_window) == (golden["factor"], 2000)
+def test_golden_defaults_of_the_managers(traces: dict[str, Any]) -> None:
+    dynamic, fixed = traces["managers"]["dynamic_defaults"], traces["managers"]["fixed_defaults"]
+    for manager, scale, golden in (
+        (DynamicLossScaleManager(), dynamic["init"], dynamic),
+        (FixedLossScaleManager(), fixed["loss_scale"], fixed),
+    ):
+        assert manager.get_loss_scale() == scale
+        assert manager.get_drop_overflow_update() is golden["drop"]
+        assert type(manager.get_update_cell()).__name__ == golden["update_cell"]
+    cell = DynamicLossScaleManager().get_update_cell()
+    assert (cell.get_loss_scale(), cell.scale_factor, cell.scale_window) == (dynamic["init"], dynamic["factor"], 2000)
+    without = FixedLossScaleManager(drop_overflow_update=False).get_update_cell()
+    assert str(without) == fixed["update_cell_when_drop_false"]
 
 
 @settings(max_examples=40)
@@ -236,16 +237,13 @@ def test_update_cell_refuses_what_it_cannot_update(scale: Any, flag: Any, error:
 
 
 @pytest.mark.parametrize("flag", [True, np.bool_(True), 1, torch.tensor(True), torch.tensor([1.0])])
-def test_manager_takes_any_single_flag(flag: Any) -> None:
+@pytest.mark.parametrize("other", ["yes", None, torch.tensor([True, False]), 2], ids=["text", "none", "two", "number"])
+def test_manager_takes_any_single_flag_and_no_other(flag: Any, other: Any) -> None:
     manager = DynamicLossScaleManager(8.0, 2, 1)
     manager.update_loss_scale(flag)
     assert manager.get_loss_scale() == 4.0
-
-
-@pytest.mark.parametrize("flag", ["yes", None, torch.tensor([True, False]), 2])
-def test_manager_refuses_other_flags(flag: Any) -> None:
     with pytest.raises(TypeError, match="`overflow` must be a bool"):
-        DynamicLossScaleManager(8.0, 2, 1).update_loss_scale(flag)
+        manager.update_loss_scale(other)
 
 
 def test_update_cell_of_a_manager_starts_from_its_present_scale_and_rule() -> None:
@@ -267,17 +265,6 @@ def test_golden_fixed_update_cell(traces: dict[str, Any]) -> None:
     results = [[bool(cell(scale, torch.tensor(flag))), float(scale)] for flag in golden["overflow"]]
     assert results == golden["result_and_scale"]
     assert cell.get_loss_scale() == golden["get_loss_scale"]
-
-
-@pytest.mark.parametrize("traces", TRACES)
-def test_golden_fixed_manager_defaults(traces: dict[str, Any]) -> None:
-    golden = traces["managers"]["fixed_defaults"]
-    manager = FixedLossScaleManager()
-    assert manager.get_loss_scale() == golden["loss_scale"]
-    assert manager.get_drop_overflow_update() is golden["drop"]
-    assert type(manager.get_update_cell()).__name__ == golden["update_cell"]
-    without = FixedLossScaleManager(drop_overflow_update=False).get_update_cell()
-    assert str(without) == golden["update_cell_when_drop_false"]
 
 
 def test_a_fixed_scale_does_not_move_and_is_checked() -> None:
