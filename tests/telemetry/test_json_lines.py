@@ -21,26 +21,16 @@ def test_fields_at_their_default_are_left_out() -> None:
     assert line == b'{"step":3,"seconds":1.5,"step_ms":20.0,"loss":0.25}\n'
 
 
-def test_a_nan_is_written_where_it_is_not_the_default() -> None:
+def test_numbers_are_written_as_they_are_and_nothing_else() -> None:
+    assert encode_steps([]) == encode_events([]) == b""
     record = StepRecord(0, math.nan, 1.0, math.nan, loss_scale=math.nan, grad_norm=math.nan)
     row = json.loads(encode_steps([record]))
-    assert list(row) == ["step", "seconds", "step_ms", "loss", "loss_scale"]
+    assert list(row) == ["step", "seconds", "step_ms", "loss", "loss_scale"], "NaN where it is not the default"
     assert math.isnan(row["loss_scale"])
-
-
-def test_no_records_are_no_bytes() -> None:
-    assert encode_steps([]) == b""
-    assert encode_events([]) == b""
-
-
-def test_numpy_numbers_are_written_as_numbers() -> None:
     loss: Any = np.float32(0.5)
     count: Any = np.int64(7)
     row = json.loads(encode_steps([StepRecord(0, 0.0, 1.0, loss, samples=count)]))
     assert (row["loss"], row["samples"]) == (0.5, 7)
-
-
-def test_other_objects_are_refused_with_their_type() -> None:
     with pytest.raises(TypeError, match="must hold plain numbers and text, got complex"):
         encode_steps([StepRecord(0, 0.0, 1.0, 1j)])  # type: ignore[arg-type]
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,11 +71,8 @@ def test_every_record_reads_back_from_a_running_and_from_a_finished_run(
     pd.testing.assert_frame_equal(running.events, finished.events, check_exact=True)
 
 
-def test_a_recorder_is_an_event_sink(recorder: RunRecorder) -> None:
-    assert isinstance(recorder, EventSink)
-
-
 def test_emitted_events_come_before_those_of_the_block(recorder: RunRecorder) -> None:
+    assert isinstance(recorder, EventSink)
     recorder.emit(Event(1, EventKind.LINE_SEARCH_FAILED))
     assert read_run(recorder.path).events.empty
     recorder.write(some_steps(0, 2), [Event(0, EventKind.SCALE_UP)])
@@ -203,57 +201,38 @@ def test_reopening_refuses_what_is_no_killed_run(recorder: RunRecorder, tmp_path
         RunRecorder.reopen(recorder.path)
 
 
-@pytest.mark.parametrize("renames_that_work", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("place", "at", "finished"),
+    [("replace", 0, False), ("replace", 1, False), ("replace", 2, False), ("unlink", 0, True), ("unlink", 1, True)],
+)
 def test_a_crash_while_finishing_loses_nothing(
-    recorder: RunRecorder, monkeypatch: pytest.MonkeyPatch, renames_that_work: int
+    recorder: RunRecorder, monkeypatch: pytest.MonkeyPatch, place: str, at: int, finished: bool
 ) -> None:
+    """While files get their names nothing is finished; once the summary has its own, old files only have to go."""
     recorder.write(some_steps(0, 6), [Event(3, EventKind.OVERFLOW)])
-    before = read_run(recorder.path)
-    rename = os.replace
-    done: list[str] = []
+    before, done = read_run(recorder.path), list[object]()
+    owner: Any = os if place == "replace" else Path
+    act = getattr(owner, place)
 
-    def crash(source: str, target: str) -> None:
-        if len(done) == renames_that_work:
-            raise OSError(errno.EIO, "device lost")
-        done.append(target)
-        rename(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", crash)
-        with pytest.raises(TelemetryError, match=r"cannot finish the run .*one: device lost; everything"):
-            recorder.finish({"metric": 1.0})
-    after = read_run(recorder.path)
-    assert not after.finished
-    pd.testing.assert_frame_equal(after.steps, before.steps)
-    pd.testing.assert_frame_equal(after.events, before.events)
-    recorder.finish({"metric": 1.0})
-    assert read_run(recorder.path).finished
-
-
-@pytest.mark.parametrize("removed", [0, 1])
-def test_a_crash_between_the_summary_and_the_removal_leaves_a_finished_run(
-    recorder: RunRecorder, monkeypatch: pytest.MonkeyPatch, removed: int
-) -> None:
-    recorder.write(some_steps(0, 6), [Event(3, EventKind.OVERFLOW)])
-    before = read_run(recorder.path)
-    unlink = Path.unlink
-    done: list[Path] = []
-
-    def crash(path: Path, missing_ok: bool = False) -> None:
-        if path.suffix == ".jsonl":
-            if len(done) == removed:
-                raise KeyboardInterrupt
+    def crash(path: Any, *rest: Any, **named: Any) -> None:
+        if place == "replace" or path.suffix == ".jsonl":
+            if len(done) == at:
+                raise KeyboardInterrupt if finished else OSError(errno.EIO, "device lost")
             done.append(path)
-        unlink(path, missing_ok)
+        act(path, *rest, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", crash)
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, place, crash)
+        told = r"cannot finish the run .*one: device lost; everything"
+        with pytest.raises(KeyboardInterrupt) if finished else pytest.raises(TelemetryError, match=told):
             recorder.finish({"metric": 1.0})
     after = read_run(recorder.path)
-    assert after.finished
+    assert after.finished is finished
     pd.testing.assert_frame_equal(after.steps, before.steps)
     pd.testing.assert_frame_equal(after.events, before.events)
+    if not finished:
+        recorder.finish({"metric": 1.0})
+        assert read_run(recorder.path).finished
 
 
 @pytest.mark.parametrize("room", [0, 1, 100, 700], ids=lambda room: f"room_for_{room}_bytes")
@@ -323,9 +302,12 @@ def test_run_ids_sort_by_time_and_differ() -> None:
     assert len(set(ids)) == 200
 
 
-def test_an_existing_run_is_not_written_over(recorder: RunRecorder) -> None:
+def test_a_run_begins_in_a_folder_of_its_own(recorder: RunRecorder, tmp_path: Path) -> None:
     with pytest.raises(TelemetryError, match="exists already; choose another `run_id`"):
         RunRecorder.create(recorder.path.parent, {}, {}, "one")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TelemetryError, match="cannot start the run"):
+        RunRecorder.create(tmp_path / "file", {}, {})
 
 
 @pytest.mark.parametrize("run_id", ["", "..", "a/b", ".hidden", "-x", "a b", "ü", "x" * 201])
@@ -351,9 +333,3 @@ def test_configs_hold_plain_values(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="`summary` must hold plain values"):
         recorder.finish({"model": object()})
     recorder.finish({})
-
-
-def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(TelemetryError, match="cannot start the run"):
-        RunRecorder.create(tmp_path / "file", {}, {})

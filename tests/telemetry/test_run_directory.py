@@ -25,17 +25,22 @@ DAY = 86_400.0
 def make_run(root: Path, name: str, *, n_steps: int = 4, finish: bool = True, age_days: float = 1.0) -> Path:
     """Write a run and make it look as if it was written some days ago."""
     recorder = RunRecorder.create(root, {}, {"task": "toy", "level": "O1"}, name)
-    then = time.time() - age_days * DAY
     environment = json.loads((recorder.path / "environment.json").read_text())
-    environment["started"] = pd.Timestamp(then, unit="s", tz="UTC").isoformat()
+    environment["started"] = pd.Timestamp(time.time() - age_days * DAY, unit="s", tz="UTC").isoformat()
     (recorder.path / "environment.json").write_text(json.dumps(environment))
     recorder.write(some_steps(0, n_steps))
     if finish:
         recorder.finish({"metric": 0.25, "metric_name": "accuracy"})
     recorder.close()
-    for path in [*recorder.path.iterdir(), recorder.path]:
-        os.utime(path, (then, then))
+    age(age_days, recorder.path)
     return recorder.path
+
+
+def age(days: float, *folders: Path) -> None:
+    """Make folders and their files look as if they were written some days ago."""
+    then = time.time() - days * DAY
+    for path in [entry for folder in folders for entry in (*folder.iterdir(), folder)]:
+        os.utime(path, (then, then))
 
 
 def names(paths: list[Path]) -> list[str]:
@@ -104,16 +109,13 @@ def test_a_run_knows_its_duration_and_overflows(tmp_path: Path) -> None:
     assert read_run(make_run(tmp_path, "empty", n_steps=0)).duration == 0.0
 
 
-def test_a_run_prints_in_one_line_and_shows_without_scripts(tmp_path: Path) -> None:
+def test_a_run_prints_in_one_line_and_shows_without_scripts_whatever_its_task_is_called(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path, "run"))
     assert repr(run) == "<Run run: toy O1, 4 steps, 1 overflows, 1.8 s, finished>"
     page = run._repr_html_()
     assert "var(--jp-" in page
     assert "<script" not in page
     assert "0.25 accuracy" in page
-
-
-def test_html_of_a_hostile_task_name_is_harmless(tmp_path: Path) -> None:
     recorder = RunRecorder.create(tmp_path, {}, {"task": "<script>alert(1)</script>"})
     recorder.close()
     assert "<script>" not in read_run(recorder.path)._repr_html_()
@@ -212,6 +214,8 @@ def test_an_unknown_kind_of_event_is_text_in_the_table_and_an_error_in_the_recor
 
 
 def test_the_list_shows_every_run_the_newest_first(tmp_path: Path) -> None:
+    empty = list_runs(tmp_path)
+    assert len(empty) == 0
     make_run(tmp_path / "study", "old", age_days=3.0)
     make_run(tmp_path / "study", "new", age_days=1.0)
     make_run(tmp_path, "killed", age_days=2.0, n_steps=8, finish=False)
@@ -228,16 +232,7 @@ def test_the_list_shows_every_run_the_newest_first(tmp_path: Path) -> None:
     assert runs["size_bytes"].tolist()[1] == on_disk
     ages = [(pd.Timestamp.now(tz="UTC") - started).total_seconds() / DAY for started in runs["started"]]
     np.testing.assert_allclose(ages, [1.0, 2.0, 3.0], atol=0.01)
-
-
-def test_an_empty_list_has_the_same_column_types(tmp_path: Path) -> None:
-    empty = list_runs(tmp_path)
-    assert len(empty) == 0
-    make_run(tmp_path, "run")
-    pd.testing.assert_series_equal(empty.dtypes, list_runs(tmp_path).dtypes)
-
-
-def test_listing_needs_a_folder(tmp_path: Path) -> None:
+    pd.testing.assert_series_equal(empty.dtypes, runs.dtypes)
     with pytest.raises(RunError, match="is not a folder of runs: there is no such folder"):
         list_runs(tmp_path / "missing")
 
@@ -264,14 +259,11 @@ def test_only_runs_older_than_the_limit_go(tmp_path: Path) -> None:
 
 def test_a_run_being_written_stays(tmp_path: Path) -> None:
     recorder = RunRecorder.create(tmp_path, {}, {}, "running")
-    long_ago = time.time() - 3 * DAY
-    for path in [*recorder.path.iterdir(), recorder.path]:
-        os.utime(path, (long_ago, long_ago))
+    age(3.0, recorder.path)
     assert prune_runs(tmp_path, keep=0) == []
     recorder.close()
     assert prune_runs(tmp_path, keep=0) == []  # closed a moment ago and not finished: it may be about to be reopened
-    for path in [*recorder.path.iterdir(), recorder.path]:
-        os.utime(path, (long_ago, long_ago))
+    age(3.0, recorder.path)
     assert names(prune_runs(tmp_path, keep=0)) == ["running"]
 
 
@@ -292,9 +284,7 @@ def test_a_lock_protects_as_long_as_its_writer_may_live(
 ) -> None:
     path = make_run(tmp_path, "run", finish=False, age_days=age_days)
     (path / LOCK_NAME).write_text(owner if isinstance(owner, str) else json.dumps(owner))
-    then = time.time() - age_days * DAY
-    for entry in [path / LOCK_NAME, path]:
-        os.utime(entry, (then, then))
+    age(age_days, path)
     assert names(prune_runs(tmp_path, keep=0)) == (["run"] if goes else [])
     assert path.exists() != goes
 
@@ -310,10 +300,7 @@ def test_only_folders_that_are_clearly_runs_go(tmp_path: Path) -> None:
     unreadable = make_run(tmp_path, "unreadable")
     (unreadable / "environment.json").write_text("{")
     make_run(tmp_path, "run")
-    long_ago = time.time() - 3 * DAY
-    for folder in (foreign, unreadable):
-        for path in [*folder.iterdir(), folder]:
-            os.utime(path, (long_ago, long_ago))
+    age(3.0, foreign, unreadable)
     assert names(prune_runs(tmp_path, keep=0)) == ["run"]
     assert foreign.exists()
     assert unreadable.exists()
@@ -395,18 +382,16 @@ def test_a_column_that_is_not_asked_for_is_not_read(tmp_path: Path, monkeypatch:
     assert [name for name in asked if name not in EVENT_COLUMNS] == ["seconds", "loss"]
 
 
+def test_what_no_step_has_is_not_read(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run")
+    with pytest.raises(ValueError, match=r"`columns` must name columns of steps \(step, .*, got 'losses'"):
+        read_run(path, columns=["losses"])
+    with pytest.raises(ValueError, match="`most_histograms` must be at least 0"):
+        read_run(path, most_histograms=-1)
+
+
 def test_what_is_read_can_be_written_to(tmp_path: Path) -> None:
     steps = read_run(make_run(tmp_path, "run")).steps
     for name in steps.select_dtypes("number"):
         steps.loc[0, name] = 3
         assert steps[name][0] == 3
-
-
-def test_a_column_that_no_step_has_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`columns` must name columns of steps \(step, .*, got 'losses'"):
-        read_run(make_run(tmp_path, "run"), columns=["losses"])
-
-
-def test_a_negative_number_of_histograms_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="`most_histograms` must be at least 0"):
-        read_run(make_run(tmp_path, "run"), most_histograms=-1)
