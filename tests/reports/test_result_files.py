@@ -66,9 +66,7 @@ def test_speed_is_the_inverse_of_the_step_time_ends_exchanged() -> None:
 
 
 def test_what_never_differs_is_no_column() -> None:
-    study = _study(trials=[BASE, FASTER, replace(BASE, number=2, state="failed"), WORSE])
-    assert [trial.number for trial in study.ended] == [0, 1, 3]
-    page = results_page(study)
+    page = results_page(_study())
     assert "| trial | in effect | grad_freeze.freeze_p | speed per step, x O0 (95 %) |" in page
     assert "Written by `workbench tune mine`" in page
 
@@ -99,7 +97,9 @@ def test_freezing_stands_beside_its_limit() -> None:
 
 
 def test_files_are_whole_and_those_of_an_earlier_question_go(tmp_path: Path) -> None:
-    write_result_files(tmp_path, _study(freezing_limits=[FREEZING], loss_scale_policy={"checked": [POLICY]}))
+    trials = [BASE, FASTER, replace(BASE, number=2, state="failed"), WORSE]
+    beside: dict[str, Any] = {"freezing_limits": [FREEZING], "loss_scale_policy": {"checked": [POLICY]}}
+    write_result_files(tmp_path, _study(trials=trials, **beside))
     for picture in ("speed_accuracy", "freezing_limit", "replay_check"):
         ElementTree.fromstring((tmp_path / f"{picture}.svg").read_text())
     assert list(pd.read_csv(tmp_path / "trials.csv")["number"]) == [0, 1, 3]
@@ -108,9 +108,8 @@ def test_files_are_whole_and_those_of_an_earlier_question_go(tmp_path: Path) -> 
 
 
 def test_a_study_without_candidates_says_why_and_has_no_empty_table() -> None:
-    page = results_page(
-        _study(candidates=[], choices={"o1": Choice("o1", None, "O0 is exported: 3 set-ups were tried.")})
-    )
+    choices = {"o1": Choice("o1", None, "O0 is exported: 3 set-ups were tried.")}
+    page = results_page(_study(candidates=[], choices=choices))
     assert "* o1: O0 is exported: 3 set-ups were tried." in page
     assert "## Candidates" not in page
 

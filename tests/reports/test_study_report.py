@@ -18,7 +18,7 @@ from plotly.offline import get_plotlyjs
 from tests.reports.synthetic_study import HOSTILE, PARTS, candidate, fastest_study, full_sources, full_study
 from workbench.config import BoostConfig
 from workbench.core.records import Choice, ExportedScript, StudyResult, TunedPlain, Verdict
-from workbench.figures import MetricScale, RunCurve, loss_curves_figure
+from workbench.figures import RunCurve, loss_curves_figure
 from workbench.report import Sources, study_report, study_report_html, write_study_report
 from workbench.report.page import packed_plotly
 from workbench.report.trial_data import trial_data
@@ -26,19 +26,8 @@ from workbench.report.trial_data import trial_data
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-ACCURACY = MetricScale("accuracy")
-SECTIONS = [
-    "speed",
-    "candidates",
-    "history",
-    "trials",
-    "loss-scale",
-    "exponents",
-    "freezing",
-    "exports",
-    "use",
-    "reproduce",
-]
+SECTIONS = ["speed", "candidates", "history", "trials", "loss-scale", "exponents", "freezing"]
+SECTIONS += ["exports", "use", "reproduce"]
 FIGURES = ["speed-accuracy", "history", "importance", "curves", "loss-scale", "replay", "exponents", "freezing"]
 FIGURES += ["slice-0", "slice-1", "trials-curves"]
 VOID = {"meta", "img", "br", "line", "circle"}
@@ -80,6 +69,11 @@ class _Page(HTMLParser):
         return re.sub(r"\s+", " ", " ".join(self.words))
 
 
+def page_of(study: StudyResult) -> _Page:
+    """Return the page of a study that has recorded nothing."""
+    return _Page(study_report_html(study, Sources(dict.fromkeys(study.exported, BoostConfig()), None, None)))
+
+
 @pytest.fixture(scope="module")
 def html() -> str:
     return study_report_html(full_study(), full_sources())
@@ -92,7 +86,7 @@ def page(html: str) -> _Page:
 
 def test_the_fastest_set_up_is_told_with_its_headline_its_parts_and_its_references() -> None:
     study = fastest_study()
-    page = _Page(study_report_html(study, Sources({"o1": BoostConfig()}, None, None)))
+    page = page_of(study)
     assert page.ids["figure-attribution-o1"] == 1
     assert page.ids["gains"] == page.ids["left-out"] == 1
     assert page.open == []
@@ -112,7 +106,7 @@ def test_the_fastest_set_up_is_told_with_its_headline_its_parts_and_its_referenc
 
 def test_tuned_plain_that_was_not_tried_is_not_said_to_be_found() -> None:
     study = fastest_study(tuned_plain={"o1": TunedPlain("not tried", {}, math.nan)})
-    page = _Page(study_report_html(study, Sources({"o1": BoostConfig()}, None, None)))
+    page = page_of(study)
     assert "not tried a tuned length and learning rate and nothing else unknown unknown reference" in page.text
     assert "0 runs" not in page.text
 
@@ -125,7 +119,7 @@ def test_two_exports_with_the_same_parts_are_told_once() -> None:
         exported={target: Path(f"boost_config.{target}.json") for target in ("o1", "o2")},
         attribution={"o1": PARTS, "o2": PARTS},
     )
-    page = _Page(study_report_html(twice, Sources({"o1": BoostConfig(), "o2": BoostConfig()}, None, None)))
+    page = page_of(twice)
     assert page.ids["figure-attribution-o1"] == 1
     assert page.ids["figure-attribution-o2"] == 0
     assert "The same as for o1." in page.text
@@ -229,7 +223,7 @@ def test_the_reference_is_o0_over_the_seeds_of_the_confirmation_and_parts_that_m
     study = fastest_study()
     taken = candidate(label="trial 7", trial_number=7, speedup=1.5, metrics=((0.90, 0.91), (0.94, 0.92), (0.92, 0.93)))
     shown = replace(study, candidates=[taken], choices={"o1": Choice("o1", taken, "trial 7.")})
-    page = _Page(study_report_html(shown, Sources({"o1": BoostConfig()}, None, None)))
+    page = page_of(shown)
     assert "what everything is compared with 1.00 x 92.00 % reference" in page.text
     assert "the parts multiply to 2.00 x, whole runs were measured at 1.50 x" in page.text
 
