@@ -15,7 +15,7 @@ import pytest
 from optuna.storages import RDBStorage
 from sqlalchemy import event
 
-from tests.kit.fake_runner import FakeRunner, write_study
+from tests.kit.fake_runner import make_fake, write_study
 from workbench.study import StudyError, read_result, read_study, trials_of, tune, write_note
 from workbench.study.answer.notes import Notes
 from workbench.study.store.storage import default_storage, open_storage
@@ -46,8 +46,14 @@ level = ["O1"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_study(tmp_path_factory.mktemp("study"), TEXT)
-    tune(folder, make_experimenter=lambda file, directory: FakeRunner(directory))
+    tune(folder, make_experimenter=make_fake)
     return folder
+
+
+@pytest.fixture
+def own(folder: Path, tmp_path: Path) -> Path:
+    """Return a copy for a test that changes notes; others look at them as they were."""
+    return Path(shutil.copytree(folder, tmp_path / "own"))
 
 
 def opened(folder: Path) -> optuna.Study:
@@ -88,9 +94,8 @@ def test_the_objective_is_named_in_words(folder: Path) -> None:
     assert attributes(folder)["study:metric_names"] == ["Time to target (O0 steps)"]
 
 
-def test_a_note_that_somebody_edited_stays_and_ours_follows_the_study(folder: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(folder, tmp_path / "edited"))  # other tests look at the notes as they were
-    study = opened(folder)
+def test_a_note_that_somebody_edited_stays_and_ours_follows_the_study(own: Path) -> None:
+    folder, study = own, opened(own)
     trial = study.get_trials(deepcopy=False)[1]
     key = f"dashboard:{trial._trial_id}:note_str:0"
     storage, study_id = study._storage, study._study_id
@@ -108,9 +113,8 @@ def test_a_note_that_somebody_edited_stays_and_ours_follows_the_study(folder: Pa
     assert attributes(folder)["dashboard:note_str:0"] == "mine, too"
 
 
-def test_all_new_notes_take_one_commit(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "copy.db").write_bytes((folder / "study.db").read_bytes())
-    storage = open_storage(f"sqlite:///{tmp_path / 'copy.db'}")
+def test_all_new_notes_take_one_commit(own: Path) -> None:
+    storage = open_storage(default_storage(own))
     study = optuna.load_study(study_name="tiny", storage=storage)
     for _ in range(3):
         study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
@@ -123,18 +127,17 @@ def test_all_new_notes_take_one_commit(folder: Path, tmp_path: Path) -> None:
 
     event.listen(storage.engine, "before_cursor_execute", note)
     event.listen(storage.engine, "commit", lambda connection: written.append("COMMIT"))
-    Notes(study, read_study(folder)).write(trials)
+    Notes(study, read_study(own)).write(trials)
     first = next(i for i, statement in enumerate(written) if statement != "COMMIT")
     assert not [statement for statement in written[written.index("COMMIT", first) :] if statement != "COMMIT"]
     stored = study._storage.get_study_system_attrs(study._study_id)
     assert sum(key.endswith("note_ver") for key in stored) == 1 + len(trials) == 6
 
 
-def test_notes_that_are_there_are_not_read_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "copy.db").write_bytes((folder / "study.db").read_bytes())
-    storage = open_storage(f"sqlite:///{tmp_path / 'copy.db'}")
+def test_notes_that_are_there_are_not_read_again(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = open_storage(default_storage(own))
     study = optuna.load_study(study_name="tiny", storage=storage)
-    notes = Notes(study, read_study(folder))
+    notes = Notes(study, read_study(own))
     asked: list[str] = []
     event.listen(storage.engine, "before_cursor_execute", lambda *given: asked.extend(map(str, given[3])))
     notes.write(trials_of(study))
@@ -167,10 +170,8 @@ def test_the_dashboard_s_own_interface_returns_notes_and_constraints(folder: Pat
 
 
 @pytest.mark.optional
-def test_what_a_person_writes_stands_below_our_note_is_read_by_the_dashboard_and_found_again(
-    folder: Path, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(folder, tmp_path / "noted"))
+def test_what_a_person_writes_stands_below_our_note_is_read_by_the_dashboard_and_found_again(own: Path) -> None:
+    folder = own
     assert [trial.note for trial in read_result(folder).trials] == ["", ""]
     long = "worth a run\n" * 400  # more than the dashboard puts into one attribute
     for text in (long, "try it with more data"):

@@ -57,11 +57,6 @@ FINITE_POINTS = (1 + 2 * 3) * (3 + 1)
 WHOLE_SPACE = ["gp", "nsga2", "nsga3", "cmaes", "qmc"]
 
 
-def needs(name: str) -> None:
-    if name == "cmaes":
-        pytest.importorskip("cmaes", reason="needs the package: pip install cmaes")
-
-
 def space_of(text: str = MIXED) -> SearchedSpace:
     return parse_study(text).searched
 
@@ -101,7 +96,6 @@ def drawn(study: optuna.Study) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["tpe", "nsga2", "cmaes", "qmc"])
 def test_a_sampler_draws_the_same_trials_however_often_the_study_is_begun_again(name: str) -> None:
-    needs(name)
     space = space_of()
 
     def made() -> optuna.samplers.BaseSampler:
@@ -120,7 +114,6 @@ def test_a_sampler_draws_the_same_trials_however_often_the_study_is_begun_again(
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one == "gp")) for one in WHOLE_SPACE])
 def test_parameters_not_in_effect_are_not_drawn_although_the_whole_space_is_proposed(name: str) -> None:
-    needs(name)
     space = space_of()
     options = {"n_startup_trials": 4} if name == "gp" else {}
     study = begun(make_sampler(name, options, space=space, seed=0, n_trials=16))
@@ -152,7 +145,6 @@ def test_generations_of_the_genetic_sampler_advance_though_it_is_made_anew_for_e
 
 
 def test_generations_of_cmaes_advance_and_gather_around_the_best() -> None:
-    needs("cmaes")
     space = space_of(LEVELLESS.replace('["SGD", "Adam"]', '["Adam"]'))
     study = begun(make_sampler("cmaes", {"popsize": 6}, space=space, seed=0, n_trials=60))
     run(study, space, 48)
@@ -163,7 +155,6 @@ def test_generations_of_cmaes_advance_and_gather_around_the_best() -> None:
 
 
 def test_cmaes_takes_an_allowed_trial_before_a_better_one_that_is_not() -> None:
-    needs("cmaes")
     space = space_of(LEVELLESS.replace('["SGD", "Adam"]', '["Adam"]'))
     study = begun(make_sampler("cmaes", {"popsize": 6}, space=space, seed=0, n_trials=60))
     run(study, space, 48, lambda suggestion: float(np.log10(suggestion.parameters["optimizer.lr"]) + 2.0))
@@ -187,7 +178,6 @@ n_trials = 30
 
 @pytest.mark.parametrize("name", ["tpe", "cmaes", "grid"])
 def test_every_sampler_draws_ranges_by_optimizer(name: str) -> None:
-    needs(name)
     space = space_of(BY_NAME)
     options = {"points": 3} if name == "grid" else {}
     study = begun(make_sampler(name, options, space=space, seed=0, n_trials=16))
@@ -243,7 +233,6 @@ def _draw(url: str, text: str, name: str, trials: int, barrier: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grid", pytest.param("cmaes", marks=pytest.mark.long)])
 def test_two_processes_draw_one_study_between_them(tmp_path: Path, name: str) -> None:
-    needs(name)
     text = FINITE if name == "grid" else LEVELLESS
     url = f"sqlite:///{tmp_path / 'study.db'}"
     begun(optuna.samplers.RandomSampler(seed=0), url, "s")
@@ -354,7 +343,6 @@ def test_an_option_that_is_not_refused_lasts_for_a_whole_search(section: str, na
     ],
 )
 def test_cmaes_is_refused_where_it_cannot_work(text: str, sentence: str) -> None:
-    needs("cmaes")
     with pytest.raises(StudyError, match=sentence):
         parse_study(f'{text}\n[sampler]\nname = "cmaes"\n')
 

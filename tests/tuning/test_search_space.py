@@ -63,29 +63,28 @@ def drawn_with(values: dict[str, Any], space: dict[str, Any] = SPACE, plans: Stu
     return set(trial.drawn)
 
 
-def test_nothing_but_the_level_is_drawn_at_o0() -> None:
-    assert drawn_with({"level": "O0"}) == {"level"}
-
-
 def test_freezing_parameters_are_drawn_only_when_freezing_is_on() -> None:
     switches = {"level", "boost.less_bn", "boost.grad_freeze", "boost.grad_accumulation"}
     off = {"level": "O1", "boost.less_bn": False, "boost.grad_freeze": False, "boost.grad_accumulation": False}
     assert drawn_with(off) == switches
-    assert drawn_with(off | {"boost.grad_freeze": True}) == switches | {
-        "grad_freeze.freeze_p",
-        "grad_freeze.freeze_type",
-    }
+    freezing = {"grad_freeze.freeze_p", "grad_freeze.freeze_type"}
+    assert drawn_with(off | {"boost.grad_freeze": True}) == switches | freezing
     assert drawn_with(off | {"boost.less_bn": True}) == switches | {"less_bn.fn_flag"}
 
 
 def test_switches_count_although_the_mode_is_auto_by_default() -> None:
-    trial = Scripted({"level": "O1", "boost.less_bn": False, "boost.grad_freeze": False})
+    off = dict.fromkeys(("boost.less_bn", "boost.grad_freeze"), False)
     suggestion = suggest(
-        trial, read_space({"boost.less_bn": [True, False], "boost.grad_freeze": [True, False]}), BoostConfig(), ONE_RANK
+        Scripted({"level": "O1", **off}), read_space({path: [True, False] for path in off}), BoostConfig(), ONE_RANK
     )
-    plan = suggestion.config.resolve(suggestion.level)
-    assert not plan.less_bn
-    assert not plan.grad_freeze
+    assert not suggestion.config.resolve(suggestion.level).in_effect()
+
+
+def test_o0_is_everything_off_even_when_the_baseline_says_otherwise() -> None:
+    assert drawn_with({"level": "O0"}) == {"level"}
+    base = BoostConfig.from_dict({"boost": {"mode": "manual", "grad_freeze": True}})
+    suggestion = suggest(Scripted({"level": "O0"}), read_space({"level": ["O0", "O1"]}), base, ONE_RANK)
+    assert suggestion.config.resolve("O0") == BoostConfig().resolve("O0")
 
 
 def test_the_level_decides_when_no_switch_is_searched() -> None:
@@ -93,12 +92,6 @@ def test_the_level_decides_when_no_switch_is_searched() -> None:
     suggestion = suggest(Scripted(), read_space(space), BoostConfig(), ONE_RANK)
     assert suggestion.config.resolve(suggestion.level).grad_freeze
     assert 0.1 <= suggestion.parameters["grad_freeze.freeze_p"] <= 0.95  # the range config declares
-
-
-def test_o0_is_everything_off_even_when_the_baseline_says_otherwise() -> None:
-    base = BoostConfig.from_dict({"boost": {"mode": "manual", "grad_freeze": True}})
-    suggestion = suggest(Scripted({"level": "O0"}), read_space({"level": ["O0", "O1"]}), base, ONE_RANK)
-    assert suggestion.config.resolve("O0") == BoostConfig().resolve("O0")
 
 
 DECLARED = sorted(
@@ -279,15 +272,9 @@ def test_a_parameter_is_drawn_exactly_where_its_values_give_different_plans(
 
 def test_what_decides_about_others_is_drawn_before_them_and_choices_before_ranges() -> None:
     paths = [
-        *(
-            "grad_freeze.freeze_p",
-            "optimizer.name",
-            "amp.dtype",
-            "boost.adasum",
-            "less_bn.gc_flag",
-            "boost.grad_freeze",
-        ),
-        *("grad_freeze.param_groups", "boost.less_bn", "optimizer.lr", "amp.level", "level", "boost.dim_reduce"),
+        *("grad_freeze.freeze_p", "optimizer.name", "amp.dtype", "boost.adasum", "less_bn.gc_flag"),
+        *("boost.grad_freeze", "grad_freeze.param_groups", "boost.less_bn", "optimizer.lr", "amp.level", "level"),
+        "boost.dim_reduce",
     ]
     space = read_space(dict.fromkeys(paths, True))
     assert [one.path for one in space] == paths

@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from workbench.config import BoostConfig
 from workbench.core.records import CandidateRecord, TrialRecord, Verdict
 from workbench.study.answer.selection import (
@@ -65,34 +67,33 @@ def test_time_to_target_ranks_by_time_and_counts_from_this_export_s_target() -> 
     assert numbers(quick_steps, quick_learner, objective="speed") == [1, 2]
 
 
-def test_what_only_level_o2_does_is_no_candidate_for_o1() -> None:
-    # Whatever O2 adds needs several servers, so on one process it is asked for by the mode "auto" and not in effect.
-    auto = BoostConfig.from_dict({"boost": {"mode": "auto"}})
-    at_o1 = trial(1, level="O1", config=auto.to_dict())
-    nothing_at_o1 = trial(2, level="O0", config=auto.to_dict())
-    assert numbers(at_o1) == [1]
-    assert numbers(nothing_at_o1) == []
+ALONE, AUTO = {"mode": "manual", "less_bn": True, "grad_freeze": False}, {"mode": "auto"}
 
 
-def test_adasum_at_level_o2_competes_for_o2_alone_where_there_are_ranks_for_it() -> None:
-    config = BoostConfig.from_dict(
-        {"boost": {"mode": "manual", "less_bn": True, "grad_freeze": False}, "common": {"device_number": 2}}
-    )
-    at_o2 = trial(1, level="O2", config=config.to_dict())
-    assert [numbers(at_o2, target=target, ranks=4) for target in ("o1", "o2")] == [[], [1]]
-    assert [numbers(at_o2, target=target, ranks=1) for target in ("o1", "o2")] == [[1], [1]]
+@pytest.mark.parametrize(
+    ("level", "boost", "ranks", "competes"),
+    [
+        ("O2", ALONE, 4, [[], [1]]),
+        ("O2", ALONE, 1, [[1], [1]]),
+        ("O1", AUTO, 4, [[1], [1]]),
+        ("O1", AUTO, 1, [[1], [1]]),
+        ("O0", AUTO, 1, [[], []]),
+    ],
+    ids=["AdaSum", "no ranks for AdaSum", "without AdaSum", "automatic", "nothing in effect"],
+)
+def test_what_only_level_o2_does_competes_for_o2_alone(
+    level: str, boost: dict[str, Any], ranks: int, competes: list[list[int]]
+) -> None:
+    # What O2 adds needs several servers: on one process the mode "auto" asks for it, and it is not in effect.
+    config = BoostConfig.from_dict({"boost": boost, "common": {"device_number": 2}})
+    one = trial(1, level=level, config=config.to_dict())
+    assert [numbers(one, target=target, ranks=ranks) for target in ("o1", "o2")] == competes
 
 
 def test_a_warm_up_is_part_of_the_time_to_target() -> None:
     quick, late = trial(1, 0.6, warm_up_steps=30), trial(2, 0.4, relative_step_time=0.9)
     assert numbers(quick, late, objective="time_to_target") == [2]  # 0.8 * 90 + 30 is more than O0's 90
     assert numbers(replace(quick, warm_up_steps=5), late, objective="time_to_target") == [1, 2]
-
-
-def test_a_plan_without_adasum_competes_for_both_exports_whatever_its_level() -> None:
-    explicit = BoostConfig.from_dict({"boost": {"mode": "auto"}, "common": {"device_number": 2}})
-    at_o1 = trial(1, level="O1", config=explicit.to_dict())
-    assert [numbers(at_o1, target=target, ranks=4) for target in ("o1", "o2")] == [[1], [1]]
 
 
 def candidate(number: int, verdict: Verdict, speedup: float = 1.2, **values: Any) -> CandidateRecord:

@@ -11,16 +11,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from tests.kit.fake_runner import FakeRunner, write_study
-from workbench.cli import main
-from workbench.study import (
-    TRIAL_COLUMNS,
-    StudyError,
-    read_study,
-    trial_table,
-    tune,
-    write_trial_table,
-)
+from tests.cli.conftest import Command
+from tests.kit.fake_runner import FakeRunner, make_fake, write_study
+from workbench.study import TRIAL_COLUMNS, read_study, trial_table, tune, write_trial_table
 from workbench.study.store.storage import default_storage, open_storage, open_study
 
 N_TRIALS = 4
@@ -44,19 +37,14 @@ level = ["O1", "O2"]
 "grad_freeze.param_groups" = {{ low = 3, high = 9 }}
 "optimizer.name" = ["SGD", "Adam"]
 """
-SEARCHED = [
-    "boost.less_bn",
-    "boost.grad_freeze",
-    "grad_freeze.freeze_p",
-    "grad_freeze.param_groups",
-    "optimizer.name",
-]
+FREEZING = ("grad_freeze.freeze_p", "grad_freeze.param_groups")
+SEARCHED = {"boost.less_bn", "boost.grad_freeze", "optimizer.name", *FREEZING}
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_study(tmp_path_factory.mktemp("study"), TEXT)
-    tune(folder, make_experimenter=lambda file, directory: FakeRunner(directory))
+    tune(folder, make_experimenter=make_fake)
     return folder
 
 
@@ -67,7 +55,7 @@ def table(study: Path) -> pd.DataFrame:
 
 def test_every_trial_is_a_row_with_its_speed_metric_and_drop(study: Path, table: pd.DataFrame) -> None:
     assert list(table.columns[: len(TRIAL_COLUMNS)]) == list(TRIAL_COLUMNS)
-    assert set(table.columns[len(TRIAL_COLUMNS) :]) == set(SEARCHED)
+    assert set(table.columns[len(TRIAL_COLUMNS) :]) == SEARCHED
     assert table["trial"].tolist() == list(range(len(table)))
     assert len(table) == N_TRIALS
     base = table.iloc[0]
@@ -84,7 +72,7 @@ def test_a_value_that_was_not_in_effect_is_empty(table: pd.DataFrame) -> None:
     frozen = table["boost.grad_freeze"].fillna(False).astype(bool)
     assert frozen.any()
     assert not frozen.all()
-    for path in ("grad_freeze.freeze_p", "grad_freeze.param_groups"):
+    for path in FREEZING:
         assert table[path].notna().equals(frozen.rename(path))
 
 
@@ -165,33 +153,29 @@ def test_a_password_in_a_trial_s_message_stays_out_of_the_table(study: Path) -> 
     assert row["message"] == "OperationalError: no route to postgresql://me:***@db/studies"
 
 
-def test_a_table_of_another_kind_is_refused_in_a_sentence(table: pd.DataFrame, tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=r"must be a file named \*.parquet or \*.csv, got 'trials.xlsx'"):
-        write_trial_table(table, tmp_path / "trials.xlsx")
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    shown = capsys.readouterr()
-    return int(ended.value.code or 0), shown.out, shown.err
-
-
 def test_the_command_writes_the_table_from_any_storage_and_no_configuration(
-    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    study: Path, tmp_path: Path, workbench: Command
 ) -> None:
     path = tmp_path / "trials.csv"
-    code, out, _ = run(capsys, "export", study, "--trials", path, "--storage", default_storage(study))
-    assert code == 0
-    assert f"wrote {path}" in out
+    outcome = workbench("export", study, "--trials", path, "--storage", default_storage(study))
+    assert outcome.code == 0
+    assert f"wrote {path}" in outcome.out
     assert len(pd.read_csv(path)) == len(trial_table(study))
-    assert [one.name for one in tmp_path.iterdir()] == ["trials.csv"]
+    assert {one.name for one in tmp_path.iterdir()} == {"trials.csv", "wine.py"}
 
 
-def test_the_command_says_what_is_wrong(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "export", study, "--trials", tmp_path / "trials.txt")
-    assert (code, "must be a file named *.parquet or *.csv" in err) == (2, True)
-    code, _, err = run(capsys, "export", study, "--trials", tmp_path / "missing" / "trials.csv")
-    assert (code, "missing" in err) == (2, True)
-    code, _, err = run(capsys, "export", write_study(tmp_path / "new", TEXT), "--trials", tmp_path / "trials.csv")
-    assert (code, "has not been started" in err) == (2, True)
+@pytest.mark.parametrize(
+    ("folder", "name", "said"),
+    [
+        ("", "trials.xlsx", "must be a file named *.parquet or *.csv, got "),
+        ("", "missing/trials.csv", "missing"),
+        ("new", "trials.csv", "has not been started"),
+    ],
+)
+def test_a_table_that_cannot_be_written_is_one_sentence(
+    folder: str, name: str, said: str, study: Path, tmp_path: Path, workbench: Command
+) -> None:
+    asked = write_study(tmp_path / folder, TEXT) if folder else study
+    outcome = workbench("export", asked, "--trials", tmp_path / name)
+    assert outcome.code == 2
+    assert said in outcome.sentence

@@ -31,22 +31,19 @@ def mode_of(engine: Engine) -> tuple[str, int]:
         return mode, connection.exec_driver_sql("PRAGMA synchronous").scalar_one()
 
 
-def test_in_the_block_and_after_it(engine: Engine, tmp_path: Path) -> None:
+def test_it_is_ahead_in_the_block_and_plain_after_it_however_it_ended(engine: Engine, tmp_path: Path) -> None:
     assert mode_of(engine) == ("delete", 2)
     with writing_ahead(engine):
         assert mode_of(engine) == ("wal", 1)
         with engine.begin() as connection:
             connection.exec_driver_sql("INSERT INTO kept VALUES (1)")
     assert mode_of(engine) == ("delete", 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
-    with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT value FROM kept").scalar_one() == 1
-
-
-def test_also_when_the_block_fails(engine: Engine) -> None:
     with pytest.raises(KeyboardInterrupt), writing_ahead(engine):
         raise KeyboardInterrupt
     assert mode_of(engine) == ("delete", 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT value FROM kept").scalar_one() == 1
 
 
 def test_who_reads_it_meanwhile_sees_every_commit_and_only_delays_the_way_back(engine: Engine, tmp_path: Path) -> None:
