@@ -11,7 +11,6 @@ from workbench.config import BoostConfig
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.runs import RunRecorder
 from workbench.runs.mirrors import Mirror, MirroredRun
-from workbench.runs.mirrors.mirror import State
 from workbench.runs.mirrors.selection import Point
 
 STEPS = 40
@@ -95,8 +94,8 @@ class FakeMirror(Mirror):
     def check(self) -> None:
         """Nothing is needed."""
 
-    def state_of(self, run: MirroredRun) -> State:
-        return "complete" if run.name in self.complete else "absent"
+    def has(self, run: MirroredRun) -> bool:
+        return run.name in self.complete
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self.summaries.append(dict(summary))

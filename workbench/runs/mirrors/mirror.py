@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import pandas as pd
 
@@ -20,8 +20,6 @@ from workbench.config import BoostConfig
 from workbench.core.credentials import hide_passwords
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.runs.mirrors.selection import Point, Selection
-
-State = Literal["absent", "partial", "complete"]
 
 _INSTALL = 'pip install "boost-workbench[mirrors]"'
 _SUMMARY_NUMBERS = ("metric", "final_loss", "final_loss_scale", "seconds", "steps", "overflows")
@@ -94,11 +92,8 @@ class Mirror(ABC):
         """Raise MirrorError, with the command that installs it, when the library is not there."""
 
     @abstractmethod
-    def state_of(self, run: MirroredRun) -> State:
-        """Return whether the run is there already, as a whole or begun and not finished.
-
-        A MirrorError if something else is there, or the place cannot be reached.
-        """
+    def has(self, run: MirroredRun) -> bool:
+        """Return whether the run is there as a whole; a MirrorError if another is, or the place cannot be reached."""
 
     def begin(self, run: MirroredRun) -> None:
         """Open the run, or raise MirrorError; what an earlier attempt left of the same run is replaced."""

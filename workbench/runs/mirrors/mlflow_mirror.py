@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from workbench.core.credentials import hide_passwords
 from workbench.core.records import Event
 from workbench.core.text import first_line
-from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, State, require, summary_numbers
+from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, require, summary_numbers
 from workbench.runs.mirrors.selection import Point
 
 if TYPE_CHECKING:
@@ -61,13 +61,11 @@ class MlflowMirror(Mirror):
         with _quiet():
             require("mlflow", "MLflow")
 
-    def state_of(self, run: MirroredRun) -> State:
+    def has(self, run: MirroredRun) -> bool:
         """Return whether the run is there, by the tags that this mirror gives its runs."""
         with self._plain_errors(), _quiet():
             found = self._find(run)
-        if found is None:
-            return "absent"
-        return "complete" if found.data.tags.get(_COMPLETE) == "yes" else "partial"
+        return found is not None and found.data.tags.get(_COMPLETE) == "yes"
 
     def _begin(self, run: MirroredRun) -> None:
         self.check()

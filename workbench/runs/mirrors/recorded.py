@@ -35,7 +35,7 @@ def _mirror_run(path: Path, mirrors: Sequence[Mirror]) -> list[str]:
     study = here.parent.parent
     name = f"{study.name}/{here.name}" if (study / "study.toml").is_file() else here.name
     described = MirroredRun(name, run.config, run.environment)
-    wanted = [mirror for mirror in mirrors if mirror.state_of(described) != "complete"]
+    wanted = [mirror for mirror in mirrors if not mirror.has(described)]
     for mirror in wanted:
         mirror.begin(described)
         try:

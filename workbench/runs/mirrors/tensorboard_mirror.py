@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from workbench.core.files import write_text_atomically
 from workbench.core.records import Event
-from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, State, require, summary_numbers
+from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, require, summary_numbers
 from workbench.runs.mirrors.selection import Point, described
 
 _MARK = "mirrored_run.json"
@@ -46,7 +46,7 @@ class TensorBoardMirror(Mirror):
         """Raise MirrorError when tensorboard is not installed."""
         require("tensorboard.summary.writer.record_writer", "TensorBoard")
 
-    def state_of(self, run: MirroredRun) -> State:
+    def has(self, run: MirroredRun) -> bool:
         """Return whether the run is there, by our own file next to the event files; others' files are a MirrorError."""
         folder = self.folder / run.name
         try:
@@ -54,12 +54,12 @@ class TensorBoardMirror(Mirror):
         except (FileNotFoundError, NotADirectoryError):
             if any(folder.glob(_EVENT_FILES)):
                 raise MirrorError(f"{folder} holds event files of another program; choose another folder") from None
-            return "absent"
+            return False
         except (OSError, ValueError) as error:
             raise MirrorError(f"{folder / _MARK} cannot be read ({error}); choose another folder") from None
         if not isinstance(mark, dict) or mark.get("started") != run.environment.get("started"):
             raise MirrorError(f"{folder} holds another run of the same name; choose another folder")
-        return "complete" if mark.get("complete") is True else "partial"
+        return mark.get("complete") is True
 
     def _begin(self, run: MirroredRun) -> None:
         from tensorboard.compat.proto.event_pb2 import Event as FileEvent
@@ -67,7 +67,7 @@ class TensorBoardMirror(Mirror):
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self.check()
-        self.state_of(run)
+        self.has(run)
         folder = self.folder / run.name
         try:
             folder.mkdir(parents=True, exist_ok=True)
