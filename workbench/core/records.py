@@ -329,14 +329,18 @@ class StudyResult:
         return {target: choice.label for target, choice in self.choices.items()}
 
     @property
+    def taken(self) -> dict[str, CandidateRecord]:
+        """Export -> the candidate that it takes; without those that take O0."""
+        return {target: one.candidate for target, one in self.choices.items() if one.candidate is not None}
+
+    @property
     def headlines(self) -> dict[str, str]:
         """Export -> its answer in one sentence, where a search of the fastest set-up took another one than O0."""
         if self.objective != "time_to_quality":
             return {}
         return {
-            target: headline(choice, self.metric_name, self.tuned_plain.get(target), self.shortened)
-            for target, choice in self.choices.items()
-            if choice.candidate is not None
+            target: headline(self.choices[target], self.metric_name, self.tuned_plain.get(target), self.shortened)
+            for target in self.taken
         }
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -46,10 +47,7 @@ def run_report_html(run: Run, *, served: Served | None = None) -> str:
             drawn["step-time"] = step_time_figure({run.name: run.steps})
         if any(len(cell) for cell in run.steps["grad_exponents"]):
             drawn["exponents"] = gradient_exponents_figure(run.steps)
-    figures = {
-        name: embed(drawn[name], f"figure-{name}") if name in drawn else Markup("")
-        for name in ("curves", "loss-scale", "step-time", "exponents")
-    }
+    figures = defaultdict(Markup, {name: embed(figure, f"figure-{name}") for name, figure in drawn.items()})
     return render(
         "run_report.html.j2",
         title=f"{run.name}: run",

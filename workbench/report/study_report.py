@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,10 +41,6 @@ from workbench.report.result_files import write_result_files
 from workbench.report.sources import Sources, hardware_of, read_sources
 from workbench.report.trial_data import trial_data
 
-_FIGURES = (
-    *("speed-accuracy", "history", "importance", "contour", "trials-curves", "curves"),
-    *("loss-scale", "replay", "exponents", "freezing"),
-)
 _OF_TRIALS = frozenset({"speed", "history", "trials", "slice", "contour"})  # first words; their points are trials
 _MANY = 1000  # trials, above which a file has to be brief: the table has what figures leave out
 _MOST_CURVES = 4  # besides that of O0
@@ -91,7 +88,7 @@ def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "
         answer=answer,
         sources=sources,
         metric=metric,
-        figures=dict.fromkeys(_FIGURES, Markup("")) | placed,
+        figures=defaultdict(Markup, placed),
         slices=[name for name in drawn if name.startswith("slice-")],
         key_figures=_key_figures(answer, sources, metric),
         speed_reach=_speed_reach(answer.candidates),
@@ -197,7 +194,7 @@ def _learning_curves(answer: StudyResult) -> list[RunCurve]:
     # Where only the end of a run counts, a trial has no more than that.
     done = [t for t in answer.trials if len(t.curve) > 1 and t.state == "complete"]
     best = sorted((t for t in done if t.number and t.feasible and math.isfinite(t.value)), key=lambda t: t.value)
-    taken = {choice.candidate.trial_number for choice in answer.choices.values() if choice.candidate is not None}
+    taken = {candidate.trial_number for candidate in answer.taken.values()}
     exported = [t for t in done if t.number in taken]
     others = [t for t in best if t.number not in taken]
     curves = []

@@ -47,11 +47,7 @@ def trial_data(study: StudyResult, *, rounded: bool = False) -> Values:
         "columns": [*_columns(study, metric), *(_parameter_column(path) for path in paths)],
         "base": base,
         "reference": reference_of(study),
-        "exported": {
-            target: choice.candidate.trial_number
-            for target, choice in study.choices.items()
-            if choice.candidate is not None
-        },
+        "exported": {target: candidate.trial_number for target, candidate in study.taken.items()},
         "rounded": rounded,
         "trials": [_row(trial, study, base, paths, rounded=rounded) for trial in study.trials],
     }
@@ -59,9 +55,8 @@ def trial_data(study: StudyResult, *, rounded: bool = False) -> Values:
 
 def reference_of(study: StudyResult) -> int | None:
     """Return the number of the trial that others are compared with: an exported one, else the best, else O0."""
-    taken = [choice.candidate for choice in study.choices.values() if choice.candidate is not None]
-    if taken:
-        return taken[0].trial_number
+    for candidate in study.taken.values():
+        return candidate.trial_number
     known = [one for one in study.trials if one.state == "complete" and math.isfinite(one.value)]
     good = [one for one in known if one.feasible] or [one for one in known if one.number == 0]
     return min(good, key=lambda one: one.value).number if good else None

@@ -30,10 +30,7 @@ def measured_exports(result: StudyResult) -> MeasuredExports:
     plain = file.plans.resolve(ground_of(file.base_config(), {}), "O1")
     worth: dict[str, dict[str, str]] = {}
     for target, bars in result.attribution.items():
-        taken = result.choices[target].candidate if target in result.choices else None
-        if taken is None:
-            continue
-        plan = file.plans.resolve(BoostConfig.from_dict(taken.config), "O1")
+        plan = file.plans.resolve(BoostConfig.from_dict(result.taken[target].config), "O1")
         worth[target] = {
             path: said for part in parts_of(plan, plain) if (said := _worth(part.name, bars)) for path in part.paths
         }
@@ -43,12 +40,11 @@ def measured_exports(result: StudyResult) -> MeasuredExports:
 
 def _worth(name: str, bars: tuple[GainPart, ...]) -> str:
     """Return what a part was measured to be worth, by itself or with others; empty where no bar names it."""
-    bar = next((one for one in bars if one.part == name), None)
-    together = next((one for one in bars if name in one.part), None) if bar is None else None
-    found = bar or together
+    together = next((one for one in bars if name in one.part), None)
+    found = next((one for one in bars if one.part == name), together)
     if found is None:
         return ""
     speed = f"{found.factor:.2f} x as fast"
     if math.isfinite(found.low) and math.isfinite(found.high):
         speed += f" (95 % interval {found.low:.2f} to {found.high:.2f})"
-    return speed if bar is not None else f"not measured separately; {speed} with the others that were not"
+    return speed if found.part == name else f"not measured separately; {speed} with the others that were not"
