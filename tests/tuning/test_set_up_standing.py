@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from workbench.study.ask.search_space import read_space
 from workbench.study.run.job import Trained
-from workbench.study.set_up.standing import BASELINE_RUN, FURTHER, SEEDS, Standing, baseline_metrics, standing_of
+from workbench.study.set_up.standing import BASELINE_RUN, FURTHER, SEEDS, Standing, standing_of
 
 LENGTH = "schedule.length"
 DIMENSIONS = read_space({LENGTH: {"low": 0.1, "high": 1.0, "log": True}})
@@ -96,26 +96,6 @@ def test_further_seeds_count_with_those_of_the_trial_and_one_that_diverged_is_lo
     standing = judged(trials, baseline, **{FURTHER: {"1": [[N_BASELINE, 0.003], [N_BASELINE + 1, None]]}})
     assert standing.tried[1].deficits == pytest.approx((0.001, 0.002, 0.003, math.inf))
     assert standing.leader is None
-
-
-def test_runs_of_the_baseline_that_an_earlier_version_kept_together_count_with_later_ones() -> None:
-    kept = {"baseline_runs": {"0": 0.98, "1": 0.97, "6": math.nan}}
-    found = baseline_metrics(kept | {f"{BASELINE_RUN}7": Trained(0.96, (), 1.0).to_json()})
-    assert found == pytest.approx({0: 0.98, 1: 0.97, 6: math.nan, 7: 0.96}, nan_ok=True)
-
-
-def test_a_seed_on_which_the_baseline_diverged_is_as_if_it_had_not_been_drawn() -> None:
-    """An earlier version trained plans there, too, and kept what they lost beside nothing as lost altogether."""
-    plan = [(seed, 0.002 + 0.001 * seed) for seed in range(3)]
-    baseline = {seed: 0.98 + 0.002 * seed for seed in range(N_BASELINE)}
-    further = {FURTHER: {"1": [[8, 0.004]]}}
-    expected = judged([baseline_trial(), plan_trial(1, 0.3, plan)], baseline | {8: 0.981}, **further)
-    met = {FURTHER: {"1": [[9, None], [8, 0.004]]}}
-    trials = [baseline_trial(), plan_trial(1, 0.3, [*plan, (10, math.inf)])]
-    stands = judged(trials, baseline | {8: 0.981, 9: math.nan, 10: math.nan}, **met)
-    assert stands.tried == expected.tried
-    assert stands.sure == expected.sure
-    assert math.isfinite(stands.noise)
 
 
 def test_plans_that_go_wrong_on_several_seeds_leave_the_leader_where_it_was() -> None:

@@ -30,7 +30,6 @@ from workbench.study.store.stored_records import allowed_drop_of
 
 # Attribute of a study for each of the baseline's runs, with the seed's index behind it: several processes add to them.
 BASELINE_RUN = "baseline_run:"
-_BASELINE_METRICS = "baseline_runs"  # where an earlier version kept all of them: the final metric by the seed's index
 FURTHER = "further_runs"  # attribute of a study: deficits of leaders on further seeds
 SEEDS = "seeds"  # attribute of a trial: the indices of its seeds, in the order of its deficits
 MOST_SEEDS = "most_seeds"  # attribute of a trial: on how many seeds it is trained at most; else the study's own number
@@ -94,16 +93,15 @@ def standing_of(
     values: dict[int, Mapping[str, Any]] = {}
     runs: dict[int, list[Run]] = {}
     times: dict[int, float] = {}
-    spread, further, lacking = 0.0, further_of(attributes), without_reference(attributes)
+    spread, further = 0.0, further_of(attributes)
     for trial in trials:
         own = trial.user_attrs
         if own.get("baseline"):
             spread = float(own.get("spread", 0.0))
         elif trial.state == TrialState.COMPLETE and "deficits" in own:
             values[trial.number] = own["parameters"]
-            seen = [*zip(own[SEEDS], map(_deficit, own["deficits"]), strict=True), *further.get(trial.number, ())]
-            # An earlier version trained plans there, too.
-            runs[trial.number] = [(index, lost) for index, lost in seen if index not in lacking]
+            seen = zip(own[SEEDS], map(_deficit, own["deficits"]), strict=True)
+            runs[trial.number] = [*seen, *further.get(trial.number, ())]
             times[trial.number] = float(own["speed"]["ratio"])
     if also is not None:
         values[also[0]], runs[also[0]], times[also[0]] = also[1], list(also[2]), also[3]
@@ -170,16 +168,14 @@ def standing_now(
 
 def baseline_metrics(attributes: Mapping[str, Any]) -> dict[int, float]:
     """Return the baseline's final metric by the seed's index; NaN where it diverged."""
-    stored = attributes.get(_BASELINE_METRICS, {})
-    metrics = {int(index): math.nan if metric is None else float(metric) for index, metric in stored.items()}
-    metrics |= {index: metric_of(run) for index, run in baseline_runs(attributes).items()}
-    return dict(sorted(metrics.items()))  # a database may give attributes in any order, and sums depend on it
+    return {index: metric_of(run) for index, run in baseline_runs(attributes).items()}
 
 
 def baseline_runs(attributes: Mapping[str, Any]) -> dict[int, Trained]:
-    """Return the baseline's runs by the seed's index; without those that an earlier version kept."""
+    """Return the baseline's runs by the seed's index."""
     stored = {name: run for name, run in attributes.items() if name.startswith(BASELINE_RUN)}
-    return {int(name.removeprefix(BASELINE_RUN)): Trained.from_json(run) for name, run in stored.items()}
+    runs = {int(name.removeprefix(BASELINE_RUN)): Trained.from_json(run) for name, run in stored.items()}
+    return dict(sorted(runs.items()))  # a database may give attributes in any order, and sums depend on it
 
 
 def without_reference(attributes: Mapping[str, Any]) -> set[int]:
