@@ -156,10 +156,8 @@ def _check_same_question(folder: Path, task: Task, steps: int | None, allowed_dr
     if allowed_drop is not None and str(allowed_drop).replace(" ", "") != str(asked).replace(" ", ""):
         kept = "the default drop" if asked is None else f"an allowed drop of {asked}"
         raise StudyError(f"{folder} asks with {kept}, not {allowed_drop}; {fresh}")
-    budget = file.study.budget_steps
-    horizon = _shorter_than(steps, budget) if steps is not None else ""
-    if steps not in (None, budget) and not any(one.startswith(horizon) for one in file.set_up.left_out):
-        raise StudyError(f"{folder} asks about {budget} batches, not {steps}; {fresh}")
+    if steps not in (None, file.study.budget_steps, file.set_up.todays_steps):
+        raise StudyError(f"{folder} asks about {file.study.budget_steps} batches, not {steps}; {fresh}")
 
 
 def _is_elsewhere(folder: Path, named: str, task: Task) -> bool:
@@ -207,8 +205,8 @@ def ask(
     if horizon < steps:
         needed = math.ceil(_RUNS_WANTED * (steps * look.step_seconds + look.evaluation_seconds) / 60)
         left_out.append(
-            f"{_shorter_than(steps, horizon)}, annealed to their own end, since {_RUNS_WANTED} runs of {steps} would "
-            f"take longer than {minutes:g} minutes; what it finds is confirmed at {horizon}. "
+            f"{SHORTENED}{horizon} of {steps} batches, annealed to their own end, since {_RUNS_WANTED} runs of "
+            f"{steps} would take longer than {minutes:g} minutes; what it finds is confirmed at {horizon}. "
             f"For {steps}, give it {needed} minutes and start over (--minutes {needed} --fresh)."
         )
     space = _space(look, left_out)
@@ -239,11 +237,6 @@ def ask(
     }
     asks = f"Which set-up trains {spec} fastest to the quality that {horizon} batches reach today?"
     return SetUpQuestion(text_of([asks], sections), left_out, horizon, run_seconds)
-
-
-def _shorter_than(steps: int, horizon: int) -> str:
-    """Return the words in which a study says that its runs are shorter than today's, in loader batches."""
-    return f"{SHORTENED}{horizon} of {steps} batches"
 
 
 def _seeds(run_seconds: float, minutes: float) -> dict[str, int]:
