@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from workbench.core.paired_bounds import TimeRatio, paired_drop_bounds, planned_pairs, time_ratio
 from workbench.core.records import Verdict
@@ -42,12 +41,6 @@ def test_a_test_looks_at_half_and_at_all_of_its_pairs_and_all_of_them_spend_less
     assert all((test.first, test.end) == (17, 27) for test in further)
     spent = 0.005 + 0.035 + sum(test.looks[0][1] for test in further)
     assert 0.049 < spent <= 0.05
-
-
-def test_one_seed_is_refused_because_it_has_no_spread() -> None:
-    for plan in (lambda: first_test(1), lambda: further_test(5, 1, 0)):
-        with pytest.raises(ValueError, match="at least 2 seeds"):
-            plan()
 
 
 def test_a_candidate_as_good_as_o0_is_confirmed_four_times_in_five() -> None:

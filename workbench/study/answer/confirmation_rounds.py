@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from statistics import median
 
 import optuna
@@ -37,33 +37,28 @@ class _Asked:
     keep: Callable[[str, Trained], None]
 
 
+@dataclass
 class ConfirmationRounds:
-    """Trains rounds, as far as the time goes; see `Confirmation` for the arguments.
+    """Trains rounds, as far as the time goes."""
 
-    ``cut_short`` is whether the time was over before all were trained.
-    """
+    study: optuna.Study
+    file: StudyFile
+    experimenter: Experimenter
+    warm_ups: WarmUps
+    _: KW_ONLY
+    trainers: Sequence[Experimenter] = ()  # that train side by side; the experimenter does where there are none
+    deadline: float | None = None  # by ``time.monotonic()``; no run is begun that would take longer
+    on_run: Callable[[int, int], None] = lambda *_: None  # gets runs done, and as far as planned, after every run
+    on_step: Callable[[RunStep], None] | None = None
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        file: StudyFile,
-        runs: ConfirmationRuns,
-        experimenter: Experimenter,
-        trainers: Sequence[Experimenter],
-        warm_ups: WarmUps,
-        deadline: float | None,
-        on_run: Callable[[int, int], None],
-        on_step: Callable[[RunStep], None] | None,
-    ) -> None:
-        self._runs, self._experimenter, self._trainers, self._warm_ups = runs, experimenter, trainers, warm_ups
-        self._deadline, self._on_run, self._on_step = deadline, on_run, on_step
-        self.cut_short = False
-        self._are_timed = file.study.objective == "time_to_quality"
+    def __post_init__(self) -> None:
+        self.runs = runs = ConfirmationRuns(self.study, self.file)
+        self.cut_short = False  # whether the time was over before all were trained
         self._n_ended = 0  # over all tests: a further one does not seem to begin from zero
         self._beside_seconds: list[float] = []  # time of runs that their own seconds leave out: building, evaluation
-        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         known = (one.user_attrs for one in complete if {"plan_key", "trained"} <= one.user_attrs.keys())
-        length = runs.steps / file.study.budget_steps
+        length = runs.steps / self.file.study.budget_steps
         self._searched_seconds = {one["plan_key"]: Trained.from_json(one["trained"]).seconds * length for one in known}
 
     def train(self, rounds: Mapping[int, Mapping[str, Plan]], is_over: Callable[[], bool] = lambda: False) -> None:
@@ -73,23 +68,23 @@ class ConfirmationRounds:
         """
         planned = self._n_ended + sum(map(len, rounds.values()))
         are_several = self.places([plan for plans in rounds.values() for plan in plans.values()]) > 1
-        self._on_run(self._n_ended, planned)
+        self.on_run(self._n_ended, planned)
         try:
             begun = self._begun(rounds, is_over)
             for asked, trained in self._side_by_side(begun) if are_several else self._one_by_one(begun):
                 asked.keep(asked.key, trained)
                 self._n_ended += 1
-                self._on_run(self._n_ended, planned)
+                self.on_run(self._n_ended, planned)
         except OutOfTimeError:
             self.cut_short = True
 
     def places(self, plans: Iterable[Plan]) -> int:
         """Return how many runs of some plans are trained at a time: one where a warm-up has to be recorded here."""
-        return 1 if any(map(needs_warm_up, plans)) else max(len(self._trainers), 1)
+        return 1 if any(map(needs_warm_up, plans)) else max(len(self.trainers), 1)
 
     def seconds_of_run(self, key: str) -> float:
         """Return what a plan's run takes by the clock, by its runs here or else in the search; NaN when unknown."""
-        seconds = self._runs.seconds(key)
+        seconds = self.runs.seconds(key)
         seconds = self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds
         return seconds + (median(self._beside_seconds) if self._beside_seconds else 0.0)
 
@@ -100,9 +95,9 @@ class ConfirmationRounds:
             if is_over():
                 return
             known = [seconds for key in plans if math.isfinite(seconds := self.seconds_of_run(key))]
-            end_if_over(self._deadline, sum(known))
-            keep = self._runs.begin_round(seed)
-            in_turn = list(plans.items())[:: -1 if self._are_timed and seed % 2 else 1]
+            end_if_over(self.deadline, sum(known))
+            keep = self.runs.begin_round(seed)
+            in_turn = list(plans.items())[:: -1 if self.runs.are_timed and seed % 2 else 1]
             yield [_Asked(seed, key, plan, keep) for key, plan in in_turn]
 
     def _one_by_one(self, rounds: Iterator[Sequence[_Asked]]) -> Iterator[tuple[_Asked, Trained]]:
@@ -117,23 +112,23 @@ class ConfirmationRounds:
                 begun.append(one)
                 yield [self._job(asked, NO_WARM_UP) for asked in one]
 
-        for ended in side_by_side.train_rounds(self._trainers, jobs()):
+        for ended in side_by_side.train_rounds(self.trainers, jobs()):
             for asked, (trained, seconds) in zip(begun[ended.number], ended.runs, strict=True):
                 self._beside_seconds.append(max(seconds - trained.seconds, 0.0))
                 yield asked, trained
 
     def _train(self, asked: _Asked) -> Trained:
         try:
-            warm_up = self._warm_ups.before(asked.plan, asked.seed)
+            warm_up = self.warm_ups.before(asked.plan, asked.seed)
         except WarmUpError as error:
             return Trained(math.nan, (), 0.0, diverged=True, message=str(error))
         began = time.monotonic()
-        trained = self._experimenter.run(self._job(asked, warm_up), Monitor(on_step=self._on_step))
+        trained = self.experimenter.run(self._job(asked, warm_up), Monitor(on_step=self.on_step))
         self._beside_seconds.append(max(time.monotonic() - began - trained.seconds, 0.0))
         # What one more seed would take, which needs its own warm-up.
         return replace(trained, seconds=trained.seconds + warm_up.seconds)
 
     def _job(self, asked: _Asked, warm_up: WarmUp) -> TrainJob:
-        steps, evaluate_every = self._runs.steps, self._runs.evaluate_every
+        steps, evaluate_every = self.runs.steps, self.runs.evaluate_every
         job = warm_up.train_job(asked.plan, seed=asked.seed, steps=steps, evaluate_every=evaluate_every)
-        return replace(job, is_timed=self._are_timed)
+        return replace(job, is_timed=self.runs.are_timed)

@@ -46,9 +46,9 @@ class ConfirmationRuns:
         self.baseline = file.baseline_plan()
         self.baseline_key = self.baseline.key()
         self.steps = file.confirm.steps or file.study.budget_steps
-        counts_steps = file.study.objective == "time_to_target"
-        self._are_timed = file.study.objective == "time_to_quality"
-        self.evaluate_every = min(file.evaluate_every, self.steps) if counts_steps else self.steps
+        self.count_steps = file.study.objective == "time_to_target"  # what is compared is how many reach the target
+        self.are_timed = file.study.objective == "time_to_quality"  # or how long a whole run takes
+        self.evaluate_every = min(file.evaluate_every, self.steps) if self.count_steps else self.steps
         # Version 0.6 evaluated at the end alone, which says nothing of the time to the target.
         self._length = f"{self.steps}:{self.evaluate_every}" if self.evaluate_every < self.steps else f"{self.steps}"
         self._known = dict(study.user_attrs)  # every look asks for every run, and each question to SQLite costs
@@ -60,7 +60,7 @@ class ConfirmationRuns:
     def together(self, seed: int, *keys: str) -> tuple[Trained, ...]:
         """Return the runs of some plans from the latest round on a seed that has them all; empty if none has."""
         rounds: Iterable[Mapping[str, Any]]
-        if self._are_timed:
+        if self.are_timed:
             rounds = reversed(self._known.get(self._rounds_name(seed), []))
         else:
             names = {key: self._run_name(key, seed) for key in keys}
@@ -74,7 +74,7 @@ class ConfirmationRuns:
 
     def begin_round(self, seed: int) -> Callable[[str, Trained], None]:
         """Return what stores a plan's run in a fresh round on a seed."""
-        if not self._are_timed:
+        if not self.are_timed:
             return lambda key, trained: self._keep(self._run_name(key, seed), trained.to_json())
         before, runs = self._known.get(self._rounds_name(seed), []), dict[str, Any]()
 
@@ -87,7 +87,7 @@ class ConfirmationRuns:
     def lacking(self, keys: Iterable[str], seed: int) -> list[str]:
         """Return the plans, O0 among them, that a round on a seed must have for each of them to have O0 beside it."""
         lacking = [key for key in keys if not self.together(seed, self.baseline_key, key)]
-        return list(dict.fromkeys([self.baseline_key, *lacking])) if lacking and self._are_timed else lacking
+        return list(dict.fromkeys([self.baseline_key, *lacking])) if lacking and self.are_timed else lacking
 
     def speed(self, key: str) -> SpeedMeasured | None:
         """Return how fast a plan's steps are by the confirmation's own timing; None before it."""
@@ -135,7 +135,7 @@ class ConfirmationRuns:
         """Return the planned tests of an export in the order in which they were planned."""
         rows = self._known.get(f"confirm_tests:{target}", [])
         tests = [PlannedTest(row["first"], tuple((n, error) for n, error in row["looks"])) for row in rows]
-        return [StoredTest(row["key"], test, row.get("question", "")) for row, test in zip(rows, tests, strict=True)]
+        return [StoredTest(row["key"], test, row["question"]) for row, test in zip(rows, tests, strict=True)]
 
     def n_further(self, target: str) -> int:
         """Return how many tests of an export have used the error reserved for unplanned ones."""

@@ -12,13 +12,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-import optuna
-
-from workbench.config import BoostConfig, Plan
+from workbench.config import Plan
 from workbench.core import paired_bounds
 from workbench.core.metric_scale import MetricScale
 from workbench.core.paired_bounds import TimeRatio, decide
@@ -26,17 +24,15 @@ from workbench.core.records import CandidateRecord, Verdict, timed_per
 from workbench.core.text import format_duration
 from workbench.study.answer import planned_tests
 from workbench.study.answer.confirmation_rounds import ConfirmationRounds
-from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
+from workbench.study.answer.confirmation_runs import metric_of
 from workbench.study.answer.planned_tests import Judgement, PlannedTest, judge
-from workbench.study.answer.selection import Contender, select
+from workbench.study.answer.selection import Contender
 from workbench.study.ask.plans import needs_warm_up
-from workbench.study.ask.sections import TARGETS
-from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
-from workbench.study.run.job import RunStep, SpeedMeasured
+from workbench.study.run.job import SpeedMeasured
 from workbench.study.run.objective import goal, steps_to_target
-from workbench.study.run.runner import Experimenter, end_if_over
-from workbench.study.run.warm_up import WarmUpError, WarmUps
+from workbench.study.run.runner import end_if_over
+from workbench.study.run.warm_up import WarmUpError
 from workbench.study.set_up.total_time import compile_seconds
 from workbench.study.store.stored_records import metrics_seen
 
@@ -47,49 +43,21 @@ _SHARE_OF_TIME = 0.9  # of what is left, for which a test is planned; the rest i
 
 
 @dataclass
-class Confirmation:
+class Confirmation(ConfirmationRounds):
     """Runs and judges the confirmation of a study, which keeps every finished run and every planned test."""
 
-    study: optuna.Study
-    file: StudyFile
-    experimenter: Experimenter
-    warm_ups: WarmUps
-    _: KW_ONLY
-    trainers: Sequence[Experimenter] = ()  # that train side by side; the experimenter does where there are none
     command: str = ""  # that adds seeds, with ``{seeds}``
     confirm_seeds: int | None = None  # from the command line; None lets the pilots decide
-    deadline: float | None = None  # by ``time.monotonic()``; no run is begun that would take longer
-    on_run: Callable[[int, int], None] = lambda *_: None  # gets runs done, and as far as planned, after every run
-    on_step: Callable[[RunStep], None] | None = None
     on_note: Callable[[str], None] = lambda _: None  # gets a sentence about each test before it
 
     def __post_init__(self) -> None:
-        study, file = self.study, self.file
-        self.is_open = False  # whether a test that has begun lacks pairs for that reason
+        super().__post_init__()
+        self.is_open = False  # whether a test that has begun lacks pairs since the time was over
         self._trained_alongside: list[Contender] = []
-        self._counts_steps = file.study.objective == "time_to_target"
-        self._counts_runs = file.study.objective == "time_to_quality"
-        self.runs = ConfirmationRuns(study, file)
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
-        gap = paired_bounds.smallest_gap(metrics_seen(study))
+        gap = paired_bounds.smallest_gap(metrics_seen(self.study))
         higher = self.experimenter.higher_is_better
         self._scale: dict[str, Any] = {"higher_is_better": higher, "resolution": gap or None}
-        self.rounds = ConfirmationRounds(
-            study,
-            file,
-            self.runs,
-            self.experimenter,
-            self.trainers,
-            self.warm_ups,
-            self.deadline,
-            self.on_run,
-            self.on_step,
-        )
-
-    @property
-    def cut_short(self) -> bool:
-        """Whether the time was over before all verdicts were in."""
-        return self.rounds.cut_short
 
     def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
         """Test the best contenders of each export in turn, until as many as the file asks for are not refuted.
@@ -101,22 +69,12 @@ class Confirmation:
         # After all runs, so that a second call says the same.
         return [self._record(contender, why_untested) for contender, why_untested in tested]
 
-    def plans_of(self, candidates: Sequence[CandidateRecord]) -> dict[str, Plan]:
-        """Return for each export the plan that it would take; exports that take O0 are left out."""
-        chosen: dict[str, Plan] = {}
-        for target in dict.fromkeys(one.target for one in candidates):
-            taken = select(target, candidates).candidate
-            if taken is not None:
-                config = BoostConfig.from_dict(dict(taken.config))
-                chosen[target] = self.file.plans.resolve(config, TARGETS[target])
-        return chosen
-
     def _tested(self, target: str, pool: Sequence[Contender]) -> list[tuple[Contender, str]]:
         """Return each contender examined, with the reason it was not tested (empty if it was)."""
         begun: list[tuple[Contender, str]] = []
         why = "" if self.file.confirm.enabled else "it was not tested over seeds, since [confirm] is switched off"
         wanted = self.file.confirm.candidates
-        if self._counts_runs and not why:
+        if self.runs.are_timed and not why:
             first = [one for at, one in enumerate(pool[:wanted]) if not self._is_beaten(one, pool[:at])]
             self._trained_alongside = [one for one in first if self._measure_and_is_faster(one)]
             while len(self._trained_alongside) > 1 and self._is_short(self._trained_alongside[0]):
@@ -137,7 +95,7 @@ class Confirmation:
     def _is_beaten(self, contender: Contender, others: Sequence[Contender]) -> bool:
         """Return whether another one, if confirmed, would be exported first; known only where whole runs are timed."""
         time = contender.trial.relative_step_time
-        return self._counts_runs and any(one.trial.relative_step_time <= time for one in others)
+        return self.runs.are_timed and any(one.trial.relative_step_time <= time for one in others)
 
     def _run_tests(self, contender: Contender) -> str:
         """Train and judge a contender's test, and a further one if its verdict is open and more seeds are asked for.
@@ -150,13 +108,14 @@ class Confirmation:
         judged, asked = self._judged(contender), self.confirm_seeds or 0
         if judged.verdict is Verdict.UNDECIDED and judged.missing == 0 and asked > judged.end:
             if self.deadline is not None and time.monotonic() > self.deadline:
-                self.rounds.cut_short = True
+                self.cut_short = True
                 return ""
             n_further = self.runs.n_further(contender.target)
             if asked == judged.end + 1:
                 self.on_note(f"{contender.target}: one fresh seed has no spread of its own, so a second one is trained")
             n_fresh = max(asked - judged.end, 2)
-            self._keep_test(contender, planned_tests.further_test(judged.end, n_fresh, n_further))
+            test = planned_tests.further_test(judged.end, n_fresh, n_further)
+            self.runs.keep_test(contender.target, contender.key, test, contender.allowed_drop)
             self._train_test(contender)
         elif judged.verdict is Verdict.CONFIRMED and asked > judged.end:
             self.on_note(
@@ -164,9 +123,6 @@ class Confirmation:
                 "already, so no more are trained"
             )
         return ""
-
-    def _keep_test(self, contender: Contender, test: PlannedTest) -> None:
-        self.runs.keep_test(contender.target, contender.key, test, contender.allowed_drop)
 
     def _plan_first(self, contender: Contender) -> str:
         """Decide from pilot pairs how many pairs the contender's first test takes, and store that before it goes on.
@@ -193,11 +149,11 @@ class Confirmation:
             n_pairs = paired_bounds.planned_pairs(
                 bounds.spread, drop, error=error, at_least=section.seeds_min, at_most=section.seeds_max
             )
-            if self._counts_runs:  # the search has aimed below the allowed drop for this number
+            if self.runs.are_timed:  # the search has aimed below the allowed drop for this number
                 n_pairs = max(n_pairs, section.usual_seeds)
             if self.deadline is not None:
                 n_pairs = self._affordable(contender, n_pilots, n_pairs)
-            elif self._counts_steps:
+            elif self.runs.count_steps:
                 time_error = min(error, planned_tests.LARGEST_TIME_ERROR)
                 n_pairs = max(n_pairs, paired_bounds.fewest_pairs_for_a_ratio(time_error))
         if is_bounded:
@@ -213,8 +169,8 @@ class Confirmation:
             )
         test = planned_tests.further_test(0, n_pairs, n_further)
         if is_at_full_level:  # whose runs may give the time, too
-            test = planned_tests.first_test(n_pairs, section.seeds_min if self._counts_runs else 2)
-        self._keep_test(contender, test)
+            test = planned_tests.first_test(n_pairs, section.seeds_min if self.runs.are_timed else 2)
+        self.runs.keep_test(contender.target, contender.key, test, drop)
         return ""
 
     def _is_short(self, contender: Contender) -> bool:
@@ -226,11 +182,11 @@ class Confirmation:
         """Return how many pairs the time allows: a pair takes the time of its missing runs."""
         assert self.deadline is not None
         keys = self._trained_together(contender)
-        left = _SHARE_OF_TIME * (self.deadline - time.monotonic()) * self.rounds.places(keys.values())
-        if not sum(self.rounds.seconds_of_run(key) for key in keys) > 0.0:
+        left = _SHARE_OF_TIME * (self.deadline - time.monotonic()) * self.places(keys.values())
+        if not sum(self.seconds_of_run(key) for key in keys) > 0.0:
             return n_wanted
         for n_pairs, seed in enumerate(self.runs.seeds(n_done, n_wanted - n_done), start=n_done):
-            left -= sum(map(self.rounds.seconds_of_run, self.runs.lacking(keys, seed)))
+            left -= sum(map(self.seconds_of_run, self.runs.lacking(keys, seed)))
             if left < 0.0:
                 return n_pairs
         return n_wanted
@@ -262,7 +218,7 @@ class Confirmation:
         plans = self._trained_together(contender)
         seeds = self.runs.seeds(test.first, n_pairs)
         lacking = {seed: {key: plans[key] for key in self.runs.lacking(plans, seed)} for seed in seeds}
-        self.rounds.train(lacking, lambda: self.runs.diverged(contender.key, test.first, n_pairs))
+        self.train(lacking, lambda: self.runs.diverged(contender.key, test.first, n_pairs))
 
     def _trained_together(self, contender: Contender) -> dict[str, Plan]:
         """Return the plans that take turns on a seed; where runs are timed, those to be tested later are among them.
@@ -274,12 +230,12 @@ class Confirmation:
 
     def _seconds_per_pair(self, contender: Contender) -> float:
         seconds = self.runs.seconds(self.runs.baseline_key) + self.runs.seconds(contender.key)
-        return seconds / self.rounds.places([contender.plan])
+        return seconds / self.places([contender.plan])
 
     def _measure_and_is_faster(self, contender: Contender) -> bool:
         """Return whether training can confirm the contender; where only step time counts, that is known beforehand."""
         self._measure_step_time(contender)
-        return self._counts_steps or self._untested_ratio(contender).low > 1.0
+        return self.runs.count_steps or self._untested_ratio(contender).low > 1.0
 
     def _record(self, contender: Contender, why_untested: str) -> CandidateRecord:
         judged = self._judged(contender)
@@ -288,7 +244,7 @@ class Confirmation:
         sentence = planned_tests.sentence(
             judged,
             self.experimenter.metric_name,
-            per="to the target" if self._counts_steps else timed_per(self.file.study.objective),
+            per="to the target" if self.runs.count_steps else timed_per(self.file.study.objective),
             next_error=planned_tests.further_error(self.runs.n_further(contender.target)),
             seconds_per_pair=self._seconds_per_pair(contender),
             command=self.command,
@@ -342,13 +298,13 @@ class Confirmation:
     def _time_ratio(self, contender: Contender, test: PlannedTest, n_pairs: int, error: float) -> TimeRatio:
         """Return how much faster the contender is at a look, by the study's objective."""
         pairs = self.runs.usable_pairs(contender.key, test.first, n_pairs)
-        if self._counts_runs:
+        if self.runs.are_timed:
             compiling = compile_seconds(contender.plan, self.file, self.study.user_attrs)
             return paired_bounds.run_time_ratio(
                 [(baseline.seconds, candidate.seconds + compiling) for baseline, candidate in pairs], error=error
             )
         measured = self._step_time(contender)
-        if measured is None or not self._counts_steps:
+        if measured is None or not self.runs.count_steps:
             return self._untested_ratio(contender)
         higher, times = self.experimenter.higher_is_better, []
         for baseline, candidate in pairs:
@@ -365,7 +321,7 @@ class Confirmation:
         measured, trial = self._step_time(contender), contender.trial
         if measured is None:
             return TimeRatio(1.0 / trial.relative_step_time, 0.0, math.inf, None)
-        if not self._counts_steps:
+        if not self.runs.count_steps:
             return paired_bounds.time_ratio((), measured)
         ratio, high, low = (
             contender.baseline_steps / (trial.warm_up_steps + one * trial.steps_to_target) for one in measured
@@ -376,7 +332,7 @@ class Confirmation:
 
     def _about_compiling(self, contender: Contender) -> str:
         """Say what compiling takes, and from what length of training it pays off; empty where nothing is compiled."""
-        compiling = compile_seconds(contender.plan, self.file, self.study.user_attrs) if self._counts_runs else 0.0
+        compiling = compile_seconds(contender.plan, self.file, self.study.user_attrs) if self.runs.are_timed else 0.0
         # By each of today's batches.
         pairs = self.runs.usable_pairs(contender.key, 0, _N_TIMED)
         saved = [(given.seconds - mine.seconds) / self.runs.steps for given, mine in pairs]
@@ -388,7 +344,7 @@ class Confirmation:
 
     def _measure_step_time(self, contender: Contender) -> None:
         """Time the contender's steps again: it was picked by the search's timing, which therefore flatters it."""
-        if self._counts_runs or self.runs.speed(contender.key) is not None:  # whole runs are timed by themselves
+        if self.runs.are_timed or self.runs.speed(contender.key) is not None:  # whole runs are timed by themselves
             return
         (seed,) = self.runs.seeds(0, 1)
         try:
@@ -398,6 +354,6 @@ class Confirmation:
         except WarmUpError:  # the run with this seed will say so
             return
         except OutOfTimeError:
-            self.rounds.cut_short = True
+            self.cut_short = True
             return
         self.runs.keep_speed(contender.key, measured)

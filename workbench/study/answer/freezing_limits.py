@@ -20,11 +20,11 @@ from workbench.study.store.stored_records import trials_of
 _PREFIX = "freezing_limit:"
 
 
-def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: Experimenter) -> list[dict[str, Any]]:
-    """Measure what has not been measured yet and return `freezing_limits_of`; empty if the study asks for none."""
+def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: Experimenter) -> None:
+    """Measure what has not been measured yet, if the study asks for it."""
     section = file.freezing_limit
     if section is None or not section.enabled:
-        return []
+        return
     for trial in trials_of(study):
         if trial.state != "complete" or trial.seconds == 0.0 or f"{_PREFIX}{trial.number}" in study.user_attrs:
             continue
@@ -38,7 +38,6 @@ def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: 
         schedule = getattr(plan.config, method.section)
         row = {"trial": trial.number, **dict(schedule), "frozen_share": schedule.frozen_share(), **measured.to_json()}
         study.set_user_attr(f"{_PREFIX}{trial.number}", row)
-    return freezing_limits_of(study)
 
 
 def freezing_limits_of(study: optuna.Study) -> list[dict[str, Any]]:

@@ -50,18 +50,15 @@ def tune_loss_scale(
     file: StudyFile,
     experimenter: Experimenter,
     on_step: Callable[[RunStep], None] | None = None,
-) -> dict[str, Any] | None:
-    """Record, replay, choose and verify; a finished stage is stored with the study and not repeated.
+) -> None:
+    """Record, replay, choose and verify, if the study asks for it; a finished stage is stored and not repeated.
 
-    Return the chosen policy (``init``, ``factor``, ``window``) with what was predicted, what the rerun showed, all
-    judged ``policies`` and a ``sentence``; None when the study does not ask for it, or ``{"failed": sentence}``.
+    The study keeps the chosen ``loss_scale_policy`` (``init``, ``factor``, ``window``) with what was predicted, what
+    the rerun showed, all judged ``policies`` and a ``sentence``; or ``{"failed": sentence}``.
     """
     section = file.loss_scale_replay
-    if section is None or not section.enabled:
-        return None
-    stored = study.user_attrs.get("loss_scale_policy")
-    if stored is not None:
-        return dict(stored)
+    if section is None or not section.enabled or "loss_scale_policy" in study.user_attrs:
+        return
 
     def train(name: str, policy: Mapping[str, Any], steps: int, exponents_every: int) -> Trained:
         values: dict[str, Any] = {f"loss_scale.{key}": policy[key] for key in ("kind", "init", "factor", "window")}
@@ -81,13 +78,13 @@ def tune_loss_scale(
             recording = {"failed": sentence}
         study.set_user_attr("loss_scale_recording", recording)
     if "failed" in recording:
-        return dict(recording)
+        study.set_user_attr("loss_scale_policy", recording)
+        return
     try:
         outcomes = experimenter.run(ReplayJob(recording["path"], tuple(policies_of(section)))).policies
     except ValueError as error:
-        failed = {"failed": f"the loss-scale policy was not chosen: {error}"}
-        study.set_user_attr("loss_scale_policy", failed)
-        return failed
+        study.set_user_attr("loss_scale_policy", {"failed": f"the loss-scale policy was not chosen: {error}"})
+        return
     chosen = choose_policy(outcomes, section.max_underflow_share)
     checked: list[dict[str, Any]] = []
     for outcome in _evenly(outcomes, section.check_policies):
@@ -111,9 +108,7 @@ def tune_loss_scale(
         "policies": [asdict(outcome) for outcome in outcomes],
         "checked": checked,
     }
-    result = plain({**result, "sentence": policy_sentence(result)})
-    study.set_user_attr("loss_scale_policy", result)
-    return result
+    study.set_user_attr("loss_scale_policy", plain({**result, "sentence": policy_sentence(result)}))
 
 
 def _evenly(outcomes: Sequence[PolicyOutcome], n: int) -> list[PolicyOutcome]:

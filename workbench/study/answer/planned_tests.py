@@ -40,10 +40,6 @@ class PlannedTest:
     first: int  # number of its first pair, counted from 0 over all pairs of the study
     looks: tuple[tuple[int, float], ...]  # pairs so far, and the error of each bound there
 
-    def __post_init__(self) -> None:
-        if self.n_pairs < 2:
-            raise ValueError(f"a paired comparison needs at least 2 seeds, got {self.n_pairs}")
-
     @property
     def n_pairs(self) -> int:
         """Number of pairs in the whole test, up to its last look."""

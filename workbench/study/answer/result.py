@@ -83,21 +83,15 @@ class StudyReader:
 def standing_result(study_dir: str | Path, study: optuna.Study, file: StudyFile) -> StudyResult:
     """Like `read_result`, for a study that has already been opened."""
     directory, attributes = study_folder(study_dir), study.user_attrs
-    # Sentences were stored with a command; the study's folder may be called otherwise by now.
-    here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
-    candidates = [replace(one, sentence=_COMMAND.sub(lambda _: here, one.sentence)) for one in candidates_of(study)]
-    trials, choices = _judged(study, file), dict[str, Choice]()
-    if "candidates" in attributes:
-        confirmed_only = bool(attributes.get("require_confirmed", False))  # as when the files were written
-        choices = _choices(study, file, trials, candidates, require_confirmed=confirmed_only)
+    confirmed_only = bool(attributes.get("require_confirmed", False))  # as when the files were written
+    result = _result(study, file, directory, is_judged="candidates" in attributes, require_confirmed=confirmed_only)
     files = {target: directory / "result" / f"boost_config.{target}.json" for target in TARGETS}
     exported = {target: path for target, path in files.items() if path.exists()}
-    chosen = {target: choice.label for target, choice in choices.items()}
     earlier = f"The files hold an earlier choice; `workbench export {study_dir}` writes this one."
-    more = [earlier] if exported and attributes.get("chosen", {}) != chosen else []
-    result = _result(study, file, directory, trials, candidates, choices, exported, more)
+    more = [earlier] if exported and attributes.get("chosen", {}) != result.chosen else []
     report = directory / "result" / "report.html"
-    return replace(result, report=report if report.exists() else None)
+    result = replace(result, exported=exported, report=report if report.exists() else None)
+    return _with_messages(result, study, file, more)
 
 
 def write_note(study_dir: str | Path, number: int, text: str, *, storage: str | None = None) -> None:
@@ -122,41 +116,31 @@ def export_study(
     """
     with kept.quiet_optuna():
         study, file, directory = open_begun(study_dir, storage)
-        result = standing_result(study_dir, study, file)
         if baseline_trial(study) is None:
             raise StudyError(
                 f"{study_dir}: the study has no finished trial to export; run `workbench tune {study_dir}`"
             )
-        folder, policy = directory / "result" if out is None else Path(out), result.loss_scale_policy
-        chosen: Any = {"folder": folder, "require_confirmed": require_confirmed}
-        return write_answer(study, file, directory, result.candidates, policy, **chosen)
+        folder = directory / "result" if out is None else Path(out)
+        return write_answer(study, file, directory, folder, require_confirmed=require_confirmed)
 
 
 def write_answer(
-    study: optuna.Study,
-    file: StudyFile,
-    directory: Path,
-    candidates: Sequence[CandidateRecord],
-    policy: Mapping[str, Any] | None,
-    *,
-    folder: Path,
-    require_confirmed: bool = False,
+    study: optuna.Study, file: StudyFile, directory: Path, folder: Path, *, require_confirmed: bool
 ) -> StudyResult:
     """Choose what each export takes, write the files into ``folder`` and say why.
 
     The loss-scale policy applies to O0, too. The study keeps the choice when the files go to its own ``result``.
     """
-    attributes, trials = study.user_attrs, _judged(study, file)
-    choices = _choices(study, file, trials, candidates, require_confirmed=require_confirmed)
+    result = _result(study, file, directory, is_judged=True, require_confirmed=require_confirmed)
+    policy = result.loss_scale_policy
     policy_sentence = "" if policy is None else str(policy.get("sentence", policy.get("failed", "")))
-    environment = attributes.get("environment", {})
     origin = {
         "study": file.study.name,
         **{name: getattr(file.study, name) for name in ("task", "seed", "objective")},
-        "metric": metric_name_of(attributes),
-        "data_hash": str(attributes.get("data_hash", "")),
+        "metric": result.metric_name,
+        "data_hash": str(study.user_attrs.get("data_hash", "")),
         "loss_scale": policy_sentence or None,
-        "environment": environment,
+        "environment": result.environment,
     }
     off = with_policy(all_off(file.base_config()), policy, [dimension.path for dimension in file.dimensions])
     try:
@@ -164,15 +148,15 @@ def write_answer(
     except WarmUpError:  # of which nothing is left here
         warm_up = None
     snapshots = None if warm_up is None else warm_up.snapshots
-    exported = export_configs(folder, choices, off, origin, file.plans, snapshots)
-    write_tables(folder, candidates, choices, environment)
+    exported = export_configs(folder, result.choices, off, origin, file.plans, snapshots)
+    write_tables(folder, result.candidates, result.choices, result.environment)
     more = [policy_sentence] if policy_sentence else []
     is_own_folder = folder == directory / "result"
     if is_own_folder:
-        study.set_user_attr("chosen", {target: choice.label for target, choice in choices.items()})
+        study.set_user_attr("chosen", result.chosen)
         study.set_user_attr("require_confirmed", require_confirmed)
     # Importance takes a while: the files come first.
-    result = _result(study, file, directory, trials, candidates, choices, exported, more)
+    result = _with_messages(replace(result, exported=exported), study, file, more)
     if is_own_folder:
         Notes(study, file).write(result.trials, [*result.choice_sentences, *more])
     return result
@@ -218,22 +202,18 @@ def _choices(
 
 
 def _result(
-    study: optuna.Study,
-    file: StudyFile,
-    directory: Path,
-    trials: Sequence[TrialRecord],
-    candidates: Sequence[CandidateRecord],
-    choices: Mapping[str, Choice],
-    exported: Mapping[str, Path],
-    more: Sequence[str],
+    study: optuna.Study, file: StudyFile, directory: Path, *, is_judged: bool, require_confirmed: bool
 ) -> StudyResult:
-    """Return the answer; its messages begin with the choices' sentences, and nothing is repeated."""
-    attributes = study.user_attrs
-    importance, why_unknown = _importance(study, file)
+    """Return the answer without its files and messages; before candidates were judged without choices, too."""
+    attributes, trials = study.user_attrs, _judged(study, file)
+    # Sentences were stored with a command; the study's folder may be called otherwise by now.
+    here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
+    candidates = [replace(one, sentence=_COMMAND.sub(lambda _: here, one.sentence)) for one in candidates_of(study)]
+    choices = _choices(study, file, trials, candidates, require_confirmed=require_confirmed) if is_judged else {}
     known = attribution_of(attributes)
     taken = {target: choice.candidate for target, choice in choices.items() if choice.candidate is not None}
     parts = {target: known.get(str(one.trial_number), ()) for target, one in taken.items()}
-    result = StudyResult(
+    return StudyResult(
         name=file.study.name,
         directory=directory,
         task=file.study.task,
@@ -241,13 +221,11 @@ def _result(
         higher_is_better=bool(attributes.get("higher_is_better", True)),
         objective=file.study.objective,
         n_trials=int(attributes.get("n_trials", file.study.n_trials)),
-        trials=list(trials),
-        candidates=list(candidates),
-        exported=dict(exported),
-        choices=dict(choices),
+        trials=trials,
+        candidates=candidates,
+        choices=choices,
         loss_scale_policy=attributes.get("loss_scale_policy"),
         freezing_limits=freezing_limits_of(study),
-        importance=importance,
         environment=attributes.get("environment", {}),
         allowed_drops=attributes.get("allowed_drops", {}),
         attribution={target: one for target, one in parts.items() if one},
@@ -256,12 +234,21 @@ def _result(
         shortened=None if (today := file.set_up.todays_steps) is None else (file.study.budget_steps, today),
         doubt=learns_nothing(study, file),
     )
+
+
+def _with_messages(result: StudyResult, study: optuna.Study, file: StudyFile, more: Sequence[str]) -> StudyResult:
+    """Return the answer with what matters and its messages: the choices' sentences, then ``more`` and what they left.
+
+    Nothing is repeated.
+    """
+    attributes = study.user_attrs
+    importance, why_unknown = _importance(study, file)
     sentences = [file.set_up.shortened, attributes.get("search_ended", ""), attributes.get("cut_short", "")]
     sentences += [_where_o0_diverged(attributes, file), *attributes.get("warm_start_notes", [])]
     sentences += [*file.not_drawn(), why_unknown]
-    said = " ".join(choice.sentence for choice in choices.values())
+    said = " ".join(choice.sentence for choice in result.choices.values())
     left = [one for one in sentences if one and one.rstrip(".") not in said]
-    return replace(result, messages=[*result.choice_sentences, *more, *left])
+    return replace(result, importance=importance, messages=[*result.choice_sentences, *more, *left])
 
 
 def _where_o0_diverged(attributes: Mapping[str, Any], file: StudyFile) -> str:

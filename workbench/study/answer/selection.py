@@ -54,9 +54,9 @@ class Contender:
         return self.plan.key()
 
 
-def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] | None) -> dict[str, list[Contender]]:
+def contenders(study: optuna.Study, file: StudyFile) -> dict[str, list[Contender]]:
     """Return who competes for each export, best first, with the loss-scale policy that was chosen, if one was."""
-    trials = trials_of(study)
+    trials, policy = trials_of(study), study.user_attrs.get("loss_scale_policy")
     baseline = baseline_record(study, trials)
     higher = bool(study.user_attrs["higher_is_better"])
     searched = [dimension.path for dimension in file.dimensions]
@@ -309,7 +309,7 @@ def nothing_found(
 
 
 def with_policy(config: BoostConfig, policy: Mapping[str, Any] | None, searched: Sequence[str]) -> BoostConfig:
-    """Return a configuration with what `tune_loss_scale` returned, except for the parameters that the study searched.
+    """Return a configuration with what `tune_loss_scale` chose, except for the parameters that the study searched.
 
     None, or a policy whose choice ``failed``, changes nothing. The kind of loss scale is left to its rule, so a policy
     found in float16 changes nothing in a float32 plan and is ready when mixed precision is switched on.

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -216,7 +217,7 @@ def tune(
                         raise
                 search.run()
             searches_on = finds_set_up and not goes_on
-            found = has_found(study, file) if searches_on else any(contenders(study, file, None).values())
+            found = has_found(study, file) if searches_on else any(contenders(study, file).values())
             if not found:
                 # Nothing to take apart, or to confirm: the search has that time, too.
                 if finds_set_up:
@@ -231,10 +232,10 @@ def tune(
                 settle(search, deadline=moment)
                 watch.phase("attribution")
                 take_apart(search, deadline=moment)
-                if any(contenders(study, file, None).values()):
+                if any(contenders(study, file).values()):
                     break
             guard.deadline = half_way(deadline)
-            policy, cut_short = _measure_more(study, file, guard, watch)
+            cut_short = _measure_more(study, file, guard, watch)
 
             guard.deadline = deadline
             confirmation = Confirmation(
@@ -243,24 +244,22 @@ def tune(
                 guard,
                 search.warm_ups,
                 trainers=trainers,
-                command=f"workbench tune {study_dir} --confirm-seeds {{seeds}}",
+                command=f"workbench tune {shlex.quote(str(directory))} --confirm-seeds {{seeds}}",
                 confirm_seeds=confirm_seeds,
                 deadline=deadline,
                 on_run=watch.run_finished,
                 on_step=watch.step,
                 on_note=watch.note,
             )
-            candidates = confirmation.judge(contenders(study, file, policy))
+            candidates = confirmation.judge(contenders(study, file))
             keep_candidates(study, candidates)
             cut_short += ["the confirmation"] if confirmation.cut_short else []
             goes_on = "the confirmation" if confirmation.is_open else ""
             if finds_set_up:
-                plans, higher = confirmation.plans_of(candidates), guard.higher_is_better
-                compare_with_plain(
-                    study, file, plans, confirmation.runs, confirmation.rounds.train, higher_is_better=higher
-                )
+                targets = dict.fromkeys(one.target for one in candidates)
+                taken = [one for target in targets if (one := select(target, candidates).candidate) is not None]
+                compare_with_plain(confirmation, taken)
                 watch.phase("attribution")
-                taken = [one for target in plans if (one := select(target, candidates).candidate) is not None]
                 known = [explain(search, one.trial_number, deadline=deadline) for one in taken]
                 if not all(known):
                     cut_short.append(_ATTRIBUTION)
@@ -270,9 +269,7 @@ def tune(
             study.set_user_attr("cut_short", by_time if cut_short else "")
             watch.phase("export")
             folder = directory / "result"
-            result = write_answer(
-                study, file, directory, candidates, policy, folder=folder, require_confirmed=require_confirmed
-            )
+            result = write_answer(study, file, directory, folder, require_confirmed=require_confirmed)
             if not (cut_short or study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))):
                 shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)  # of runs that will not be asked for again
             watch.done()
@@ -300,15 +297,13 @@ def _keep_question(study: optuna.Study, file: StudyFile, guard: Experimenter, n_
     study.set_user_attr("n_trials", n_trials)  # for workers that join
 
 
-def _measure_more(
-    study: optuna.Study, file: StudyFile, guard: Experimenter, watch: StudyWatch
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """Choose a loss-scale policy and time freezing, where the study asks for it; return the policy and what was cut."""
-    policy, cut_short = None, list[str]()
+def _measure_more(study: optuna.Study, file: StudyFile, guard: Experimenter, watch: StudyWatch) -> list[str]:
+    """Choose a loss-scale policy and time freezing, where the study asks for it; return what the time limit ended."""
+    cut_short = list[str]()
     if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
         watch.phase("loss scale")
     try:
-        policy = tune_loss_scale(study, file, guard, on_step=watch.step)
+        tune_loss_scale(study, file, guard, on_step=watch.step)
     except OutOfTimeError:
         cut_short.append("the choice of a loss-scale policy")
     if file.freezing_limit is not None and file.freezing_limit.enabled:
@@ -317,7 +312,7 @@ def _measure_more(
         measure_freezing_limits(study, file, guard)
     except OutOfTimeError:
         cut_short.append("the measurement of what freezing could save")
-    return policy, cut_short
+    return cut_short
 
 
 def _joined(file: StudyFile) -> AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ in turn, on the seeds of the confirmation, show how much faster an export is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,13 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
-from workbench.config import BoostConfig, Plan
+from workbench.config import BoostConfig
 from workbench.core.paired_bounds import paired_drops, run_time_ratio
-from workbench.core.records import TunedPlain
-from workbench.study.answer.confirmation_runs import ConfirmationRuns, is_usable
+from workbench.core.records import CandidateRecord, TunedPlain
+from workbench.study.answer.confirmation_rounds import ConfirmationRounds
+from workbench.study.answer.confirmation_runs import is_usable
 from workbench.study.ask.search_space import Dimension
+from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import plain, read_record
 from workbench.study.run.objective import baseline_trial
@@ -103,26 +105,18 @@ def _between(rates: Sequence[float | None]) -> list[float | None]:
 # Beside what is exported
 
 
-def compare_with_plain(
-    study: optuna.Study,
-    file: StudyFile,
-    exported: Mapping[str, Plan],
-    runs: ConfirmationRuns,
-    train_rounds: Callable[[Mapping[int, Mapping[str, Plan]]], None],
-    *,
-    higher_is_better: bool,
-) -> None:
-    """Train tuned plain in turn with exports, on seeds on which they were confirmed, and keep the comparison.
+def compare_with_plain(confirmation: ConfirmationRounds, exported: Sequence[CandidateRecord]) -> None:
+    """Train tuned plain in turn with what is exported, on seeds of the confirmation, and keep the comparison.
 
-    ``exported`` has for each export the plan that it would take; ``train_rounds`` trains the plans of each seed, as far
-    as the time goes. An export that tuned plain took turns with in the confirmation already is not trained again. Where
-    no time was left to try tuned plain, its time is NaN: the task as given would be too weak a baseline.
+    A candidate that tuned plain took turns with in the confirmation already is not trained again. Where no time was
+    left to try tuned plain, its time is NaN: the task as given would be too weak a baseline.
     """
+    study, file, runs = confirmation.study, confirmation.file, confirmation.runs
     trials = study.get_trials(deepcopy=False)
     n_runs = sum(len(one.user_attrs.get("deficits", ())) for one in trials if one.user_attrs.get(PLAIN))
     if not n_runs:
         unknown = TunedPlain("not tried", {}, math.nan)
-        study.set_user_attr(_STORED, plain(dict.fromkeys(exported, unknown)))
+        study.set_user_attr(_STORED, plain({one.target: unknown for one in exported}))
         return
     # Where no shorter plain run keeps the quality, the task as given is the fair baseline itself.
     best = best_plain(study, file)
@@ -133,34 +127,32 @@ def compare_with_plain(
     relative = float(found.user_attrs["speed"]["ratio"])
     known = TunedPlain(plan.summary(), plan.config.to_dict(), relative, n_runs=n_runs)
     answers: dict[str, TunedPlain] = {}
-    for target, taken in exported.items():
+    for one in exported:
+        taken = file.plans.resolve(BoostConfig.from_dict(one.config), TARGETS[one.target])
         both, seeds = {plan.key(): plan, taken.key(): taken}, runs.seeds(0, _MOST_PAIRS)
-        train_rounds({at: both for at in seeds if runs.run(taken.key(), at) and not runs.together(at, *both)})
+        confirmation.train({at: both for at in seeds if runs.run(taken.key(), at) and not runs.together(at, *both)})
         compiling = compile_seconds(taken, file, study.user_attrs)
         # All that took turns: of the task as given, where nothing plainer is faster, those of the verdict.
-        every = runs.seeds(0, max([_MOST_PAIRS, *(one.test.end for one in runs.tests(target))]))
-        answers[target] = _beside(
-            known, runs, every, plan.key(), taken.key(), compiling, higher_is_better=higher_is_better
-        )
+        every = runs.seeds(0, max([_MOST_PAIRS, *(planned.test.end for planned in runs.tests(one.target))]))
+        answers[one.target] = _beside(known, confirmation, every, plan.key(), taken.key(), compiling)
     study.set_user_attr(_STORED, plain(answers))
 
 
 def _beside(
     known: TunedPlain,
-    runs: ConfirmationRuns,
+    confirmation: ConfirmationRounds,
     seeds: Sequence[int],
     own: str,
     exported: str,
     compiling: float,
-    *,
-    higher_is_better: bool,
 ) -> TunedPlain:
+    runs, higher = confirmation.runs, confirmation.experimenter.higher_is_better
     in_turn = [both for seed in seeds if (both := runs.together(seed, own, exported)) and is_usable(*both)]
     seconds = [(mine.seconds, its.seconds + compiling) for mine, its in in_turn]
     # Metrics do not depend on the minute, so O0's may be of another round.
     beside = [(runs.run(runs.baseline_key, seed), runs.run(own, seed)) for seed in seeds]
     metrics = [(a.metric, b.metric) for a, b in beside if a is not None and b is not None and is_usable(a, b)]
-    drops = paired_drops(metrics, higher_is_better=higher_is_better)
+    drops = paired_drops(metrics, higher_is_better=higher)
     known = replace(known, drop=sum(drops) / len(drops) if drops else math.nan)
     if len(seconds) < _FEWEST_PAIRS:
         return known
