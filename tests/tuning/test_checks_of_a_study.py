@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kit.fake_runner import LIMIT, STUDY, FakeRunner, calls, making, write_study
-from workbench.study import tune
+from workbench.study import export_study, tune
 from workbench.study.ask.study_file import parse_study
 from workbench.study.errors import StudyError
-from workbench.study.run.job import UNMONITORED, FreezingLimitJob, Job, Monitor
+from workbench.study.run.job import UNMONITORED, FreezingLimitJob, Job, Monitor, TrainJob
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").split("[confirm]")[0] + "[confirm]\nenabled = false\n"
 CHECK = (
@@ -42,6 +43,23 @@ def test_every_checked_policy_is_trained_once_and_stands_beside_its_prediction(t
     tune(directory, trials=1, make_experimenter=making(Timed))
     assert calls(directory) == before
     assert (directory / "result" / "boost_config.o1.json").exists()
+
+
+class _Unrecorded(FakeRunner):
+    """Records nothing of its float16 run."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        outcome = super().run(job, monitor)
+        return replace(outcome, path="") if isinstance(job, TrainJob) else outcome
+
+
+def test_why_no_policy_was_chosen_is_said_by_tune_and_by_export(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT + CHECK)
+    result = tune(directory, trials=1, make_experimenter=making(_Unrecorded))
+    assert result.loss_scale_policy is not None
+    assert "nothing was recorded" in result.loss_scale_policy["failed"]
+    assert result.loss_scale_policy["failed"] in result.messages
+    assert export_study(directory).messages == result.messages
 
 
 def test_freezing_trials_alone_are_timed_beside_their_limit_and_once(tmp_path: Path) -> None:
