@@ -303,15 +303,14 @@ class LossScalePanel(WorkPanel):
             control.send(partial(self._show_judged, opened, policies, ranged))
         return f"{counted(len(policies), 'policy', 'policies')} judged"
 
-    def _answer(self, opened: _Opened, replayed: ReplayedRun, policy: ScalePolicy, control: RunControl) -> None:
+    def _answer(self, opened: _Opened, replayed: ReplayedRun, policy: ScalePolicy) -> None:
         table = replayed.judge([policy])
-        control.send(partial(self._show_prediction, opened, policy, table))  # first: a page takes long to draw a figure
+        self._show_prediction(opened, policy, table)  # first: a page takes long to draw a figure
         name = replay_text.policy_name(policy)
-        control.send(partial(self._show_trace, opened, self._trace_of(opened.run, {name: replayed.scales(policy)})))
-        if not self._answers.is_superseded() and not control.stop_requested():  # the range takes a dozen times as long
+        self._show_trace(opened, self._trace_of(opened.run, {name: replayed.scales(policy)}))
+        if not self._answers.is_superseded():  # the range takes a dozen times as long
             ranged = replayed.ranges([policy])
-            table = _with_ranges(table, ranged.table)
-            control.send(partial(self._show_answer, opened, policy, table, ranged.assumption))
+            self._show_answer(opened, policy, _with_ranges(table, ranged.table), ranged.assumption)
 
     def finished(self, outcome: Outcome) -> PanelState:
         """Show what was done, and have the sliders' request answered."""
@@ -339,7 +338,7 @@ class LossScalePanel(WorkPanel):
         for place in (self.scatter, self.exponents):
             place.widget.present(True)
         self.exponents.update(exponents)
-        self.groups.widget.present(groups is not None)  # first: a hidden figure does not know its width
+        self.groups.widget.present(groups is not None)
         if groups is not None:
             self.groups.update(groups)
         if opened.problem:

@@ -29,7 +29,7 @@ from workbench.panels import kit, notebook_cells
 from workbench.panels.kit import close_recursively, row, text_of
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.style import FITTING, STYLE, error_html, faint, note_html, words
-from workbench.panels.worker import Outcome, Reader, RunControl, Worker, show_parts
+from workbench.panels.worker import Outcome, Reader, RunControl, Worker
 
 _LINES_KEPT: Final = 40
 _PACKAGE: Final = Path(__file__).parents[1]
@@ -231,23 +231,9 @@ class Panel:
         else:
             self._cleanups.append(cleanup)
 
-    def new_worker(
-        self, on_messages: Callable[[list[Any]], None], on_end: Callable[[Outcome], None], *, hz: float = 5.0
-    ) -> Worker:
-        """Return a worker that is closed with the panel and logs its warnings.
-
-        Args:
-            on_messages: See `Worker`, like the others.
-            on_end: Called with the outcome.
-            hz: Batches of messages per second at most.
-        """
-        worker = Worker(on_messages, on_end, hz=hz, name=self.title, on_warning=self.log)
-        self.cleaned_up_by(worker.close)
-        return worker
-
     def new_reader(self, on_error: Callable[[BaseException], None] | None = None) -> Reader:
         """Return a `Reader` that is closed with the panel; errors are shown unless a function takes them."""
-        reader = Reader(self.new_worker, on_error or self.report_error)
+        reader = Reader(self.title, on_error or self.report_error, self.log)
         self.cleaned_up_by(reader.close)
         return reader
 
@@ -316,7 +302,8 @@ class WorkPanel(Panel):
     ) -> None:
         super().__init__(title, theme=theme)
         self.shared = shared if shared is not None else SharedConfig()
-        self.worker = self.new_worker(self._take, self._end, hz=hz)
+        self.worker = Worker(self._take, self._end, hz=hz, name=title, on_warning=self.log)
+        self.cleaned_up_by(self.worker.close)
         self.stop_button = self.button("Stop", stop_help, self.stop)
         self.bar = kit.FloatProgress(min=0.0, max=1.0, css="wb-bar")
         self.locked: list[Any] = []
@@ -366,7 +353,8 @@ class WorkPanel(Panel):
         """Draw what has changed since the last time; panels override it."""
 
     def _take(self, messages: list[Callable[[], Any]]) -> None:
-        show_parts(messages)
+        for message in messages:
+            message()
         self.refresh()
 
     def _end(self, outcome: Outcome) -> None:

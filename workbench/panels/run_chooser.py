@@ -50,7 +50,7 @@ class RunChooser:
         with self._panel.showing():
             self.folder.value = str(folder)
         if folder.is_dir() or not folder.exists():
-            self.lister.ask(lambda _: _listed_runs(folder), self._show)
+            self.lister.ask(lambda: _listed_runs(folder), self._show)
 
     def select(self) -> None:
         """Select the run shown, if it is in the list."""

@@ -75,7 +75,7 @@ class TaskControls:
 
     def _check(self, task: Task | str) -> None:
         self._problem.refuse("")
-        self._reader.ask(lambda _: look_for_task(task), lambda found: learn_network(self._shared, found))
+        self._reader.ask(lambda: look_for_task(task), lambda found: learn_network(self._shared, found))
 
     def lock(self, locked: bool) -> None:
         """Disable the fields while work is under way, or free them again."""

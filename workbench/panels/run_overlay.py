@@ -64,7 +64,7 @@ class RunOverlay:
                 box.value = box.value if self._by_hand else name == self._baseline and not is_baseline
         if folder is not None and folder.is_dir():
             self._reader.ask(
-                lambda _: _recorded(folder, task, with_baseline=not self._baseline),
+                lambda: _recorded(folder, task, with_baseline=not self._baseline),
                 lambda found: self._offer_recorded(*found, ticked=not is_baseline),
             )
 
@@ -107,7 +107,7 @@ class RunOverlay:
         self._by_hand = True
         path = self._curves[name]
         if on and isinstance(path, Path):
-            self._reader.ask(lambda _: _curve_at(name, path), lambda curve: self._read(name, curve))
+            self._reader.ask(lambda: _curve_at(name, path), lambda curve: self._read(name, curve))
         else:
             self._redraw()
 

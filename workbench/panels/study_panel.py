@@ -95,9 +95,7 @@ class StudyPanel(WorkPanel):
         self.space = self.form.space
         task_entry = self.entries["study.task"]
         self._task_check = self.new_reader(lambda error: task_entry.refuse(error_sentence(error)))
-        task_entry.observe(
-            lambda entry: self._task_check.ask(lambda _: look_for_task(str(entry.value), self.form.place))
-        )
+        task_entry.observe(lambda entry: self._task_check.ask(lambda: look_for_task(str(entry.value), self.form.place)))
         self.on_change(self.folder, lambda text: self.open(Path(text).expanduser()))
         self.start_button = self.button("Start", "Search, confirm, export", self.start, style="success")
         fresh_help = "Archive what is there and begin again"
@@ -169,7 +167,7 @@ class StudyPanel(WorkPanel):
         self.state_changed(self.state)
         if (folder / "study.db").exists():
             self.tell("reading the study ...")
-            self._reader.ask(lambda _: _read_study(folder), self._opened)
+            self._reader.ask(lambda: _read_study(folder), self._opened)
         else:
             self.tell("not started")
 
@@ -222,7 +220,7 @@ class StudyPanel(WorkPanel):
         self.table.open(trial.number)
         shown = [one for one in study.trials if one.number in (0, *self.picked)]
         self._reader.ask(
-            lambda _: [curve_of(one, study.directory, study.objective) for one in shown], self.figures.show_curves
+            lambda: [curve_of(one, study.directory, study.objective) for one in shown], self.figures.show_curves
         )
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -27,6 +27,7 @@ from workbench.core.openmp import release_pool
 _MESSAGES_KEPT: Final = 200_000  # a display that fell so far behind has lost its use; memory stays bounded
 _LARGEST_SHARE: Final = 0.02  # of one core, for display: a slow one is refreshed less often
 _TURN_SECONDS: Final = 0.001
+_LONGEST_WAIT: Final = 10.0  # seconds, for a thread to end
 
 
 @dataclass(slots=True)
@@ -142,17 +143,10 @@ class Worker:
             if not self._run.reported:
                 raise RuntimeError("work is under way; stop it first")
             self._run = run = RunControl()
-            # What the work prints belongs to the cell, or the click, that started it.
-            context, display = contextvars.copy_context(), contextvars.copy_context()
-            if self._on_warning is not None:
-                context.run(_listener.set, self._on_warning)
-                _listen_to_warnings()
-            name = f"workbench {self._name}"
             run.threads = (
-                threading.Thread(target=context.run, args=(run.work, function), name=name, daemon=True),
-                threading.Thread(target=display.run, args=(self._pump, run), name=f"{name} display", daemon=True),
+                _thread(functools.partial(run.work, function), self._name, self._on_warning),
+                _thread(functools.partial(self._pump, run), f"{self._name} display"),
             )
-            release_pool()  # the kernel may have computed; its idle threads would slow those of the work
             for thread in run.threads:
                 thread.start()
 
@@ -177,7 +171,7 @@ class Worker:
             thread.join(None if until is None else max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in others)
 
-    def close(self, timeout: float = 10.0) -> bool:
+    def close(self, timeout: float = _LONGEST_WAIT) -> bool:
         """Stop the work and hand on nothing more; False if a step outlasts ``timeout`` (seconds)."""
         with self._lock:
             self.closed = True
@@ -209,26 +203,28 @@ class Worker:
 class Reader:
     """Answers one question at a time in a thread; of those asked meanwhile only the newest is kept.
 
-    Messages are functions that show part of an answer. ``on_error`` gets what computing or showing one has raised.
+    ``on_error`` gets what computing or showing an answer has raised, ``on_warning`` the text of each warning.
     """
 
-    def __init__(self, new_worker: Callable[..., Worker], on_error: Callable[[BaseException], None]) -> None:
-        self._worker = new_worker(show_parts, self._end, hz=50.0)  # an answer's first part is waited for
-        self._on_error = on_error
-        self._changed = threading.Condition(threading.RLock())
-        self._wanted: tuple[Callable[[RunControl], Any], Callable[[Any], None]] | None = None
-        self._answering = False
+    def __init__(self, name: str, on_error: Callable[[BaseException], None], on_warning: Callable[[str], None]) -> None:
+        self._name, self._on_error, self._on_warning = name, on_error, on_warning
+        self._changed = threading.Condition()
+        self._wanted: tuple[Callable[[], Any], Callable[[Any], None]] | None = None
+        self._thread: threading.Thread | None = None  # the last one that answered
+        self._answering = self._closed = False
 
-    def ask(self, answer: Callable[[RunControl], Any], show: Callable[[Any], None] = lambda _: None) -> None:
+    def ask(self, answer: Callable[[], Any], show: Callable[[Any], None] = lambda _: None) -> None:
         """Have ``show`` called with what ``answer`` returns; at once when nothing is being answered."""
         with self._changed:
             self._wanted = answer, show
-            if not self._answering:
-                self._begin_next()
+            if not (self._answering or self._closed):
+                self._answering = True
+                self._thread = _thread(self._answer_all, self._name, self._on_warning)
+                self._thread.start()
 
     def is_superseded(self) -> bool:
-        """Return whether a newer question waits than the one being answered."""
-        return self._wanted is not None
+        """Return whether nobody waits for the present answer any longer: a newer question does, or it was closed."""
+        return self._closed or self._wanted is not None
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until everything asked is answered and shown, for ``timeout`` seconds at most; return whether it was."""
@@ -236,36 +232,41 @@ class Reader:
             return self._changed.wait_for(lambda: not self._answering, timeout)
 
     def close(self) -> None:
-        """Ask the answer under way to end, and wait for it; nothing more is shown."""
-        self._worker.close()
-        with self._changed:
-            self._begin_next()  # a closed worker does not, and no one waits any longer
+        """Wait for the answer under way; nothing more is shown."""
+        self._closed = True
+        if self._thread not in (None, threading.current_thread()):
+            self._thread.join(_LONGEST_WAIT)
 
-    def _begin_next(self) -> None:
-        wanted, self._wanted = self._wanted, None
-        self._answering = wanted is not None and not self._worker.closed
-        if wanted is not None and self._answering:
+    def _answer_all(self) -> None:
+        while (wanted := self._next()) is not None:
             answer, show = wanted
-            self._worker.start(lambda control: (show, answer(control)))
-        self._changed.notify_all()
+            try:
+                with short_turns(), _own_random_numbers():
+                    found = answer()
+                if not self._closed:
+                    show(found)
+            except BaseException as error:  # SystemExit of a user's module, too
+                if not self._closed:
+                    self._on_error(error)
 
-    def _end(self, outcome: Outcome) -> None:
-        try:
-            error = outcome.error or outcome.display_error
-            if error is not None:
-                raise error
-            show, answer = outcome.result
-            show(answer)
-        except BaseException as raised:
-            self._on_error(raised)
+    def _next(self) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
         with self._changed:
-            self._begin_next()
+            wanted, self._wanted = self._wanted, None
+            self._answering = wanted is not None and not self._closed
+            self._changed.notify_all()
+            return wanted if self._answering else None
 
 
-def show_parts(messages: list[Callable[[], None]]) -> None:
-    """Call the functions that were sent as messages."""
-    for message in messages:
-        message()
+def _thread(
+    function: Callable[[], None], name: str, on_warning: Callable[[str], None] | None = None
+) -> threading.Thread:
+    """Return a thread; what it prints belongs to the cell, or the click, that makes it."""
+    context = contextvars.copy_context()
+    if on_warning is not None:
+        context.run(_listener.set, on_warning)
+        _listen_to_warnings()
+    release_pool()  # the kernel may have computed; its idle threads would slow those of the work
+    return threading.Thread(target=context.run, args=(function,), name=f"workbench {name}", daemon=True)
 
 
 _turns_lock = threading.Lock()
