@@ -126,7 +126,6 @@ def images(count: int = 5, seed: int = 0) -> Tensor:
         *("detector", "segmentation", "siamese", "tied"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:less_bn goes by module order")
 def test_a_network_that_is_no_plain_classifier_keeps_its_last_layers(make: Any, criterion: Any, reason: str) -> None:
     net = make()
     x = images(2)
@@ -204,7 +203,7 @@ class DataDependent(Net):
         return super().forward(x) if sign.sum() > 0 else super().forward(-x)
 
 
-@pytest.mark.filterwarnings("ignore:less_bn goes by module order")
+@pytest.mark.filterwarnings("ignore:less_bn had no effect")
 def test_a_network_out_of_reach_of_the_graph_keeps_its_head() -> None:
     (note,) = boosted(DataDependent(), nn.CrossEntropyLoss()).notes
     assert note.startswith("head not normalised: what feeds the output is not known: torch.fx cannot trace")

@@ -60,7 +60,7 @@ def test_what_the_facts_say_acts_is_what_acted(make: Callable[[], nn.Module], gr
     config = config.with_values({"boost.mode": "manual", "boost.less_bn": less_bn})
     plan = config.resolve("O1", network=network_facts(small_task(model=make)))
     model, optimizer, explicit = boosted(make, config)
-    report = getattr(model, "less_bn_report", LessBNReport((), (), (), "graph"))
+    report = getattr(model, "less_bn_report", LessBNReport((), (), ()))
     assert plan.less_bn == bool(report.removed)
     assert plan.grad_freeze == isinstance(optimizer, FreezeOpt)
     assert explicit == plan.explicit_config()

@@ -225,7 +225,7 @@ def test_what_finds_nothing_to_do_is_not_in_effect_and_changes_nothing() -> None
 
 def test_a_network_reduced_before_is_still_in_effect() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
-    object.__setattr__(model, "less_bn_report", LessBNReport(("2",), ("1",), (), "graph"))
+    object.__setattr__(model, "less_bn_report", LessBNReport(("2",), ("1",), ()))
     config = {"boost": {"mode": "manual", "grad_freeze": False}, "less_bn": {"fn_flag": False, "gc_flag": False}}
     with pytest.warns(UserWarning, match="LessBN was already applied"):
         boosted = apply(config, model, SGD(model.parameters(), lr=0.1))

@@ -11,10 +11,8 @@ In evaluation a network with learned statistics computes the same but for roundi
 BatchNorm stays, with a sentence in the report; where the network can be called, the reduced one is compared with the
 original before anything is changed.
 
-The graph comes from a call with ``example_inputs`` on a copy, else from torch.fx, else from a call with noise, else
-from the parts that can be traced. What is left is judged by the order in which layers are registered: two or more
-convolution-BatchNorm pairs in a row that end with as many channels as they began, or next to a pair from the first to
-the last width (the shortcut), are taken for a residual block.
+The graph comes from a call with ``example_inputs`` on a copy, else from torch.fx, else from a call with noise. Where
+none of them shows it, all BatchNorms stay.
 """
 
 from __future__ import annotations
@@ -25,13 +23,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from workbench.core.torch_internals import BatchNorm, ConvNd
+from workbench.core.torch_internals import BatchNorm
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.less_bn.batch_norm_folding import (
     Removal,
@@ -43,7 +40,7 @@ from workbench.methods.less_bn.batch_norm_folding import (
 from workbench.methods.less_bn.batch_norm_patterns import removable_by_reference
 from workbench.methods.less_bn.full_normalization import FNScope, HeadRule, normalize_heads_
 from workbench.methods.less_bn.network_graph import NetworkGraph, Step, TraceError, read_graph, record_graph
-from workbench.methods.less_bn.structure_rule import LONGEST_RUN, removable_by_structure
+from workbench.methods.less_bn.structure_rule import removable_by_structure
 from workbench.methods.less_bn.trial import Call, caller, copy_of, keeping_the_function, noise_call
 
 REPORT_ATTRIBUTE = "less_bn_report"  # on every module of a reduced model, so that a second call changes nothing
@@ -58,8 +55,7 @@ class LessBNReport:
     removed: tuple[str, ...]  # BatchNorms that are gone
     kept: tuple[str, ...]  # those that stay
     folded: tuple[str, ...]  # removed ones whose learned statistics were multiplied into the layer before
-    method: Literal["graph", "module order"]  # traced or recorded, or neither was possible
-    reason: str = ""  # why the method is not the graph, or why nothing was removed; empty otherwise
+    reason: str = ""  # why example inputs did not show the graph, or why nothing was removed; empty otherwise
     affine: tuple[str, ...] = ()  # removed ones with statistics that no layer could take: a `ChannelAffine` is there
     heads: tuple[str, ...] = ()  # Linear layers replaced by full normalization
     head_reason: str = ""  # why full normalization, where it was asked for, replaced none
@@ -81,7 +77,7 @@ class LessBNReport:
         if not self.removed and not self.heads:
             parts.append(f"less_bn had no effect: {self.reason}")
         elif self.removed and self.reason:
-            parts.append(f"less_bn goes by {'the trace' if self.method == 'graph' else self.method}: {self.reason}")
+            parts.append(f"less_bn goes by the trace: {self.reason}")
         why: dict[str, list[str]] = {}
         for name, sentence in self.left_alone.items():
             why.setdefault(sentence, []).append(name)
@@ -167,8 +163,8 @@ def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
     norms = {name: module for name, module in network.named_modules() if isinstance(module, BatchNorm) and name}
     earlier: LessBNReport | None = getattr(network, REPORT_ATTRIBUTE, None)
     if earlier is not None:
-        return LessBNReport((), tuple(norms), (), earlier.method, "LessBN was already applied to this model")
-    report = LessBNReport((), (), (), "graph", "the model has no BatchNorm")
+        return LessBNReport((), tuple(norms), (), "LessBN was already applied to this model")
+    report = LessBNReport((), (), (), "the model has no BatchNorm")
     if norms:
         report = _reduce_found(network, norms, match, example_inputs)
     _mark(model, report)
@@ -178,15 +174,11 @@ def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
 def _reduce_found(model: nn.Module, norms: Mapping[str, BatchNorm], match: str, example_inputs: Any) -> LessBNReport:
     rests = {name: parts_after(norm) for name, norm in norms.items() if not _is_lazy(norm)}
     found = _find_graphs(model, {name: rest for name, rest in rests.items() if rest}, example_inputs)
-    before: Mapping[str, str] = {}
-    if found.graphs:
-        steps = found.graphs[0].steps
-        chosen = removable_by_structure(steps) if match == "structure" else removable_by_reference(steps)
-        before = _layers_before(model, found.graphs)
-        read_elsewhere = _read_elsewhere(found.graphs)
-    else:
-        # No folding here: nothing proves that the BatchNorm is the only reader of the layer before.
-        chosen, read_elsewhere = _by_module_order(model)
+    if not found.graphs:
+        return LessBNReport((), tuple(norms), (), found.reason)
+    steps = found.graphs[0].steps
+    chosen = removable_by_structure(steps) if match == "structure" else removable_by_reference(steps)
+    before, read_elsewhere = _layers_before(model, found.graphs), _read_elsewhere(found.graphs)
     left_alone: dict[str, str] = {}
     for name in chosen:
         if why := _reader_of(norms[name], model, read_elsewhere) or _must_stay(norms[name], rests.get(name)):
@@ -205,7 +197,6 @@ def _reduce_found(model: nn.Module, norms: Mapping[str, BatchNorm], match: str, 
         removed,
         kept=tuple(name for name in norms if name not in removed),
         folded=folded,
-        method="graph" if found.graphs else "module order",
         reason=found.reason or ("" if removed else vain),
         affine=affine,
         split=tuple(removal.norm for removal in going if removal.rest),
@@ -331,7 +322,7 @@ def _find_graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], example
             reasons.append(str(error))
         else:
             return _Found(graphs, call, reasons[0] if reasons and example_inputs is not None else "")
-    reasons.append("registration order is used; working example inputs would show the real structure")
+    reasons.append("pass `example_inputs` that run, which show what the network does")
     return _Found(reason="; ".join(reasons))
 
 
@@ -341,93 +332,3 @@ def _graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], call: Call |
     with contextlib.suppress(TraceError):  # without it nothing is folded
         graphs.append(graph(training=True, followed_by=rests))
     return tuple(graphs)
-
-
-# Module order: what is left when the graph is out of reach
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """A convolution directly followed by a BatchNorm of its width."""
-
-    norm: str
-    layer: ConvNd
-    parent: str
-
-
-def _by_module_order(model: nn.Module) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return removable names, and the parameters that traced parts read outside of their module's call."""
-    kinds = (BatchNorm, ConvNd, nn.Linear)
-    leaves = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
-    chosen: list[str] = []
-    read_elsewhere: set[str] = set()
-    first_norm = next((name for name, module in leaves.items() if isinstance(module, BatchNorm)), None)
-
-    def visit(prefix: str, part: nn.Module) -> None:
-        inside = [name for name in leaves if name.startswith(f"{prefix}.")] if prefix else list(leaves)
-        if not any(isinstance(leaves[name], BatchNorm) for name in inside) or prefix in leaves:
-            return
-        if prefix:
-            with contextlib.suppress(TraceError):
-                graph = read_graph(part)
-                names = removable_by_structure(graph.steps, input_is_normalized=first_norm not in inside)
-                chosen.extend(f"{prefix}.{name}" for name in names if f"{prefix}.{name}" in leaves)
-                read_elsewhere.update(f"{prefix}.{name}" for name in graph.read_elsewhere)
-                return
-            if not isinstance(part, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
-                pairs = _pairs(inside, leaves)
-                if len(pairs) >= 2 and all(_is_own(part, pair.norm.removeprefix(f"{prefix}.")) for pair in pairs):
-                    chosen.extend(pair.norm for pair in _block_norms(pairs, first_norm))
-                    return
-        for name, child in part.named_children():
-            visit(f"{prefix}.{name}" if prefix else name, child)
-
-    visit("", model)
-    return tuple(chosen), frozenset(read_elsewhere)
-
-
-def _pairs(names: Sequence[str], leaves: Mapping[str, nn.Module]) -> list[_Pair]:
-    pairs = []
-    for first, second in pairwise(names):
-        conv, norm = leaves[first], leaves[second]
-        if isinstance(conv, ConvNd) and isinstance(norm, BatchNorm) and conv.out_channels == norm.num_features:
-            pairs.append(_Pair(second, conv, second.rpartition(".")[0]))
-    return pairs
-
-
-def _is_own(part: nn.Module, leaf: str) -> bool:
-    """Return whether a leaf is a direct child, or one in nested Sequentials."""
-    parents = leaf.split(".")[:-1]
-    between = (part.get_submodule(".".join(parents[: i + 1])) for i in range(len(parents)))
-    return all(isinstance(module, nn.Sequential) for module in between)
-
-
-def _block_norms(pairs: Sequence[_Pair], first_norm: str | None) -> list[_Pair]:
-    """Pairs of one block that lose their BatchNorm; empty if nothing speaks for a residual addition."""
-    # A shortcut may be registered first; the main branch is where most of the pairs are.
-    home = Counter(pair.parent for pair in pairs).most_common(1)[0][0]
-    pairs = sorted(pairs, key=lambda pair: pair.parent != home)
-    main = [pairs[0]]
-    shortcuts: list[_Pair] = []
-    for pair in pairs[1:]:
-        starts_again = pair.layer.in_channels == pairs[0].layer.in_channels
-        is_shortcut = pair.parent != main[0].parent and starts_again and len(main) >= 2
-        goes_on = not is_shortcut and pair.layer.in_channels == main[-1].layer.out_channels
-        (main if goes_on else shortcuts).append(pair)
-    last = main[-1].layer
-    shortcuts = [pair for pair in shortcuts if pair.layer.out_channels == last.out_channels]
-    keeps_shape = main[0].layer.in_channels == last.out_channels and all(
-        stride == 1 for pair in main for stride in pair.layer.stride
-    )
-    if len(main) < 2 or not (keeps_shape or len(shortcuts) == 1):
-        return []
-    chosen: list[_Pair] = []
-    run = 0
-    for pair in reversed(main[:-1]):
-        depthwise = pair.layer.groups > 1 and pair.layer.groups == pair.layer.in_channels
-        if depthwise or pair.norm == first_norm or run >= LONGEST_RUN:
-            run = 0
-            continue
-        run += 1
-        chosen.insert(0, pair)
-    return chosen + (shortcuts if len(shortcuts) == 1 else [])

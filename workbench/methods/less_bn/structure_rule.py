@@ -38,13 +38,13 @@ from workbench.methods.less_bn.network_graph import Step
 LONGEST_RUN = 2  # BatchNorms removed in a row; the bottleneck block of ResNet-50 is the longest published case
 
 
-def removable_by_structure(steps: Sequence[Step], *, input_is_normalized: bool = False) -> tuple[str, ...]:
+def removable_by_structure(steps: Sequence[Step]) -> tuple[str, ...]:
     """Return the names of the BatchNorm modules that the rule lets go, in execution order."""
     flow = _Flow(steps)
     candidates = {
         norm
         for norm in [*_branch_norms(flow), *_shortcut_norms(flow), *_expansion_norms(flow), *_dense_norms(flow)]
-        if not (norm.inputs and norm.inputs[0].depthwise) and (input_is_normalized or flow.has_norm_before(norm))
+        if not (norm.inputs and norm.inputs[0].depthwise) and flow.has_norm_before(norm)
     }
     # From the end backwards: how many go in a row until one that stays.
     run: dict[Step, int] = {}
