@@ -16,16 +16,14 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
+from tests.kit import configurations
 from tests.kit.chains import chain
 from workbench.mindspore.train_step_cells import BoostTrainOneStepCell, WithLossCell
 from workbench.training import AutoBoost, apply
 
 ADASUM = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "adasum": True}}
 SCALED = {"boost": {"mode": "manual"}, "loss_scale": {"kind": "dynamic", "init": 1024.0}}
-FREEZING = {
-    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
-    "grad_freeze": {"param_groups": 3, "freeze_type": 0, "freeze_p": 0.5, "total_steps": 12},
-}
+FREEZING = configurations.freezing(3, kind=0)
 OVERFLOWING_RANK, OVERFLOWING_STEP = 1, 2
 FIRST_GROUP = 2  # as after a resume: more is frozen in the first step than will be later
 
@@ -106,11 +104,7 @@ def overflow(rank: int, *, ddp: bool, adasum: bool) -> dict[str, Any]:
 
 def accumulation(rank: int, *, ddp: bool) -> dict[str, Any]:
     net = network(seed=rank)
-    config = {
-        "boost": {"mode": "manual", "grad_accumulation": True},
-        "grad_accumulation": {"grad_accumulation_step": 2},
-    }
-    boosted = apply(config, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
+    boosted = apply(configurations.accumulating(2), net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
     model = boosted.distribute(ddp=ddp)
     for step in range(6):
         x, y = data(step, rank)

@@ -10,14 +10,12 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from tests.kit.chains import chain, mean_square, pairs
+from tests.kit.configurations import freezing
 from workbench.methods.grad_freeze.method import FreezeOpt
 from workbench.training import Boosted, apply, training_loop
 
 GROUPS = 12  # more than torch's own limit of 8 graphs
-FREEZING = {
-    "boost": {"mode": "manual", "grad_freeze": True},
-    "grad_freeze": {"param_groups": GROUPS, "freeze_type": 0, "freeze_p": 0.1, "total_steps": 48},
-}
+FREEZING = freezing(GROUPS, kind=0, p=0.1, steps=48)
 
 
 @pytest.fixture
@@ -41,7 +39,6 @@ def counting(compilations: list[torch.fx.GraphModule]) -> Callable[..., Any]:
 
 def groups_used(boosted: Boosted, steps: int) -> int:
     assert isinstance(boosted.optimizer, FreezeOpt)
-    assert boosted.optimizer.strategy is not None
     return len(set(boosted.optimizer.strategy[:steps]))
 
 

@@ -23,7 +23,6 @@ from workbench.methods.dim_reduce.pca_files import load_snapshots, save_pca_matr
 from workbench.methods.plan_mark import trained_parameters
 from workbench.mindspore.train_step_cells import BoostTrainOneStepCell, WithLossCell
 from workbench.training import AutoBoost, Boosted, apply
-from workbench.training.checkpoint import load_checkpoint, save_checkpoint
 
 K = 3
 
@@ -170,7 +169,7 @@ def test_names_do_not_depend_on_wrappers_and_order_is_the_optimizer_s() -> None:
     wanted = ["2.bias", "2.weight", "0.bias", "0.weight"]
     assert list(trained_parameters(net, reverse)) == wanted
     assert list(trained_parameters(WithLossCell(net, nn.MSELoss()), reverse)) == wanted
-    assert list(trained_parameters(torch.compile(net), reverse)) == wanted  # type: ignore[arg-type]
+    assert list(trained_parameters(torch.compile(net, backend="eager"), reverse)) == wanted  # type: ignore[arg-type]
     stranger = torch.optim.SGD([*net.parameters(), nn.Parameter(torch.ones(1))], lr=1.0)
     with pytest.raises(ConfigError, match="1 of the 5 that the optimizer trains are not in the network"):
         trained_parameters(net, stranger)
@@ -224,19 +223,6 @@ def test_an_overflowed_step_is_skipped_before_anything_is_tried(tmp_path: Path) 
     assert weights_of(boosted.model).isfinite().all()
 
 
-@pytest.mark.parametrize("stop", [0, 1, 4])
-def test_resuming_from_a_checkpoint_changes_nothing(tmp_path: Path, stop: int) -> None:
-    folder = write_snapshots(tmp_path / "snapshots", network())
-    whole, first, second = (boosted_on(folder) for _ in range(3))
-    train(whole, range(6))
-    train(first, range(stop))
-    save_checkpoint(tmp_path / "checkpoint.pt", first)
-    train(second, range(9, 11))  # somewhere else
-    load_checkpoint(tmp_path / "checkpoint.pt", second)
-    train(second, range(stop, 6))
-    assert torch.equal(weights_of(second.model), weights_of(whole.model))
-
-
 def test_wrong_uses_are_told_in_one_sentence(tmp_path: Path) -> None:
     boosted = boosted_on(write_snapshots(tmp_path / "snapshots", network()))
     x, y = batch(0)
@@ -251,22 +237,8 @@ def test_wrong_uses_are_told_in_one_sentence(tmp_path: Path) -> None:
         train(boosted, range(1))
 
 
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [
-        (
-            lambda folder: {"pca_mat_path": str(save_pca_matrix(folder / "pca.npy", np.eye(K, 7)))},
-            r"must have one column per trained weight \(44\), got 7; it was made for another network",
-        ),
-        (
-            lambda folder: {"weight_load_dir": str(write_snapshots(folder / "snapshots", network(), K - 1))},
-            r"`n_components` must not exceed the number of snapshots \(2 in .*\), got 3; record more",
-        ),
-        (lambda folder: {"weight_load_dir": str(folder / "nowhere")}, "`weight_load_dir` must be an existing folder"),
-    ],
-    ids=["matrix", "snapshots", "folder"],
-)
-def test_bad_input_is_one_sentence_on_the_way_of_a_plan(place: Any, words: str, tmp_path: Path) -> None:
-    net = network()
+def test_bad_input_is_one_sentence_on_the_way_of_a_plan(tmp_path: Path) -> None:
+    net, matrix = network(), save_pca_matrix(tmp_path / "pca.npy", np.eye(K, 7))
+    words = r"must have one column per trained weight \(44\), got 7; it was made for another network"
     with pytest.raises(ConfigError, match=f"^dim_reduce cannot start: .*{words}"):
-        apply(config_of(**place(tmp_path)), net, torch.optim.SGD(net.parameters(), lr=0.1), level="O0")
+        apply(config_of(pca_mat_path=str(matrix)), net, torch.optim.SGD(net.parameters(), lr=0.1), level="O0")

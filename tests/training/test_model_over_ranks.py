@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.kit.chains import chain
+from tests.kit.configurations import freezing
 from tests.ranks import Ranks
 from workbench.core import distributed as ranks
 from workbench.mindspore.callbacks import Callback, RunContext
@@ -19,11 +19,7 @@ from workbench.nn import Model
 pytestmark = pytest.mark.slow  # starting ranks takes seconds
 
 N_RANKS = 2
-CONFIG = {
-    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True, "grad_accumulation": True},
-    "grad_freeze": {"param_groups": 3, "freeze_type": 1, "freeze_p": 0.5, "total_steps": 12},
-    "grad_accumulation": {"grad_accumulation_step": 2},
-}
+CONFIG = freezing(3, accumulate=2)
 
 
 class Temperature(nn.Module):
@@ -35,13 +31,6 @@ class Temperature(nn.Module):
 
     def forward(self, output: Tensor, label: Tensor) -> Tensor:
         return F.cross_entropy(output * self.scale, label)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    group = Ranks(N_RANKS, tmp_path_factory.mktemp("ranks"))
-    yield group
-    group.close()
 
 
 def network(seed: int) -> nn.Sequential:
@@ -109,7 +98,7 @@ def failing_while_layers_are_frozen() -> None:
                 raise InterruptedError
 
     net = network(seed=0)
-    always = CONFIG | {"grad_freeze": {"param_groups": 3, "freeze_type": 0, "freeze_p": 0.0, "total_steps": 12}}
+    always = freezing(3, kind=0, p=0.0, accumulate=2)
     model = Model(net, F.cross_entropy, optimizer_of(net), boost_config_dict=always)
     with pytest.raises(InterruptedError):
         model.train(3, own_half(ranks.rank()), Fails())

@@ -129,7 +129,7 @@ def test_a_stopped_fit_goes_on_with_the_same_bits(name: str, data: Any, tmp_path
     assert_same_bits(found, wanted)
 
 
-@pytest.mark.parametrize("died_at", [7, BATCHES + 1, 2 * BATCHES + 3])
+@pytest.mark.parametrize("died_at", [7, BATCHES + 1])
 def test_a_killed_training_goes_on_from_its_last_checkpoint(died_at: int, tmp_path: Path) -> None:
     whole, first, second = Seen(), Seen(), Seen()
     wanted = fit(NOTHING, shuffled(), whole)
@@ -168,8 +168,6 @@ def test_scale_manager_scheduler_and_criterion_go_on_too(tmp_path: Path) -> None
         optimizer = SGD([*network.parameters(), *criterion.parameters()], lr=0.1, momentum=0.9, fused=True)
         manager = DynamicLossScaleManager(init_loss_scale=4.0, scale_window=3)
         model = Model(network, criterion, optimizer, loss_scale_manager=manager)
-        assert model.optimizer is not None
-        assert model.boosted is not None
         scheduler = StepLR(model.optimizer, 5, 0.5)
         step = AtStepEnd(lambda _: scheduler.step())
         checkpoints = CheckpointFolder(folder, 4, also={"scheduler": scheduler})

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from tests.kit.configurations import freezing
 from workbench.core import devices
 from workbench.optim.adam_offload.optimizer import AdamOffload
 from workbench.optim.muon.optimizer import Muon
@@ -65,8 +66,9 @@ def test_a_cast_model_is_saved_whole() -> None:
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else ", ".join(value) or "plain",
 )
-@pytest.mark.parametrize("level", ["O3", "O2 with low batch norms"])
-@pytest.mark.parametrize("freezes", [False, True], ids=["all layers", "freezing"])
+@pytest.mark.parametrize(
+    ("level", "freezes"), [("O3", True), ("O2 with low batch norms", False)], ids=["weights, freezing", "norms"]
+)
 def test_an_optimizer_that_has_a_state_goes_on_when_weights_are_cast(
     kind: type[Optimizer], options: dict[str, Any], level: str, freezes: bool
 ) -> None:
@@ -77,10 +79,8 @@ def test_an_optimizer_that_has_a_state_goes_on_when_weights_are_cast(
     optimizer.step()
     optimizer.zero_grad()
     amp = {"level": "O3"} if level == "O3" else {"level": "O2", "keep_batchnorm_fp32": False}
-    config: dict[str, Any] = {"amp": {**amp, "dtype": "bfloat16"}, "boost": {"mode": "disable_all"}}
-    if freezes:
-        config["boost"] = {"mode": "manual", "grad_freeze": True, "less_bn": False}
-        config["grad_freeze"] = {"param_groups": 2, "total_steps": 4}
+    config = freezing(2, steps=4) if freezes else {"boost": {"mode": "disable_all"}}
+    config["amp"] = {**amp, "dtype": "bfloat16"}
     boosted = apply(config, net, optimizer, level="O0")
     losses = []
     for _ in range(3):

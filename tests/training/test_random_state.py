@@ -81,7 +81,7 @@ def train_drawing(seed: int) -> tuple[float, float, tuple[tuple[int, float], ...
 
 
 def test_threads_that_train_at_once_give_what_each_gives_alone() -> None:
-    alone = {seed: train_drawing(seed) for seed in range(3)}
+    alone = {seed: train_drawing(seed) for seed in range(2)}
     both_begin = threading.Barrier(2, timeout=60)
 
     def train_all(seeds: Sequence[int]) -> list[tuple[int, Any]]:
@@ -89,15 +89,15 @@ def test_threads_that_train_at_once_give_what_each_gives_alone() -> None:
         return [(seed, train_drawing(seed)) for seed in seeds]
 
     with short_turns(), ThreadPoolExecutor(2) as threads:
-        both = threads.map(train_all, [range(3), range(2, -1, -1)])
+        both = threads.map(train_all, [range(2), range(1, -1, -1)])
         found = [pair for trained in both for pair in trained]
-    assert [seed for seed, result in found if result == alone[seed]] == [*range(3), *range(2, -1, -1)]
+    assert [seed for seed, result in found if result == alone[seed]] == [0, 1, 1, 0]
 
 
 def test_what_a_cell_draws_and_seeds_and_what_a_thread_trains_do_not_change_each_other() -> None:
     alone = train_drawing(3)
     with short_turns(), ThreadPoolExecutor(1) as threads:
-        for _ in range(3):
+        for _ in range(2):
             training, seen = threads.submit(train_drawing, 3), []
             while not training.done() or not seen:
                 seed_all(7)

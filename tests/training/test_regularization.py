@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, AdamW
+from torch.optim import SGD
 
 import workbench
 from tests.kit.runs import train_and_watch
@@ -42,6 +41,17 @@ def step(boosted: Boosted, batch: tuple[Tensor, Tensor], factor: float = 1.0) ->
         loss = factor * F.cross_entropy(boosted.model(batch[0]), batch[1])
     boosted.backward(loss)
     boosted.step()
+
+
+def boosted_with(config: dict[str, Any], model: nn.Module) -> Boosted:
+    return apply(config, model, SGD(model.parameters(), lr=0.5, momentum=0.9, fused=True), level="O0")
+
+
+def trained(model: nn.Module) -> Boosted:
+    boosted = boosted_with(EMA, model)
+    for batch in batches():
+        step(boosted, batch)
+    return boosted
 
 
 def state(model: nn.Module) -> list[Tensor]:
@@ -137,7 +147,6 @@ def test_the_average_acts_where_only_the_labels_cannot_be_smoothed() -> None:
     model = network()
     with pytest.warns(UserWarning, match=r"`regularization.label_smoothing` is not in effect because MSELoss has no"):
         boosted = apply(both, model, SGD(model.parameters(), lr=0.1), criterion=nn.MSELoss(), level="O0")
-    assert boosted.plan is not None
     assert boosted.plan.in_effect() == ("regularization",)
     assert "regularization.label_smoothing" not in boosted.plan.parameters_in_effect()
 
@@ -147,7 +156,7 @@ def test_the_average_acts_where_only_the_labels_cannot_be_smoothed() -> None:
 
 def test_the_average_is_the_formula_over_parameters_and_statistics() -> None:
     model = network()
-    boosted = apply(EMA, model, SGD(model.parameters(), lr=0.5, momentum=0.9), level="O0")
+    boosted = boosted_with(EMA, model)
     wanted = {name: value.double() for name, value in model.state_dict().items()}
     for t, batch in enumerate(batches()):
         step(boosted, batch)
@@ -155,14 +164,15 @@ def test_the_average_is_the_formula_over_parameters_and_statistics() -> None:
         assert keep == decay_at(t, 0.5)
         for name, value in model.state_dict().items():
             wanted[name] = keep * wanted[name] + (1 - keep) * value.double()
-    trained = state(model)
-    with boosted.evaluating():
-        for name, value in model.state_dict().items():
-            if value.is_floating_point():
-                torch.testing.assert_close(value.double(), wanted[name], rtol=1e-5, atol=1e-6)
-            else:
-                assert int(value) == 8  # the model's own number of batches
-    assert all(torch.equal(one, other) for one, other in zip(state(model), trained, strict=True))
+    as_trained = state(model)
+    for pair in (boosted, copy.deepcopy(boosted)):
+        with pair.evaluating():
+            for name, value in pair.model.state_dict().items():
+                if value.is_floating_point():
+                    torch.testing.assert_close(value.double(), wanted[name], rtol=1e-5, atol=1e-6)
+                else:
+                    assert int(value) == 8  # the model's own number of batches
+        assert all(torch.equal(one, other) for one, other in zip(state(pair.model), as_trained, strict=True))
 
 
 class Masked(nn.Module):
@@ -180,31 +190,27 @@ class Masked(nn.Module):
 
 def test_buffers_other_than_statistics_are_the_models_own() -> None:
     model = Masked()
-    boosted = apply(EMA, model, SGD(model.parameters(), lr=0.5), level="O0")
-    for batch in batches():
-        step(boosted, batch)
-    trained = {name: value.clone() for name, value in model.state_dict().items()}
+    boosted = trained(model)
+    own = {name: value.clone() for name, value in model.state_dict().items()}
     with boosted.evaluating():
-        assert torch.equal(model.mask, trained["mask"])
+        assert torch.equal(model.mask, own["mask"])
         assert torch.equal(model.offset, torch.ones(2))
-        assert not torch.equal(model.inner[1].running_mean, trained["inner.1.running_mean"])
+        assert not torch.equal(model.inner[1].running_mean, own["inner.1.running_mean"])
     used = boosted.weights_to_use(model)
     assert all(value.isfinite().all() for name, value in used.items() if name != "mask")
-    assert torch.equal(used["mask"], trained["mask"])
+    assert torch.equal(used["mask"], own["mask"])
 
 
 def test_an_earlier_checkpoint_with_averages_of_all_buffers_still_loads() -> None:
     model = Masked()
-    boosted = apply(EMA, model, SGD(model.parameters(), lr=0.5), level="O0")
-    for batch in batches():
-        step(boosted, batch)
+    boosted = trained(model)
     earlier = copy.deepcopy(boosted.state_dict())
     kept = earlier["methods"]["regularization"]
     n, buffers = len(list(model.parameters())), [torch.full((6, 6), torch.nan), torch.ones(2)]
     statistics = kept["averages"][n:]
     kept["averages"] = [*kept["averages"][:n], *buffers, *statistics]  # a module's own buffers before its children's
     twin = Masked()
-    resumed = apply(EMA, twin, SGD(twin.parameters(), lr=0.5), level="O0")
+    resumed = boosted_with(EMA, twin)
     resumed.load_state_dict(earlier)
     with boosted.evaluating(), resumed.evaluating():
         assert_same(twin, model)
@@ -212,7 +218,7 @@ def test_an_earlier_checkpoint_with_averages_of_all_buffers_still_loads() -> Non
 
 def test_before_the_first_update_the_weights_themselves_are_evaluated() -> None:
     model = network()
-    boosted = apply(EMA, model, SGD(model.parameters(), lr=0.5), level="O0")
+    boosted = boosted_with(EMA, model)
     before = state(model)
     with boosted.evaluating():
         assert all(torch.equal(one, other) for one, other in zip(state(model), before, strict=True))
@@ -220,8 +226,7 @@ def test_before_the_first_update_the_weights_themselves_are_evaluated() -> None:
 
 def test_an_update_that_overflowed_leaves_the_average_as_it_is() -> None:
     model = network()
-    scaled = {**EMA, "loss_scale": {"kind": "dynamic", "init": 1024.0}}
-    boosted = apply(scaled, model, SGD(model.parameters(), lr=0.5, fused=True), level="O0")
+    boosted = boosted_with({**EMA, "loss_scale": {"kind": "dynamic", "init": 1024.0}}, model)
     step(boosted, batches()[0])
     with boosted.evaluating():
         before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -270,34 +275,6 @@ def test_half_precision_weights_are_averaged_in_float32() -> None:
     assert {average.dtype for average in averages} == {torch.float32}
     with boosted.evaluating():
         assert model.weight.dtype == torch.bfloat16
-
-
-def test_training_goes_on_bit_for_bit_after_evaluations_and_from_a_checkpoint() -> None:
-    def trained(stop: int | None = None) -> tuple[Boosted, list[Tensor]]:
-        model = network()
-        boosted = apply(EMA, model, AdamW(model.parameters(), lr=0.05, fused=True), level="O0")
-        for index, batch in enumerate(batches()):
-            if index == stop:
-                kept = io.BytesIO()
-                torch.save(boosted.state_dict(), kept)
-                kept.seek(0)
-                model = network()
-                boosted = apply(EMA, model, AdamW(model.parameters(), lr=0.05, fused=True), level="O0")
-                boosted.load_state_dict(torch.load(kept, weights_only=True))
-            if stop is not None:
-                with boosted.evaluating(), torch.no_grad():
-                    model.eval()(batch[0])
-                model.train()
-            step(boosted, batch)
-        with boosted.evaluating():
-            return boosted, state(model)
-
-    whole, resumed = trained(), trained(stop=3)
-    assert all(torch.equal(one, other) for one, other in zip(whole[1], resumed[1], strict=True))
-    copied = copy.deepcopy(whole[0])
-    with copied.evaluating():
-        assert all(torch.equal(one, other) for one, other in zip(state(copied.model), whole[1], strict=True))
-    assert not all(torch.equal(one, other) for one, other in zip(state(whole[0].model), whole[1], strict=True))
 
 
 def test_a_run_evaluates_the_average() -> None:

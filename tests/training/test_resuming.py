@@ -19,6 +19,7 @@ import torch
 from typer.testing import CliRunner
 
 from tests.experiments.small_tasks import Net, small_task
+from tests.kit.configurations import accumulating, freezing
 from tests.kit.processes import start_command
 from tests.kit.runs import run_task
 from tests.ranks import Ranks
@@ -42,15 +43,8 @@ STEPS = 24
 NOTHING = {"boost": {"mode": "disable_all"}}
 CONFIGS: dict[str, dict[str, Any]] = {
     "nothing": NOTHING,
-    "freezing": {
-        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
-        "grad_freeze": {"param_groups": 2, "freeze_p": 0.5, "total_steps": STEPS},
-    },
-    "accumulation": {
-        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
-        "grad_accumulation": {"grad_accumulation_step": 3},
-        "loss_scale": {"kind": "dynamic", "init": 16.0, "window": 2},
-    },
+    "freezing": freezing(2, steps=STEPS),
+    "accumulation": {**accumulating(3), "loss_scale": {"kind": "dynamic", "init": 16.0, "window": 2}},
     "set-up": {
         "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False},
         "optimizer": {"name": "AdamW", "lr": 0.01},
@@ -105,41 +99,11 @@ def stopping_after(n_asked: int) -> Callable[[], bool]:
 
 
 def weights_in(folder: CheckpointFolder) -> dict[str, torch.Tensor]:
-    newest = folder.newest()
-    assert newest is not None
-    return dict(read_checkpoint(newest, CPU)["boosted"]["model"])
+    return dict(read_checkpoint(folder.newest(), CPU)["boosted"]["model"])
 
 
 def losses_of(result: RunResult) -> list[float]:
-    assert result.path is not None
     return list(read_run(result.path).steps["loss"])
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_stopped_run_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
-    new_task = functools.partial(small_task, model=Drawing)
-    whole_folder, folder = checkpoints(tmp_path / "whole"), checkpoints(tmp_path / "cut")
-    whole = train(new_task(), CONFIGS[name], out=tmp_path / "runs", checkpoints=whole_folder)
-    for taken, steps in ((4, 4), (7, 11)):  # between two windows of micro-batches, and within one
-        first = train(new_task(), CONFIGS[name], out=tmp_path / "runs", checkpoints=folder, stop=stopping_after(taken))
-        assert (first.stopped, first.steps) == (True, steps)
-        assert first.path is not None
-        assert not read_run(first.path).finished
-    torch.manual_seed(99)
-    second = train(new_task(), CONFIGS[name], out=tmp_path / "runs", checkpoints=folder)
-    assert second.path == first.path
-    assert read_run(first.path).finished
-    assert losses_of(second) == losses_of(whole)
-    same = ("metric", "curve", "steps", "overflows", "final_loss", "final_loss_scale", "diverged", "stopped", "notes")
-    for field in same:
-        assert getattr(second, field) == getattr(whole, field), field
-    for key, value in weights_in(whole_folder).items():
-        assert torch.equal(value, weights_in(folder)[key]), key
-    columns = ["loss_scale", "overflow", "grad_norm", "learning_rate", "frozen_groups"]
-    recorded = [read_run(one.path).steps[columns] for one in (whole, second) if one.path is not None]
-    assert recorded[0].equals(recorded[1])
-    exponents = [read_run(one.path).steps["grad_exponents"].map(len).tolist() for one in (whole, second) if one.path]
-    assert exponents[0] == exponents[1]
 
 
 def _images() -> Task:
@@ -153,9 +117,9 @@ def _images() -> Task:
     return dataclasses.replace(small_task(model=block), train=batches, evaluate=batches[:5])
 
 
-@pytest.mark.parametrize("name", WITH_STATE)
-def test_what_keeps_a_state_of_its_own_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
-    config = WITH_STATE[name]
+@pytest.mark.parametrize("name", [*CONFIGS, *WITH_STATE])
+def test_a_stopped_run_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    config = (CONFIGS | WITH_STATE)[name]
     if name == "subspace":
         size = sum(parameter.numel() for parameter in Drawing().parameters())
         matrix = np.linalg.qr(np.random.default_rng(0).normal(size=(size, 4)))[0].T.astype(np.float32)
@@ -163,15 +127,26 @@ def test_what_keeps_a_state_of_its_own_goes_on_with_the_same_bits(name: str, tmp
         config = {**config, "dim_reduce": {**config["dim_reduce"], "pca_mat_path": str(tmp_path / "pca.npy")}}
     new_task = _images if name == "curriculum" else functools.partial(small_task, model=Drawing)
     whole_folder, folder = checkpoints(tmp_path / "whole"), checkpoints(tmp_path / "cut")
-    whole = train(new_task(), config, checkpoints=whole_folder)
-    for steps in (4, 7):
-        train(new_task(), config, checkpoints=folder, stop=stopping_after(steps))
+    whole = train(new_task(), config, out=tmp_path / "runs", checkpoints=whole_folder)
+    for taken, steps in ((4, 4), (7, 11)):  # between two windows of micro-batches, and within one
+        first = train(new_task(), config, out=tmp_path / "runs", checkpoints=folder, stop=stopping_after(taken))
+        assert (first.stopped, first.steps) == (True, steps)
+        assert not read_run(first.path).finished
     torch.manual_seed(99)
-    resumed = train(new_task(), config, checkpoints=folder)
-    assert (resumed.curve, resumed.final_loss, resumed.steps) == (whole.curve, whole.final_loss, whole.steps)
-    assert (resumed.overflows, resumed.final_loss_scale) == (whole.overflows, whole.final_loss_scale)
+    second = train(new_task(), config, out=tmp_path / "runs", checkpoints=folder)
+    assert second.path == first.path
+    assert read_run(first.path).finished
+    assert losses_of(second) == losses_of(whole)
+    same = ("metric", "curve", "steps", "overflows", "final_loss", "final_loss_scale", "diverged", "stopped", "notes")
+    for field in same:
+        assert getattr(second, field) == getattr(whole, field), field
     for key, value in weights_in(whole_folder).items():
         assert torch.equal(value, weights_in(folder)[key]), key
+    columns = ["loss_scale", "overflow", "grad_norm", "learning_rate", "frozen_groups"]
+    recorded = [read_run(one.path).steps[columns] for one in (whole, second) if one.path is not None]
+    assert recorded[0].equals(recorded[1])
+    exponents = [read_run(one.path).steps["grad_exponents"].map(len).tolist() for one in (whole, second) if one.path]
+    assert exponents[0] == exponents[1]
 
 
 class Noisy(Drawing):
@@ -278,14 +253,12 @@ def test_train_goes_on_with_a_run_or_with_the_newest_of_a_folder(tmp_path: Path)
     options: dict[str, Any] = {"steps": STEPS, "device": "cpu", "evaluate_every": 8}
     whole = api.train(small_task(), out=tmp_path / "whole", **options)
     cut = api.train(small_task(), out=tmp_path / "runs", checkpoint_every=5, stop=stopping_after(7), **options)
-    assert cut.path is not None
     resumed = api.train(small_task(), resume=tmp_path / "runs", **options)
     assert resumed.path == cut.path
     assert (resumed.metric, resumed.curve) == (whole.metric, whole.curve)
     with pytest.raises(ResumeError, match="is finished; there is nothing to resume"):
         api.train(small_task(), resume=cut.path, **options)
     fresh = api.train(small_task(), resume=tmp_path / "none", **options)
-    assert fresh.path is not None
     assert fresh.path.parent == tmp_path / "none"
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "environment.json").write_text("{}")
@@ -402,15 +375,11 @@ def _interrupted_over_ranks(folder: Path) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_from_the_newest_checkpoint_that_both_have(tmp_path: Path) -> None:
-    pair = Ranks(2, tmp_path)
-    try:
-        for answer in pair.run(_interrupted_over_ranks, tmp_path):
-            assert answer[3] < STEPS
-            assert answer[:3] == answer[4:]
-        pair.run(_stopped_in_an_evaluation_over_ranks, tmp_path / "evaluated")
-    finally:
-        pair.close()
+def test_two_ranks_go_on_from_the_newest_checkpoint_that_both_have(pair: Ranks, tmp_path: Path) -> None:
+    for answer in pair.run(_interrupted_over_ranks, tmp_path):
+        assert answer[3] < STEPS
+        assert answer[:3] == answer[4:]
+    pair.run(_stopped_in_an_evaluation_over_ranks, tmp_path / "evaluated")
 
 
 def test_a_job_of_a_study_whose_checkpoints_are_damaged_is_trained_from_the_start(tmp_path: Path) -> None:
@@ -440,7 +409,6 @@ def test_a_command_that_was_ended_goes_on_where_its_checkpoint_is(end: signal.Si
     deadline = time.monotonic() + 60
     while not list((tmp_path / "cut").glob("*/checkpoints/checkpoint-*.pt")) and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert process.pid is not None
     os.kill(process.pid, end)
     process.join()
     said = (tmp_path / "said.err").read_text()

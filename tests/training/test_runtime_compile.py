@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import workbench
+from tests.kit.configurations import freezing
 from workbench.config import BoostConfig
 from workbench.methods.runtime import compilation
 from workbench.methods.runtime.compilation import compiling
@@ -134,12 +135,8 @@ def test_a_run_is_compiled_for_training_and_evaluates_eagerly() -> None:
 
 @pytest.mark.slow  # g++ takes seconds per graph
 def test_freezing_keeps_a_graph_per_group() -> None:
-    freezing = {
-        "boost": {"mode": "manual", "grad_freeze": True, "less_bn": False, "adasum": False},
-        "grad_freeze": {"param_groups": 3, "freeze_p": 0.5, "total_steps": 12},
-    }
-    compiled = {**freezing, "runtime": {"compile": "default"}}
-    wanted, found = (train(boosted_with(values, n_layers=6), batches() * 3) for values in (freezing, compiled))
+    compiled = {**freezing(3), "runtime": {"compile": "default"}}
+    wanted, found = (train(boosted_with(values, n_layers=6), batches() * 3) for values in (freezing(3), compiled))
     assert found == pytest.approx(wanted, rel=1e-3)
 
 

@@ -155,17 +155,6 @@ def test_a_plateau_scheduler_cannot_be_stretched_and_says_so() -> None:
         rates(lambda one, _: torch.optim.lr_scheduler.ReduceLROnPlateau(one))
 
 
-def test_batches_of_any_form_are_concatenated_and_cut() -> None:
-    one = {"ids": torch.arange(6).reshape(3, 2), "inner": (torch.ones(3), "kept")}
-    two = {"ids": torch.arange(4).reshape(2, 2), "inner": (torch.zeros(2), "kept")}
-    both = concatenated([one, two])
-    assert both["ids"].shape == (5, 2)
-    assert both["inner"][1] == "kept"
-    parts = list(parts_of(both, 2))
-    assert torch.equal(torch.cat([part["ids"] for part in parts]), both["ids"])
-    assert [len(part["inner"][0]) for part in parts] == [2, 3]
-
-
 def test_batches_that_are_dataclasses_are_concatenated_and_cut() -> None:
     @dataclasses.dataclass
     class Pair:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from tests.kit.configurations import accumulating, freezing
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.core.records import EventKind
 from workbench.loss_scale.gradient_statistics import (
@@ -142,13 +143,9 @@ def test_buffer_is_due_when_full_or_old() -> None:
 
 
 def test_frozen_steps_leave_gradient_columns_of_the_rest() -> None:
-    config = {
-        "boost": {"mode": "manual", "grad_freeze": True},
-        "grad_freeze": {"param_groups": 2, "freeze_p": 0.5, "freeze_type": 0, "total_steps": 8},
-    }
     torch.manual_seed(0)
     net = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(7)], nn.Linear(4, 2))
-    boosted = apply(config, net, SGD(net.parameters(), lr=0.1), level="O0")
+    boosted = apply(freezing(2, kind=0, steps=8), net, SGD(net.parameters(), lr=0.1), level="O0")
     trace = TraceBuffer(boosted, exponents_every=1)
     run(boosted, trace, data(4))
     records, _ = trace.drain()
@@ -198,18 +195,12 @@ def test_groups_follow_the_module_tree_and_are_few() -> None:
     assert [groups[name] for name, _ in net.named_parameters()] == sorted(groups.values(), key=order.index)
 
 
-ACCUMULATION = {
-    "boost": {"mode": "manual", "grad_accumulation": True},
-    "grad_accumulation": {"grad_accumulation_step": 2},
-}
-
-
 @pytest.mark.parametrize(
     ("accumulation", "init", "n", "spoiled", "floors", "overflows"),
     [
         ({}, 4.0, 8, (0, 1, 2, 3, 5, 6, 7), [1, 5], [0, 1, 2, 3, 5, 6, 7]),
         # Windows 0, 1, 2 and 5 overflow; windows 3 and 4 let the scale grow again.
-        (ACCUMULATION, 2.0, 12, (0, 3, 4, 10), [1], [1, 3, 5, 11]),
+        (accumulating(2), 2.0, 12, (0, 3, 4, 10), [1], [1, 3, 5, 11]),
     ],
     ids=["every step", "accumulation"],
 )
