@@ -66,7 +66,7 @@ def weights(boosted: Boosted) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("name", "frees"),
     [
-        *((name, False) for name in ("plain", "loss_scale", "freezing", "freezing_apart", "bfloat16")),
+        *((name, False) for name in CONFIGS if name not in ("fixed_scale", "accumulation")),
         *((name, True) for name in CONFIGS if name not in ("plain", "freezing_apart")),
     ],
 )
