@@ -123,9 +123,7 @@ def learn_statistics(model: nn.Module) -> None:
     for norm in norms_of(model).values():
         tensors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
         for tensor, (low, high) in zip(tensors, [(0.5, 1.5), (-0.3, 0.3), (-0.3, 0.3), (0.5, 1.5)], strict=True):
-            assert tensor is not None
             tensor.data.uniform_(low, high, generator=generator)
-        assert norm.num_batches_tracked is not None
         norm.num_batches_tracked.fill_(10)
 
 

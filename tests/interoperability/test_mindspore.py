@@ -124,7 +124,6 @@ class MindSpore:
     def resolve(self, path: Path, level: str, *, train: bool = False) -> dict[str, Any]:
         """Return what AutoBoost makes of a file, and of a small network when it is to be trained."""
         request = {"path": str(path), "level": level, "attributes": list(ATTRIBUTES), "width": WIDTH * train}
-        assert self.process.stdin is not None
         print(json.dumps(request), file=self.process.stdin, flush=True)
         found = json.loads(self._read() or '{"error": "the process of MindSpore has ended"}')
         assert "error" not in found, f"{path.read_text(encoding='utf-8')}\n{found['error']}"
@@ -134,7 +133,6 @@ class MindSpore:
         self.process.communicate()
 
     def _read(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline()
 
 

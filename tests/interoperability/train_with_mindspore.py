@@ -28,8 +28,6 @@ def main() -> None:
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
     ms.set_seed(0)
     spec = importlib.util.spec_from_file_location("written", sys.argv[1])
-    assert spec is not None
-    assert spec.loader is not None
     written = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(written)
     x = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
