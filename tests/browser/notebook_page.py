@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import nbformat
 from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 from playwright.sync_api import expect
 
@@ -58,23 +59,11 @@ def normalised_task_of_the_readme() -> str:
 
 def write_notebook(lab: Lab, name: str, *cells: str) -> None:
     """Write a notebook of code cells beside the shipped ones, as a person would have typed it."""
-    document = {
-        "cells": [
-            {
-                "cell_type": "code",
-                "id": f"cell-{number}",
-                "execution_count": None,
-                "metadata": {},
-                "outputs": [],
-                "source": source,
-            }
-            for number, source in enumerate(cells)
-        ],
-        "metadata": {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
-    (lab.folder / "notebooks" / f"{name}.ipynb").write_text(json.dumps(document))
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in cells],
+        metadata={"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}},
+    )
+    nbformat.write(notebook, lab.folder / "notebooks" / f"{name}.ipynb")
 
 
 def open_notebook(page: Page, lab: Lab, notebook: str) -> None:
@@ -145,14 +134,9 @@ def enter(field: Locator, text: str) -> None:
     field.press("Enter")
 
 
-def set_steps(train: Locator, steps: int | str) -> None:
-    """Type the number of steps into the training panel."""
-    enter(control(train, "Steps").get_by_role("textbox"), str(steps))
-
-
-def start(train: Locator, steps: int | str) -> None:
+def start(train: Locator, steps: int) -> None:
     """Type the number of steps into the training panel and start the run."""
-    set_steps(train, steps)
+    enter(control(train, "Steps").get_by_role("textbox"), str(steps))
     train.get_by_role("button", name="Start", exact=True).click()
 
 

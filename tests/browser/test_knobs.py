@@ -1,4 +1,4 @@
-"""Knobs: a moved slider is in the JSON, what is excluded or refused says why, a replayed policy can be taken."""
+"""Knobs: a moved slider is in the JSON and can be taken back, what is refused says why, a policy can be taken."""
 
 from __future__ import annotations
 
@@ -32,28 +32,47 @@ app = Workbench(task, out="overflowing")
 app"""
 
 
-def test_a_section_is_unfolded_and_folded_with_the_keyboard(notebook: View) -> None:
-    panel = add_and_run_cell(notebook.page, "Workbench('digits-resnet')").locator(".wb-panel").first
-    head = opened(panel, "Configure").get_by_role("button", name="Schedule", exact=True)
+def test_what_is_chosen_is_in_the_json_is_taken_back_and_kept_by_name_and_what_cannot_be_says_why(
+    lab: Lab, notebook: View
+) -> None:
+    workbench = add_and_run_cell(notebook.page, "Workbench('digits-resnet', out=None)").locator(".wb-panel").first
+    configure = opened(workbench, "Configure")
+    head = configure.get_by_role("button", name="Schedule", exact=True)
     for key, is_open in (("Enter", "true"), (" ", "false")):
         head.press(key)
         expect(head).to_have_attribute("aria-expanded", is_open)
 
-
-def test_what_is_chosen_is_in_the_json_and_what_cannot_be_says_why(lab: Lab, notebook: View) -> None:
-    configure = opened(
-        add_and_run_cell(notebook.page, "Workbench('digits-resnet')").locator(".wb-panel").first, "Configure"
-    )
+    undo, redo = (workbench.get_by_role("button", name=name, exact=True) for name in ("Undo", "Redo"))
+    expect(undo).to_be_disabled()
     open_section(configure, "Gradient freezing")
-    share = control(configure, "Share of full steps")
-    assert document_of(configure)["grad_freeze"]["freeze_p"] == 0.7
-    slider = share.get_by_role("slider")
+    share, box = control(configure, "Share of full steps"), configure.locator(".wb-json textarea")
+    before = box.input_value()
     for chosen in ("0.69", "0.68", "0.67"):
-        slider.press("ArrowLeft")
+        share.get_by_role("slider").press("ArrowLeft")
         expect(share.get_by_role("textbox")).to_have_value(chosen)
-    expect(configure.locator(".wb-json textarea")).to_have_value(re.compile('"freeze_p": 0.67'))
+    expect(box).to_have_value(re.compile('"freeze_p": 0.67'))
+    dragged = box.input_value()
     expect(share.get_by_text("frozen steps: 33 %")).to_be_visible()
     expect(configure.locator(".wb-table").get_by_text("grad_freeze.freeze_p")).to_be_visible()
+    expect(undo).to_have_attribute("title", re.compile(r"grad_freeze\.freeze_p"))
+    undo.click()
+    expect(share.get_by_role("textbox")).to_have_value("0.7")
+    expect(box).to_have_value(before)
+    expect(undo).to_be_disabled()  # three moves of a slider are one edit
+    redo.click()
+    expect(redo).to_be_disabled()
+    expect(box).to_have_value(dragged)
+
+    enter(configure.get_by_title("Name under which"), "careful")
+    configure.get_by_role("button", name="Keep", exact=True).click()
+    expect(configure.get_by_text("kept as careful")).to_be_visible()
+    enter(share.get_by_role("textbox"), "0.3")
+    row = configure.locator("tr").filter(has_text="grad_freeze.freeze_p").last
+    expect(row).to_contain_text("0.30.67")
+    configure.get_by_role("button", name="Use", exact=True).click()
+    expect(configure.get_by_text("Careful would replace your edits of the configuration")).to_be_visible()
+    configure.get_by_role("button", name="Replace my edits", exact=True).click()
+    expect(share.get_by_role("textbox")).to_have_value("0.67")
 
     expect(configure.get_by_role("checkbox", name="AdaSum")).to_be_disabled()
     expect(configure.get_by_text("grad_freeze is on; switch grad_freeze off to use it")).to_be_visible()
@@ -63,26 +82,25 @@ def test_what_is_chosen_is_in_the_json_and_what_cannot_be_says_why(lab: Lab, not
     expect(share.get_by_text("not in effect: Gradient freezing is off")).to_be_visible()
     configure.get_by_role("button", name="O1", exact=True).click()
     expect(share.get_by_role("textbox")).to_be_enabled()
-    before = document_of(configure)
-    assert before["grad_freeze"]["freeze_p"] == 0.67, "switched off is not forgotten"
+    chosen = document_of(configure)
+    assert chosen["grad_freeze"]["freeze_p"] == 0.67, "switched off is not forgotten"
 
     enter(share.get_by_role("textbox"), "half")
     expect(share.get_by_role("alert")).to_contain_text("grad_freeze.freeze_p must be a finite number in [0, 1)")
-    assert document_of(configure) == before
+    assert document_of(configure) == chosen
     broken = lab.folder / "notebooks" / "broken.json"
     broken.write_text('{"boost": {"mode": "manual", "grad_freez": true}}')
     enter(configure.get_by_title("File that Save writes and Load reads"), "broken.json")
     configure.get_by_role("button", name="Load", exact=True).click()
     expect(configure.get_by_role("alert").filter(has_text="broken.json")).to_contain_text('did you mean "grad_freeze"?')
-    text = configure.locator(".wb-json textarea")
-    text.fill('{"boost": ')
+    box.fill('{"boost": ')
     configure.page.wait_for_timeout(300)
-    if text.input_value() != '{"boost": ':  # the answer to Load was still under way, and has put the file back
-        text.fill('{"boost": ')
-    text.press("Tab")
+    if box.input_value() != '{"boost": ':  # the answer to Load was still under way, and has put the file back
+        box.fill('{"boost": ')
+    box.press("Tab")
     expect(configure.get_by_role("alert").filter(has_text="boost_config.json")).to_be_visible()
-    text.fill('{"boost": {"mode": "disable_all"}}')
-    text.press("Tab")
+    box.fill('{"boost": {"mode": "disable_all"}}')
+    box.press("Tab")
     expect(configure.get_by_role("alert")).to_have_count(0)
     assert document_of(configure)["boost"]["mode"] == "disable_all", "usable again at once"
 

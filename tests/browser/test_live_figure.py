@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Lab, View
-from tests.browser.notebook_page import add_and_run_cell, choose_from_menu, run_cells, write_notebook
+from tests.browser.conftest import View
+from tests.browser.notebook_page import add_and_run_cell, choose_from_menu
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -55,10 +55,11 @@ DRAWN = "(n) => document.querySelector('.js-plotly-plot')?.calcdata?.[0]?.length
 Y_AXIS = "document.querySelector('.js-plotly-plot')._fullLayout.yaxis"
 
 
-def test_a_figure_keeps_its_zoom_outlives_its_place_and_is_seen_when_it_is_made_slowly(lab: Lab, view: View) -> None:
-    write_notebook(lab, "figure", FIGURE)
-    page = view.page
-    run_cells(page, lab, "figure")
+def test_a_figure_keeps_its_zoom_outlives_its_place_and_is_seen_when_it_is_made_slowly(notebook: View) -> None:
+    page = notebook.page
+    choose_from_menu(page, "Edit", "Clear Outputs of All Cells")
+    shown = page.locator(".jp-Notebook .jp-CodeCell").count()
+    add_and_run_cell(page, FIGURE)
     page.wait_for_function(DRAWN, arg=2)
     box = page.locator(".nsewdrag").first.bounding_box()
     assert box is not None
@@ -79,7 +80,7 @@ def test_a_figure_keeps_its_zoom_outlives_its_place_and_is_seen_when_it_is_made_
     assert low < 0
     assert high > 4
 
-    page.locator(".jp-Notebook .jp-CodeCell").first.locator(".jp-InputPrompt").click()
+    page.locator(".jp-Notebook .jp-CodeCell").nth(shown).locator(".jp-InputPrompt").click()
     choose_from_menu(page, "Edit", "Clear Cell Output")
     expect(page.locator(".js-plotly-plot")).to_have_count(0)
     add_and_run_cell(page, LONGER.format(n=3))

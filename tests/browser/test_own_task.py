@@ -11,11 +11,9 @@ from tests.browser.conftest import Lab, View
 from tests.browser.notebook_page import (
     A_RUN,
     add_and_run_cell,
-    control,
     enter,
     last_step_drawn,
     opened,
-    set_steps,
     start,
     task_of_the_readme,
 )
@@ -70,13 +68,7 @@ def test_from_ten_lines_to_a_file_and_a_sentence(lab: Lab, notebook: View) -> No
     assert BoostConfig.from_json(notebooks / "mine.json") == BoostConfig()
 
     train = opened(add_and_run_cell(notebook.page, RAISING).locator(".wb-panel").first, "Train")
-    start(train, "many")
-    refused = control(train, "Steps").get_by_role("alert")
-    expect(refused).to_contain_text("steps must be a whole number, 1 or more")
-    expect(train.locator(".wb-badge")).to_contain_text("idle")
-    set_steps(train, 10)
-    expect(refused).to_have_count(0)
-    train.get_by_role("button", name="Start", exact=True).click()
+    start(train, 10)
     expect(train.locator(".wb-badge")).to_contain_text("failed")
     told = train.get_by_role("alert")
     expect(told).to_contain_text("RuntimeError: the cable is out")
