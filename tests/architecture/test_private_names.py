@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from tests.architecture.import_graph import ROOT, tree_of
@@ -69,14 +68,14 @@ def used(nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 
 def test_private_names_of_other_libraries_are_few_and_known() -> None:
-    nodes = {path.relative_to(ROOT).as_posix(): list(ast.walk(tree_of(path))) for path in ROOT.rglob("*.py")}
-    ours = {name for of_file in nodes.values() for name in defined(of_file)} - OURS_AND_THEIRS
-    found = defaultdict(set)
-    for file, of_file in nodes.items():
-        for name in used(of_file):
-            if name not in ours:
-                found[file].add(name)
-    assert dict(found).keys() == KNOWN.keys(), dict(found)
+    ours, private = set[str](), dict[str, set[str]]()
+    for path in ROOT.rglob("*.py"):
+        nodes = list(ast.walk(tree_of(path)))
+        ours.update(defined(nodes))
+        private[path.relative_to(ROOT).as_posix()] = set(used(nodes))
+    ours -= OURS_AND_THEIRS
+    found = {file: names - ours for file, names in private.items() if names - ours}
+    assert found.keys() == KNOWN.keys(), found
     # Of the libraries that the package rests on, and none of an Optuna storage.
     assert sum(reason.startswith(("torch", "optuna", "plotly", "ipywidgets")) for reason in KNOWN.values()) <= 12
     assert found["study/store/trial_ids.py"] == {"_trial_id", "_storage"}
