@@ -86,10 +86,9 @@ def test_overflows_are_told_and_replay_judges_policies_on_them(workbench: Comman
 
 
 def test_compare_of_one_file_compares_with_o0(workbench: Command, here: Path) -> None:
-    (here / "one.json").write_text(
-        '{"boost": {"mode": "manual", "less_bn": false, "grad_freeze": false, "grad_accumulation": true},'
-        ' "grad_accumulation": {"grad_accumulation_step": 2}}'
-    )
+    off = {"boost.mode": "manual", "boost.less_bn": False, "boost.grad_freeze": False}
+    accumulating = off | {"boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 2}
+    BoostConfig().with_values(accumulating).save(here / "one.json")
     common = ("compare", "one.json", "--task", "wine.py", "--seeds", 2, "--steps", 6, "--device", "cpu")
     told = workbench(*common)
     assert told.code == 0

@@ -107,29 +107,16 @@ def test_ctrl_c_while_comparing_says_what_is_kept(
     assert "Traceback" not in outcome.err
 
 
-def test_ctrl_c_where_no_command_expects_it_still_exits_with_130(
-    workbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from workbench.core import doctor
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(doctor, "examine", interrupted)
-    outcome = workbench("doctor")
-    assert outcome.code == 130
-    assert outcome.err.startswith("interrupted; ")
-
-
 @pytest.mark.skipif(os.name == "nt", reason="no such signals")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_scheduler_that_ends_a_command_is_ctrl_c_to_every_one(
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whatever_ends_a_command_is_ctrl_c_to_every_one_although_it_expects_none(
     number: signal.Signals, workbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from workbench.core import doctor
 
     monkeypatch.setattr(doctor, "examine", lambda: signal.raise_signal(number))
-    before = signal.signal(number, signal.SIG_DFL)  # under nohup it is ignored, and stays so
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, usual)  # under nohup it is ignored, and stays so
     try:
         outcome = workbench("doctor")
     finally:

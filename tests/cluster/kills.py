@@ -6,11 +6,8 @@ import functools
 import json
 import math
 import random
-import signal
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -139,62 +136,22 @@ class Witness:
         self.look()
 
 
-def kill_workers(witness: Witness, repetitions: int, moments: random.Random) -> None:
-    """Two workers on one database; one of them is killed, and another comes."""
-    workers = [start(work, witness.directory, witness.url) for _ in range(2)]
+def kill_and_replace(witness: Witness, repetitions: int, seed: int, n_processes: int, *process: Any) -> None:
+    """Start a process so many times; kill one of them at a random moment, again and again, and start it anew."""
+    moments = random.Random(seed)
+    processes = [start(*process) for _ in range(n_processes)]
     for _ in range(repetitions):
         begun = len(calls(witness.directory))
-        _wait_for_work(witness, begun, workers)
+        wait_until(lambda n=begun: len(calls(witness.directory)) > n or not any(one.is_alive() for one in processes))
         time.sleep(moments.uniform(0.0, 0.25))
-        victim = moments.randrange(2)
-        if workers[victim].is_alive():
-            kill(workers[victim])
+        victim = moments.randrange(n_processes)
+        if processes[victim].is_alive():
+            kill(processes[victim])
             witness.kills += 1
         witness.look()
-        workers[victim] = start(work, witness.directory, witness.url)
-    for worker in workers:
-        worker.join(_PATIENCE_SECONDS)
-        assert worker.exitcode == 0
+        processes[victim] = start(*process)
+    for one in processes:
+        one.join(_PATIENCE_SECONDS)
+        assert one.exitcode == 0
     witness.judge()
     witness.export()
-
-
-def kill_driver(witness: Witness, repetitions: int, moments: random.Random, jobs: int) -> None:
-    """`workbench tune`, alone or with workers of its own; killed and started again."""
-    driver = start(drive, witness.directory, witness.url, jobs)
-    for _ in range(repetitions):
-        begun = len(calls(witness.directory))
-        _wait_for_work(witness, begun, [driver])
-        time.sleep(moments.uniform(0.0, 0.25))
-        if driver.is_alive():
-            kill(driver)
-            witness.kills += 1
-        witness.look()
-        driver = start(drive, witness.directory, witness.url, jobs)
-    driver.join(_PATIENCE_SECONDS)
-    assert driver.exitcode == 0
-    witness.judge()
-    witness.export()
-
-
-def kill_database(witness: Witness, repetitions: int, moments: random.Random, server: Any) -> None:
-    """Two workers; every process of the database server is killed, and the server started again."""
-    workers = [start(work, witness.directory, witness.url) for _ in range(2)]
-    for _ in range(repetitions):
-        begun = len(calls(witness.directory))
-        _wait_for_work(witness, begun, workers)
-        time.sleep(moments.uniform(0.0, 0.25))
-        server.kill()
-        witness.kills += 1
-        time.sleep(moments.uniform(0.0, 0.5))
-        server.start()
-        witness.look()
-    for worker in workers:
-        worker.join(_PATIENCE_SECONDS)
-        assert worker.exitcode == 0, signal.Signals(-worker.exitcode) if (worker.exitcode or 0) < 0 else worker.exitcode
-    witness.judge()
-    witness.export()
-
-
-def _wait_for_work(witness: Witness, begun: int, processes: Sequence[BaseProcess]) -> None:
-    wait_until(lambda: len(calls(witness.directory)) > begun or not any(process.is_alive() for process in processes))

@@ -27,19 +27,13 @@ def test_a_recorded_run_arrives_as_a_live_one_would(tmp_path: Path, monkeypatch:
     assert "dim_reduce.rho" not in mirror.runs[0].parameters
 
 
-def test_of_a_folder_only_what_is_new_is_sent(tmp_path: Path) -> None:
+def test_of_a_folder_what_is_new_or_was_going_on_is_sent(tmp_path: Path) -> None:
     mirror = FakeMirror()
     first = record_run(tmp_path, "first")
     assert mirror_runs(tmp_path, [mirror]) == {first: ["a fake"]}
-    second = record_run(tmp_path, "second")
-    assert mirror_runs(tmp_path, [mirror]) == {first: [], second: ["a fake"]}
-
-
-def test_a_run_that_is_going_on_is_sent_anew_later(tmp_path: Path) -> None:
-    mirror = FakeMirror()
-    path = record_run(tmp_path, finished=False)
+    second = record_run(tmp_path, "second", finished=False)
     for _ in range(2):
-        assert mirror_runs(path, [mirror]) == {path: ["a fake"]}
+        assert mirror_runs(tmp_path, [mirror]) == {first: [], second: ["a fake"]}
 
 
 def test_runs_of_a_study_are_below_its_name(tmp_path: Path) -> None:

@@ -51,12 +51,9 @@ def test_a_norm_that_exists_only_where_a_window_ends_is_not_lost_between_points(
     assert [point.values.get("gradient/norm") for point in points] == [None, *range(3, 39, 4)]
 
 
-def test_what_is_not_finite_is_left_out() -> None:
+def test_what_is_not_finite_is_left_out_and_frozen_groups_until_there_are_any() -> None:
     step = StepRecord(step=0, seconds=0.0, step_ms=1.0, loss=math.nan, grad_norm=math.inf)
     assert not {"training/loss", "gradient/norm"} & set(Selection(10).points([step])[0].values)
-
-
-def test_frozen_groups_are_mirrored_once_there_are_any() -> None:
     steps = steps_of_a_run(3)
     steps[1] = dataclasses.replace(steps[1], frozen_groups=2)
     assert [point.values.get(FROZEN) for point in Selection(10).points(steps)] == [None, 2.0, 0.0]

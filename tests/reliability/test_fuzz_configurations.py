@@ -82,9 +82,16 @@ def test_a_configuration_with_odd_values_is_read_or_refused(text: str, tmp_path:
 @example(content=b"\xef\xbb\xbf" + STUDIES[0])
 def test_a_study_file_is_read_or_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_bytes(content)
-    file = result_or_sentence(lambda: read_study(tmp_path), StudyError)
+    use(result_or_sentence(lambda: read_study(tmp_path), StudyError))
+
+
+def use(file: StudyFile | str) -> None:
+    """Do with what was read what a search does; a refusal is one line."""
     if isinstance(file, StudyFile):
-        result_or_sentence(lambda: (file.canonical(), file.dimensions, file.warm_up_steps), StudyError)
+        asked = (file.canonical, file.base_config, lambda: file.dimensions, lambda: file.warm_up_steps)
+        result_or_sentence(lambda: [ask() for ask in asked], StudyError)
+    else:
+        assert "\n" not in file
 
 
 _ODD_TOML = st.sampled_from(
@@ -112,9 +119,7 @@ def test_a_study_file_with_odd_values_is_read_or_refused(data: st.DataObject) ->
             lines[at] = f"{key} = {data.draw(_ODD_TOML)}"
         else:
             lines[at] = data.draw(_ODD_LINES)
-    file = result_or_sentence(lambda: parse_study("\n".join(lines)), StudyError)
-    if isinstance(file, StudyFile):
-        result_or_sentence(lambda: (file.canonical(), file.dimensions, file.warm_up_steps), StudyError)
+    use(result_or_sentence(lambda: parse_study("\n".join(lines)), StudyError))
 
 
 @pytest.mark.parametrize("name", ["boost_config.json", "study.toml"])

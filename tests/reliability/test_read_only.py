@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,8 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder that nobody may write, with a study in it and one that has not begun."""
     root = tmp_path_factory.mktemp("read_only")
     directory = write_study(root / "s", SMALL)
-    make: Any = make_fake
-    tune(directory, make_experimenter=make)
+    tune(directory, make_experimenter=make_fake)
     write_study(root / "new", SMALL.replace('"fake"', '"digits-lenet"'))
     for path in (root, *root.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -32,14 +31,9 @@ def test_two_thousand_trials_leave_memory_threads_and_files_as_they_were(tmp_pat
     def on_progress(progress: TuneProgress) -> None:
         if progress.phase == "search" and progress.trials % 250 == 0 and progress.trials not in seen:
             gc.collect()
-            seen[progress.trials] = (
-                here.memory_info().rss,
-                threading.active_count(),
-                here.num_fds(),
-            )
+            seen[progress.trials] = (here.memory_info().rss, threading.active_count(), here.num_fds())
 
-    make: Any = make_fake
-    result = tune(directory, on_progress=on_progress, make_experimenter=make)
+    result = tune(directory, on_progress=on_progress, make_experimenter=make_fake)
     finished = [trial for trial in result.trials if trial.state in {"complete", "pruned"}]
     assert len(finished) >= N_TRIALS
     assert [trial.number for trial in result.trials] == list(range(len(result.trials)))

@@ -44,10 +44,7 @@ def test_steps_to_a_target_are_those_of_the_first_evaluation_that_stands_at_it(
     measures: ModuleType, target: float, higher: bool, steps: float
 ) -> None:
     assert measures.first_step_at(CURVE, target, higher_is_better=higher) == steps
-
-
-def test_a_metric_that_is_not_a_number_reaches_nothing(measures: ModuleType) -> None:
-    assert measures.first_step_at([(5, math.nan)], 0.5, higher_is_better=False) == math.inf
+    assert measures.first_step_at([(5, math.nan)], target, higher_is_better=higher) == math.inf
 
 
 def test_the_worst_after_a_step_counts_that_step(measures: ModuleType) -> None:
@@ -57,13 +54,9 @@ def test_the_worst_after_a_step_counts_that_step(measures: ModuleType) -> None:
     assert math.isnan(measures.worst_after(CURVE, math.inf, higher_is_better=False))
 
 
-def test_a_trial_that_arrives_is_worth_its_steps_times_the_step_time(measures: ModuleType) -> None:
-    value = measures.trial_value(CURVE, 0.66, higher_is_better=False, step_time=1.5, budget=20)
-    assert value == 15.0
-
-
-def test_a_trial_that_does_not_arrive_is_worth_ten_budgets_and_what_remained(measures: ModuleType) -> None:
+def test_a_trial_is_worth_its_steps_times_their_time_or_ten_budgets_and_what_remained(measures: ModuleType) -> None:
     options = {"higher_is_better": False, "step_time": 1.5, "budget": 20}
+    assert measures.trial_value(CURVE, 0.66, **options) == 15.0
     assert measures.trial_value(CURVE, 0.4, **options) == pytest.approx(10 * 20 * 1.25)
     assert measures.trial_value(CURVE, 0.4, **options, diverged=True) == 10 * 20 * 101
     assert measures.trial_value([(5, math.inf)], 0.4, **options) == 10 * 20 * 101
