@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from workbench.core.arguments import checked_count, checked_number
+
 
 class DriftDetector(Protocol):
     """Looks at one number after the other for a change."""
@@ -49,15 +51,11 @@ class PageHinkley:
     ) -> None:
         if not threshold > 0:
             raise ValueError(f"`threshold` must be greater than 0, got {threshold}")
-        if not tolerance >= 0:
-            raise ValueError(f"`tolerance` must be at least 0, got {tolerance}")
-        if warm_up < 2:
-            raise ValueError(f"`warm_up` must be at least 2, got {warm_up}")
         if not memory > 1:
             raise ValueError(f"`memory` must be greater than 1, got {memory}")
         self.threshold = threshold
-        self.tolerance = tolerance
-        self.warm_up = warm_up
+        self.tolerance = checked_number("tolerance", tolerance)
+        self.warm_up = checked_count("warm_up", warm_up, 2)
         self.memory = memory
         self._state = _State()
 

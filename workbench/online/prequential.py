@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from workbench.core.arguments import checked_count
 from workbench.core.metrics import OutputKind
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -34,12 +35,8 @@ class Prequential:
     """
 
     def __init__(self, window: int = 10_000, every: int = 200) -> None:
-        if window < 2:
-            raise ValueError(f"`window` must be at least 2 records, got {window}")
-        if every < 1:
-            raise ValueError(f"`every` must be at least 1 step, got {every}")
-        self.window = window
-        self.every = every
+        self.window = checked_count("window", window, 2, kind="a whole number of records")
+        self.every = checked_count("every", every, kind="a whole number of steps")
         self.kind: OutputKind = "logits"  # what the network returns; set from the criterion when training begins
         self.n_seen = 0  # records judged so far
         self.n_nonfinite = 0  # that are not among them, because their prediction was NaN or infinite

@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from workbench.core.arguments import checked_count
 from workbench.core.checksums import crc_of_file, is_intact, sealed
 from workbench.core.files import replacing, write_text_atomically
 from workbench.training.background_writer import BackgroundWriter
@@ -74,13 +75,9 @@ class SnapshotPublisher:
         delta_rows: int = 1024,
     ) -> None:
         self._writer = BackgroundWriter("a snapshot", every_steps, every_seconds)
-        if full_every < 0:
-            raise ValueError(f"`full_every` must be at least 0, got {full_every}")
-        if delta_rows < 1:
-            raise ValueError(f"`delta_rows` must be at least 1, got {delta_rows}")
         self.folder = Path(folder)
-        self.full_every = full_every
-        self.delta_rows = delta_rows
+        self.full_every = checked_count("full_every", full_every, 0)
+        self.delta_rows = checked_count("delta_rows", delta_rows)
         self._last: dict[str, Tensor] = {}
         self._base = ""
         self._deltas: list[str] = []

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.core import distributed as ranks
+from workbench.core.arguments import checked_count
 from workbench.core.metrics import output_kind
 from workbench.mindspore.batch_calls import called_with, checked_loss, data_and_label
 from workbench.mindspore.callbacks import CallbackList, CallbackParameters, RunContext
@@ -127,8 +128,7 @@ class RecModel(Model):
             raise ValueError(f"`sink_size` must be 1 in sink mode on an accelerator, got {sink_size}")
         check_stream(train_dataset)
         check_kind("resume", resume, bool)
-        if isinstance(queue_size, bool) or not isinstance(queue_size, int) or queue_size < 0:
-            raise ValueError(f"`queue_size` must be a whole number of batches, at least 0, got {queue_size!r}")
+        checked_count("queue_size", queue_size, 0, kind="a whole number of batches")
         if not isinstance(records, (RecordRules, type(None))):
             raise TypeError(f"`records` must be RecordRules or None, got {type(records).__name__}")
         if drift is not None and prequential is None:

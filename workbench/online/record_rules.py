@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from workbench.core.arguments import checked_count
 from workbench.core.batch import mapped
 
 Path: TypeAlias = tuple[int | str, ...]
@@ -53,11 +54,10 @@ class RecordRules:
                 raise ValueError(f"`{name}` must be (least, greatest), got {span}")
         if self.max_abs is not None and not self.max_abs > 0:
             raise ValueError(f"`max_abs` must be greater than 0, got {self.max_abs}")
-        for name, count in (("min_rows", self.min_rows), ("limit_window", self.limit_window)):
-            if count < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {count}")
-        if self.limit_count is not None and self.limit_count < 0:
-            raise ValueError(f"`limit_count` must be at least 0, got {self.limit_count}")
+        checked_count("min_rows", self.min_rows)
+        checked_count("limit_window", self.limit_window)
+        if self.limit_count is not None:
+            checked_count("limit_count", self.limit_count, 0)
         if not 0 < self.limit_share <= 1:
             raise ValueError(f"`limit_share` must lie in (0, 1], got {self.limit_share}")
         if not self.report_seconds >= 0:
