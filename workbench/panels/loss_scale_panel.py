@@ -7,7 +7,6 @@ request counts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -54,31 +53,6 @@ _NO_EXPONENTS: Final = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class _Opened:
-    """A run that is shown, and the same for replay; None, and why, if there is nothing to replay."""
-
-    run: Run
-    replayed: ReplayedRun | None
-    problem: str = ""
-
-    @classmethod
-    def of(cls, run: Run) -> _Opened:
-        """Find out what can be replayed of a run."""
-        from workbench.runs.replayed_run import ReplayedRun
-
-        try:
-            return cls(run, ReplayedRun(run)) if len(run.steps) else cls(run, None, replay_text.EMPTY)
-        except ValueError as error:
-            return cls(run, None, replay_text.why_not(run, error))
-
-    @property
-    def minimum(self) -> float:
-        """Floor of the scale under which other policies are judged."""
-        recorded = self.replayed.recorded if self.replayed is not None else None
-        return recorded.minimum if recorded is not None and recorded.kind == "dynamic" else 1.0
-
-
 class LossScalePanel(WorkPanel):
     """Look at the loss scale of a recorded run and try other policies on it.
 
@@ -100,7 +74,9 @@ class LossScalePanel(WorkPanel):
     ) -> None:
         super().__init__("Loss scale", shared, theme=theme)
         self.progress_text = self._header_note  # beside the title
-        self._opened: _Opened | None = None
+        self.run: Run | None = None
+        self._replayed: ReplayedRun | None = None  # the same run, if it can be replayed
+        self._problem = "no run is open"  # why it cannot
         self.policies: list[ScalePolicy] = []
         self._judged: pd.DataFrame | None = None
         self._answers = self.new_reader()
@@ -119,12 +95,6 @@ class LossScalePanel(WorkPanel):
         self._open_first(run)
 
     @property
-    def run(self) -> Run | None:
-        """The run shown; None if there is none yet."""
-        opened = self._opened
-        return opened.run if opened is not None else None
-
-    @property
     def policy(self) -> ScalePolicy | None:
         """The policy on the sliders; None while one of them has an invalid value, with the reason shown next to it."""
         from workbench.loss_scale import ScalePolicy
@@ -135,9 +105,8 @@ class LossScalePanel(WorkPanel):
         if None in [kit.read_from(one, check) for one, check in zip(controls.values(), checks, strict=True)]:
             return None
         init, factor, window = (control.value for control in controls.values())
-        minimum = self._opened.minimum if self._opened is not None else 1.0
         try:
-            return ScalePolicy(init=init, factor=factor, window=window, minimum=min(minimum, init))
+            return ScalePolicy(init=init, factor=factor, window=window, minimum=min(_minimum(self._replayed), init))
         except ValueError as error:  # a bound the configuration does not have
             controls[_PATHS[0]].refuse(str(error))
             return None
@@ -168,15 +137,13 @@ class LossScalePanel(WorkPanel):
     def state_changed(self, state: PanelState) -> None:
         """Enable what can be used in a state."""
         super().state_changed(state)
-        opened = self._opened
-        replayable = opened is not None and opened.replayed is not None
+        replayable = self._replayed is not None
         self.stop_button.present(state.busy)
         for entry in (*self.lists.values(), self.judge_button, self.choice):
             entry.disabled = state.busy or not replayable
         self.use_button.disabled = not replayable
-        problem = "there is nothing to replay" if opened is not None and opened.problem else "no run is open"
         for path, control in self._policy_controls.items():
-            control.disable("" if replayable or path != _PATHS[0] else problem)  # shown once
+            control.disable("" if replayable or path != _PATHS[0] else self._problem)  # shown once
             control.lock(not replayable)
 
     def _make_controls(self) -> None:
@@ -219,17 +186,17 @@ class LossScalePanel(WorkPanel):
     def _judge_lists(self) -> None:
         from workbench.runs.replayed_run import policy_grid
 
-        opened = self._opened
-        if opened is None or opened.replayed is None:
+        replayed = self._replayed
+        if replayed is None:
             return
         values = {name: parsed(entry.value, "list", optional=False) for name, entry in self.lists.items()}
         try:
-            policies = policy_grid(values["init"], values["factor"], values["window"], minimum=opened.minimum)
+            policies = policy_grid(values["init"], values["factor"], values["window"], minimum=_minimum(replayed))
         except (TypeError, ValueError) as error:  # the user's lists, not a fault
             self.report_error(ConfigError(str(error)))
             return
         if self.machine.try_to(PanelState.RUNNING):
-            self.begin(partial(self._judge, opened, opened.replayed, policies), saying="")
+            self.begin(partial(self._judge, replayed, policies), saying="")
 
     def _use(self) -> None:
         policy = self.policy
@@ -247,11 +214,11 @@ class LossScalePanel(WorkPanel):
 
     def _ask(self) -> None:
         """Have the sliders' request answered; an earlier one that has not begun is dropped."""
-        opened = self._opened
-        if opened is not None and opened.replayed is not None:
+        replayed = self._replayed
+        if replayed is not None:
             policy = self.policy
             if policy is not None:
-                self._answers.ask(partial(self._answer, opened, opened.replayed, policy))
+                self._answers.ask(partial(self._answer, replayed, policy))
 
     def _set_sliders(self, policy: ScalePolicy) -> None:
         for path, value in zip(_PATHS, (policy.init, policy.factor, policy.window), strict=True):
@@ -260,32 +227,36 @@ class LossScalePanel(WorkPanel):
     def _open(self, source: Run | str | Path, control: RunControl) -> str:
         from workbench.runs import read_run
         from workbench.runs.replay import REPLAY_COLUMNS
-        from workbench.runs.replayed_run import policy_grid, usual_windows
+        from workbench.runs.replayed_run import ReplayedRun, policy_grid, usual_windows
 
         # The trace needs no histograms, which take most of the time; the reader looks at it while they are read.
         shown = (*LOSS_SCALE_COLUMNS, "group_scales")
         run = read_run(source, columns=shown) if isinstance(source, (str, Path)) else source
-        control.send(partial(self._show_run, run, self._trace_of(run)))
+        control.send(self._show_run, run, self._trace_of(run))
         if control.stop_requested():
             return "stopped; the trace is shown, nothing was replayed"
         if isinstance(source, (str, Path)):  # as many as figures and replay look at; all would take seconds
             run = read_run(source, most_histograms=_HISTOGRAMS, columns=(*shown, *REPLAY_COLUMNS))
-        opened = _Opened.of(run)
+        replayed, problem = None, "" if len(run.steps) else replay_text.EMPTY
+        if not problem:
+            try:
+                replayed = ReplayedRun(run)
+            except ValueError as error:
+                problem = replay_text.why_not(run, error)
         exponents = gradient_exponents_figure(run.steps, theme=self.theme)
-        groups = (
-            group_scales_figure(run.steps, run.events, theme=self.theme) if replay_text.has_group_scales(run) else None
-        )
-        control.send(partial(self._show_opened, opened, exponents, groups))
+        has_groups = replay_text.has_group_scales(run)
+        groups = group_scales_figure(run.steps, run.events, theme=self.theme) if has_groups else None
+        control.send(self._show_opened, run, replayed, problem, exponents, groups)
         read = f"read {counted(len(run.steps), 'step')} of {run.name}"
-        if opened.replayed is None:
+        if replayed is None:
             return read
         if control.stop_requested():
             return "stopped; the run is shown, no policies were compared"
-        windows = usual_windows(opened.replayed.n_windows)
+        windows = usual_windows(replayed.n_windows)
         inits, factors = ([float(v) for v in parsed(text, "list", optional=False)] for text in (_INITS, _FACTORS))
-        policies = policy_grid(inits, factors, windows, minimum=opened.minimum)
-        control.send(partial(self._show_lists, windows))
-        return f"{read}; {self._judge(opened, opened.replayed, policies, control)}"
+        policies = policy_grid(inits, factors, windows, minimum=_minimum(replayed))
+        control.send(self._show_lists, windows)
+        return f"{read}; {self._judge(replayed, policies, control)}"
 
     def _trace_of(self, run: Run, policies: Mapping[str, Any] | None = None) -> Drawing | None:
         """Draw the loss scale of a run and of other policies; None for a run that had none."""
@@ -293,24 +264,25 @@ class LossScalePanel(WorkPanel):
             return None
         return loss_scale_drawing(run.steps, run.events, policies=policies or {}, theme=self.theme)
 
-    def _judge(self, opened: _Opened, replayed: ReplayedRun, policies: list[ScalePolicy], control: RunControl) -> str:
+    def _judge(self, replayed: ReplayedRun, policies: list[ScalePolicy], control: RunControl) -> str:
         recorded = [replayed.recorded] if replayed.recorded is not None else []
         policies = list(dict.fromkeys([*recorded, *policies]))
         table = replayed.judge(policies)
-        control.send(partial(self._show_judged, opened, policies, table))
+        control.send(self._show_judged, replayed, policies, table)
         if replayed.n_windows <= _WITH_RANGES and not control.stop_requested():
             ranged = _with_ranges(table, replayed.ranges(policies).table)
-            control.send(partial(self._show_judged, opened, policies, ranged))
+            control.send(self._show_judged, replayed, policies, ranged)
         return f"{counted(len(policies), 'policy', 'policies')} judged"
 
-    def _answer(self, opened: _Opened, replayed: ReplayedRun, policy: ScalePolicy) -> None:
+    def _answer(self, replayed: ReplayedRun, policy: ScalePolicy) -> None:
         table = replayed.judge([policy])
-        self._show_prediction(opened, policy, table)  # first: a page takes long to draw a figure
-        name = replay_text.policy_name(policy)
-        self._show_trace(opened, self._trace_of(opened.run, {name: replayed.scales(policy)}))
+        self._show_prediction(replayed, policy, table)  # first: a page takes long to draw a figure
+        trace = self._trace_of(replayed.run, {replay_text.policy_name(policy): replayed.scales(policy)})
+        if self._replayed is replayed and trace is not None:
+            self.trace.update(trace)
         if not self._answers.is_superseded():  # the range takes a dozen times as long
             ranged = replayed.ranges([policy])
-            self._show_answer(opened, policy, _with_ranges(table, ranged.table), ranged.assumption)
+            self._show_answer(replayed, policy, _with_ranges(table, ranged.table), ranged.assumption)
 
     def finished(self, outcome: Outcome) -> PanelState:
         """Show what was done, and have the sliders' request answered."""
@@ -323,7 +295,7 @@ class LossScalePanel(WorkPanel):
         return PanelState.STOPPED if outcome.result.startswith("stopped") else PanelState.DONE
 
     def _show_run(self, run: Run, trace: Drawing | None) -> None:
-        self._opened = _Opened(run, None)
+        self.run, self._replayed, self._problem = run, None, "no run is open"
         self.trace.widget.present(trace is not None)
         self.policies, self._judged = [], None
         if trace is not None:
@@ -333,23 +305,21 @@ class LossScalePanel(WorkPanel):
         self._prediction.value = self._assumption.value = self._use_note.value = ""
         self.tell("")
 
-    def _show_opened(self, opened: _Opened, exponents: Any, groups: Any) -> None:
-        self._opened = opened
+    def _show_opened(self, run: Run, replayed: ReplayedRun | None, problem: str, exponents: Any, groups: Any) -> None:
+        self.run, self._replayed, self._problem = run, replayed, "there is nothing to replay"
         for place in (self.scatter, self.exponents):
             place.widget.present(True)
-        self.exponents.update(exponents)
+        self.exponents.update(exponents, reset_axes=True)
         self.groups.widget.present(groups is not None)
         if groups is not None:
-            self.groups.update(groups)
-        if opened.problem:
-            self._prediction.value = note_html(opened.problem)
-            self.scatter.update(empty_figure(_SCATTER_QUESTION, opened.problem, theme=self.theme, height=HEIGHT))
+            self.groups.update(groups, reset_axes=True)
+        if replayed is None:
+            self._prediction.value = note_html(problem)
+            self.scatter.update(empty_figure(_SCATTER_QUESTION, problem, theme=self.theme, height=HEIGHT))
             with self.showing():
                 self.choice.options = []
-        elif opened.replayed is not None:
-            recorded = opened.replayed.recorded
-            if recorded is not None and recorded.kind == "dynamic":
-                self._set_sliders(recorded)
+        elif replayed.recorded is not None and replayed.recorded.kind == "dynamic":
+            self._set_sliders(replayed.recorded)
         self.state_changed(self.state)
 
     def _show_lists(self, windows: list[int]) -> None:
@@ -357,8 +327,8 @@ class LossScalePanel(WorkPanel):
             self.lists["init"].value, self.lists["factor"].value = _INITS, _FACTORS
             self.lists["window"].value = ", ".join(str(window) for window in windows)
 
-    def _show_judged(self, opened: _Opened, policies: list[ScalePolicy], table: pd.DataFrame) -> None:
-        if self._opened is not opened:
+    def _show_judged(self, replayed: ReplayedRun, policies: list[ScalePolicy], table: pd.DataFrame) -> None:
+        if self._replayed is not replayed:
             return
         self.policies, self._judged = policies, table
         names = policy_names(table)
@@ -385,22 +355,22 @@ class LossScalePanel(WorkPanel):
                 self.choice.value = policies.index(policy) if policy in policies else None
         self.scatter.update(_policies_drawing(table, name, self.theme))
 
-    def _show_prediction(self, opened: _Opened, policy: ScalePolicy, table: pd.DataFrame) -> None:
-        if self._opened is opened and opened.replayed is not None:  # else another run was opened meanwhile
-            sentence = replay_text.prediction_sentence(opened.run, opened.replayed, policy, table.iloc[0])
-            self._prediction.value = note_html(sentence)
+    def _show_prediction(self, replayed: ReplayedRun, policy: ScalePolicy, table: pd.DataFrame) -> None:
+        if self._replayed is replayed:  # else another run was opened meanwhile
+            self._prediction.value = note_html(replay_text.prediction_sentence(replayed, policy, table.iloc[0]))
 
-    def _show_trace(self, opened: _Opened, trace: Drawing | None) -> None:
-        if self._opened is opened and trace is not None:
-            self.trace.update(trace)
-
-    def _show_answer(self, opened: _Opened, policy: ScalePolicy, table: pd.DataFrame, assumption: str) -> None:
-        if self._opened is not opened or opened.replayed is None:
+    def _show_answer(self, replayed: ReplayedRun, policy: ScalePolicy, table: pd.DataFrame, assumption: str) -> None:
+        if self._replayed is not replayed:
             return
-        self._show_prediction(opened, policy, table)
-        error = replay_text.error_sentence(opened.run, opened.replayed)
-        self._assumption.value = f"<p>{faint(f'{assumption} {error}')}</p>"
+        self._show_prediction(replayed, policy, table)
+        self._assumption.value = f"<p>{faint(f'{assumption} {replay_text.error_sentence(replayed)}')}</p>"
         self._show_scatter((policy, table))
+
+
+def _minimum(replayed: ReplayedRun | None) -> float:
+    """Return the floor of the scale under which other policies are judged."""
+    recorded = replayed.recorded if replayed is not None else None
+    return recorded.minimum if recorded is not None and recorded.kind == "dynamic" else 1.0
 
 
 def _policies_drawing(table: pd.DataFrame, chosen: str | None, theme: Theme) -> Drawing:

@@ -53,17 +53,17 @@ def why_not(run: Run, error: ValueError) -> str:
     return str(error)
 
 
-def error_sentence(run: Run, replayed: ReplayedRun) -> str:
+def error_sentence(replayed: ReplayedRun) -> str:
     """Say how far off the thresholds may be, and what they were calibrated on."""
     thresholds = replayed.thresholds
     off = f"all thresholds may be off by a factor of {2.0**thresholds.error_log2:.2g} either way"
     if not thresholds.calibrated:
         return f"Nothing overflowed in this run, so nothing could be calibrated; {off}."
-    overflows = counted(len(run.overflow_steps), "overflow")
+    overflows = counted(len(replayed.run.overflow_steps), "overflow")
     return f"Calibrated on {overflows}; {percent(thresholds.misclassified)} of the updates are misjudged; {off}."
 
 
-def prediction_sentence(run: Run, replayed: ReplayedRun, policy: ScalePolicy, judged: Any) -> str:
+def prediction_sentence(replayed: ReplayedRun, policy: ScalePolicy, judged: Any) -> str:
     """Say what a policy would have done, from its row of the judged table."""
     text = f"{policy_name(policy)}: {counted(int(judged['overflows']), 'overflow')}"
     text += f" in {counted(replayed.n_windows, 'update')}"
@@ -73,7 +73,7 @@ def prediction_sentence(run: Run, replayed: ReplayedRun, policy: ScalePolicy, ju
     lost = float(judged["underflow_share"])
     if math.isfinite(lost):
         text += f"; {percent(lost)} of the gradient lost to underflow"
-    return f"{text}. The recorded run had {counted(len(run.overflow_steps), 'overflow')}."
+    return f"{text}. The recorded run had {counted(len(replayed.run.overflow_steps), 'overflow')}."
 
 
 def policy_name(policy: ScalePolicy) -> str:
