@@ -77,7 +77,7 @@ def test_with_o0_alone_the_figure_says_so() -> None:
 @pytest.mark.parametrize(("higher", "metric", "bound"), [(True, 89.0, 87.0), (False, 91.0, 93.0)])
 def test_a_candidate_stands_where_its_paired_drop_puts_it(higher: bool, metric: float, bound: float) -> None:
     scale = MetricScale("error", "share", higher_is_better=higher)
-    point = speed_accuracy_numbers([], [_candidate(Verdict.CONFIRMED)], metric=scale, baseline_metric=0.9).candidates[0]
+    point = speed_accuracy_numbers(TRIALS, [_candidate(Verdict.CONFIRMED)], metric=scale).candidates[0]
     assert point.metric == pytest.approx(metric)
     assert point.metric_bound == pytest.approx(bound)
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 
-from workbench.figures.drawing import Drawing, Mark
+from workbench.figures.drawing import Drawing, Mark, figure_of
 from workbench.figures.frames import column, flags
 from workbench.figures.labels import compact, counted, percent, plain
 from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme, translucent
@@ -33,7 +32,7 @@ class ReplayPoliciesNumbers:
 
 
 def replay_policies_numbers(policies: pd.DataFrame, chosen: str | None = None) -> ReplayPoliciesNumbers:
-    """Read a table of replayed policies; arguments as for ``replay_policies_figure``."""
+    """Read a table of replayed policies; arguments as for ``replay_policies_drawing``."""
     names = policy_names(policies)
     wasted, lost = column(policies, "wasted_share"), column(policies, "underflow_share")
     keep = np.flatnonzero(np.isfinite(wasted) & np.isfinite(lost))
@@ -70,22 +69,15 @@ def _power(value: float) -> str:
     return f"2^{exponent:.0f}" if math.isfinite(exponent) and exponent.is_integer() else compact(value)
 
 
-def replay_policies_figure(
+def replay_policies_drawing(
     policies: pd.DataFrame, chosen: str | None = None, *, theme: Theme = "auto", height: int = 400
-) -> go.Figure:
+) -> Drawing:
     """Draw wasted steps against underflow for every replayed policy.
 
     ``policies`` is the table of ``workbench.replay``, one row per policy: ``wasted_share`` and ``underflow_share``
     in [0, 1]; ``policy`` (its name) and ``recorded`` (bool) when known. ``chosen`` is a name as in
     ``policy_names``. ``customdata[0]`` of a point is the policy's row in the table.
     """
-    return replay_policies_drawing(policies, chosen, theme=theme, height=height).figure()
-
-
-def replay_policies_drawing(
-    policies: pd.DataFrame, chosen: str | None = None, *, theme: Theme = "auto", height: int = 400
-) -> Drawing:
-    """Return what ``replay_policies_figure`` draws, for a live figure."""
     numbers = replay_policies_numbers(policies, chosen)
     if not numbers.names:
         return Drawing.empty(_QUESTION, "No loss-scale policy has been replayed yet.", theme=theme)
@@ -111,6 +103,9 @@ def replay_policies_drawing(
     drawing.set_y("Gradient lost to underflow (%)", range=_padded(100 * numbers.underflow_share))
     drawing.show_legend()
     return drawing
+
+
+replay_policies_figure = figure_of(replay_policies_drawing)
 
 
 def _overflows(overflows: Floats) -> str:

@@ -74,7 +74,6 @@ def speed_accuracy_numbers(
     candidates: Sequence[CandidateRecord] = (),
     *,
     metric: MetricScale,
-    baseline_metric: float = float("nan"),
     allowed_drops: Mapping[str, float] | None = None,
 ) -> SpeedAccuracyNumbers:
     """Place trials and candidates in the plane; arguments as for ``speed_accuracy_figure``.
@@ -83,9 +82,8 @@ def speed_accuracy_numbers(
     is O0's less its mean paired drop, so it can be compared with the lines directly.
     """
     first = next((t for t in trials if t.number == 0), None)
-    baseline = first.metric if first is not None and not math.isfinite(baseline_metric) else baseline_metric
+    baseline, reference = (math.nan, math.nan) if first is None else (first.metric, first.value)
     sign = 1.0 if metric.higher_is_better else -1.0
-    reference = math.nan if first is None else first.value
     points = [_trial_point(t, metric, reference, allowed_drops) for t in trials if t.number != 0]
     known = tuple(p for p in points if math.isfinite(p.speedup) and math.isfinite(p.metric))
     shown = {0, *(p.number for p in known)}
@@ -106,7 +104,6 @@ def speed_accuracy_figure(
     candidates: Sequence[CandidateRecord] = (),
     *,
     metric: MetricScale,
-    baseline_metric: float = float("nan"),
     allowed_drops: Mapping[str, float] | None = None,
     choices: Sequence[Choice] = (),
     per: str = "",
@@ -116,15 +113,13 @@ def speed_accuracy_figure(
 ) -> go.Figure:
     """Draw every trial in the plane of relative speed and metric; trial 0 is O0.
 
-    ``candidates`` are those that went through confirmation, ``allowed_drops`` say by target (``"o1"``) what deficit
-    is allowed in the task's unit, and ``baseline_metric`` replaces trial 0's. ``choices`` are what the exports
-    take: the title names it and its point is marked; without it the title asks. ``per`` is what the speed is of,
-    ``"per step"`` or ``"per run"``; ``tuned_plain`` is each export's fair baseline with its speed.
+    ``candidates`` are those that went through confirmation, and ``allowed_drops`` say by target (``"o1"``) what
+    deficit is allowed in the task's unit. ``choices`` are what the exports take: the title names it and its point is
+    marked; without it the title asks. ``per`` is what the speed is of, ``"per step"`` or ``"per run"``;
+    ``tuned_plain`` is each export's fair baseline with its speed.
     ``customdata[0]`` of a trial, of O0 and of a candidate is the trial's number.
     """
-    numbers = speed_accuracy_numbers(
-        trials, candidates, metric=metric, baseline_metric=baseline_metric, allowed_drops=allowed_drops
-    )
+    numbers = speed_accuracy_numbers(trials, candidates, metric=metric, allowed_drops=allowed_drops)
     if not numbers.trials and not numbers.candidates:
         who = "So far only O0" if math.isfinite(numbers.baseline) else "No trial"
         return empty_figure(_answer(choices), f"{who} has both a measured speed and a metric.", theme=theme)
