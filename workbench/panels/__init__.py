@@ -7,10 +7,10 @@ optuna; a panel is imported when it is first asked for.
 
 from __future__ import annotations
 
-import importlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from workbench.core.lazy_names import lazy_names
 from workbench.panels.shared_config import SharedConfig
 
 if TYPE_CHECKING:
@@ -36,12 +36,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'workbench.panels' has no attribute {name!r}")
-    home = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()  # LossScalePanel stands in loss_scale_panel
-    value = globals()[name] = getattr(importlib.import_module(f"workbench.panels.{home}"), name)
-    return value
+# LossScalePanel stands in loss_scale_panel.
+_HOME = {name: f"workbench.panels.{re.sub('(?<=[a-z])(?=[A-Z])', '_', name).lower()}" for name in __all__}
+
+__getattr__ = lazy_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:
