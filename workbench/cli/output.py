@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
 import typer
+from pydantic_core import to_jsonable_python
 
 from workbench.core.rank_environment import is_first_rank
 from workbench.core.text import printable
@@ -120,20 +119,8 @@ def quoted(argument: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as plain JSON."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """Return a value, numbers of numpy among it, as plain JSON."""
+    return to_jsonable_python(value, inf_nan_mode="null", fallback=lambda number: number.item())
 
 
 def _cell(value: Any) -> str:
