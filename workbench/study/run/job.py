@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic_core import to_jsonable_python
 
@@ -27,7 +27,6 @@ _KEPT_LATER = ("baseline_ms", "cold_ms", "cold_again", "untrained")
 
 Side = tuple[BoostConfig, str]
 """A configuration and its boost level."""
-
 
 _RecordT = TypeVar("_RecordT")
 
@@ -42,10 +41,6 @@ def read_record(kind: type[_RecordT], stored: Mapping[str, Any]) -> _RecordT:
     return kind(**{name: math.nan if value is None else value for name, value in stored.items()})
 
 
-def _without_unkept(stored: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in stored.items() if name not in _KEPT_LATER or value}
-
-
 # -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
@@ -54,9 +49,16 @@ class Outcome:
     """What came of a job."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as strict JSON, as a study stores them: NaN and infinities are None."""
-        stored: dict[str, Any] = plain(self)
-        return stored
+        """Return the fields as strict JSON, as a study stores them: NaN and infinities are None.
+
+        What was not asked for is left out, as studies begun before store it.
+        """
+        return {name: value for name, value in plain(self).items() if name not in _KEPT_LATER or value}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """Rebuild an outcome from what ``to_json`` gave."""
+        return read_record(cls, stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,8 @@ class Trained(Outcome):
     steps: int = 0
     untrained: float = math.nan  # the metric without any learning; NaN where the job did not ask for it
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as strict JSON; what was not asked for is left out, as studies begun before store it."""
-        return _without_unkept(Outcome.to_json(self))
-
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Trained:
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """Rebuild a run from what ``to_json`` gave."""
         curve = tuple((int(step), math.nan if metric is None else float(metric)) for step, metric in stored["curve"])
         return read_record(cls, {**stored, "curve": curve})
@@ -94,15 +92,6 @@ class SpeedMeasured(Outcome):
     baseline_ms: float = math.nan  # O0's step time; NaN where it was not kept
     cold_ms: float = 0.0  # what the candidate's first steps took beyond later ones
     cold_again: bool = False  # whether every run pays that, not the first of a process alone
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as strict JSON; what was not kept is left out, as studies begun before store it."""
-        return _without_unkept(Outcome.to_json(self))
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> SpeedMeasured:
-        """Rebuild a measurement from what ``to_json`` gave."""
-        return read_record(cls, stored)
 
 
 @dataclass(frozen=True, slots=True)
