@@ -125,7 +125,6 @@ def _turn(side: Side, repeats: int, device: torch.device, clock: Callable[[], fl
 
 
 def _repeats(side: Side, device: torch.device, clock: Callable[[], float]) -> int:
-    """Return how often a side does its work in a turn."""
     side()  # what the first time alone costs
     repeats = 1
     while (took := repeats * _turn(side, repeats, device, clock)()) < _LEAST_SECONDS:

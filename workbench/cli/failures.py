@@ -154,7 +154,6 @@ def _lacks_memory(error: BaseException) -> bool:
 
 
 def _address_space() -> float:
-    """Return how many bytes this process may address."""
     try:
         import resource
     except ImportError:  # not on Windows, which has no such limit either

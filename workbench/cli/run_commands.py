@@ -114,7 +114,6 @@ def train(
 
 
 def _task_and_steps(name: str, epochs: float) -> tuple[Task, int]:
-    """Load a task, and count the batches of ``epochs`` passes over its data."""
     from workbench.tasks import load_task
     from workbench.training.task_look import batches_of_epochs, epoch_batches
 

@@ -108,7 +108,6 @@ def _leaf(space: SearchedSpace, points: int | None, forks: list[list[int]]) -> t
 
 
 def _values(distribution: BaseDistribution, points: int | None) -> list[Any]:
-    """Return the values that a grid takes from a distribution."""
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
     assert isinstance(distribution, (FloatDistribution, IntDistribution))
