@@ -43,7 +43,6 @@ _PRELOADED = (
     "workbench.report",
     "workbench.study.run.experimenter",
     "workbench.study.run.search_and_confirm",
-    "workbench.study.run.workers",
     "workbench.training.compare",
     "workbench.training.run",
     "workbench.training.speed",

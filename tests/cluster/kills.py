@@ -74,7 +74,7 @@ def work(directory: Path, url: str | None) -> None:
 @functools.cache
 def opened(url: str) -> StudyStorage:
     """Open a database once: that takes longer than all the questions to it."""
-    return open_storage(url, wait=True)
+    return open_storage(url, role="worker")
 
 
 def stored(url: str) -> list[FrozenTrial]:

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from tests.kit.fake_runner import SHORT, FakeRunner, calls, write_study
+from tests.kit.fake_runner import SEARCH, SHORT, FakeRunner, calls, write_study
 from tests.kit.set_up_search import stored_trials, write
 from tests.kit.surface_runner import SurfaceRunner
 from workbench.config import BoostConfig
-from workbench.study import StudyFailedError, tune
+from workbench.study import tune
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
-from workbench.study.run.process_trainer import process_trainers
+from workbench.study.run.process_trainer import ProcessCrew
 from workbench.study.run.progress import TuneProgress
-from workbench.study.run.runner import StoppableExperimenter
+from workbench.study.run.runner import LostTrialError, StoppableExperimenter
 from workbench.study.run.side_by_side import train_rounds
 from workbench.study.set_up.tuned_plain import PLAIN
 
@@ -116,10 +116,10 @@ def make_mortal(file: StudyFile, directory: Path) -> FakeRunner:
 def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", SHORT)
     here = FakeRunner(folder)
-    with process_trainers(read_study(folder), folder, 2, make_mortal, here) as (trainer, other):
+    with ProcessCrew(read_study(folder), folder, 2, make_mortal, here).trainers() as (trainer, other):
         assert trainer.run(job(3)).to_json() == here.run(job(3)).to_json()
         assert trainer.run(job(13)).to_json() == here.run(job(13)).to_json()
-        with pytest.raises(StudyFailedError, match="3 processes died during one run, the last by SIGKILL"):
+        with pytest.raises(LostTrialError, match="3 processes died during one run, the last by SIGKILL"):
             trainer.run(job(14))
         with pytest.raises(RuntimeError, match="OutOfMemoryError: 3 GiB on the device"):
             trainer.run(job(15))
@@ -136,6 +136,15 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path)
 def processes_of(folder: Path, seeds: range) -> set[int]:
     runs = [line.split()[1:] for line in calls(folder) if line.startswith("process")]
     return {int(process) for process, seed in runs if int(seed) in seeds}
+
+
+@pytest.mark.slow
+def test_a_search_trains_in_all_processes(tmp_path: Path) -> None:
+    text = SEARCH.replace("n_trials = 4", "n_trials = 30")  # a process may begin some seconds later than the other
+    folder = write_study(tmp_path / "s", text)
+    result = tune(folder, jobs=2, make_experimenter=make_mortal)
+    assert sum(trial.state in {"complete", "pruned"} for trial in result.trials) == 30
+    assert len(processes_of(folder, range(1)) - {os.getpid()}) == 2
 
 
 @pytest.mark.slow

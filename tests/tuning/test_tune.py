@@ -624,17 +624,6 @@ def test_kill_minus_nine_at_any_moment_loses_nothing_finished(tmp_path: Path, n_
     assert len(ended) - len(set(ended)) <= n_kills
 
 
-@pytest.mark.slow
-def test_several_processes_share_one_study(tmp_path: Path) -> None:
-    text = UNCONFIRMED.replace("n_trials = 10", "n_trials = 30")  # a worker may be some seconds later than the other
-    directory = write_study(tmp_path / "s", text)
-    result = tune(directory, jobs=2, make_experimenter=make_slow_fake)
-    finished = [trial for trial in result.trials if trial.state in {"complete", "pruned"}]
-    assert len(finished) == 30
-    processes = {trial.user_attrs["process"]["pid"] for trial in stored_trials(directory)}
-    assert len(processes) == 3  # O0 by the first process, the rest by two workers
-
-
 @pytest.mark.long
 def test_workers_end_with_the_process_that_started_them_and_leave_nothing_running(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", STUDY)

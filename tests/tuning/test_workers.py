@@ -13,7 +13,7 @@ from tests.kit.fake_runner import STUDY, FakeRunner, calls, write_study
 from workbench.study import StudyError, join_study, read_result, tune
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import UNMONITORED, Job, Monitor, TrainJob
-from workbench.study.run.workers import core_share, take_device
+from workbench.study.run.process_trainer import core_share, take_device
 
 TEXT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("[confirm]", "[confirm]\nenabled = false")
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from workbench.study.run.ray_engine import RayEngine
     from workbench.study.run.runner import Experimenter
     from workbench.study.run.search_and_confirm import tune
-    from workbench.study.run.searching import search
     from workbench.study.store.stored_records import trials_of
 
 __all__ = [
@@ -54,7 +53,6 @@ __all__ = [
     "parse_study",
     "read_result",
     "read_study",
-    "search",
     "trial_table",
     "trials_of",
     "tune",
@@ -74,7 +72,6 @@ _HOME = {
     "run.ray_engine": ("RayEngine",),
     "run.runner": ("Experimenter",),
     "run.search_and_confirm": ("tune",),
-    "run.searching": ("search",),
     "store.stored_records": ("trials_of",),
 }
 

@@ -41,7 +41,7 @@ from workbench.study.run.job import (
     Trained,
     TrainJob,
 )
-from workbench.study.run.runner import Experimenter, end_if_asked
+from workbench.study.run.runner import TaskExpert, end_if_asked
 
 if TYPE_CHECKING:
     import torch
@@ -53,13 +53,15 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoints"
 """Name of the folder in a study's folder for the states of runs that are not over."""
 
-MakeExperimenter = Callable[[StudyFile, Path], Experimenter]
+_CHECKPOINT_SECONDS = 60.0
+
+MakeExperimenter = Callable[[StudyFile, Path], TaskExpert]
 """Makes an experimenter from a study's file and folder."""
 
 
 def experimenter_for(
     file: StudyFile, directory: Path, make: MakeExperimenter | None = None, device: torch.device | None = None
-) -> Experimenter:
+) -> TaskExpert:
     """Return a study's experimenter: what ``make`` makes, or else one for its task, on this device or the file's."""
     if make is not None:
         return make(file, directory)
@@ -71,19 +73,12 @@ class TaskExperimenter:
     """Runs jobs in this process, on a task or the name of one.
 
     ``runs`` is the folder of the run directories; tasks in files may be named relative to its parent folder.
-    Without ``threads`` the CPU threads of this process stay as they are. A training that takes longer than
-    ``checkpoint_seconds`` goes on from its last checkpoint when it is run again; on one rank only. There, too, a job
-    that runs out of memory is run again, once: without what earlier jobs left behind, and without a second network.
+    Without ``threads`` the CPU threads of this process stay as they are. A training of more than a minute goes on from
+    its last checkpoint when it is run again; on one rank only. There, too, a job that runs out of memory is run again,
+    once: without what earlier jobs left behind, and without a second network.
     """
 
-    def __init__(
-        self,
-        task: Task | str,
-        device: str | torch.device,
-        runs: Path,
-        threads: int | None = None,
-        checkpoint_seconds: float = 60.0,
-    ) -> None:
+    def __init__(self, task: Task | str, device: str | torch.device, runs: Path, threads: int | None = None) -> None:
         from workbench.core import devices
         from workbench.core import distributed as ranks
         from workbench.tasks import load_task
@@ -93,7 +88,6 @@ class TaskExperimenter:
         self._task = load_task(task, folder=runs.parent) if isinstance(task, str) else task
         self._device = devices.select_device(device)
         self._runs = runs
-        self._checkpoint_seconds = checkpoint_seconds
         self._apart = False  # whether only one network fits while times are compared
         self._kept: KeptBaseline | None = None  # the baseline's network, while times are compared
         if self._device.type != "cpu" and ranks.world_size() == 1:
@@ -234,9 +228,8 @@ class TaskExperimenter:
 
         asked = {field.name: getattr(job, field.name) for field in fields(RunRequest) if field.name != "run_id"}
         name = hashlib.sha256(json.dumps(asked | {"config": job.config.to_dict()}).encode()).hexdigest()[:16]
-        return CheckpointFolder(
-            self._runs.parent / CHECKPOINTS / name, None, self._checkpoint_seconds, keep=2, keep_end=False
-        )
+        folder = self._runs.parent / CHECKPOINTS / name
+        return CheckpointFolder(folder, None, _CHECKPOINT_SECONDS, keep=2, keep_end=False)
 
     def _speed(self, job: SpeedJob, stop: Callable[[], bool] | None) -> SpeedMeasured:
         from workbench.core import distributed as ranks

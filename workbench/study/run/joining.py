@@ -74,10 +74,11 @@ def join_study(
     url = storage or kept.default_storage(directory)
     deadline = None if timeout is None else began + timeout
     with kept.quiet_optuna():
-        experimenter = StoppableExperimenter(experimenter_for(file, directory, make_experimenter), stop, deadline)
+        expert = experimenter_for(file, directory, make_experimenter)
+        experimenter = StoppableExperimenter(expert, stop, deadline)
         allowed = file.allowed_drops(experimenter.metric_name)
-        database = kept.open_storage(url, role="worker", grace_seconds=grace_seconds, wait=True)
-        study = kept.open_study(database, file, experimenter)
+        database = kept.open_storage(url, role="worker", grace_seconds=grace_seconds)
+        study = kept.open_study(database, file, expert)
         file = kept.on_its_network(file, study)
         if "allowed_drops" not in study.user_attrs:
             study.set_user_attr("allowed_drops", allowed)

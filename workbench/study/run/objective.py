@@ -253,7 +253,6 @@ class Objective:
         return suggest(trial, self._dimensions, self._start(), self._plans)
 
     def _start(self) -> BoostConfig:
-        """Return the configuration that candidates start from."""
         return self._base
 
     def _baseline(self, trial: optuna.Trial) -> Suggestion:
@@ -444,5 +443,4 @@ def _note(trial: optuna.Trial, **attributes: Any) -> None:
 
 
 def _measured(attributes: Mapping[str, Any]) -> tuple[Trained, SpeedMeasured]:
-    """Return what a finished trial has measured, from its user attributes."""
     return Trained.from_json(attributes["trained"]), SpeedMeasured.from_json(attributes["speed"])

@@ -1,4 +1,10 @@
-"""Experimenters in processes of their own, each with its accelerator or its share of the cores."""
+"""Experimenters in processes of their own, each with its accelerator or its share of the cores.
+
+Processes, not threads: training in threads shares one interpreter lock and one set of random states. They are spawned
+fresh (a forked process may not use an accelerator) and end by themselves when the process that started them is gone.
+Two that both let torch take all cores slow each other down by more than half, and the speed they measure is then mostly
+noise.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +13,29 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.study.ask.study_file import StudyFile, read_study
-from workbench.study.errors import StudyFailedError
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
-from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT
-from workbench.study.run.runner import Experimenter, ExperimenterWrapper
-from workbench.study.run.workers import end_processes, end_with, how_it_ended, take_device
+from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, RunStep
+from workbench.study.run.places import SECONDS_TO_END, Place, search_at
+from workbench.study.run.runner import Experimenter, ExperimenterWrapper, LostTrialError, end_if_asked
+from workbench.study.run.searching import Search
+
+if TYPE_CHECKING:
+    import torch
 
 _POLL_SECONDS = 0.05
+_LOOK_SECONDS = 0.25  # after the parent
+_STEP_SECONDS = 0.1  # between two steps that are told
 _TRIES = 3
 
 
@@ -33,25 +47,39 @@ def unused_places(file: StudyFile) -> str:
     return f"There is room to train {number} runs at a time here; --jobs {number} does." if number > 1 else ""
 
 
-@contextlib.contextmanager
-def process_trainers(
-    file: StudyFile, directory: Path, jobs: int, make: MakeExperimenter | None, here: Experimenter
-) -> Iterator[list[Experimenter]]:
-    """Offer a trainer for each place (`devices.places_to_train`) while the block runs; none where there is but one.
+@dataclass(frozen=True, slots=True)
+class ProcessCrew:
+    """Processes of this machine for the runs of a study; ``here`` is this process's experimenter."""
 
-    ``here`` is this process's experimenter, which knows the task.
-    """
-    number = jobs
-    if make is None and jobs > 1:  # a fake needs no torch
-        from workbench.core import devices
+    file: StudyFile
+    directory: Path
+    jobs: int
+    make: MakeExperimenter | None
+    here: Experimenter
 
-        number = min(jobs, devices.places_to_train(file.study.device))
-    places = range(number if number > 1 else 0)
-    trainers = [ProcessTrainer(here, (directory, make, place, number, os.getpid())) for place in places]
-    try:
-        yield [*trainers]
-    finally:
-        end_processes([one.process for one in trainers if one.process is not None])
+    def trainers(self) -> AbstractContextManager[list[ProcessTrainer]]:
+        """Offer a trainer for each place (`devices.places_to_train`) while the block runs; none for a single one."""
+        number = self.jobs
+        if self.make is None and number > 1:  # a fake needs no torch
+            from workbench.core import devices
+
+            number = min(number, devices.places_to_train(self.file.study.device))
+        return self._processes(number if number > 1 else 0)
+
+    def search(self, search: Search, on_poll: Callable[[], None]) -> None:
+        """Go on with a search in all processes, as `search_at` does; one job is this process's own."""
+        if self.jobs > 1:
+            with self._processes(self.jobs) as processes:
+                search_at([Place(one, one.close) for one in processes], search, on_poll)
+
+    @contextlib.contextmanager
+    def _processes(self, number: int) -> Iterator[list[ProcessTrainer]]:
+        asked = (self.directory, self.make, number, os.getpid())
+        trainers = [ProcessTrainer(self.here, (place, *asked)) for place in range(number)]
+        try:
+            yield trainers
+        finally:
+            _end([one.process for one in trainers if one.process is not None])
 
 
 class ProcessTrainer(ExperimenterWrapper):
@@ -62,58 +90,126 @@ class ProcessTrainer(ExperimenterWrapper):
         self._asked = asked
         self._context = multiprocessing.get_context("spawn")
         self.process: SpawnProcess | None = None
+        self._is_loaded = False
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job there; of the monitor only ``stop`` is asked.
-
-        A StudyFailedError if process after process dies under the job.
-        """
+        """Run a job there, in another process where one dies under it; of its steps some ten a second are told."""
+        # By step. The same seed gives the same curve: no evaluation is asked about twice.
+        answers: dict[int, bool] = {}
         for _ in range(_TRIES):
+            end_if_asked(monitor.stop)
             process = self._living()
             try:
-                self._connection.send(job)
-                while not self._connection.poll(_POLL_SECONDS):
-                    if monitor.stop is not None and monitor.stop():
-                        self._stop.set()
-                outcome: OutcomeT | Exception = self._connection.recv()
+                outcome = self._outcome(job, monitor, answers)
             except (EOFError, ConnectionError):
                 process.join()
                 continue
-            self._stop.clear()
+            except BaseException:  # of a monitor
+                self.close()
+                raise
             if isinstance(outcome, Exception):
                 raise outcome
-            return outcome
-        raise StudyFailedError(
-            f"{_TRIES} processes died during one run, the last by {how_it_ended(process.exitcode or 0)}; start fewer "
+            done: OutcomeT = outcome
+            return done
+        end_if_asked(monitor.stop)
+        raise LostTrialError(
+            f"{_TRIES} processes died during one run, the last by {_how_it_ended(process.exitcode or 0)}; start fewer "
             "with --jobs, or look at what they print"
         )
+
+    def close(self) -> None:
+        """End the process; the next job begins another."""
+        if self.process is not None:
+            _end([self.process])
+
+    def _outcome(self, job: Job[Any], monitor: Monitor, answers: dict[int, bool]) -> Any:
+        """Let the process run a job; return its outcome or what it raised."""
+        self._stop.clear()
+        self._connection.send((job, monitor.on_evaluation is not None))
+        while True:
+            if monitor.stop is not None and monitor.stop():
+                self._stop.set()
+                if not self._is_loaded:  # it cannot stop before, and has nothing to lose
+                    self.close()
+            if not self._connection.poll(_POLL_SECONDS):
+                continue
+            match self._connection.recv():
+                case None:
+                    self._is_loaded = True
+                case RunStep() as step:
+                    if monitor.on_step is not None:
+                        monitor.on_step(step)
+                case (step, metric):
+                    assert monitor.on_evaluation is not None
+                    if step not in answers:
+                        answers[step] = monitor.on_evaluation(step, metric)
+                    self._connection.send(answers[step])
+                case outcome:
+                    return outcome
 
     def _living(self) -> SpawnProcess:
         """Return the process, another one if there is none that lives."""
         if self.process is None or not self.process.is_alive():
             self._connection, theirs = self._context.Pipe()
-            self._stop = self._context.Event()
+            self._stop, self._is_loaded = self._context.Event(), False
             self.process = self._context.Process(target=_serve, args=(theirs, self._stop, *self._asked))
             self.process.start()
             theirs.close()
         return self.process
 
 
+def _end(processes: Sequence[SpawnProcess]) -> None:
+    """End processes; one that does not end in time is killed."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + SECONDS_TO_END
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0.0))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _how_it_ended(code: int) -> str:
+    """Return what an exit code says: that of a process which a signal has ended is negative."""
+    if code > 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+# -- in the process ---------------------------------------------------------------------------------------------------
+
+
 def _serve(
     connection: Connection,
     stop: Event,
+    place: int,
     directory: Path,
     make: MakeExperimenter | None,
-    place: int,
     n_places: int,
     parent: int,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to all; who started us ends us
-    threading.Thread(target=end_with, args=(parent,), name="parent watch", daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), name="parent watch", daemon=True).start()
     experimenter: Experimenter | None = None
+    told_at = 0.0
+
+    def on_step(step: RunStep) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= _STEP_SECONDS:
+            told_at = time.monotonic()
+            connection.send(step)
+
+    def on_evaluation(step: int, metric: float) -> bool:
+        connection.send((step, metric))
+        return bool(connection.recv())
+
     while True:
         try:
-            job = connection.recv()
+            job, evaluates = connection.recv()
         except EOFError:
             return
         try:
@@ -121,7 +217,8 @@ def _serve(
                 file = read_study(directory)
                 device = take_device(place, n_places, file.study.device, trains=make is None)
                 experimenter = experimenter_for(file, directory, make, device)
-            outcome = experimenter.run(job, Monitor(stop=stop.is_set))
+                connection.send(None)
+            outcome = experimenter.run(job, Monitor(on_evaluation if evaluates else None, on_step, stop.is_set))
         except Exception as error:
             outcome = _portable(error)
         connection.send(outcome)
@@ -131,3 +228,52 @@ def _portable(error: Exception) -> Exception:
     """Return an error that another process can read: its text where its class, a user's, may have its own arguments."""
     is_known = type(error).__module__.partition(".")[0] in {"builtins", "torch", "workbench"}
     return error if is_known else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _end_with(parent: int) -> None:
+    """End this process, whatever it is doing, once its parent is gone.
+
+    ``multiprocessing.parent_process().join()`` would wait for whatever has inherited the parent's end of their pipe.
+    """
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)
+
+
+def core_share(cores: Sequence[int], index: int, n_workers: int) -> list[int]:
+    """Return the cores of one worker: neighbours, each in one share; if workers outnumber cores, some share one.
+
+    Example:
+        >>> [core_share([0, 1, 2, 3, 4], index, 2) for index in range(2)]
+        [[0, 1], [2, 3, 4]]
+        >>> [core_share([0, 1], index, 3) for index in range(3)]
+        [[0], [1], [0]]
+    """
+    ordered = sorted(cores)
+    if n_workers >= len(ordered):
+        return [ordered[index % len(ordered)]]
+    return ordered[index * len(ordered) // n_workers : (index + 1) * len(ordered) // n_workers]
+
+
+def take_device(index: int, n_workers: int, device: str, *, trains: bool = True) -> torch.device | None:
+    """Take a worker's accelerator, or pin it to its share of the cores; call it before torch is imported.
+
+    Returns the device to train on; None leaves it to the study. A stand-in that does not train needs no torch.
+    """
+    everything = os.sched_getaffinity(0) if device in {"auto", "cpu"} and hasattr(os, "sched_setaffinity") else set()
+    share = core_share(list(everything), index, n_workers) if everything else []
+    if share:
+        os.sched_setaffinity(0, share)
+    if not trains:
+        return None
+    from workbench.core import devices  # with torch, whose thread pools see the cores it is pinned to
+
+    hardware = devices.hardware_summary()
+    if hardware["accelerator_count"] and device != "cpu":
+        if everything:
+            os.sched_setaffinity(0, everything)  # its loaders and copies may run anywhere
+        named = ":" in device
+        return None if named else devices.rank_device(device, index % hardware["accelerator_count"])
+    if share:
+        devices.use_threads(min(hardware["torch_threads"], len(share)))
+    return None

@@ -17,10 +17,8 @@ import importlib
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,28 +27,22 @@ from workbench.config import NetworkFacts
 from workbench.core.arguments import seconds_from
 from workbench.core.text import first_line
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.errors import StudyError, StudyStoppedError
+from workbench.study.errors import StudyError
 from workbench.study.run.experimenter import MakeExperimenter, replay_recorded
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, ReplayJob
+from workbench.study.run.places import Place, search_at
 from workbench.study.run.ray_resources import parse_resources
 from workbench.study.run.ray_worker import Files, RayStudy, RayWorker, TaskFacts, sent, write_run
-from workbench.study.run.runner import Experimenter, StoppableExperimenter, end_if_asked
+from workbench.study.run.runner import Experimenter, LostTrialError, end_if_asked
 from workbench.study.run.searching import Search
-from workbench.study.store import storage as kept
-from workbench.study.store.study_storage import StudyStorage
 
 _TRIES = 3
 _POLL_SECONDS = 0.5
-_GRACE_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 _ROOM_SECONDS = 20.0  # for the workers of slots to start where there is room
 _WAIT_VARIABLE, _WAIT_SECONDS, _NOTE_SECONDS = "WORKBENCH_RAY_WAIT", 30.0, 5.0
 
 _R = TypeVar("_R")
-
-
-class LostTrialError(RuntimeError):
-    """Worker after worker died under the same job; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,45 +313,19 @@ class RayCrew:
             for one in more:
                 one.close()
 
-    def search(
-        self,
-        database: StudyStorage,
-        n_trials: int,
-        deadline: float | None,
-        on_poll: Callable[[], None],
-    ) -> None:
-        """Run trials in all slots until the study has enough; ``on_poll``, called now and then, may raise to end it."""
+    def search(self, search: Search, on_poll: Callable[[], None]) -> None:
+        """Go on with a search in all slots, as `search_at` does."""
         if self.jobs == 1:
             return
-        ending, enough = threading.Event(), threading.Event()
-        file, directory = self._study.file, self._study.folder.path
+        more = [Slot(self._ray, self._study) for _ in range(self.jobs - 1)]
+        try:
+            search_at([self._place(slot) for slot in (self._first, *more)], search, on_poll)
+        finally:
+            for slot in more:  # what comes after the search needs one slot
+                slot.close()
 
-        def run(slot: Slot) -> None:
-            # No trial is drawn for a slot that has no room yet: it would be drawn from less than is known later.
-            ready = slot.ready()
-            while not self._ray.wait([ready], timeout=_POLL_SECONDS)[0]:
-                if ending.is_set() or enough.is_set() or (deadline is not None and time.monotonic() >= deadline):
-                    return
-            trains = StoppableExperimenter(self.experimenter(slot), ending.is_set, deadline)
-            study = kept.find_study(database, file.study.name)  # each its own: a study object has one sampler
-            where = (file, directory, database, study, trains)
-            search = Search(*where, n_trials=n_trials, deadline=deadline, stop=ending.is_set)
-            with contextlib.suppress(StudyStoppedError):  # its trial is back in the queue
-                search.run()
-                enough.set()
-
-        slots = [self._first, *(Slot(self._ray, self._study) for _ in range(self.jobs - 1))]
-        with ThreadPoolExecutor(self.jobs, "slot") as pool:
-            searches = [pool.submit(run, slot) for slot in slots]
-            try:
-                while wait(searches, _POLL_SECONDS, FIRST_EXCEPTION).not_done:
-                    if any(one.done() and one.exception() for one in searches):
-                        break
-                    on_poll()
-            finally:
-                ending.set()
-                running = wait(searches, _GRACE_SECONDS).not_done
-                for slot in slots if running else slots[1:]:  # what comes after the search needs one slot
-                    slot.close()
-        for one in searches:
-            one.result()
+    def _place(self, slot: Slot) -> Place:
+        ready = slot.ready()
+        return Place(
+            self.experimenter(slot), slot.close, lambda: bool(self._ray.wait([ready], timeout=_POLL_SECONDS)[0])
+        )

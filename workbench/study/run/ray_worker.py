@@ -31,7 +31,7 @@ from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.job import Job, Monitor, RunStep, SpeedJob, Trained, TrainJob
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
 from workbench.study.run.ray_resources import TrialResources
-from workbench.study.run.runner import Experimenter
+from workbench.study.run.runner import TaskExpert
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +142,7 @@ class RayWorker:
     def __init__(self, study: RayStudy, group: Any) -> None:
         self._study, self._group = study, group
         self._folder, self._shared = study.folder.here()
-        self._experimenter: Experimenter | None = None
+        self._expert: TaskExpert | None = None
         self._for_life = contextlib.ExitStack()
         self._now = _Running()
 
@@ -162,7 +162,8 @@ class RayWorker:
             if not self._shared:
                 _refuse_snapshots(job)
             monitor = Monitor(now.ask if evaluates else None, now.note, lambda: now.stop)
-            return self._with_run(self._loaded().run(job, monitor))
+            here, n_ranks = self._loaded(), self._study.file.study.ranks
+            return self._with_run((here if n_ranks == 1 else LeadingExperimenter(here)).run(job, monitor))
         finally:
             now.evaluated.put(None)  # the watcher need not wait
 
@@ -179,9 +180,9 @@ class RayWorker:
             evaluated = now.evaluated.get(timeout=_WATCH_SECONDS)
         return now.step, evaluated
 
-    def _loaded(self) -> Experimenter:
-        """Return the experimenter; the first call starts the other ranks, joins them and loads the task."""
-        if self._experimenter is None:
+    def _loaded(self) -> TaskExpert:
+        """Return this rank's experimenter; the first call starts the other ranks, joins them and loads the task."""
+        if self._expert is None:
             study, n_ranks, device = self._study, self._study.file.study.ranks, None
             if n_ranks > 1:
                 import ray
@@ -194,9 +195,8 @@ class RayWorker:
                     other = study.remote(follow_rank_0, self._group, rank, max_retries=0, max_calls=1)
                     other.remote(study, rank, where)
                 device = self._for_life.enter_context(_joined(study, 0, where))
-            one = experimenter_for(study.file, self._folder, study.make, device)
-            self._experimenter = one if n_ranks == 1 else LeadingExperimenter(one)
-        return self._experimenter
+            self._expert = experimenter_for(study.file, self._folder, study.make, device)
+        return self._expert
 
     def _with_run(self, outcome: Any) -> tuple[Any, Files]:
         if self._shared or not isinstance(outcome, Trained) or not outcome.path:

@@ -1,8 +1,9 @@
 """How the jobs of a study are run, and where a time limit or a request to stop ends a running trial.
 
-`TaskExperimenter` trains in this process; `StoppableExperimenter`, ``rank_experimenter.py`` and ``ray_engine.py`` wrap
-its ``run``. Ctrl-C reaches only the main thread and a time limit reaches none, so `StoppableExperimenter` looks at both
-before each job and at every step of a run. A trial cut short is put back; a run that has just finished is kept.
+`TaskExperimenter` trains in this process; `StoppableExperimenter`, ``rank_experimenter.py``, ``process_trainer.py`` and
+``ray_engine.py`` wrap its ``run``. Ctrl-C reaches only the main thread and a time limit reaches none, so
+`StoppableExperimenter` looks at both before each job and at every step of a run. A trial cut short is put back; a run
+that has just finished is kept.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, Trained
 _ON_REQUEST = "stopped on request; everything finished is saved, and the same study can be continued"
 
 
+class LostTrialError(RuntimeError):
+    """Process after process died under the same job; the message is one sentence."""
+
+
 class Experimenter(Protocol):
-    """Runs the jobs of one task, and knows the task."""
+    """Runs the jobs of one task."""
 
     @property
     def metric_name(self) -> str:
@@ -30,6 +35,13 @@ class Experimenter(Protocol):
     @property
     def higher_is_better(self) -> bool:
         """Direction of the metric."""
+
+    def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
+        """Run a job until it is done or its monitor ends it: a StudyStoppedError if a part of it is no result."""
+
+
+class TaskExpert(Experimenter, Protocol):
+    """An experimenter that tells, too, what a study keeps of its task and of the machine."""
 
     @property
     def data_hash(self) -> str:
@@ -41,29 +53,13 @@ class Experimenter(Protocol):
     def network_facts(self) -> NetworkFacts | None:
         """Return what the task's network offers to the methods; None where that is unknown."""
 
-    def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job until it is done or its monitor ends it: a StudyStoppedError if a part of it is no result."""
-
 
 class ExperimenterWrapper:
-    """What the wrappers have in common: they pass on what the inner one knows of the task."""
+    """What the wrappers of `run` have in common."""
 
     def __init__(self, inner: Experimenter) -> None:
         self._inner = inner
         self.metric_name, self.higher_is_better = inner.metric_name, inner.higher_is_better
-
-    @property
-    def data_hash(self) -> str:
-        """Hash of the training data; reading them takes a while."""
-        return self._inner.data_hash
-
-    def environment(self) -> dict[str, Any]:
-        """Return versions, hardware and data as plain values."""
-        return self._inner.environment()
-
-    def network_facts(self) -> NetworkFacts | None:
-        """Return what the task's network offers to the methods."""
-        return self._inner.network_facts()
 
 
 def end_if_asked(stop: Callable[[], bool] | None) -> None:
@@ -112,16 +108,6 @@ class StoppableExperimenter(ExperimenterWrapper):
         other = StoppableExperimenter(inner)
         other._limits = self._limits
         return other
-
-    def environment(self) -> dict[str, Any]:
-        """Return versions, hardware and data as plain values, unless the study is to end."""
-        self._end_if_over()
-        return super().environment()
-
-    def network_facts(self) -> NetworkFacts | None:
-        """Return what the task's network offers to the methods, unless the study is to end."""
-        self._end_if_over()
-        return super().network_facts()
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job, unless the study is to end (StudyStoppedError); what was cut short is not a result.

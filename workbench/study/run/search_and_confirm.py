@@ -7,7 +7,7 @@
     for the best of each export: train it and O0 over fresh seeds until the verdict is in
     choose what each export takes (`selection.select`); write the files
 
-The first line and its loop are ``searching.py`` (in several processes: ``workers.py``), the second
+The first line and its loop are ``searching.py`` (at several places: ``places.py``), the second
 ``loss_scale_policy.py``, the third ``confirming.py``, the last ``selection.py``, ``export.py`` and ``result.py``, all
 three in ``answer/``.
 Every step of this way is stored when it is done, so the same command continues wherever the last one ended, whatever
@@ -45,17 +45,16 @@ from workbench.study.answer.selection import contenders, select
 from workbench.study.answer.status_keeper import StatusKeeper
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.ask.warm_start import enqueue_warm_start, sources_in
-from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError
+from workbench.study.errors import OutOfTimeError, StudyError
 from workbench.study.run.experimenter import CHECKPOINTS, MakeExperimenter, experimenter_for
 from workbench.study.run.joining import check_limits
 from workbench.study.run.objective import baseline_trial
-from workbench.study.run.process_trainer import process_trainers, unused_places
+from workbench.study.run.process_trainer import ProcessCrew, unused_places
 from workbench.study.run.progress import StudyWatch, TuneProgress
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
-from workbench.study.run.ray_engine import RayEngine
-from workbench.study.run.runner import Experimenter, StoppableExperimenter, end_if_asked
+from workbench.study.run.ray_engine import RayCrew, RayEngine
+from workbench.study.run.runner import Experimenter, StoppableExperimenter, TaskExpert, end_if_asked
 from workbench.study.run.searching import Search
-from workbench.study.run.workers import run_workers
 from workbench.study.set_up.stages import (
     confirmation_begins,
     ends_of_search,
@@ -71,6 +70,7 @@ from workbench.study.set_up.stages import (
 )
 from workbench.study.set_up.tuned_plain import compare_with_plain
 from workbench.study.store import storage as kept
+from workbench.study.store.liveness import StaleTrials
 from workbench.study.store.stored_records import candidates_of, keep_candidates, refuse_other_targets
 from workbench.study.store.write_ahead import writing_ahead
 
@@ -126,34 +126,34 @@ def tune(
             followed: StudyResult = follow(experimenter_for(file, directory, make_experimenter, device))
             return followed
         with kept.quiet_optuna(), kept.holding_study(directory), ExitStack() as leaving:
-            crew = leading = None
-            if ray is not None:
-                end = None if limit is None else began + limit
-                crew = leaving.enter_context(ray.crew(file, directory, make_experimenter, stop, end))
             if limit is not None:
                 # What counts importances takes a second or more to load: now, where it is known how long.
                 importlib.import_module("optuna.importance")
             end_if_asked(stop)
             # The task and its drops first: a study that cannot run must not archive one that did.
-            experimenter: Experimenter
-            if crew is not None:
-                experimenter = crew.experimenter()
+            crew: RayCrew | ProcessCrew
+            expert: TaskExpert
+            if ray is not None:
+                end = None if limit is None else began + limit
+                crew = leaving.enter_context(ray.crew(file, directory, make_experimenter, stop, end))
+                expert = crew.experimenter()
             else:
-                experimenter = experimenter_for(file, directory, make_experimenter, device)
-                leading = LeadingExperimenter(experimenter) if file.study.ranks > 1 else None
-                experimenter = leading or experimenter
-            guard = StoppableExperimenter(experimenter, stop)
+                expert = experimenter_for(file, directory, make_experimenter, device)
+                crew = ProcessCrew(file, directory, jobs, make_experimenter, expert)
+            leading = LeadingExperimenter(expert) if ray is None and file.study.ranks > 1 else None
+            guard = StoppableExperimenter(leading or expert, stop)
             file.allowed_drops(guard.metric_name)
             archived = kept.archive_study(directory) if fresh or new_baseline else None
             database = kept.open_storage(url)
-            study = kept.open_study(database, file, guard)
+            end_if_asked(stop)
+            study = kept.open_study(database, file, expert)
             file = kept.on_its_network(file, study)
             status = leaving.enter_context(StatusKeeper(study_dir, study, file, storage))
             leaving.enter_context(writing_ahead(database.engine))  # left first: the last state is that of a plain file
             _keep_question(study, file, guard, n_trials)
             earlier = sources_in(archived) if new_baseline else []
             enqueue_warm_start(study, file, directory, [*warm_start, *earlier], n_trials)
-            kept.requeue_interrupted(database, study)
+            StaleTrials(database, study).put_back(alone=database.engine.name == "sqlite")
             search_deadline, deadline = _deadlines(file, began, limit)
             watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline, status.refresh)
             where = (file, directory, database, study, guard)
@@ -168,8 +168,7 @@ def tune(
 
             @contextmanager
             def side_by_side() -> Iterator[list[Experimenter]]:
-                here = process_trainers(file, directory, jobs, make_experimenter, experimenter)
-                with here if crew is None else crew.trainers() as trainers:
+                with crew.trainers() as trainers:
                     search.trainers = [guard.beside(one) for one in trainers]
                     yield search.trainers
                     search.trainers = []
@@ -183,7 +182,7 @@ def tune(
             if doubt := learns_nothing(study, file):
                 watch.note(doubt)
             # Of several ranks the others would count as other work.
-            if crew is None and file.study.ranks == 1:
+            if ray is None and file.study.ranks == 1:
                 if busy := other.sentence():
                     watch.note(f"{busy}.")
                 elif jobs == 1 and finds_set_up and make_experimenter is None and (idle := unused_places(file)):
@@ -207,14 +206,7 @@ def tune(
                         find_plain(search, deadline=guard.deadline, limit=limit)
                     guard.deadline = search_deadline
                     search.until(search_deadline)
-                if crew is not None:
-                    crew.search(database, n_trials, search_deadline, on_poll)
-                elif jobs > 1:
-                    try:
-                        run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, on_poll)
-                    except StudyStoppedError:
-                        kept.requeue_interrupted(database, study)  # the workers were ended in the middle of theirs
-                        raise
+                crew.search(search, on_poll)
                 search.run()
             searches_on = finds_set_up and not goes_on
             found = has_found(study, file) if searches_on else any(contenders(study, file).values())
@@ -282,7 +274,6 @@ def tune(
 
 
 def _keep_question(study: optuna.Study, file: StudyFile, guard: Experimenter, n_trials: int) -> None:
-    """Store what this command asks of the study."""
     finished = baseline_trial(study)
     # A drop may be a share of the baseline's value.
     value = () if finished is None else (finished.user_attrs["trained"]["metric"],)

@@ -1,6 +1,7 @@
 """Draw and run trials until the whole study has enough of them, or the time is over.
 
-One process or several do the same: each looks at the storage for what is still wanted before it draws the next trial.
+One search or several, of one process or many, do the same: each looks at the storage for what is still wanted before
+it draws the next trial.
 """
 
 from __future__ import annotations
@@ -11,22 +12,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.core.credentials import hide_passwords
 from workbench.runs import TelemetryError
-from workbench.study.ask.study_file import StudyFile, read_study
+from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError, StudyFailedError, StudyStoppedError
 from workbench.study.run.ending import SearchEnd
-from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.job import RunStep
 from workbench.study.run.objective import Objective
 from workbench.study.run.patience import STORAGE_ERRORS
 from workbench.study.run.progress import StudyWatch
-from workbench.study.run.runner import Experimenter, StoppableExperimenter, end_if_asked, end_if_over
+from workbench.study.run.runner import Experimenter, end_if_asked, end_if_over
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.sample.sampling import make_pruner, make_sampler
 from workbench.study.set_up.objective import SetUpObjective
@@ -38,43 +38,10 @@ from workbench.study.store.stored_records import GIVEN, counted_among
 from workbench.study.store.study_storage import TAKEN_ERRORS, StudyStorage, TrialTakenError, was_given_up
 from workbench.study.store.trial_ids import id_of
 
-if TYPE_CHECKING:
-    import torch
-
 _FAILURES_IN_A_ROW = 3
 _POLL_SECONDS = 0.25
 
 _log = logging.getLogger("workbench")
-
-
-def search(
-    study_dir: Path,
-    url: str,
-    *,
-    n_trials: int | None = None,
-    deadline: float | None = None,
-    make_experimenter: MakeExperimenter | None = None,
-    device: torch.device | None = None,
-    on_begin: Callable[[], None] | None = None,
-) -> None:
-    """Run trials of a study that ``tune`` has begun: what one worker process does.
-
-    ``n_trials`` of the whole study and ``device`` follow the file where they are None. At ``deadline``, by
-    ``time.monotonic()``, the trial that runs is put back. ``on_begin`` is called when the first trial may be drawn.
-    """
-    file = read_study(study_dir)
-    with storage.quiet_optuna():
-        experimenter: Experimenter = experimenter_for(file, study_dir, make_experimenter, device)
-        experimenter = StoppableExperimenter(experimenter, deadline=deadline)
-        database = storage.open_storage(url, role="worker", wait=True)
-        study = storage.find_study(database, file.study.name)
-        total = n_trials or file.study.n_trials
-        where = (file, study_dir, database, study, experimenter)
-        here = Search(*where, n_trials=total, deadline=deadline)
-        if on_begin is not None:
-            on_begin()
-        here.run_baseline()
-        here.run()
 
 
 class Search:
@@ -99,9 +66,9 @@ class Search:
     ) -> None:
         file = storage.on_its_network(file, study)
         self.file, self.study, self.experimenter = file, study, experimenter
-        self._database, self._n_trials = database, n_trials
+        self._directory, self._database, self._n_trials = directory, database, n_trials
         self._watch = StudyWatch(study, file, n_trials) if watch is None else watch
-        self._deadline, self._stop = deadline, stop
+        self.deadline, self._stop = deadline, stop
         self.warm_ups = WarmUps(file, directory, experimenter, self._watch.step)
         self._stale = StaleTrials(database, study)
         self._lost: threading.Event | None = None  # set once another process has the trial that runs here
@@ -143,11 +110,17 @@ class Search:
                 self._run_waiting(baseline[TrialState.WAITING])
             elif TrialState.RUNNING in baseline:
                 end_if_asked(self._stop)
-                end_if_over(self._deadline if deadline is None else deadline)
+                end_if_over(self.deadline if deadline is None else deadline)
                 if not self._stale.put_back():
                     time.sleep(_POLL_SECONDS)
             else:
                 raise StudyFailedError(_why_no_baseline(trials))
+
+    def beside(self, experimenter: Experimenter, stop: Callable[[], bool]) -> Search:
+        """Return a search for the same trials, for another thread, that trains with an experimenter of its own."""
+        study = storage.find_study(self._database, self.file.study.name)  # its own, since a study has one sampler
+        where = (self.file, self._directory, self._database, study, experimenter)
+        return Search(*where, n_trials=self._n_trials, deadline=self.deadline, stop=stop)
 
     def step_times(self) -> StepTimes:
         """Return the step times of the study, measured where they are not known."""
@@ -166,14 +139,14 @@ class Search:
 
     def until(self, deadline: float | None) -> None:
         """Set another deadline."""
-        self._deadline = self._objective.deadline = deadline
+        self.deadline = self._objective.deadline = deadline
 
     def run(self) -> None:
         """Run the other trials, until enough have finished; those of processes that die meanwhile are run here, too."""
         failures = 0
         self._end.note("")
         self._watch.phase("search")
-        while self._deadline is None or time.monotonic() <= self._deadline:
+        while self.deadline is None or time.monotonic() <= self.deadline:
             end_if_asked(self._stop)  # before a trial is drawn
             self._stale.put_back()
             trials = self._trials()

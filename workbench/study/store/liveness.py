@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import secrets
 import socket
@@ -49,20 +48,11 @@ class RunningTrial:
 def new_mark(role: str, grace_seconds: float) -> dict[str, Any]:
     """Return the mark of a trial that this process begins now, as a ``"worker"`` or the ``"driver"``."""
     here = {"host": socket.gethostname(), "machine": machine(), **identity(os.getpid())}
-    parent = multiprocessing.parent_process()  # the driver of a worker that `tune --jobs` has started
-    if parent is not None:
-        here["parent"] = identity(parent.pid or 0)
-    return {**here, "role": role, "grace_seconds": grace_seconds, "claim": secrets.token_hex(8)}
+    return here | {"role": role, "grace_seconds": grace_seconds, "claim": secrets.token_hex(8)}
 
 
 def _is_this_process(mark: Mapping[str, Any] | None) -> bool:
     return mark is not None and is_here(mark) and mark.get("pid") == os.getpid() and not has_ended(mark)
-
-
-def _died_by_itself(mark: Mapping[str, Any] | None) -> bool:
-    """Return whether a process may have died of its trial: not this one, nor one that ended because its driver did."""
-    orphaned = mark is not None and "parent" in mark and has_ended({**mark, **mark["parent"]})
-    return not (orphaned or _is_this_process(mark))
 
 
 @contextlib.contextmanager
@@ -112,7 +102,7 @@ class StaleTrials:
         running = self._database.running(self._study_id)
         self._heard = {one: self._heard.get(one, now) for one in running}
         gone = [one for one in running if self._has_no_process(one, alone) or self._is_silent(one, now)]
-        put_back = [one.number for one in gone if self._database.put_back(one, died=_died_by_itself(one.mark))]
+        put_back = [one.number for one in gone if self._database.put_back(one, died=not _is_this_process(one.mark))]
         if put_back:
             numbers = ", ".join(map(str, put_back))
             _log.warning("the process of trial %s is gone; what it has not finished will be run again", numbers)

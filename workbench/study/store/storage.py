@@ -38,8 +38,7 @@ from workbench.study.ask.study_text import flat
 from workbench.study.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError
 from workbench.study.run.job import plain
 from workbench.study.run.patience import STORAGE_ERRORS, Patience, damaged, is_damage, reason_of
-from workbench.study.run.runner import Experimenter
-from workbench.study.store.liveness import StaleTrials
+from workbench.study.run.runner import TaskExpert
 from workbench.study.store.study_storage import StudyStorage
 from workbench.study.store.trial_ids import storage_of
 
@@ -60,14 +59,12 @@ def default_storage(directory: Path) -> str:
     return f"sqlite:///{(directory / _BESIDE_STUDY).resolve()}"
 
 
-def open_storage(
-    url: str, *, role: str = "driver", grace_seconds: float | None = None, wait: bool = False
-) -> StudyStorage:
+def open_storage(url: str, *, role: str = "driver", grace_seconds: float | None = None) -> StudyStorage:
     """Open a database, by its SQLAlchemy URL as Optuna takes it; a StudyError when that cannot be done.
 
-    ``role`` is ``"worker"`` for a process that only runs trials. ``grace_seconds``, how long this process may be
-    silent before others take its trial for abandoned, is by default ``WORKBENCH_GRACE_SECONDS``, or 180. ``wait``:
-    whether to wait for a database that does not answer yet, for ``WORKBENCH_PATIENCE_SECONDS``, or 300.
+    ``role`` is ``"worker"`` for a process that only runs trials; it waits for a database that does not answer yet, for
+    ``WORKBENCH_PATIENCE_SECONDS``, or 300. ``grace_seconds``, how long this process may be silent before others take
+    its trial for abandoned, is by default ``WORKBENCH_GRACE_SECONDS``, or 180.
     """
     try:
         grace = seconds_from("WORKBENCH_GRACE_SECONDS", _GRACE_SECONDS) if grace_seconds is None else grace_seconds
@@ -84,7 +81,7 @@ def open_storage(
     try:
         for further_times in reversed(range(_TIMES_TO_MAKE_TABLES)):
             try:
-                return patience.call(open_once) if wait else open_once()
+                return patience.call(open_once) if role == "worker" else open_once()
             except (optuna.exceptions.StorageInternalError, DBAPIError) as error:
                 # Of several processes that come to an empty database at once, one makes each table.
                 if not (further_times and _MADE_MEANWHILE.search(str(error.__cause__ or error))):
@@ -143,7 +140,7 @@ def shown_url(url: str) -> str:
     return hide_passwords(shown.replace("%2A", "*"))
 
 
-def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimenter) -> optuna.Study:
+def open_study(storage: StudyStorage, file: StudyFile, experimenter: TaskExpert) -> optuna.Study:
     """Open or create the Optuna study, with O0 enqueued as its first trial; check that it asks the same question."""
     directions = [StudyDirection.MINIMIZE]
     if file.study.objective == "pareto":
@@ -266,14 +263,6 @@ def holding_study(directory: Path) -> Iterator[None]:
         handle.write(f"process {os.getpid()}")
         handle.flush()
         yield
-
-
-def requeue_interrupted(storage: StudyStorage, study: optuna.Study) -> list[int]:
-    """Put trials whose process is gone back into the queue, and return their numbers; call it holding the study.
-
-    A worker whose ``tune`` was killed ends within a second or two; its trial is put back while the search goes on.
-    """
-    return StaleTrials(storage, study).put_back(alone=storage.engine.name == "sqlite")
 
 
 @contextlib.contextmanager
