@@ -57,7 +57,7 @@ class ProcessCrew:
     make: MakeExperimenter | None
     here: Experimenter
 
-    def trainers(self) -> AbstractContextManager[list[ProcessTrainer]]:
+    def trainers(self) -> AbstractContextManager[Sequence[Experimenter]]:
         """Offer a trainer for each place (`devices.places_to_train`) while the block runs; none for a single one."""
         number = self.jobs
         if self.make is None and number > 1:  # a fake needs no torch

@@ -18,7 +18,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -302,7 +302,7 @@ class RayCrew:
         return RayExperimenter(slot or self._first, self._facts)
 
     @contextlib.contextmanager
-    def trainers(self) -> Iterator[list[Experimenter]]:
+    def trainers(self) -> Iterator[Sequence[Experimenter]]:
         """Offer a trainer in each slot that the cluster has room for now, while the block runs; none for the first."""
         more = [Slot(self._ray, self._study) for _ in range(self.jobs - 1)]
         try:
