@@ -12,7 +12,7 @@ from optuna.trial import TrialState, create_trial
 
 from tests.kit.fake_runner import STUDY, calls, make_fake, write_study
 from workbench.study import parse_study, read_result, tune
-from workbench.study.run.ending import SearchEnd, device_hours, dominated_area, trials_without_gain
+from workbench.study.run.ending import SearchEnd, device_hours, trials_without_gain
 
 NO_CONFIRMATION = STUDY.replace("[confirm]", "[confirm]\nenabled = false")
 
@@ -53,7 +53,7 @@ def test_trials_without_gain_count_finished_ones_that_are_no_better_and_allowed(
     assert trials_without_gain(study_of(*stored)) == idle
 
 
-def test_with_two_objectives_a_gain_is_a_larger_dominated_area() -> None:
+def test_with_two_objectives_a_gain_is_beyond_o0_and_all_gains_before() -> None:
     def both(metric: float, time: float) -> Any:
         return create_trial(values=[metric, time], constraints={"metric_deficit": -0.1})
 
@@ -67,13 +67,6 @@ def test_with_two_objectives_a_gain_is_a_larger_dominated_area() -> None:
     assert trials_without_gain(study) == 2
     study.add_trial(both(0.9, 0.95))
     assert trials_without_gain(study) == 0
-
-
-def test_the_dominated_area_is_that_of_the_union_of_rectangles() -> None:
-    assert dominated_area([]) == 0.0
-    assert dominated_area([(-2.0, -1.0)]) == 2.0
-    assert dominated_area([(-2.0, -1.0), (-1.0, -2.0)]) == 3.0
-    assert dominated_area([(-2.0, -1.0), (-1.0, 0.5), (3.0, -4.0)]) == 2.0
 
 
 def test_device_hours_add_up_over_trials_and_ranks_and_survive_a_clock_set_back() -> None:

@@ -100,43 +100,27 @@ def device_hours(trials: Sequence[FrozenTrial], ranks: int) -> float:
 def trials_without_gain(study: optuna.Study) -> int:
     """Return how many trials have finished since the best allowed one, repeats of equal plans aside.
 
-    With two objectives a trial is a gain when the allowed trials together dominate a larger area with it
-    (`dominated_area`); before the first gain all trials after O0 count.
+    With two objectives a trial is a gain when it is faster than O0, keeps more than the allowed drop leaves, and no
+    allowed trial before it is as good in both; before the first gain all trials after O0 count.
     """
     finished = [trial for trial in counted_trials(study) if trial.state in FINISHED]
     finished.sort(key=lambda trial: (trial.datetime_complete or datetime.datetime.max, trial.number))
     signs = [1.0 if one == StudyDirection.MINIMIZE else -1.0 for one in study.directions]
-    best, idle, points = -math.inf, 0, list[tuple[float, float]]()
+    best, idle, points = math.inf, 0, list[tuple[float, float]]()
     baseline = baseline_trial(study)
     for trial in finished:
-        quality = -math.inf
+        is_gain = False
         is_allowed = all(value <= 0.0 for value in trial.constraints.values())
         if trial.state == TrialState.COMPLETE and is_allowed and trial.values:
             values = [sign * value for sign, value in zip(signs, trial.values, strict=True)]
             if len(values) == 1:
-                quality = -values[0]
+                is_gain, best = values[0] < best, min(best, values[0])
             elif baseline is not None and baseline.values:
-                # O0 lies at the corner in step time; in the metric the allowed drop lies beyond it.
+                # In the metric the allowed drop lies beyond O0's.
                 drop = allowed_drop_of(study.user_attrs)
-                points.append((values[0] - signs[0] * baseline.values[0] - drop, values[1] - baseline.values[1]))
-                quality = dominated_area(points)
-        if quality > best:
-            best, idle = quality, 0
-        else:
-            idle += 1
+                x, y = values[0] - signs[0] * baseline.values[0] - drop, values[1] - baseline.values[1]
+                is_better = x < 0.0 and y < 0.0 and not any(left <= x and low <= y for left, low in points)
+                is_gain = is_better or not points
+                points.append((x, y))
+        idle = 0 if is_gain else idle + 1
     return idle
-
-
-def dominated_area(points: Sequence[tuple[float, float]]) -> float:
-    """Return the area that points dominate below the corner (0, 0), both coordinates minimised.
-
-    Example:
-        >>> dominated_area([(-2.0, -1.0), (-1.0, -3.0), (-1.0, -1.0), (1.0, -9.0)])
-        4.0
-    """
-    area, reached = 0.0, 0.0
-    for x, y in sorted(points):
-        if x < 0.0 and y < reached:
-            area += -x * (reached - y)
-            reached = y
-    return area
