@@ -150,7 +150,7 @@ SET_UPS = {
 def test_torch_alone_computes_the_same(tmp_path: Path, name: str) -> None:
     config = BoostConfig.from_dict(SET_UPS[name])
     script = written(tmp_path, "digits-lenet", config, 24)
-    assert not script.why_ours
+    assert "needs nothing of workbench" in script.sentence
     assert not re.search(r"^\s*(from|import) workbench", script.text, re.MULTILINE)
     here = trained_here("digits-lenet", config, 24)
     ran = run_here(tmp_path / script.name)
@@ -180,7 +180,7 @@ def test_every_built_in_task_is_copied_whole(tmp_path: Path, task: str) -> None:
 def test_a_set_up_with_methods_of_ours_goes_through_apply(tmp_path: Path) -> None:
     config = BoostConfig.from_dict({"boost": {"mode": "manual", "less_bn": True, "grad_freeze": True}})
     script = written(tmp_path, "digits-resnet", config, 12)
-    assert "no counterpart for boost.less_bn, boost.grad_freeze" in script.why_ours
+    assert "no counterpart for boost.less_bn, boost.grad_freeze" in script.sentence
     assert "apply(" in script.text
     assert run_script(tmp_path / script.name)["metric"] == trained_here("digits-resnet", config, 12)["metric"]
 
@@ -192,7 +192,7 @@ def test_a_task_of_the_user_s_is_copied_from_its_file(tmp_path: Path) -> None:
     config = BoostConfig.from_dict(PLAIN | {"optimizer": {"name": "AdamW", "lr": 0.01}, "schedule": {"length": 0.5}})
     worth = {"optimizer.lr": "1.50 x faster (95 % interval 1.40 to 1.60)"}
     script = written(tmp_path, f"{file}:task", config, 60, worth=worth)
-    assert not script.why_ours
+    assert "needs nothing of workbench" in script.sentence
     assert (
         "\n    # the optimizer: 1.50 x faster (95 % interval 1.40 to 1.60)\n    optimizer = torch.optim.AdamW("
         in script.text
@@ -257,14 +257,13 @@ def test_a_file_that_cannot_be_copied_is_loaded_and_the_script_says_why(
     file = tmp_path / "own.py"
     file.write_text(OWN.replace(old, new), encoding="utf-8")
     script = written(tmp_path, f"{file}:task", BoostConfig.from_dict(PLAIN), 10)
-    assert why in script.why_ours
+    assert why in script.sentence
     assert "load_task(" in script.text
     assert why in script.text.partition('"""')[2].partition('"""')[0].replace("\n", " ")
 
 
 def test_of_a_task_that_only_a_program_knows_the_user_fills_in_the_pieces() -> None:
     script = write_script("torch", SetUp(BoostConfig.from_dict(PLAIN), "o1", 10))
-    assert not script.is_complete
     assert "name yours here" in script.text
     assert "fill in the section" in script.sentence
     with pytest.raises(ValueError, match="no framework 'jax'; one of torch"):

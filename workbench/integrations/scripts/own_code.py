@@ -91,17 +91,14 @@ def _copied(path: Path, attribute: str) -> OwnCode:
             return loaded(f"{path}:{attribute}", f"{path.name} imports {_PACKAGE} in line {number}")
         if beside.is_file() and any(_is_ours(one) for one, _ in _imported(ast.parse(beside.read_text("utf-8")))):
             return loaded(f"{path}:{attribute}", f"{beside.name}, which {path.name} imports, imports {_PACKAGE}")
-    kept: list[str] = []
-    number = 1
-    while number <= len(lines):
-        last, instead = replaced.get(number, (number, [lines[number - 1]]))
-        kept += instead
-        number = last + 1
+    for first in sorted(replaced, reverse=True):
+        last, instead = replaced[first]
+        lines[first - 1 : last] = instead
     needs = [f"__file__ = {str(path)!r}"] if "__file__" in source else []
     has_neighbours = any((path.parent / f"{name}.py").is_file() for name, _ in _imported(tree))
     needs += ["import sys", "", f"sys.path.insert(0, {str(path.parent)!r})"] if has_neighbours else []
     is_function = any(isinstance(node, ast.FunctionDef) and node.name == attribute for node in tree.body)
-    text = "\n".join([*needs, *kept]).strip("\n")
+    text = "\n".join([*needs, *lines]).strip("\n")
     return OwnCode((), text, f"{attribute}()" if is_function else attribute, f"copied from {path.name}")
 
 
@@ -185,7 +182,7 @@ class _Gathering:
             self._sources[module] = path.read_text(encoding="utf-8")
             known = self._known[module] = {}
             for node in ast.parse(self._sources[module]).body:
-                known.update(dict.fromkeys(_defined(node), node))
+                known.update(dict.fromkeys(defined_names(node), node))
         return self._known[module]
 
 
@@ -193,7 +190,7 @@ def _makes_task(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Task"
 
 
-def _defined(node: ast.stmt) -> list[str]:
+def defined_names(node: ast.stmt) -> list[str]:
     """Return the names that a statement of a module defines."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]

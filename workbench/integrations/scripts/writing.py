@@ -17,7 +17,7 @@ from workbench.config.mindspore_notes import mindspore_notes
 from workbench.core.batch import TARGET_KEYS
 from workbench.integrations import lightning, mindspore_model, torch_loop, transformers
 from workbench.integrations.carried import ACCUMULATION, Carried, choices
-from workbench.integrations.scripts.own_code import OwnCode, loaded, own_code
+from workbench.integrations.scripts.own_code import OwnCode, defined_names, loaded, own_code
 from workbench.integrations.scripts.set_up import Pieces, SetUp, pieces_of
 
 _PACKAGE = __name__.partition(".")[0]
@@ -35,11 +35,10 @@ _NOT_MEASURED = "not measured separately"
 class Framework:
     """A world that a set-up can be written for."""
 
-    name: str
     title: str
     carried: Callable[..., Carried]
-    native: str  # template of a script that needs nothing of ours
-    boosted: str  # template of one that does
+    template: str  # of a script
+    boosted: str = ""  # template of one that needs this package, where it is another
     trains_torch: bool = True  # models of torch's, so that the task can be taken over
     imports: tuple[str, ...] = ("import torch",)
 
@@ -48,24 +47,14 @@ _TRANSFORMERS = ("import torch", "from transformers import PretrainedConfig, Tra
 _LIGHTNING = ("import lightning", "import torch")
 _MINDSPORE = ("import mindspore as ms", "from mindspore import amp, nn", "from mindspore.train import Model")
 FRAMEWORKS: Mapping[str, Framework] = {
-    one.name: one
-    for one in (
-        Framework("torch", "torch", torch_loop.carried, "torch_loop.py.j2", "torch_apply.py.j2"),
-        Framework(
-            "transformers",
-            "Hugging Face's Trainer",
-            transformers.carried,
-            "transformers.py.j2",
-            "transformers.py.j2",
-            imports=_TRANSFORMERS,
-        ),
-        Framework(
-            "lightning", "Lightning", lightning.carried, "lightning.py.j2", "lightning.py.j2", imports=_LIGHTNING
-        ),
-        Framework(
-            "mindspore", "MindSpore", mindspore_model.carried, "mindspore.py.j2", "mindspore.py.j2", False, _MINDSPORE
-        ),
-    )
+    "torch": Framework("torch", torch_loop.carried, "torch_loop.py.j2", boosted="torch_apply.py.j2"),
+    "transformers": Framework(
+        "Hugging Face's Trainer", transformers.carried, "transformers.py.j2", imports=_TRANSFORMERS
+    ),
+    "lightning": Framework("Lightning", lightning.carried, "lightning.py.j2", imports=_LIGHTNING),
+    "mindspore": Framework(
+        "MindSpore", mindspore_model.carried, "mindspore.py.j2", trains_torch=False, imports=_MINDSPORE
+    ),
 }
 """Name, as ``--as`` takes it -> the framework."""
 
@@ -78,8 +67,6 @@ class Script:
     text: str
     sentence: str  # what the file needs
     carried: Carried
-    why_ours: str  # why it needs this package, a clause; empty where it does not
-    is_complete: bool  # False where the user has to fill in what is trained
 
 
 def write_script(framework: str, set_up: SetUp) -> Script:
@@ -97,7 +84,7 @@ def write_script(framework: str, set_up: SetUp) -> Script:
     answer = world.carried(set_up.config, level=set_up.level)
     own = own_code(set_up.task, alone=answer.is_whole) if world.trains_torch else OwnCode((), "", "", "")
     pieces = pieces_of(set_up.task) if world.trains_torch else Pieces()
-    template = world.native if answer.is_whole else world.boosted
+    template = world.template if answer.is_whole else world.boosted or world.template
     body = _rendered(template, world, set_up, answer, own, pieces)
     clash = _defined(own.text) & _defined(body.replace(own.text, "", 1))
     if set_up.task is not None and clash - {"task"}:
@@ -115,7 +102,7 @@ def write_script(framework: str, set_up: SetUp) -> Script:
     docstring = _docstring(world, set_up, sentence, answer)
     text = f"{docstring}\n\n{_imports(body, own, world)}\n\n{body.strip()}\n"
     ast.parse(text, name)  # what is not Python is our mistake, and shows here
-    return Script(name, text, sentence, answer, why, own.is_complete)
+    return Script(name, text, sentence, answer)
 
 
 def framework_of(name: str) -> Framework:
@@ -191,13 +178,8 @@ def _imports(body: str, own: OwnCode, world: Framework) -> str:
 
 def _defined(text: str) -> set[str]:
     """Return the names that statements of a module define, those of imports apart."""
-    names: set[str] = set()
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names |= {one.id for target in node.targets for one in ast.walk(target) if isinstance(one, ast.Name)}
-    return names
+    statements = (node for node in ast.parse(text).body if not isinstance(node, ast.Import | ast.ImportFrom))
+    return {name for node in statements for name in defined_names(node)}
 
 
 @functools.cache
