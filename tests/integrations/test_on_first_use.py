@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from workbench.integrations.on_first_use import on_first_use
+from workbench.core.lazy_names import lazy_names
 
 PACKAGE = "workbench.integrations.lightning"
 
@@ -17,15 +17,15 @@ def test_a_missing_framework_is_named_with_its_extra(monkeypatch: pytest.MonkeyP
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lightning", None)
     with pytest.raises(ModuleNotFoundError, match=r'from_lightning needs lightning.*"boost-workbench\[lightning\]"'):
-        on_first_use(PACKAGE, {"from_lightning": "searched"}, "lightning")("from_lightning")
+        lazy_names(PACKAGE, {"from_lightning": f"{PACKAGE}.searched"}, "lightning")("from_lightning")
 
 
 def test_a_module_of_ours_that_is_missing_is_no_missing_extra() -> None:
     assert importlib.util.find_spec(f"{PACKAGE}.nowhere") is None
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'workbench\.integrations\.lightning\.nowhere'"):
-        on_first_use(PACKAGE, {"Boost": "nowhere"}, "lightning")("Boost")
+        lazy_names(PACKAGE, {"Boost": f"{PACKAGE}.nowhere"}, "lightning")("Boost")
 
 
 def test_other_names_are_refused_as_python_does() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Bost'"):
-        on_first_use(PACKAGE, {"Boost": "boost"}, "lightning")("Bost")
+        lazy_names(PACKAGE, {"Boost": f"{PACKAGE}.boost"}, "lightning")("Bost")

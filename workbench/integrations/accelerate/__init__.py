@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from workbench.core.lazy_names import lazy_names
 from workbench.integrations.accelerate.loop import accelerator_arguments, carried, prepare
-from workbench.integrations.on_first_use import on_first_use
 
 if TYPE_CHECKING:
     from workbench.integrations.accelerate.accelerator import BoostedAccelerator
 
 __all__ = ["BoostedAccelerator", "accelerator_arguments", "carried", "prepare"]
 
-__getattr__ = on_first_use(__name__, {"BoostedAccelerator": "accelerator"}, "accelerate")
+__getattr__ = lazy_names(__name__, {"BoostedAccelerator": f"{__name__}.accelerator"}, "accelerate")

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from workbench.core.lazy_names import lazy_names
 from workbench.integrations.lightning.arguments import carried, trainer_arguments
-from workbench.integrations.on_first_use import on_first_use
 
 if TYPE_CHECKING:
     from workbench.integrations.lightning.boost import Boost
@@ -21,4 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Boost", "carried", "from_lightning", "trainer_arguments"]
 
-__getattr__ = on_first_use(__name__, {"Boost": "boost", "from_lightning": "searched"}, "lightning")
+__getattr__ = lazy_names(
+    __name__, {"Boost": f"{__name__}.boost", "from_lightning": f"{__name__}.searched"}, "lightning"
+)

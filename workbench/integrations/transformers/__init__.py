@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from workbench.integrations.on_first_use import on_first_use
+from workbench.core.lazy_names import lazy_names
 from workbench.integrations.transformers.arguments import carried, training_arguments
 
 if TYPE_CHECKING:
@@ -16,4 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BoostedTrainer", "carried", "task_from_trainer", "training_arguments"]
 
-__getattr__ = on_first_use(__name__, {"BoostedTrainer": "trainer", "task_from_trainer": "task"}, "transformers")
+__getattr__ = lazy_names(
+    __name__, {"BoostedTrainer": f"{__name__}.trainer", "task_from_trainer": f"{__name__}.task"}, "transformers"
+)
