@@ -8,6 +8,7 @@ and the run iterate over :mod:`workbench.methods.registry`. Hooks stand in the o
 from __future__ import annotations
 
 import contextlib
+import functools
 import pkgutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,15 +87,16 @@ class Description:
         return cast("type[Method]", pkgutil.resolve_name(self.acts))
 
 
-@runtime_checkable
-class FirstBatch(Protocol):
-    """Example inputs that are a batch as training sees it, with its loss."""
+class FirstBatch:
+    """Example inputs that are a batch as training sees it, with its loss: what methods may record and try.
 
-    def first(self) -> Any:
-        """Return the batch, on the model's device."""
+    Args:
+        loss: Gives the loss of a network for a batch.
+        read: Gives the batch, on the model's device; called once, when it is first needed.
+    """
 
-    def loss(self, network: nn.Module, batch: Any) -> Tensor:
-        """Return the loss of a batch."""
+    def __init__(self, loss: Callable[[nn.Module, Any], Tensor], read: Callable[[], Any]) -> None:
+        self.loss, self.first = loss, functools.cache(read)
 
     def __call__(self, network: nn.Module) -> None:
         """Call a network with the batch."""

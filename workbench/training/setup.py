@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import threading
 from collections.abc import Iterator
@@ -12,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from workbench.config import BoostConfig, Plan
 from workbench.core import devices
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
 from workbench.core.own_generators import kept_generators, own_generators
+from workbench.methods.protocol import FirstBatch
 from workbench.runs import collect_environment
 from workbench.tasks import Task
 from workbench.tasks.batches import mixed_seed
@@ -72,16 +71,9 @@ def callers_generators(device: torch.device) -> Iterator[None]:
         yield
 
 
-class FirstBatchOfTask:
-    """A call of a network as the task makes it, with its loss: what methods may record and try."""
-
-    def __init__(self, task: Task, seed: int, device: torch.device) -> None:
-        self.loss = task.with_own_loss().compute_loss
-        self.first = functools.cache(lambda: move_batch(next(task.batches(seed)), device))
-
-    def __call__(self, network: nn.Module) -> None:
-        """Call a network with the first batch, opened then."""
-        self.loss(network, self.first())
+def first_batch(task: Task, seed: int, device: torch.device) -> FirstBatch:
+    """Return a call of a network as the task makes it, with its first batch, which is opened then."""
+    return FirstBatch(task.with_own_loss().compute_loss, lambda: move_batch(next(task.batches(seed)), device))
 
 
 def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: torch.device, steps: int) -> Prepared:
@@ -102,7 +94,7 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
         level=level,
         seed=seed,
         criterion=task.loss,
-        example_inputs=FirstBatchOfTask(task, seed, device),
+        example_inputs=first_batch(task, seed, device),
         scheduler=None if task.scheduler is None else task.new_scheduler,
     )
     plan = boosted.plan

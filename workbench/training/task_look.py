@@ -31,7 +31,7 @@ from workbench.tasks import Task, TaskError
 from workbench.tasks.reading import gains_from_memory
 from workbench.training.evaluation import check_outputs, evaluate
 from workbench.training.loop import training_loop
-from workbench.training.setup import FirstBatchOfTask, prepare
+from workbench.training.setup import first_batch, prepare
 
 _TIMED_STEPS = 4
 _MERGED = 4  # batches that a search puts together at most
@@ -169,7 +169,7 @@ def network_facts(task: Task, *, with_weights: bool = True) -> NetworkFacts:
     if not with_weights:
         return facts_of_copies(lambda: _without_weights(task), task.new_optimizer, task.loss, None)
     with kept_generators(cpu):
-        first = FirstBatchOfTask(task, 0, cpu)
+        first = first_batch(task, 0, cpu)
         return facts_of_copies(lambda: unwrapped(task.new_model()), task.new_optimizer, task.loss, first)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -74,31 +73,23 @@ def logging_to(module: LightningModule, log: Callable[..., None]) -> Iterator[No
         vars(module).update(before)
 
 
-class FirstBatch:
-    """A call of a module's network as its training step makes it: what methods may record and try."""
+def quiet_loss(module: LightningModule, name: str, network: nn.Module, batch: Any) -> Tensor:
+    """Return the loss of a module's training step with a network in the place of its attribute ``name``.
 
-    def __init__(self, module: LightningModule, name: str, read: Callable[[], Any]) -> None:
-        self._module, self._name = module, name
-        self.first = functools.cache(read)
-
-    def __call__(self, network: nn.Module) -> None:
-        """Call a network, the module's own or a copy of it, with the first batch."""
-        self.loss(network, self.first())
-
-    def loss(self, network: nn.Module, batch: Any) -> Tensor:
-        """Return the loss of a batch; neither the module's metrics nor the random generators notice."""
-        module = self._module if self._name else network
-        assert isinstance(module, LightningModule)
-        own = getattr(module, self._name) if self._name else None
-        with kept_generators(device_of(network)), logging_to(module, lambda *_, **__: None):
-            try:
-                if self._name:
-                    setattr(module, self._name, network)
-                return loss_of(call_step(module.training_step, batch))
-            finally:
-                if self._name:
-                    setattr(module, self._name, own)
-                reset_metrics(module)
+    An empty name says that the network is the module, or a copy of it. Neither the module's metrics nor the random
+    generators notice.
+    """
+    module = module if name else cast("LightningModule", network)
+    own = getattr(module, name) if name else None
+    with kept_generators(device_of(network)), logging_to(module, lambda *_, **__: None):
+        try:
+            if name:
+                setattr(module, name, network)
+            return loss_of(call_step(module.training_step, batch))
+        finally:
+            if name:
+                setattr(module, name, own)
+            reset_metrics(module)
 
 
 def reset_metrics(module: nn.Module) -> None:

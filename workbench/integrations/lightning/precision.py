@@ -7,6 +7,7 @@ the update, and what of it belongs into a checkpoint. Lightning calls ``connect`
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench.integrations.lightning.batches import combined_loader
-from workbench.integrations.lightning.calls import FirstBatch, criterion_of, network_of
+from workbench.integrations.lightning.calls import criterion_of, network_of, quiet_loss
 from workbench.integrations.lightning.rates import course_of
+from workbench.methods.protocol import FirstBatch
 from workbench.training import Boosted, apply
 from workbench.training.outcome import StepOutcome
 
@@ -65,7 +67,7 @@ class BoostPrecision(Precision):
             level=boost.level,
             seed=boost.seed,
             criterion=criterion,
-            example_inputs=FirstBatch(module, name, self._first_batch),
+            example_inputs=FirstBatch(functools.partial(quiet_loss, module, name), self._first_batch),
             scheduler=scheduler,
         )
         if not name and (boosted.model is not network or boosted.precision.level == "O3"):

@@ -150,7 +150,7 @@ class BoostedTrainer(Trainer):
             total_steps,
             level=self.boost_level,
             seed=self.args.seed,
-            example_inputs=_FirstBatch(self, passes),
+            example_inputs=FirstBatch(self._plain_loss, lambda: move_batch(passes.first(), self.args.device)),
             scheduler=self._todays_schedule,
         )
         if ranks.world_size() > 1:
@@ -161,6 +161,9 @@ class BoostedTrainer(Trainer):
         self.optimizer, self.lr_scheduler = _BoostedOptimizer(self, total_steps), None
         # A model that is not the Trainer's own is one that it takes for wrapped, and wraps in nothing.
         self.model_wrapped = _Called(boosted.model) if boosted.model is self.model else boosted.model
+
+    def _plain_loss(self, network: nn.Module, batch: Any) -> Tensor:
+        return self.compute_loss(network, dict(batch))  # type: ignore[return-value]  # no outputs are asked for
 
     def _todays_schedule(self, optimizer: Optimizer, updates: int) -> Any:
         self.lr_scheduler = None
@@ -379,20 +382,3 @@ class _Called(nn.Module):
 
     def forward(self, *args: Any, **options: Any) -> Any:
         return self.model(*args, **options)
-
-
-class _FirstBatch(FirstBatch):
-    """A call of the model as training makes it, with its loss: what methods may record and try."""
-
-    def __init__(self, trainer: BoostedTrainer, passes: Passes) -> None:
-        self._trainer, self._passes = trainer, passes
-
-    @functools.cached_property
-    def _batch(self) -> Any:
-        return move_batch(self._passes.first(), self._trainer.args.device)
-
-    def first(self) -> Any:
-        return self._batch
-
-    def loss(self, network: nn.Module, batch: Any) -> Tensor:
-        return self._trainer.compute_loss(network, dict(batch))  # type: ignore[return-value]  # no outputs are asked for
