@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, ConfigLike, read_config
 from workbench.config.run_request import RunRequest
 from workbench.core import distributed as ranks
 from workbench.core.rank_environment import is_first_rank
@@ -28,7 +28,6 @@ from workbench.runs.replay import replay as replay_run
 from workbench.runs.replayed_run import policy_grid
 from workbench.tasks import Task, load_task
 from workbench.tasks.in_memory import task_in_memory
-from workbench.training.apply import read_config
 from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.compare import Comparison, Side, compare_configs
 from workbench.training.resuming import FOLDER as CHECKPOINTS
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["compare", "export", "replay", "train", "tune"]
 
 _EVERY = 1000  # micro-batches between the checkpoints of a resumed run that does not say
-
-ConfigLike = BoostConfig | Mapping[str, Any] | str | Path | None
 
 
 def train(

@@ -19,7 +19,7 @@ from workbench.config.boost import (
     requested_switches,
     with_switch,
 )
-from workbench.config.boost_config import BOOST_SECTIONS, BoostConfig
+from workbench.config.boost_config import BOOST_SECTIONS, BoostConfig, ConfigLike, read_config
 from workbench.config.compatibility import CompatibilityConfig
 from workbench.config.conditions import Condition, acts
 from workbench.config.errors import ConfigError
@@ -43,6 +43,7 @@ __all__ = [
     "CompatibilityConfig",
     "Condition",
     "ConfigError",
+    "ConfigLike",
     "DimReduceConfig",
     "Dropped",
     "Facts",
@@ -61,6 +62,7 @@ __all__ = [
     "line_search_trials",
     "parameter_at",
     "parents_of",
+    "read_config",
     "requested_switches",
     "resolve",
     "why_no_method",

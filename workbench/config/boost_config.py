@@ -293,6 +293,24 @@ class BoostConfig(Section):
         return f'<table style="{colour};border-collapse:collapse">{"".join(rows)}</table>'
 
 
+ConfigLike = BoostConfig | Mapping[str, Any] | str | Path | None
+"""What names a configuration: one, its values, the path of a JSON file; None or an empty text for the defaults."""
+
+
+def read_config(config: ConfigLike) -> BoostConfig:
+    """Return a validated configuration from whatever names one.
+
+    A ConfigError names the key that is not valid; anything of another kind is a TypeError.
+    """
+    if isinstance(config, BoostConfig):
+        return config
+    if config is None or config == "" or isinstance(config, Mapping):
+        return BoostConfig.from_dict(config)
+    if isinstance(config, str | Path):
+        return BoostConfig.from_json(config)
+    raise TypeError(f"`config` must be a BoostConfig, a dict or the path of a JSON file, got {type(config).__name__}")
+
+
 # Sections that methods bring along. The registry and the descriptions in it are plain data, below the configuration;
 # what acts imports the configuration.
 for _method in METHODS:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from workbench.config import LEVELS, BoostConfig
+from workbench.config import LEVELS, BoostConfig, ConfigLike
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch, n_batches_of
 from workbench.core.devices import device_of
@@ -106,7 +106,7 @@ class Model:
         boost_level: str = "O0",
         loss_scale_manager: Any = None,
         keep_batchnorm_fp32: bool | None = None,
-        boost_config_dict: BoostConfig | Mapping[str, Any] | str | Path | None = None,
+        boost_config_dict: ConfigLike = None,
     ) -> None:
         check_kind("network", network, nn.Module)
         check_criterion(loss_fn)

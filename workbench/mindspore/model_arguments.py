@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from workbench.config import BoostConfig, requested_switches
+from workbench.config import BoostConfig, ConfigLike, read_config, requested_switches
 from workbench.core.arguments import checked_count
 from workbench.loss_scale import FixedLossScaleManager
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager
-from workbench.training.apply import read_config
 
 _METHODS = ("get_loss_scale", "get_update_cell", "get_drop_overflow_update")
 _WORDS: dict[type, str] = {
@@ -96,7 +94,7 @@ def due_epochs(frequency: Any) -> Callable[[int], bool]:
 
 
 def settings_from(
-    config: BoostConfig | Mapping[str, Any] | str | Path | None,
+    config: ConfigLike,
     amp_level: str,
     boost_level: str,
     keep_batchnorm_fp32: bool | None,

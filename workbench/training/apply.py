@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
-from workbench.config import BoostConfig, Plan
+from workbench.config import BoostConfig, ConfigLike, Plan, read_config
 from workbench.core import distributed as ranks
 from workbench.core.devices import device_of
 from workbench.core.torch_internals import step_hooks
@@ -41,24 +40,8 @@ _log = logging.getLogger("workbench")
 _noted: set[str] = set()
 
 
-def read_config(config: BoostConfig | Mapping[str, Any] | str | Path | None) -> BoostConfig:
-    """Return a validated configuration from whatever names one; None or an empty string stand for the defaults.
-
-    A ConfigError names the key that is not valid; anything of another kind is a TypeError.
-    """
-    if config is None or config == "":
-        return BoostConfig()
-    if isinstance(config, BoostConfig):
-        return config
-    if isinstance(config, Mapping):
-        return BoostConfig.from_dict(dict(config))
-    if isinstance(config, (str, Path)):
-        return BoostConfig.from_json(config)
-    raise TypeError(f"`config` must be a BoostConfig, a dict or the path of a JSON file, got {type(config).__name__}")
-
-
 def apply(
-    config: BoostConfig | Mapping[str, Any] | str | Path | None,
+    config: ConfigLike,
     model: nn.Module,
     optimizer: Optimizer,
     total_steps: int | None = None,
@@ -218,7 +201,7 @@ class AutoBoost:
     def __init__(
         self,
         level: str = "O0",
-        boost_config_dict: BoostConfig | Mapping[str, Any] | str | Path | None = "",
+        boost_config_dict: ConfigLike = "",
         *,
         world_size: int | None = None,
         seed: int | None = None,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from workbench.config import BoostConfig
+from workbench.config import ConfigLike
 from workbench.integrations.accelerate.loop import prepare
 from workbench.training.boosted import Boosted
 from workbench.training.outcome import StepOutcome
@@ -57,7 +56,7 @@ class BoostedAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
     def __init__(
         self,
         *,
-        boost: BoostConfig | Mapping[str, Any] | str | Path | None,
+        boost: ConfigLike,
         epochs: int,
         level: str = "O1",
         seed: int = 0,

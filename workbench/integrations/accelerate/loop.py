@@ -6,17 +6,16 @@ accumulation, averaging over ranks and the update are the boosted step's. So `pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, ConfigLike, read_config
 from workbench.core import distributed as ranks
 from workbench.integrations.carried import ACCUMULATION, Carried, Sorting, accumulates_twice
-from workbench.training.apply import apply, read_config
+from workbench.training.apply import apply
 from workbench.training.boosted import Boosted
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["accelerator_arguments", "carried", "prepare"]
 
 
-def carried(config: BoostConfig | Mapping[str, Any] | str | Path | None, *, level: str = "O1") -> Carried:
+def carried(config: ConfigLike, *, level: str = "O1") -> Carried:
     """Say which choices of a configuration the arguments of ``Accelerator`` carry, and why it cannot carry the others.
 
     Configuration and level are those of `workbench.apply`.
@@ -53,9 +52,7 @@ def carried(config: BoostConfig | Mapping[str, Any] | str | Path | None, *, leve
     return sorting.done()
 
 
-def accelerator_arguments(
-    config: BoostConfig | Mapping[str, Any] | str | Path | None, *, level: str = "O1"
-) -> dict[str, Any]:
+def accelerator_arguments(config: ConfigLike, *, level: str = "O1") -> dict[str, Any]:
     """Return the keyword arguments of ``Accelerator`` that carry what they can; `carried` says what they leave.
 
     They are for a loop without `prepare`, which refuses what both would do.
@@ -65,7 +62,7 @@ def accelerator_arguments(
 
 def prepare(
     accelerator: Accelerator,
-    config: BoostConfig | Mapping[str, Any] | str | Path | None,
+    config: ConfigLike,
     model: nn.Module,
     optimizer: Optimizer,
     loader: Any,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, ConfigLike, read_config
 from workbench.integrations.carried import ACCUMULATION, Carried, Sorting
 
 _PRECISIONS = {
@@ -58,7 +57,7 @@ def carried(config: BoostConfig, *, level: str = "O1") -> Carried:
     return sorting.done()
 
 
-def trainer_arguments(config: BoostConfig | dict[str, Any] | str | Path, *, level: str = "O1") -> dict[str, Any]:
+def trainer_arguments(config: ConfigLike, *, level: str = "O1") -> dict[str, Any]:
     """Return what ``lightning.Trainer(**...)`` takes of a set-up, with a warning that names what it cannot take.
 
     Without a warning they are the whole set-up, and nothing of this package is needed.
@@ -74,8 +73,6 @@ def trainer_arguments(config: BoostConfig | dict[str, Any] | str | Path, *, leve
         >>> trainer_arguments({"amp": {"level": "O2", "dtype": "bfloat16"}}, level="O0")
         {'precision': 'bf16-mixed'}
     """
-    from workbench.training.apply import read_config
-
     answer = carried(read_config(config), level=level)
     if not answer.is_whole:
         rest = "; ".join(f"{path} ({why})" for path, why in answer.left.items())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +10,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from workbench.config import BoostConfig
+from workbench.config import ConfigLike, read_config
 from workbench.integrations.carried import ACCUMULATION
 from workbench.integrations.lightning.batches import RunBatches, changes_batches, count_, feed_
 from workbench.integrations.lightning.precision import BoostPrecision, is_plain
 from workbench.methods.protocol import GroupSchedule
 from workbench.training import Boosted
-from workbench.training.apply import read_config
 
 _STATE = BoostPrecision.__qualname__  # where Lightning keeps the plugin's state in a checkpoint
 
@@ -55,7 +52,7 @@ class Boost(Callback):
 
     def __init__(
         self,
-        config: BoostConfig | Mapping[str, Any] | str | Path,
+        config: ConfigLike,
         *,
         level: str = "O1",
         seed: int = 0,

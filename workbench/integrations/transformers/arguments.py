@@ -12,17 +12,15 @@ import inspect
 import math
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, ConfigLike, read_config
 from workbench.integrations.carried import ACCUMULATION, Carried, Sorting, learning_rate
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.registry import METHODS
-from workbench.training.apply import read_config
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -36,7 +34,7 @@ _WSD_DECAY = 0.4  # as `workbench.methods.schedule.method`
 _FLOOR = {"cosine": "cosine_with_min_lr", "linear": "polynomial"}  # with a final rate above zero
 
 
-def carried(config: BoostConfig | Mapping[str, Any] | str | Path | None, *, level: str = "O1") -> Carried:
+def carried(config: ConfigLike, *, level: str = "O1") -> Carried:
     """Say which choices of a configuration ``TrainingArguments`` carries, and why it cannot carry the others.
 
     Configuration and level are those of `workbench.apply`. Every choice is in ``carriers`` or in ``left``.
@@ -55,7 +53,7 @@ def carried(config: BoostConfig | Mapping[str, Any] | str | Path | None, *, leve
 
 
 def training_arguments(
-    config: BoostConfig | Mapping[str, Any] | str | Path | None,
+    config: ConfigLike,
     *,
     level: str = "O1",
     today: TrainingArguments | None = None,

@@ -24,7 +24,7 @@ import functools
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LabelSmoother
 
-from workbench.config import BoostConfig
+from workbench.config import ConfigLike, read_config
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
 from workbench.core.wrapped_model import unwrapped
@@ -43,7 +43,7 @@ from workbench.integrations.transformers.batches import Passes, as_loader, joini
 from workbench.integrations.transformers.conflicts import conflict
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.protocol import FirstBatch
-from workbench.training.apply import apply, read_config
+from workbench.training.apply import apply
 from workbench.training.boosted import Boosted
 from workbench.training.gradient_reduction import broadcast_from_first
 
@@ -71,9 +71,7 @@ class BoostedTrainer(Trainer):
         ValueError: When the arguments and the set-up would both do the same, in the words of `conflict`.
     """
 
-    def __init__(
-        self, *args: Any, boost: BoostConfig | Mapping[str, Any] | str | Path, boost_level: str = "O1", **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, boost: ConfigLike, boost_level: str = "O1", **options: Any) -> None:
         self.boost_config, self.boost_level = read_config(boost), boost_level
         self.boosted: Boosted | None = None
         super().__init__(*args, **options)
