@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from workbench.config.conditions import is_not
 from workbench.config.section import Section, described
@@ -12,8 +12,6 @@ _MIXED = is_not("amp.level", "O0", "mixed precision is off (amp.level O0)")
 
 class AmpConfig(Section, use_attribute_docstrings=True):
     """Section ``amp``."""
-
-    section: ClassVar[str] = "amp"
 
     level: Literal["O0", "O2", "O3", "auto"] = described(
         "O0",

@@ -15,8 +15,7 @@ What a switch needs differs in these points:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -144,8 +143,6 @@ def _switch(title: str, description: str, *, needs: Condition, **more: Any) -> A
 class BoostSwitches(Section, use_attribute_docstrings=True):
     """Section ``boost``: the mode and one switch per algorithm."""
 
-    section: ClassVar[str] = "boost"
-
     mode: Literal["auto", "manual", "enable_all", "disable_all"] = described("auto", "Mode")
     """auto: the level decides and the switches are ignored; manual: switches that are set override the level;
     enable_all and disable_all: every switch on or off (all on means dim_reduce, which runs alone).
@@ -208,18 +205,6 @@ SWITCHES = tuple(name for name in BoostSwitches.model_fields if name != "mode")
 """The six switches, in the order the original lists them."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SwitchesInEffect:
-    """The six switches, as they stand in a plan."""
-
-    less_bn: bool = False
-    grad_freeze: bool = False
-    adasum: bool = False
-    grad_accumulation: bool = False
-    dim_reduce: bool = False
-    loss_scale_group: bool = False
-
-
 def requested_switches(config: BoostConfig, level: str) -> dict[str, bool]:
     """Return the six switches a configuration asks for at a level, as the original resolves them.
 
@@ -239,8 +224,6 @@ def with_switch(config: BoostConfig, level: str, name: str, *, on: bool) -> Boos
 class CommonConfig(Section, use_attribute_docstrings=True):
     """Section ``common``: what several algorithms share."""
 
-    section: ClassVar[str] = "common"
-
     gradient_split_groups: list[Annotated[int, Field(ge=0)]] | None = described(
         None, "Gradient split points", when=several_ranks
     )
@@ -254,8 +237,6 @@ class CommonConfig(Section, use_attribute_docstrings=True):
 
 class LessBNConfig(Section, use_attribute_docstrings=True):
     """Section ``less_bn``."""
-
-    section: ClassVar[str] = "less_bn"
 
     fn_flag: bool = described(True, "FN head", when=_LESS_BN)
     """Replace the last dense layer of a classifier that loses BatchNorms by one with normalised inputs and weights."""
@@ -271,8 +252,6 @@ def full_steps(freeze_p: float, n_frozen: int) -> int:
 
 class GradFreezeConfig(Section, use_attribute_docstrings=True):
     """Section ``grad_freeze``."""
-
-    section: ClassVar[str] = "grad_freeze"
 
     param_groups: int = described(10, "Parameter groups", unit="groups", low=2, high=20, ge=1, when=_GRAD_FREEZE)
     """Into how many nested groups the parameters are cut."""
@@ -327,8 +306,6 @@ class GradFreezeConfig(Section, use_attribute_docstrings=True):
 class GradAccumulationConfig(Section, use_attribute_docstrings=True):
     """Section ``grad_accumulation``."""
 
-    section: ClassVar[str] = "grad_accumulation"
-
     grad_accumulation_step: int = described(
         1, "Micro-batches per update", unit="micro-batches", low=2, high=8, ge=1, when=method_on("grad_accumulation")
     )
@@ -341,8 +318,6 @@ class GradAccumulationConfig(Section, use_attribute_docstrings=True):
 
 class DimReduceConfig(Section, use_attribute_docstrings=True):
     """Section ``dim_reduce``."""
-
-    section: ClassVar[str] = "dim_reduce"
 
     rho: float = described(0.55, "Line-search ratio", low=0.1, high=0.9, gt=0, lt=1, when=_DIM_REDUCE)
     """Factor between the trial step lengths of the line search."""

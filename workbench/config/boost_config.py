@@ -319,6 +319,8 @@ for _method in METHODS:
         BoostConfig.model_rebuild(force=True)
 
 _MODELS = cast("dict[str, type[Section]]", sections_of(BoostConfig))  # by section; ``provenance`` has none
+for _name, _kind in _MODELS.items():
+    _kind.section = _name
 _DEFAULTS = BoostConfig().leaves()
 
 

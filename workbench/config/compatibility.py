@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import model_validator
 
@@ -33,8 +33,6 @@ _FN_HEAD = _LESS_BN & is_not("less_bn.fn_flag", False, "the FN head is off (less
 
 class CompatibilityConfig(Section, use_attribute_docstrings=True):
     """Section ``compatibility``."""
-
-    section: ClassVar[str] = "compatibility"
 
     freeze_state: Literal["shared", "per_group"] = described(
         "shared", "Optimizer state when freezing", when=method_on("grad_freeze")

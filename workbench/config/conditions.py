@@ -56,6 +56,12 @@ class Declared:
     when: Condition = ALWAYS  # it is in effect
     needs: Condition = ALWAYS  # of a switch: for its method to be in effect, once it is asked for
     must_act: bool = False  # of a switch: asking for it without what it needs is an error
+    low: float | None = None  # ends of the default SEARCH range, not of the legal one; None when it has none
+    high: float | None = None
+    log: bool = False  # whether the search range is walked in logarithmic steps
+    step: float | None = None  # its grid
+    by_name: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # search ranges of named optimizers
+    unit: str = ""  # for a person, empty when dimensionless
     step_time: bool = True  # whether it may change how long a step takes
     unset: Callable[[BoostConfig], Any] | None = None  # the value that None stands for, where a rule gives one
     #: The number in [0, 1] that the parameter comes to, where it is rounded: plans that share it train alike.

@@ -80,7 +80,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f'; did you mean "{near[0]}"?' if near else ""
 
 
-def shown(value: object, limit: int = 60) -> str:
+def shown(value: object) -> str:
     """Return a value as it would stand in a JSON file, shortened so that the sentence stays one line."""
     if isinstance(value, float) and not math.isfinite(value):
         text = {math.inf: "inf", -math.inf: "-inf"}.get(value, "NaN")
@@ -93,7 +93,7 @@ def shown(value: object, limit: int = 60) -> str:
             text = " ".join(repr(list(value) if isinstance(value, tuple) else value).split())
         except ValueError:  # Python refuses to print integers of more than 4300 digits
             text = "a number of thousands of digits"
-    return cut(text, limit)
+    return cut(text)
 
 
 def cut(text: str, limit: int = 60) -> str:

@@ -5,7 +5,7 @@ Micikevicius et al., "Mixed Precision Training", ICLR 2018, arXiv:1710.03740, se
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -21,8 +21,6 @@ _SCALED = loss_scale_is("fixed", "dynamic")
 
 class LossScaleConfig(Section, use_attribute_docstrings=True):
     """Section ``loss_scale``."""
-
-    section: ClassVar[str] = "loss_scale"
 
     kind: Literal["none", "fixed", "dynamic"] | None = described(None, "Kind")
     """none, fixed or dynamic; unset means dynamic under amp O2 with float16, else none."""

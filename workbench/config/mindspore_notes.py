@@ -51,7 +51,7 @@ def _how_to_pass(config: BoostConfig, plan: Plan) -> str:
     level = plan.level if plan.level != "O0" else "O1"
     reason = (
         "in mode auto the level alone decides"
-        if plan.mode == "auto"
+        if config.boost.mode == "auto"
         else "with O0 mindspore.train.Model does not read it at all"
     )
     either = "MindSpore 2.7 leaves boosting off unless metrics or an eval_network is given, too"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -54,8 +54,6 @@ def _taken(hyper_parameter: str) -> Condition:
 
 class OptimizerConfig(Section, use_attribute_docstrings=True):
     """Section ``optimizer``; without a name the given hyper-parameters change the task's own optimizer."""
-
-    section: ClassVar[str] = "optimizer"
 
     name: (
         Literal["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Muon", "ScheduleFreeAdamW", "thor", "adam_offload"]

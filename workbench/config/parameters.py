@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -30,15 +30,9 @@ class ParameterInfo(Declared):
     default: Any  # None when a rule decides while it is unset
     title: str  # a few words for a label
     description: str  # meaning, and what unset means
-    low: float | None = None  # ends of the default SEARCH range, not of the legal one; None when it has none
-    high: float | None = None
-    log: bool = False  # whether the search range is walked in logarithmic steps
-    step: float | None = None  # its grid
     choices: tuple[Any, ...] = ()  # legal values of a choice, and of a bool
-    unit: str = ""  # for a person, empty when dimensionless
     optional: bool = False  # whether None (unset) is allowed
     rule: str = ""  # legal values as the end of "... must ...", for example "be a finite number in [0, 1)"
-    by_name: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # search ranges of named optimizers
 
 
 def parameter_at(path: str) -> ParameterInfo:
@@ -97,27 +91,18 @@ def parents_of(path: str) -> frozenset[str]:
 
 def describe_field(path: str, member: FieldInfo) -> ParameterInfo:
     """Return what a field that was declared with ``described`` says of itself."""
-    extra = member.json_schema_extra if isinstance(member.json_schema_extra, dict) else {}
-    search: Any = extra.get("search", {})
     plain = inner_type(member.annotation)
     kinds: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
     kind: Kind = "choice" if get_origin(plain) is Literal else kinds.get(plain, "list")
     choices = get_args(plain) if kind == "choice" else (False, True) if kind == "bool" else ()
-    whole = int if kind == "int" else float
     return ParameterInfo(
         **vars(declared(member)),
         path=path,
         kind=kind,
         default=member.get_default(),
-        low=whole(search["low"]) if "low" in search else None,
-        high=whole(search["high"]) if "high" in search else None,
-        log=bool(search.get("log", False)),
-        step=search.get("step"),
         choices=choices,
-        unit=str(extra.get("unit", "")),
         title=member.title or path,
         description=" ".join((member.description or "").split()),
         optional=NoneType in get_args(member.annotation),
         rule=rule_of(member),
-        by_name={name: (whole(low), whole(high)) for name, (low, high) in search.get("by_name", {}).items()},
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from workbench.config.boost import SWITCHES, SwitchesInEffect, requested_switches
+from workbench.config.boost import SWITCHES, requested_switches
 from workbench.config.conditions import loss_scale_kind
 from workbench.config.errors import ConfigError, shown
 from workbench.config.facts import Facts
@@ -35,7 +35,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan(SwitchesInEffect):
+class Plan:
     """What is in effect at a level, in a mode, on so many ranks.
 
     Two plans are equal when the same things are in effect with the same parameters, whatever level or mode asked for
@@ -44,12 +44,17 @@ class Plan(SwitchesInEffect):
     """
 
     level: str
-    mode: str
     world_size: int
     config: BoostConfig
     requested: Mapping[str, bool]
     dropped: tuple[Dropped, ...] = ()
     network: NetworkFacts | None = None
+    less_bn: bool = False
+    grad_freeze: bool = False
+    adasum: bool = False
+    grad_accumulation: bool = False
+    dim_reduce: bool = False
+    loss_scale_group: bool = False
 
     def in_effect(self) -> tuple[str, ...]:
         """Return the methods in effect: the reference's switches in its order, then those with their own section."""
@@ -70,7 +75,7 @@ class Plan(SwitchesInEffect):
 
         As in the original a switch that is not named follows the level, whatever else was switched on.
         """
-        if self.mode != "manual":
+        if self.config.boost.mode != "manual":
             return {}
         return {name: self.requested[name] for name in SWITCHES if getattr(self.config.boost, name) is None}
 
@@ -207,7 +212,6 @@ def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1, network
     dropped = (Dropped(name, reason) for name, reason in refused.items())
     return Plan(
         level=level,
-        mode=config.boost.mode,
         world_size=world_size,
         config=config,
         requested=requested,

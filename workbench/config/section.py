@@ -32,33 +32,23 @@ def one_of_numbers(*values: float) -> Any:
     return Annotated[Literal[values], BeforeValidator(lambda value: str(value) if isinstance(value, bool) else value)]
 
 
-def described(
-    default: Any,
-    title: str,
-    description: str | None = None,
-    *,
-    unit: str = "",
-    low: float | None = None,
-    high: float | None = None,
-    log: bool = False,
-    step: float | None = None,
-    by_name: Mapping[str, tuple[float, float]] | None = None,
-    **more: Any,
-) -> Any:
+def described(default: Any, title: str, description: str | None = None, **more: Any) -> Any:
     """Declare one parameter, in the words of `ParameterInfo`; the text below it says what it and None mean.
 
-    ``more`` is what `Declared` holds (``when``, ``needs``, ``step_time``, ...), and rules that pydantic checks (``ge``,
+    ``more`` is what `Declared` holds (``unit``, ``low``, ``when``, ...), and rules that pydantic checks (``ge``,
     ``gt``, ``le``, ``lt``); the legal range may exceed the search range.
     """
-    ranges = {name: list(ends) for name, ends in (by_name or {}).items()}
-    given = {"low": low, "high": high, "step": step, "log": log or None, "by_name": ranges or None}
-    search = {name: value for name, value in given.items() if value is not None}
-    declared = Declared(**{name: more.pop(name) for name in Declared.__dataclass_fields__ if name in more})
-    conditions = {"when": declared.when, "needs": declared.needs}
+    about = Declared(**{name: more.pop(name) for name in Declared.__dataclass_fields__ if name in more})
+    ends = {"low": about.low, "high": about.high, "step": about.step}
+    ranges = {name: list(of_one) for name, of_one in about.by_name.items()}
+    search: dict[str, Any] = {name: end for name, end in ends.items() if end is not None}
+    search |= {name: value for name, value in {"log": about.log, "by_name": ranges}.items() if value}
+    conditions = {"when": about.when, "needs": about.needs}
     words = {name: condition.words for name, condition in conditions.items() if condition is not ALWAYS}
-    extra: dict[str, Any] = {name: value for name, value in {"search": search, "unit": unit, **words}.items() if value}
+    said: dict[str, Any] = {"search": search, "unit": about.unit, **words}
+    extra = {name: value for name, value in said.items() if value}
     field: FieldInfo = Field(default, title=title, description=description, json_schema_extra=extra or None, **more)
-    field.metadata.append(declared)
+    field.metadata.append(about)
     return field
 
 
@@ -89,7 +79,7 @@ class Section(BaseModel, metaclass=_SentenceMeta):
         use_attribute_docstrings=False,  # takes milliseconds per section; those that describe so ask for it
     )
 
-    section: ClassVar[str] = ""
+    section: ClassVar[str] = ""  # its name in `BoostConfig`, which sets it
 
     def summary(self) -> str:
         """Return what its method does in a few words, for lists of what is in effect; empty for the method's title."""

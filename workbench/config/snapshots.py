@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from workbench.config.conditions import is_not
 from workbench.config.section import Section, described
 
@@ -12,8 +10,6 @@ _KEPT = is_not("snapshots.count", 0, "no snapshots are kept (snapshots.count is 
 
 class SnapshotConfig(Section, use_attribute_docstrings=True):
     """Section ``snapshots``."""
-
-    section: ClassVar[str] = "snapshots"
 
     every_steps: int = described(
         100, "Steps between snapshots", unit="steps", low=1, high=500, log=True, ge=1, when=_KEPT

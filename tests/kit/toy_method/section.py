@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from workbench.config.conditions import is_not
 from workbench.config.section import Section, described
 
@@ -12,8 +10,6 @@ __all__ = ["ToySection"]
 
 class ToySection(Section):
     """Section ``toy``."""
-
-    section: ClassVar[str] = "toy"
 
     enabled: bool = described(False, "Toy", "Whether the toy acts.")
     decay: float = described(

@@ -18,7 +18,6 @@ else:
 class BatchSection(MethodSection):
     """Section ``batch``."""
 
-    section: ClassVar[str] = "batch"
     needs: ClassVar[Condition] = OPTIMIZER_STEPS
 
     factor: Factor = described(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from workbench.config.boost import OPTIMIZER_STEPS
 from workbench.config.conditions import Condition, is_not
@@ -29,8 +29,6 @@ _ON = OPTIMIZER_STEPS & is_not("curriculum.kind", "none", "inputs have their ful
 
 class CurriculumSection(MethodSection):
     """Section ``curriculum``: smaller inputs at the beginning of a run."""
-
-    section: ClassVar[str] = "curriculum"
 
     kind: Literal["none", "resolution", "sequence"] = described(
         "none",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from workbench.config.boost import OPTIMIZER_STEPS
 from workbench.config.conditions import Condition, is_not
@@ -21,8 +21,6 @@ _SMOOTHS = Condition(
 
 class RegularizationSection(MethodSection):
     """Section ``regularization``."""
-
-    section: ClassVar[str] = "regularization"
 
     label_smoothing: float = described(
         0.0,

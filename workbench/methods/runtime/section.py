@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from workbench.config.boost import GRADIENTS_MAY_HIDE
 from workbench.config.conditions import declared, is_not
@@ -23,8 +23,6 @@ _NO_GRAPHS_YET = is_not(
 
 class RuntimeSection(MethodSection):
     """Section ``runtime``."""
-
-    section: ClassVar[str] = "runtime"
 
     compile: CompileMode = described(
         "off",

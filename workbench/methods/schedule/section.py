@@ -14,7 +14,6 @@ _OWN_SHAPE = OPTIMIZER_STEPS & is_not("schedule.shape", "task", "the task's own 
 class ScheduleSection(MethodSection):
     """Section ``schedule``: the length of a run and the course of its learning rate."""
 
-    section: ClassVar[str] = "schedule"
     needs: ClassVar[Condition] = OPTIMIZER_STEPS
 
     length: float = described(
