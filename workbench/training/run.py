@@ -28,6 +28,7 @@ from workbench.core.records import Event, EventKind, StepRecord
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale import ScaleCollapseError, collapsed_at
 from workbench.runs import RunRecorder, new_run_id
+from workbench.runs.mirrors.live import LiveMirrors
 from workbench.tasks import Task
 from workbench.tasks.stoppable_task import StoppedError, stoppable
 from workbench.training import TraceBuffer, training_loop
@@ -36,12 +37,12 @@ from workbench.training.checkpoint_folder import CheckpointFolder
 from workbench.training.evaluation import check_outputs, evaluate
 from workbench.training.generator_states import generator_states, restore_generators
 from workbench.training.resuming import finished_before, identity, resumed_recorder, state_to_resume
-from workbench.training.run_monitor import UNWATCHED, Pause, RunMonitor, RunObserver, RunProgress, RunResult
+from workbench.training.run_monitor import UNWATCHED, Pause, RunMonitor, RunProgress, RunResult
 from workbench.training.setup import Prepared, prepare, run_environment
 from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder
 from workbench.training.trace_buffer import AT_FLOOR_COLUMN
 
-__all__ = ["UNWATCHED", "Pause", "RunMonitor", "RunObserver", "RunProgress", "RunRequest", "RunResult", "run_task"]
+__all__ = ["UNWATCHED", "Pause", "RunMonitor", "RunProgress", "RunRequest", "RunResult", "run_task"]
 
 _LONG_EVALUATION = 1.0  # seconds after which an evaluation asks whether to stop, as steps do
 _TRACE_ROWS = 1024
@@ -134,7 +135,7 @@ class _Run:
             gradients=self.leads,
         )
         self.recorder: RunRecorder | None = None
-        self.observer: RunObserver | None = None  # once it has begun
+        self.mirrors: LiveMirrors | None = None  # once it has begun
         self.snapshots: SnapshotRecorder | None = None
         self._undrained = 0
         self._records: list[StepRecord] = []  # drained, not yet on the disk
@@ -159,16 +160,16 @@ class _Run:
         return run_environment(self.device, seed=self.request.seed, **facts) | {"steps": self.steps}
 
     def begin(self) -> None:
-        """Show the run to its observer, with the recorded run's name and environment if there is one."""
-        observer = self.monitor.observer
-        if self.leads and observer is not None and self.finished is None:
+        """Show the run to its mirrors, with the recorded run's name and environment if there is one."""
+        mirrors = self.monitor.mirrors
+        if self.leads and mirrors is not None and self.finished is None:
             if self.recorder is not None:
                 name = self.recorder.run_id
                 environment = json.loads((self.recorder.path / "environment.json").read_bytes())
             else:
                 name, environment = new_run_id(), self.environment() | {"started": datetime.now(UTC).isoformat()}
-            observer.begin(name, self.request.config.to_dict(), environment)
-            self.observer = observer
+            mirrors.begin(name, self.request.config.to_dict(), environment)
+            self.mirrors = mirrors
         if self.recorder is not None:
             self.snapshots = snapshot_recorder(self.request.config, self.boosted, self.recorder.path, self.done)
 
@@ -280,21 +281,21 @@ class _Run:
             self.recorder.close()  # unfinished: it can go on
         elif self.recorder is not None:
             self.recorder.finish(self.summary())
-        if self.observer is not None:
-            self.observer.finish(self.summary())
+        if self.mirrors is not None:
+            self.mirrors.finish(self.summary())
 
     def interrupt(self, error: BaseException) -> None:
         """Close the record of a run that an exception ends; never raises, so that the exception itself is seen."""
-        if self.recorder is None and self.observer is None:
+        if self.recorder is None and self.mirrors is None:
             return
         with contextlib.suppress(Exception):
             self._stop_clock()
         with contextlib.suppress(Exception):  # a device that failed has nothing more to give
             self._drain()
         self.message = f"{type(error).__name__}: {error}"
-        if self.observer is not None:
+        if self.mirrors is not None:
             with contextlib.suppress(Exception):  # where warnings are errors, what it has to say is one
-                self.observer.finish(self.summary() | {"state": "interrupted"})
+                self.mirrors.finish(self.summary() | {"state": "interrupted"})
         if self.recorder is None:
             return
         try:
@@ -372,8 +373,8 @@ class _Run:
         if records or events:
             if self.leads and self.monitor.on_records is not None:
                 self.monitor.on_records(records, events)
-            if self.observer is not None:
-                self.observer.write(records, events)
+            if self.mirrors is not None:
+                self.mirrors.write(records, events)
 
     def _detect_collapse(self, records: list[StepRecord]) -> list[Event]:
         scaling = self.boosted.loss_scaling

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from workbench.config import Plan
 from workbench.core.records import Event, StepRecord
+from workbench.runs.mirrors.live import LiveMirrors
 
 
 class Pause(Protocol):
@@ -19,19 +20,6 @@ class Pause(Protocol):
 
     def wait(self) -> None:
         """Return once the run is to go on or to stop."""
-
-
-class RunObserver(Protocol):
-    """Sees a whole run, in blocks: a mirror to another tool. Only ``begin`` may raise, which ends the run."""
-
-    def begin(self, name: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-        """See a run before its first step."""
-
-    def write(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
-        """Take a block; must return at once."""
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """See how it ended, as in ``summary.json``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +44,7 @@ class RunMonitor:
     on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None = None  # with each drain
     drain_seconds: float = 1.0  # age at which recorded steps are drained from the device
     pause: Pause | None = None  # holds the run between two steps, not counted in its time; on one rank only
-    observer: RunObserver | None = None  # sees the run from its beginning to its end, with the blocks of on_records
+    mirrors: LiveMirrors | None = None  # see the run from its beginning to its end, with the blocks of on_records
 
 
 UNWATCHED = RunMonitor()
