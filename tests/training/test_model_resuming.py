@@ -129,6 +129,22 @@ def test_a_stopped_fit_goes_on_with_the_same_bits(name: str, data: Any, tmp_path
     assert_same_bits(found, wanted)
 
 
+@pytest.mark.parametrize(("name", "data"), [("nothing", shuffled), ("nothing", own_generator), ("set-up", shuffled)])
+def test_checkpoints_of_earlier_versions_kept_the_generators_elsewhere(name: str, data: Any, tmp_path: Path) -> None:
+    whole, cut = Seen(), Seen()
+    wanted = fit(CONFIGS[name], data(), whole)
+    fit(CONFIGS[name], data(), cut, stop_at(len(whole.losses) // 2), resume=tmp_path)
+    (path,) = tmp_path.glob("checkpoint-*.pt")
+    state = torch.load(path, weights_only=True)
+    begun = state["boosted"].pop("data")
+    state["epochs"] = [begun.get(number, begun[0]) for number in range(max(begun) + 1)]
+    torch.save(state, path)
+    torch.manual_seed(99)
+    found = fit(CONFIGS[name], data(), cut, resume=tmp_path)
+    assert cut.losses == whole.losses
+    assert_same_bits(found, wanted)
+
+
 @pytest.mark.parametrize("died_at", [7, BATCHES + 1])
 def test_a_killed_training_goes_on_from_its_last_checkpoint(died_at: int, tmp_path: Path) -> None:
     whole, first, second = Seen(), Seen(), Seen()

@@ -166,12 +166,11 @@ def n_batches_of(loader: Any) -> int | None:
         return None
 
 
-def epochs_of(loader: Iterable[Any], epochs: int | None, on_epoch: Callable[[Any, int], None] | None) -> Iterator[Any]:
-    """Yield the batches of one epoch after the other, calling ``set_epoch`` before each; None epochs never end."""
+def epochs_of(loader: Iterable[Any], epochs: int | None, on_epoch: Callable[[Any, int], None]) -> Iterator[Any]:
+    """Yield the batches of one epoch after the other, with ``set_epoch`` called before each; None epochs never end."""
     for epoch in count() if epochs is None else range(epochs):
         tell_epoch(loader, epoch)
-        if on_epoch is not None:
-            on_epoch(loader, epoch)
+        on_epoch(loader, epoch)
         batch = None
         for batch in loader:
             yield batch

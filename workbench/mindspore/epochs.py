@@ -50,12 +50,11 @@ def epochs_of(
             "the configuration changes the length or the batches of the run, so that both must be known beforehand: "
             "give `train_dataset` a length and train for a number of epochs"
         )
-    on_epoch = None if resumed is None else resumed.epoch_begins
-    stream = boosted.batches(dataset, len(numbers), on_epoch=on_epoch)
+    stream = boosted.batches(dataset, len(numbers), start=progress.steps)
     if progress.epoch > numbers[-1]:
         return
     if resumed is not None:
-        resumed.leave_out(stream)
+        resumed.put_back()
     passes = boosted.course.passes or 1
     per_epoch = max(1, round(n_batches * passes / boosted.methods.length(n_batches * len(numbers))))
     for number, begin in zip(numbers, range(0, passes, per_epoch), strict=False):

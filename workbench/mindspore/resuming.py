@@ -1,16 +1,14 @@
 """A Model's training that goes on where it was interrupted, in the middle of an epoch, too.
 
-A dataset has no position that could be set. So the random generators are kept as they were when an epoch began: what
-was trained on is read again from there, in the order it had, and left out.
+What was trained on is read again and left out, as `workbench.training.data_order` has it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from workbench.mindspore.callbacks import CallbackParameters
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint import checkpoint_state, with_threads_of
 from workbench.training.checkpoint_folder import CheckpointFolder
-from workbench.training.generator_states import generator_states, generators_of, restore_generators
+from workbench.training.generator_states import restore_generators
 from workbench.training.resuming import ResumeError, state_to_resume
 
 _EVERY = 1000  # steps, by default
@@ -71,7 +69,6 @@ class ResumedTraining:
         self._folder, self._boosted = folder, boosted
         self._identity = json.dumps(identity)
         self._parts = dict(folder.also)
-        self._epochs: list[dict[str, Any]] = []  # the random generators where the data's epochs began
         self._state = state_to_resume(folder, json.loads(self._identity), boosted.device)
         self.progress = Progress()
         self._running = contextlib.ExitStack()
@@ -86,7 +83,8 @@ class ResumedTraining:
             raise ResumeError(
                 f"the checkpoints in {folder.folder} do not fit this network and optimizer ({error})"
             ) from error
-        self._epochs = list(self._state["epochs"])
+        if "epochs" in self._state:  # where earlier versions kept it
+            boosted.course.order.load_state_dict(dict(enumerate(self._state["epochs"])))
         self.progress = Progress(*self._state["place"])
 
     def __enter__(self) -> ResumedTraining:
@@ -97,32 +95,19 @@ class ResumedTraining:
     def __exit__(self, *_: object) -> None:
         self._running.close()
 
-    def batches_of(self, dataset: Iterable[Any], number: int) -> Generator[Any, None, None]:
+    def batches_of(self, dataset: Iterable[Any], number: int) -> Iterator[Any]:
         """Yield the batches of an epoch that are still to be trained on."""
-        n_done = self.progress.step if number == self.progress.epoch else 0
-        if not n_done:
-            self._put_back()
-            self._epochs.clear()
-        self.epoch_begins(dataset, 0)
-        iterator = iter(dataset)
-        next(itertools.islice(iterator, n_done, n_done), None)
-        self._put_back()
-        yield from iterator
+        order, device = self._boosted.course.order, self._boosted.device
 
-    def leave_out(self, stream: Iterator[Any]) -> None:
-        """Read what was trained on from the stream of a whole training."""
-        next(itertools.islice(stream, self.progress.steps, self.progress.steps), None)
-        self._put_back()
+        def epoch() -> Iterator[Any]:
+            order.epoch_begins(dataset, 0, device)
+            yield from dataset
 
-    def epoch_begins(self, dataset: Any, index: int) -> None:
-        """Note the random generators before a dataset is iterated; before it is read again, put them back."""
-        device, own = self._boosted.device, generators_of(dataset)
-        if index < len(self._epochs):
-            restore_generators(self._epochs[index], device)
-            for generator, state in zip(own, self._epochs[index]["own"], strict=False):
-                generator.set_state(state.cpu())
-        else:
-            self._epochs.append({**generator_states(device), "own": [generator.get_state() for generator in own]})
+        batches = epoch()
+        self.put_back()
+        if number == self.progress.epoch and self.progress.step:
+            order.leave_out(batches, self.progress.step, device)
+        yield from batches
 
     def step_ended(self, state: CallbackParameters, *, stopping: bool) -> None:
         """Keep the progress after a step, if it is time or the training stops there."""
@@ -131,12 +116,11 @@ class ResumedTraining:
 
     def ended(self, state: CallbackParameters) -> None:
         """Keep the progress after the last epoch."""
-        if self._put_back():
+        if self.put_back():
             return  # no epoch was left
-        self._epochs.clear()
         self._save(Progress(state.cur_epoch_num + 1, 0, state.cur_step_num), wait=True)
 
-    def _put_back(self) -> bool:
+    def put_back(self) -> bool:
         """Put the random generators back to where the training stopped, once; return whether that was now."""
         state, self._state = self._state, None
         if state is not None:
@@ -148,7 +132,6 @@ class ResumedTraining:
             **checkpoint_state(self._boosted),
             "identity": self._identity,
             "place": list(dataclasses.astuple(progress)),
-            "epochs": list(self._epochs),
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         }
         self._folder.save(state, self._boosted.step_index, wait=wait)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -419,13 +419,8 @@ class Boosted:
         return self.course.updates
 
     def batches(
-        self,
-        loader: Iterable[Any],
-        epochs: int | None = None,
-        *,
-        start: int = 0,
-        on_epoch: Callable[[Any, int], None] | None = None,
-    ) -> Iterator[Any]:
+        self, loader: Iterable[Any], epochs: int | None = None, *, start: int = 0
+    ) -> Generator[Any, None, None]:
         """Return the batches of the run, on the device: merged, cut and resized, and as many as the set-up asks for.
 
         Settings of the whole process (threads, precision of products) hold until the iterator's end.
@@ -435,13 +430,12 @@ class Boosted:
             epochs: Epochs of the unmodified training; None takes as many as ``total_steps`` needs.
             start: Batches to leave out: ``boosted.step_index`` where training is resumed. They are read again, in the
                 order in which they were trained on, and random generators are put back afterwards.
-            on_epoch: Called with what is about to be iterated and the epoch's number, from 0.
 
         Raises:
             ValueError: When the length of the run is not known, or not the ``total_steps`` that ``apply`` was given;
                 while iterating, when an epoch holds no batch or the loader ends before the run.
         """
-        return self.course.batches(loader, epochs, self.device, start=start, on_epoch=on_epoch)
+        return self.course.batches(loader, epochs, self.device, start=start)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

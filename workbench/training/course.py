@@ -7,7 +7,7 @@ learning rate follows a method's schedule, or today's, stretched if the number o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -68,14 +68,8 @@ class Course:
         self._make_scheduler = None  # it may hold the task and its data, which copies need not
 
     def batches(
-        self,
-        loader: Iterable[Any],
-        epochs: int | None,
-        device: torch.device,
-        *,
-        start: int = 0,
-        on_epoch: Callable[[Any, int], None] | None = None,
-    ) -> Iterator[Any]:
+        self, loader: Iterable[Any], epochs: int | None, device: torch.device, *, start: int = 0
+    ) -> Generator[Any, None, None]:
         """Return the batches of the run, see `Boosted.batches`."""
         length = None if epochs is None else n_batches_of(loader)
         given = None if length is None or epochs is None else length * epochs
@@ -97,18 +91,16 @@ class Course:
             advice = "give the loader `num_workers`"
             warnings.warn(f"`runtime.data` = prefetch has no effect in a loop of your own; {advice}", stacklevel=3)
 
-        def begins(loader: Any, epoch: int) -> None:
-            self.order.epoch_begins(loader, epoch, device)
-            if on_epoch is not None:
-                on_epoch(loader, epoch)
-
         # The epochs of a loader with a length are counted above; it goes on, so that a last pass is merged in full.
         last = None if given is not None else epochs
         passes = self.passes or 1
-        moved = (move_batch(batch, device) for batch in epochs_of(loader, last, begins))
+        read = epochs_of(loader, last, lambda loader, epoch: self.order.epoch_begins(loader, epoch, device))
+        moved = (move_batch(batch, device) for batch in read)
         return self._checked(iter(self._methods.batches(moved, passes)), start, passes, device)
 
-    def _checked(self, batches: Iterator[Any], start: int, passes: int, device: torch.device) -> Iterator[Any]:
+    def _checked(
+        self, batches: Iterator[Any], start: int, passes: int, device: torch.device
+    ) -> Generator[Any, None, None]:
         wanted, n_seen = max(passes - start, 0), 0
         with self._methods.running():
             if start:

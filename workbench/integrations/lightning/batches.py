@@ -32,7 +32,7 @@ class RunBatches:
     def __iter__(self) -> Iterator[Any]:
         """Go on with the stream; Lightning counts."""
         if self._stream is None:
-            self._stream = self._begun()
+            self._stream = self._boosted.batches(self._loader, start=self._boosted.step_index)
         for batch in self._stream:  # noqa: UP028  # `yield from` would close the stream with the epoch
             yield batch
 
@@ -40,9 +40,6 @@ class RunBatches:
         """End the stream, and with it the settings of the process that hold while it lasts."""
         if self._stream is not None:
             self._stream.close()
-
-    def _begun(self) -> Generator[Any, None, None]:
-        yield from self._boosted.batches(self._loader, start=self._boosted.step_index)
 
 
 def changes_batches(boosted: Boosted) -> bool:
