@@ -38,6 +38,11 @@ def mapped(batch: Any, function: Callable[[Tensor], Tensor], *, others_to: str |
     return with_entries(batch, (mapped(entry, function, others_to=others_to) for entry in entries.values()))
 
 
+def widened(outputs: Any) -> Any:
+    """Return outputs of a model, or what holds them, with half precision as float32."""
+    return mapped(outputs, lambda one: one.float() if one.dtype in (torch.float16, torch.bfloat16) else one)
+
+
 def entries_of(batch: Any) -> dict[Any, Any] | None:
     """Return what a container holds, by key, name or position; None for anything that is none."""
     if isinstance(batch, list | tuple):

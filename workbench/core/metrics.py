@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.core.batch import TARGET_KEYS, batch_size_of, fields_of, mapped, tensors_of
+from workbench.core.batch import TARGET_KEYS, batch_size_of, fields_of, tensors_of, widened
 
 Direction = Literal["maximize", "minimize"]
 OutputKind = Literal["logits", "probabilities", "log_probabilities"]
@@ -245,7 +245,7 @@ class _GivenMetric:
         if callable(getattr(self._metric, "to", None)):
             self._metric = self._metric.to(first.device)
         with torch.autocast(first.device.type, enabled=False):
-            self._metric.update(mapped(given[0], _widened), given[1])
+            self._metric.update(widened(given[0]), given[1])
 
     def compute(self) -> float:
         return _as_number(self._metric.compute(), type(self._metric).__name__)
@@ -353,10 +353,6 @@ def _target_of(batch: Any) -> Any:
         return batch[1] if len(batch) >= 2 else None
     named = batch if isinstance(batch, Mapping) else fields_of(batch) or {}
     return next((named[key] for key in TARGET_KEYS if key in named), None)
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _is_one_each(outputs: Tensor, targets: Tensor) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 
@@ -37,16 +36,3 @@ def checked_loss(loss: Any, returned_by: str) -> Tensor:
             "example with reduction='mean'"
         )
     return loss
-
-
-def widened(value: Any) -> Any:
-    """Return outputs with half precision as float32; tuples, lists and dictionaries keep their kind."""
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(widened(item) for item in value))
-    if type(value) in (tuple, list):
-        return type(value)(widened(item) for item in value)
-    if type(value) is dict:
-        return {key: widened(item) for key, item in value.items()}
-    return value

@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 
 from workbench.config import LEVELS, BoostConfig, ConfigLike
 from workbench.core import distributed as ranks
-from workbench.core.batch import move_batch, n_batches_of
+from workbench.core.batch import move_batch, n_batches_of, widened
 from workbench.core.devices import device_of
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.grad_freeze.method import FreezeOpt
-from workbench.mindspore.batch_calls import called_with, checked_loss, data_and_label, widened
+from workbench.mindspore.batch_calls import called_with, checked_loss, data_and_label
 from workbench.mindspore.callbacks import Callback, CallbackList, CallbackParameters, RunContext
 from workbench.mindspore.epochs import check_equal_lengths, epochs_of, resumed_training
 from workbench.mindspore.evaluation import Evaluator, prepare_for_evaluation_

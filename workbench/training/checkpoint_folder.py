@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from workbench.core import distributed as ranks
 from workbench.core.arguments import checked_count
+from workbench.core.batch import mapped
 from workbench.core.files import replacing
 from workbench.training.background_writer import BackgroundWriter
 from workbench.training.checkpoint import read_checkpoint
@@ -129,16 +128,6 @@ class CheckpointFolder:
         return sorted(path for path in self.folder.glob("checkpoint-*.pt") if _NAME.fullmatch(path.name))
 
 
-def copied_to_host(value: Any) -> Any:
+def copied_to_host(state: Any) -> Any:
     """Return a copy of a state with its own tensors in host memory; anything else is assumed to be immutable."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, OrderedDict):  # a module's state carries versions in an attribute
-        copy = OrderedDict((key, copied_to_host(part)) for key, part in value.items())
-        copy.__dict__.update(value.__dict__)
-        return copy
-    if isinstance(value, Mapping):
-        return {key: copied_to_host(part) for key, part in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(copied_to_host(part) for part in value)
-    return value
+    return mapped(state, lambda tensor: tensor.detach().to("cpu", copy=True))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from workbench.core.batch import mapped, move_batch, n_batches_of
+from workbench.core.batch import mapped, move_batch, n_batches_of, tensors_of
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.tasks.batches import endless_batches
 from workbench.tasks.reading import resident
@@ -35,9 +35,7 @@ class JoinableBatch(dict[str, Any]):
 
     def to(self, device: str | torch.device, **options: Any) -> JoinableBatch:
         """Return the batch with every tensor on a device."""
-        moved = JoinableBatch(
-            {key: mapped(value, lambda one: one.to(device, **options)) for key, value in self.items()}
-        )
+        moved = JoinableBatch(mapped(dict(self), lambda one: one.to(device, **options)))
         if self.collate is not None:
             moved.samples, moved.collate = self.samples, self.collate
         return moved
@@ -51,9 +49,7 @@ class JoinableBatch(dict[str, Any]):
         first = batches[0]
         if first.collate is None:
             raise ValueError("only batches as their collator made them can be joined")
-        device = next(
-            (value.device for value in first.values() if isinstance(value, torch.Tensor)), torch.device("cpu")
-        )
+        device = next((tensor.device for tensor in tensors_of(first)), torch.device("cpu"))
         batch = joinable(first.collate, [sample for batch in batches for sample in batch.samples])
         assert isinstance(batch, JoinableBatch), "its collator made mappings before"
         return batch.to(device)
