@@ -141,7 +141,7 @@ def test_a_named_optimizer_is_fused_where_the_device_has_the_kernel(
 ) -> None:
     net, section = nn.Linear(2, 1).to(standin), OptimizerConfig(name=name, lr=0.1)
     assert build_optimizer(section, net).param_groups[0]["fused"]
-    monkeypatch.setattr(fused_kernels, "_device_has_kernel", lambda kind, operator: False)
+    monkeypatch.setattr(fused_kernels, "has_kernel", lambda kind, operator: False)
     assert not build_optimizer(section, net).param_groups[0]["fused"]
     assert build_optimizer(section, nn.Linear(2, 1)).param_groups[0]["fused"]
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.config import OptimizerConfig
-from workbench.core import devices
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
 from workbench.optim import build_optimizer, change_optimizer_
 from workbench.optim.muon.optimizer import Muon, parameter_groups
@@ -262,7 +261,7 @@ def test_bfloat16_is_taken_where_the_device_multiplies_it_faster(monkeypatch: py
 
     monkeypatch.setattr("workbench.optim.muon.optimizer.orthogonal_factors", watched)
     for fast in (False, True):
-        monkeypatch.setattr(devices, "_has_fast_bfloat16", lambda kind, fast=fast: fast)
+        monkeypatch.setattr("workbench.optim.muon.optimizer.has_fast_bfloat16", lambda device, fast=fast: fast)
         parameters = [nn.Parameter(torch.randn(256, 256)), nn.Parameter(torch.randn(8, 8))]
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)

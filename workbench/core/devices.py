@@ -220,9 +220,17 @@ def autocast_supported(device: str | torch.device, dtype: torch.dtype) -> bool:
     return False
 
 
+@functools.cache
 def has_fast_bfloat16(device: str | torch.device) -> bool:
     """Return whether the device has instructions to multiply bfloat16 matrices; without them float32 is faster."""
-    return _has_fast_bfloat16(device_type(device))
+    kind = device_type(device)
+    if kind == "cpu":
+        known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every torch we support
+        return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
+    if kind == "cuda":  # older GPUs emulate it
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    asked = getattr(torch.get_device_module(kind), "is_bf16_supported", None)
+    return asked is not None and bool(asked())
 
 
 def has_fast_products(device: str | torch.device) -> bool:
@@ -297,17 +305,6 @@ def _saturating_npu_utils(device: str | torch.device) -> ModuleType | None:
     utils = importlib.import_module("torch_npu.npu.utils")
     # Asked every time, not cached: a set lookup beside a step, and the mode is the driver's to change.
     return None if utils.is_support_inf_nan() else utils
-
-
-@functools.cache
-def _has_fast_bfloat16(kind: str) -> bool:
-    if kind == "cpu":
-        known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every torch we support
-        return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
-    if kind == "cuda":  # older GPUs emulate it
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    asked = getattr(torch.get_device_module(kind), "is_bf16_supported", None)
-    return asked is not None and bool(asked())
 
 
 @functools.lru_cache(maxsize=1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -14,12 +12,7 @@ def has_fused_kernel(parameter: Tensor, operator: str) -> bool:
     """Return whether a fused kernel (``"_fused_sgd_"``, ``"_fused_adamw_"``) updates this parameter, and correctly."""
     if parameter.device.type == "cpu":
         short = (torch.float16, torch.bfloat16)
-        # torch 2.13: that of SGD leaves half of every vector of 16-bit weights as it was.
+        # torch 2.13: that of SGD leaves half of every vector of 16-bit weights as it was (37 equal ones, for example).
         known = (torch.float32, torch.float64, *(() if operator == "_fused_sgd_" else short))
         return parameter.dtype in known
-    return parameter.is_floating_point() and _device_has_kernel(parameter.device.type, operator)
-
-
-@functools.cache
-def _device_has_kernel(kind: str, operator: str) -> bool:
-    return has_kernel(kind, operator)
+    return parameter.is_floating_point() and has_kernel(parameter.device.type, operator)

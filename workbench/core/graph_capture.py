@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -16,21 +16,8 @@ T = TypeVar("T")
 _WAITS = "called a synchronizing CUDA operation"  # torch's words for a host that waits
 
 
-class Capture(Protocol):
-    """Records work; all of one capture's recordings share their memory for intermediate results."""
-
-    def rehearse(self, work: Callable[[], T]) -> tuple[T, bool]:
-        """Do work where it will be recorded; return what it returned, and whether the host waited for the device."""
-
-    def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Record work, which is not done yet; return what it returned, and what does it.
-
-        A RuntimeError if that cannot be recorded; the device is then as it was.
-        """
-
-
 class CudaCapture:
-    """Records CUDA graphs, on a stream of its own.
+    """Records CUDA graphs, on a stream of its own; all recordings share their memory for intermediate results.
 
     Other threads may use the device meanwhile, but not draw random numbers on it.
     """
@@ -41,28 +28,28 @@ class CudaCapture:
             self._pool = torch.cuda.graph_pool_handle()
 
     def rehearse(self, work: Callable[[], T]) -> tuple[T, bool]:
-        """Do work on the stream of the capture, as `Capture` says."""
+        """Do work where it will be recorded; return what it returned, and whether the host waited for the device."""
         with torch.cuda.device(self._stream.device):
-            return self._rehearsed(work)
-
-    def _rehearsed(self, work: Callable[[], T]) -> tuple[T, bool]:
-        current, mode = torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
-        self._stream.wait_stream(current)
-        with warnings.catch_warnings(record=True) as said, torch.cuda.stream(self._stream):
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                result = work()
-            finally:
-                torch.cuda.set_sync_debug_mode(mode)
-                current.wait_stream(self._stream)
+            current, mode = torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
+            self._stream.wait_stream(current)
+            with warnings.catch_warnings(record=True) as said, torch.cuda.stream(self._stream):
+                warnings.simplefilter("always")
+                torch.cuda.set_sync_debug_mode("warn")
+                try:
+                    result = work()
+                finally:
+                    torch.cuda.set_sync_debug_mode(mode)
+                    current.wait_stream(self._stream)
         others = [one for one in said if "synchroniz" not in str(one.message).lower()]
         for one in others:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
         return result, any(_WAITS in str(one.message) for one in said)
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Record work as a CUDA graph, as `Capture` says."""
+        """Record work, which is not done yet; return what it returned, and what does it.
+
+        A RuntimeError if that cannot be recorded; the device is then as it was.
+        """
         graph = torch.cuda.CUDAGraph()
         # Where a capture fails to end it leaves its stream the current one; the context before it puts that right.
         with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):

@@ -6,6 +6,7 @@ The few names used elsewhere are listed, with their reasons, in ``tests/architec
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -41,6 +42,7 @@ COMPILED = "_orig_mod"
 implementation_of = attrgetter("_cdata")
 
 
+@functools.cache
 def has_kernel(device_type: str, operator: str) -> bool:
     """Return whether a device has its own kernel for an operator; some fall back on the CPU for what they lack."""
     key = "PrivateUse1" if device_type == torch._C._get_privateuse1_backend_name() else device_type.upper()

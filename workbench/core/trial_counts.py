@@ -21,13 +21,6 @@ _FINISHED_WORDS = ("O0", WITHIN, WITHIN_SOME, UNSURE, BEYOND, "pruned")  # in th
 _OTHER_STATES = ("failed", "running", "waiting")
 
 
-def suited_exports(trial: TrialRecord, allowed_drops: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the exports whose allowed drop a trial kept in its one run; one that did not finish it suits none."""
-    if trial.state != "complete":
-        return ()
-    return tuple(target for target, drop in allowed_drops.items() if trial.metric_deficit <= drop)
-
-
 def outcome_of(trial: TrialRecord, allowed_drops: Mapping[str, float] | None = None) -> str:
     """Return what a trial came to: ``"O0"``, within or beyond the allowed drop, or the state of an unfinished one.
 
@@ -42,7 +35,7 @@ def outcome_of(trial: TrialRecord, allowed_drops: Mapping[str, float] | None = N
         return UNSURE if trial.metric_deficit <= trial.allowed_drop else BEYOND
     if not allowed_drops or math.isnan(trial.metric_deficit) or not math.isnan(trial.chance):
         return WITHIN if trial.feasible else BEYOND
-    suited = suited_exports(trial, allowed_drops)
+    suited = [target for target, drop in allowed_drops.items() if trial.metric_deficit <= drop]
     if len(suited) == len(allowed_drops):
         return WITHIN
     return f"{WITHIN_SOME}{' and '.join(suited)} only" if suited else BEYOND

@@ -68,18 +68,17 @@ class PassGraphs:
     Args:
         model: The module to call in a pass.
         device: Where it trains.
+        why_not: Why passes are left to the caller; empty while they are not.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.model, self._device = model, device
-        #: Why passes are left to the caller; empty while they are not.
-        self.why_not = ""
+    def __init__(self, model: nn.Module, device: torch.device, why_not: str = "") -> None:
+        self.model, self._device, self.why_not = model, device, why_not
         self._shapes_left: set[Hashable] = set()  # of batches whose passes were left to the caller
         self.forget()
 
     def forget(self) -> None:
         """Drop all graphs; passes are captured again."""
-        self._capture: graph_capture.Capture | None = None  # once a pass is rehearsed
+        self._capture: graph_capture.CudaCapture | None = None  # once a pass is rehearsed
         self._kinds: dict[Hashable, PassGraph | int] = {}  # until it is captured, the passes done
         self._state: HostState | None = None
         self._parameters: list[nn.Parameter] = []
@@ -90,13 +89,9 @@ class PassGraphs:
         """Whether passes have been captured."""
         return any(isinstance(known, PassGraph) for known in self._kinds.values())
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs, which captures its own passes."""
-        return {"model": self.model, "device": self._device, "why_not": self.why_not}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["model"], state["device"])  # type: ignore[misc]  # a copy starts without graphs
-        self.why_not = state["why_not"]
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes a copy, which captures its own passes."""
+        return PassGraphs, (self.model, self._device, self.why_not)
 
     def run(
         self,

@@ -22,6 +22,7 @@ from torch.optim import SGD, Adam, NAdam, Optimizer, RAdam
 
 from workbench.core import devices
 from workbench.core.batch import mapped
+from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.torch_internals import BatchNorm
 
 _OUTSIDE = 4  # frames from the warning to who called `apply`
@@ -92,15 +93,12 @@ def cast_model_(model: nn.Module, precision: Precision) -> None:
 
 
 def avoid_broken_kernel_(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Switch off torch's fused SGD in the given groups where weights on a CPU are float16 or bfloat16.
+    """Switch off torch's fused SGD in the given groups where its kernel on a CPU does not take the weights correctly.
 
-    There its kernel leaves half of every vector of weights as it was (torch 2.13: ``SGD(fused=True)`` on 37 equal
-    bfloat16 weights with equal gradients moves only some). A CPU has no synchronisation to avoid, so nothing is lost.
+    A CPU has no synchronisation to avoid, so nothing is lost.
     """
-    if not isinstance(optimizer, SGD):
-        return
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    if any(p.device.type == "cpu" and p.dtype in (torch.float16, torch.bfloat16) for p in parameters):
+    parameters = [parameter for group in groups for parameter in group["params"]] if isinstance(optimizer, SGD) else []
+    if any(one.is_cpu and not has_fused_kernel(one, "_fused_sgd_") for one in parameters):
         for group in groups:
             group["fused"] = False
 
