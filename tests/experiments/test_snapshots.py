@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -22,19 +19,11 @@ from tests.kit.runs import read_back, run_task
 from workbench.config import BoostConfig
 from workbench.methods.dim_reduce.pca_files import list_snapshots, load_snapshots
 from workbench.training import Boosted, apply
-from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder, snapshot_steps
+from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder
 
 
 def parameters(value: float = 0.0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     return {"fc.weight": torch.full((2, 3), value, dtype=dtype), "fc.bias": torch.zeros(2, dtype=dtype)}
-
-
-@given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 50))
-def test_steps_are_equally_far_apart_from_the_first_one_on(every: int, count: int, start: int) -> None:
-    steps = list(snapshot_steps(every, count, start))
-    assert len(steps) == count
-    assert steps[0] == start
-    assert {later - earlier for earlier, later in itertools.pairwise(steps)} <= {every}
 
 
 def test_weights_are_kept_as_they_are_at_those_steps_and_in_order(tmp_path: Path) -> None:

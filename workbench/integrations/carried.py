@@ -23,7 +23,6 @@ ACCUMULATION = (_ACCUMULATES.micro_batches, _ACCUMULATES.switch)
 class Carried:
     """A configuration as a framework takes it."""
 
-    framework: str  # its name, for sentences
     arguments: Mapping[str, Any]  # the framework's own, by name
     carriers: Mapping[str, tuple[str, ...]]  # config path of a choice -> the arguments that carry it
     left: Mapping[str, str]  # config path of a choice -> why the framework's arguments cannot carry it
@@ -38,7 +37,7 @@ class Sorting:
     """The choices of a plan while a framework takes one after the other."""
 
     def __init__(self, framework: str, plan: Plan) -> None:
-        self._framework, self._plan = framework, plan
+        self._framework = framework
         self._effective = plan.parameters_in_effect()
         self._open = choices(plan)
         self._arguments: dict[str, Any] = {}
@@ -89,7 +88,7 @@ class Sorting:
     def done(self) -> Carried:
         """Return the answer; what nothing took has no counterpart in the framework."""
         rest = dict.fromkeys(self._open, f"{self._framework} has no argument for it")
-        return Carried(self._framework, self._arguments, self._carriers, self._left | rest)
+        return Carried(self._arguments, self._carriers, self._left | rest)
 
 
 def choices(plan: Plan) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.runs import new_run_id
 from workbench.runs.mirrors.live import LiveMirrors, mirrors_named
 from workbench.runs.mirrors.mirror import Mirror
-from workbench.training.boosted import Boosted
 from workbench.training.loop import samples_in
 from workbench.training.setup import run_environment
 from workbench.training.trace_buffer import TraceBuffer
@@ -58,8 +57,11 @@ class MirrorCallback(Callback):
             raise RuntimeError(
                 "this training is recorded already; give its recorder's blocks to LiveMirrors instead of MirrorCallback"
             )
-        config = {} if boosted.plan is None else boosted.plan.config.to_dict()
-        self._live.begin(self._name or new_run_id(), config, self._environment(boosted))
+        plan = boosted.plan
+        config, level = ({}, "") if plan is None else (plan.config.to_dict(), plan.level)
+        environment = run_environment(boosted.device, task=self._task, level=level)
+        environment["started"] = datetime.now(UTC).isoformat()
+        self._live.begin(self._name or new_run_id(), config, environment)
         self._trace = TraceBuffer(boosted)
         self._steps, self._overflows, self._metrics = 0, 0, {}
 
@@ -115,8 +117,3 @@ class MirrorCallback(Callback):
         if self._metrics:
             summary["metric_name"], summary["metric"] = next(iter(self._metrics.items()))
         self._live.finish(summary)
-
-    def _environment(self, boosted: Boosted) -> dict[str, Any]:
-        level = "" if boosted.plan is None else boosted.plan.level
-        found = run_environment(boosted.device, task=self._task, level=level)
-        return found | {"started": datetime.now(UTC).isoformat()}

@@ -10,13 +10,13 @@ import math
 import numbers
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench.config import Plan
 from workbench.core import distributed as ranks
+from workbench.core.devices import device_of
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager
 from workbench.methods.loss_scale_group.scaling import GroupLossScaling
@@ -89,7 +89,7 @@ class TrainOneStepCell(_TrainCell):
     """
 
     def __init__(self, network: nn.Module, optimizer: Optimizer, sens: float | None = 1.0) -> None:
-        super().__init__(network, optimizer, _seeded_scaling(sens, network))
+        super().__init__(network, optimizer, LossScaling.seeded(checked_sens(sens), device_of(network)))
 
     def forward(self, *inputs: Any) -> Tensor:
         """Train on one batch and return its loss before the update, shape ``()``."""
@@ -109,7 +109,7 @@ class BoostTrainOneStepCell(_TrainCell):
     """
 
     def __init__(self, network: nn.Module, optimizer: Optimizer, sens: float | None = 1.0) -> None:
-        self._init(network, optimizer, _seeded_scaling(sens, network))
+        self._init(network, optimizer, LossScaling.seeded(checked_sens(sens), device_of(network)))
 
     def _init(self, network: nn.Module, optimizer: Optimizer, scaling: LossScaling) -> None:
         plan = boost_plan_of(network)
@@ -242,17 +242,13 @@ def scaling_of_manager(manager: Any, network: nn.Module) -> LossScaling:
     if isinstance(manager, GroupLossScaleManager):
         return GroupLossScaling.from_manager(manager, network)
     cell, drops = manager.get_update_cell(), bool(manager.get_drop_overflow_update())
-    return LossScaling.with_cell(cell, manager.get_loss_scale(), drop_overflow_update=drops, device=_device(network))
-
-
-def _seeded_scaling(sens: float | None, network: nn.Module) -> LossScaling:
-    return LossScaling.seeded(checked_sens(sens), _device(network))
+    return LossScaling.with_cell(cell, manager.get_loss_scale(), drop_overflow_update=drops, device=device_of(network))
 
 
 def _scaling_from(scale_sense: Any, network: nn.Module) -> LossScaling:
     if isinstance(scale_sense, GroupLossScaleManager):
         return GroupLossScaling.from_manager(scale_sense, network)
-    device = _device(network)
+    device = device_of(network)
     if isinstance(scale_sense, Tensor):
         return LossScaling(_checked_scale(scale_sense), drop_overflow_update=True, device=device)
     if isinstance(scale_sense, nn.Module) and hasattr(scale_sense, "get_loss_scale"):
@@ -268,7 +264,3 @@ def _checked_scale(scale: Tensor) -> Tensor:
     if tuple(scale.shape) not in ((), (1,)):
         raise ValueError(f"a loss scale tensor must have shape () or (1,), got {tuple(scale.shape)}")
     return scale
-
-
-def _device(network: nn.Module) -> torch.device | None:
-    return next((parameter.device for parameter in network.parameters()), None)

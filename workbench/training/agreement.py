@@ -35,10 +35,6 @@ side of ReLU), bfloat16 0.3; there a mistake is found only in much of the gradie
 """
 
 
-def _go_on() -> None:
-    """Do nothing, so that the work goes on."""
-
-
 def first_losses(
     task: Task,
     config: BoostConfig,
@@ -46,7 +42,7 @@ def first_losses(
     seed: int,
     device: torch.device,
     n: int = 20,
-    before_batch: Callable[[], None] = _go_on,
+    before_batch: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Return the losses of the first n batches, without dropout, at the weights that a run begins with.
 

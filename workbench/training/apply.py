@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
@@ -144,6 +143,7 @@ def apply(
     _say_once(slow_bfloat16_sentence(precision))
     cast_model_and_state_(inner, optimizer, precision)
     methods = MethodsInEffect(boost.plan)
+    captured = None if isinstance(model, DistributedDataParallel) else methods.captured(model)
     scaling = methods.loss_scaling(inner, device) or LossScaling.from_config(settings, device)
     boosted = Boosted(
         methods.compiled(model),
@@ -155,16 +155,11 @@ def apply(
         criterion=criterion,
         make_scheduler=scheduler,
         max_grad_norm=max_grad_norm,
-        passes=_pass_graphs(methods, model, device),
+        passes=None if captured is None else PassGraphs(captured, device),
     )
     if total_steps is not None:
         boosted.course.begin(total_steps)
     return boosted
-
-
-def _pass_graphs(methods: MethodsInEffect, model: nn.Module, device: torch.device) -> PassGraphs | None:
-    module = None if isinstance(model, DistributedDataParallel) else methods.captured(model)
-    return None if module is None else PassGraphs(module, device)
 
 
 def fitted_config(config: BoostConfig, level: str, steps: int, world_size: int = 1) -> BoostConfig:
@@ -214,7 +209,8 @@ class AutoBoost:
         self.notes: tuple[str, ...] = ()
         for dropped in self.plan.dropped:
             warnings.warn(dropped.reason, UserWarning, stacklevel=2)
-        _note_level_defaults(self.plan)
+        if any(self.plan.level_defaults().values()):  # it switches on more than was set by hand
+            _say_once(self.plan.level_default_sentence())
 
     def network_auto_process_train(
         self, network: nn.Module, optimizer: Optimizer, *, criterion: Any = None, example_inputs: Any = None
@@ -362,11 +358,6 @@ def _refuse_attached_scheduler(
         f"a learning-rate scheduler is attached to `optimizer`, but {why}; build the optimizer without it, and give "
         "apply() a function instead: scheduler=lambda optimizer, updates: ..."
     )
-
-
-def _note_level_defaults(plan: Plan) -> None:
-    """Say once what the level switches on beside the switches that are set by hand."""
-    _say_once(plan.level_default_sentence() if any(plan.level_defaults().values()) else "")
 
 
 def _say_once(sentence: str) -> None:

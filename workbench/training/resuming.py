@@ -104,10 +104,8 @@ def _state_of(run: Path) -> str:
 
 
 def _identity_of(run: Path) -> Any:
-    newest = CheckpointFolder(run / FOLDER).newest()
+    kept = CheckpointFolder(run / FOLDER)
     try:
-        return (
-            None if newest is None else json.loads(read_checkpoint(newest, torch.device("cpu")).get("identity", "{}"))
-        )
+        return json.loads(read_checkpoint(kept.path_of(kept.newest_step()), torch.device("cpu")).get("identity", "{}"))
     except (ValueError, FileNotFoundError):
         return None

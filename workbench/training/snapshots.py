@@ -27,11 +27,6 @@ FOLDER = "snapshots"
 """Name of the folder inside a run directory."""
 
 
-def snapshot_steps(every_steps: int, count: int, start_step: int = 0) -> range:
-    """Return the numbers of steps after which weights are kept."""
-    return range(start_step, start_step + count * every_steps, every_steps)
-
-
 class SnapshotRecorder:
     """Writes weights at chosen steps; every file appears complete or not at all.
 
@@ -77,7 +72,7 @@ class SnapshotRecorder:
             raise ValueError("`parameters` must name the weights to keep, got none")
         self.parameters = dict(parameters)
         self.folder = Path(folder)
-        self.steps = snapshot_steps(every_steps, count, start_step)
+        self.steps = range(start_step, start_step + count * every_steps, every_steps)
         self.folder.mkdir(parents=True, exist_ok=True)
         others = sorted(self.folder.glob("snapshot_*.safetensors"))
         if done > 0:

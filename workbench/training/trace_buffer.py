@@ -41,10 +41,7 @@ _SHOWN_MODULES = 3
 AT_FLOOR_COLUMN = "loss_scale.at_floor"
 """Column that is 1 where a step overflowed and no group's scale could fall any further."""
 
-_FINITE_BINS, _LOWEST_EXPONENT = (
-    EXPONENT_BINS - 2,
-    -127,
-)  # of `EXPONENT_BINS`, and the exponent of the first; then inf and NaN, zeros
+_FINITE_BINS, _LOWEST_EXPONENT = EXPONENT_BINS - 2, -127  # and the exponent of the first; then inf and NaN, zeros
 
 Mean = Callable[[Sequence[float]], list[float]]
 _Counts = NDArray[np.int64]

@@ -6,7 +6,6 @@ accumulation, averaging over ranks and the update are the boosted step's. So `pr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -68,12 +67,7 @@ def prepare(
     loader: Any,
     *,
     epochs: int,
-    level: str = "O1",
-    seed: int = 0,
-    criterion: Any = None,
-    example_inputs: Any = None,
-    scheduler: Callable[[Optimizer, int], Any] | None = None,
-    max_grad_norm: float | None = None,
+    **options: Any,
 ) -> tuple[Boosted, Any]:
     """Let Accelerate place a model and share out its batches, and a set-up train it; in place of both's own calls.
 
@@ -88,12 +82,8 @@ def prepare(
         optimizer: Its optimizer, not prepared yet.
         loader: Today's batches, not prepared yet; they must have a length.
         epochs: Epochs that the model is trained for today.
-        level: Boost level, as for ``apply``.
-        seed: Seed of the freezing schedule.
-        criterion: What judges the model's output; train with ``boosted.criterion``.
-        example_inputs: As for ``apply``.
-        scheduler: Today's schedule, a function of the optimizer and the number of updates.
-        max_grad_norm: Norm to which the unscaled gradients are clipped before each update; None for none.
+        options: As for ``workbench.apply``: ``level``, ``seed``, ``criterion`` (train with ``boosted.criterion``),
+            ``example_inputs``, ``scheduler``, ``max_grad_norm``.
 
     Returns:
         What ``apply`` returns, and the loader as this rank reads it.
@@ -107,18 +97,7 @@ def prepare(
         raise ValueError(sentence)
     placed = accelerator.prepare_model(model, evaluation_mode=True)  # its averaging of gradients is left to ours
     shared = accelerator.prepare_data_loader(loader)
-    boosted = apply(
-        settings,
-        placed,
-        optimizer,
-        epochs * len(shared),
-        level=level,
-        seed=seed,
-        criterion=criterion,
-        example_inputs=example_inputs,
-        scheduler=scheduler,
-        max_grad_norm=max_grad_norm,
-    )
+    boosted = apply(settings, placed, optimizer, epochs * len(shared), **options)
     if ranks.world_size() > 1:
         boosted.distribute()
     accelerator.register_for_checkpointing(boosted)
