@@ -48,7 +48,7 @@ class LiveMirrors:
         block = list(records), list(events)
         for thread in self._threads:
             thread.take(*block)
-        self._warn_of_failures()
+        self._drop_failed()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Send what is left and the results, as in ``summary.json``; warn of a mirror that is too slow for that."""
@@ -59,19 +59,19 @@ class LiveMirrors:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 thread.error = TimeoutError(f"it did not take the end of the run within {self._wait_seconds:g} s")
-        self._warn_of_failures()
+        self._drop_failed()
         self._threads = []
 
-    def _warn_of_failures(self) -> None:
-        for thread in self._threads:
-            if thread.error is not None and not thread.warned:
-                thread.warned = True
-                warnings.warn(
-                    f"the mirror to {thread.mirror} was stopped ({reason_of(thread.error)}); the run continues, "
-                    "`workbench runs mirror RUN --to ...` sends it again once it is finished",
-                    MirrorWarning,
-                    stacklevel=3,
-                )
+    def _drop_failed(self) -> None:
+        failed = [(thread, thread.error) for thread in self._threads if thread.error is not None]
+        for thread, error in failed:
+            self._threads.remove(thread)
+            warnings.warn(
+                f"the mirror to {thread.mirror} was stopped ({reason_of(error)}); the run continues, "
+                "`workbench runs mirror RUN --to ...` sends it again once it is finished",
+                MirrorWarning,
+                stacklevel=3,
+            )
 
 
 def mirrors_named(given: Iterable[Mirror | str]) -> list[Mirror]:
@@ -109,7 +109,6 @@ class _Thread(threading.Thread):
         super().__init__(name=f"mirror to {mirror}", daemon=True)
         self.mirror = mirror
         self.error: Exception | None = None
-        self.warned = False
         self._records: Sequence[StepRecord] = []
         self._events: list[Event] = []
         self._summary: Mapping[str, Any] | None = None
@@ -118,8 +117,6 @@ class _Thread(threading.Thread):
 
     def take(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
         with self._changed:
-            if self.error is not None:
-                return
             waiting = [*self._records, *records]
             if len(waiting) > _MOST_WAITING:
                 waiting = [record for i, record in enumerate(waiting) if i % 2 == 0 or record.overflow]
@@ -146,7 +143,5 @@ class _Thread(threading.Thread):
                     self.mirror.finish(summary)
                     return
         except Exception as error:  # whatever a server, a disk or a library may raise
-            with self._changed:
-                self.error = error
-                self._records, self._events = [], []
+            self.error = error
             self.mirror.abandon()
