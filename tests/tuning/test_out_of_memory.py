@@ -97,7 +97,7 @@ def test_a_runtime_is_chosen_by_the_task_s_own_batches_where_larger_ones_cannot_
 ) -> None:
     runner = FullRunner(tmp_path, room, error)
     file, study, notes = parse_study(RUNTIME), optuna.create_study(), list[str]()
-    choose_runtime(study, file, runner, StepTimes(study, file, runner), notes.append)
+    choose_runtime(StepTimes(study, file, runner), notes.append)
     choice = study.user_attrs["runtime_choice"]
     assert choice["values"] == {"amp.level": "O2"}
     assert [len(row["ratios"]) for row in choice["measured"]] == [1, 2 if room == 4.0 else 1]
@@ -122,7 +122,7 @@ def test_a_choice_that_fits_less_than_the_task_as_given_is_left_out(tmp_path: Pa
 
     runner = Reversed(tmp_path, room=100.0)
     file, study, notes = parse_study(RUNTIME), optuna.create_study(), list[str]()
-    choose_runtime(study, file, runner, StepTimes(study, file, runner), notes.append)
+    choose_runtime(StepTimes(study, file, runner), notes.append)
     assert study.user_attrs["runtime_choice"]["values"] == {}
     assert notes == [f"Left out: amp.level = O2, because OutOfMemoryError: {FULL}."]
 

@@ -59,7 +59,7 @@ def chosen(
 ) -> tuple[dict[str, Any], TimedRunner, list[str]]:
     runner, notes = make(tmp_path, factors, wrong, on_timed), list[str]()
     file, study = parse_study(RUNTIME_STUDY.format(choices=choices)), optuna.create_study()
-    choose_runtime(study, file, runner, StepTimes(study, file, runner), notes.append, limit=limit)
+    choose_runtime(StepTimes(study, file, runner), notes.append, limit=limit)
     return study.user_attrs["runtime_choice"]["values"], runner, notes
 
 
@@ -166,7 +166,7 @@ def test_what_a_sample_takes_in_larger_batches_decides_the_first_plans(tmp_path:
     file, study = parse_study(RUNTIME_STUDY.format(choices=choices)), optuna.create_study()
     runner = TimedRunner(tmp_path, factors, "", lambda: None)
     assert times_per_sample(study.user_attrs) == {}
-    choose_runtime(study, file, runner, StepTimes(study, file, runner))
+    choose_runtime(StepTimes(study, file, runner))
     assert times_per_sample(study.user_attrs) == pytest.approx({1.0: 0.8, 4.0: 0.4})
     (best, length), (following, _) = first_batches([1.0, 2.0, 4.0], times_per_sample(study.user_attrs))
     assert (best, length, following) == (4.0, 0.8, 2.0)

@@ -18,7 +18,6 @@ import optuna
 
 from workbench.config import SWITCHES, BoostConfig, ConfigError
 from workbench.core.out_of_memory import is_out_of_memory
-from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import AgreementJob
 from workbench.study.run.runner import Experimenter
@@ -75,13 +74,7 @@ def runtime_ratio(attributes: Mapping[str, Any]) -> float:
 
 
 def choose_runtime(
-    study: optuna.Study,
-    file: StudyFile,
-    experimenter: Experimenter,
-    times: StepTimes,
-    on_note: Callable[[str], None] = lambda _: None,
-    *,
-    limit: float | None = None,
+    times: StepTimes, on_note: Callable[[str], None] = lambda _: None, *, limit: float | None = None
 ) -> None:
     """Time the combinations of the study's runtime choices and keep the fastest, with what was measured.
 
@@ -92,6 +85,7 @@ def choose_runtime(
     """
     from workbench.core import devices
 
+    study, file, experimenter = times.study, times.file, times.experimenter
     if _CHOICE in study.user_attrs:
         return
     base = file.base_config().with_values({"boost.mode": "disable_all"})

@@ -40,7 +40,7 @@ _SEARCHED_ON = 0.4  # share of the time until the confirmation that the search g
 def settle_runtime(search: Search, *, limit: float | None, on_note: Callable[[str], None]) -> None:
     """Choose the runtime, before plans are drawn; ``limit`` is the seconds of the whole command."""
     with contextlib.suppress(OutOfTimeError):
-        choose_runtime(search.study, search.file, search.experimenter, search.step_times(), on_note, limit=limit)
+        choose_runtime(search.step_times(), on_note, limit=limit)
 
 
 def stage_ends(
