@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from workbench.core.metrics import Direction
 from workbench.core.wrapped_model import unwrapped
 from workbench.tasks.errors import TaskError
 from workbench.tasks.task import Task
@@ -32,13 +31,9 @@ def task_in_memory(
     optimizer: Optimizer | Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer],
     loss: Any = None,
     metric: Any = None,
-    scheduler: Callable[[Optimizer, int], Any] | None = None,
-    direction: Direction | None = None,
-    outputs: Any = None,
-    steps: int | None = None,
-    epochs: float | None = None,
     name: str | None = None,
     on_note: Callable[[str], None] = lambda _: None,
+    **others: Any,
 ) -> Task:
     """Return the task of training a model that exists, on loaders that exist.
 
@@ -46,8 +41,8 @@ def task_in_memory(
     alone. The weights are part of the data's digest: the same call with a model that has been trained since is
     another task.
 
-    Arguments are those of `workbench.tune` for a model; ``direction`` and ``outputs`` are as for a `Task`, and
-    ``on_note`` is called with what follows from a model that is given as it is.
+    Arguments are those of `workbench.tune` for a model, ``others`` are as for a `Task`, and ``on_note`` is called with
+    what follows from a model that is given as it is.
 
     Raises:
         TaskError: When an argument is not what it must be, or the optimizer holds none of the model's parameters.
@@ -75,11 +70,7 @@ def task_in_memory(
         train=train,
         evaluate=evaluate,
         metric=metric or ("accuracy" if isinstance(loss, nn.CrossEntropyLoss) else "loss"),
-        scheduler=scheduler,
-        direction=direction,
-        outputs=outputs,
-        steps=steps,
-        epochs=epochs,
+        **others,
     )
     return dataclasses.replace(task, data_hash=f"{task.data_digest()}{digest}") if digest else task
 
