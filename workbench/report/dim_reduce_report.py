@@ -29,27 +29,18 @@ def read_pairs(folder: str | Path) -> list[SubspacePair]:
     return pairs
 
 
-def write_dim_reduce_report(
-    path: str | Path, settings: Mapping[str, str | Path], *, loss_name: str = "Training loss", note: str = ""
-) -> Path:
-    """Write one self-contained page: per setting a figure and a table of all seeds.
+def write_dim_reduce_report(path: str | Path, settings: Mapping[str, str | Path]) -> Path:
+    """Write one self-contained page, and return its path: per setting a figure and a table of all seeds.
 
-    Args:
-        path: File to write.
-        settings: Title of a setting -> folder of its runs, see :func:`read_pairs`.
-        loss_name: What the evaluations measured.
-        note: A sentence under the heading.
-
-    Returns:
-        The path.
+    ``settings`` are the title of each -> the folder of its runs, see `read_pairs`.
     """
     shown = []
     for index, (title, folder) in enumerate(settings.items()):
         pairs = read_pairs(folder)
-        figure = embed(dim_reduce_figure(pairs, loss_name=loss_name), f"dim-reduce-{index}")
+        figure = embed(dim_reduce_figure(pairs, loss_name="Training loss"), f"dim-reduce-{index}")
         shown.append({"title": title, "figure": figure, "rows": [_row(pair) for pair in pairs]})
     title = "DimReduce from recorded snapshots"
-    page = render("dim_reduce_report.html.j2", title=title, note=note, settings=shown)
+    page = render("dim_reduce_report.html.j2", title=title, settings=shown)
     write_text_atomically(path, page)
     return Path(path)
 

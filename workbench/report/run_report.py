@@ -61,16 +61,10 @@ def run_report_html(run: Run, *, served: Served | None = None) -> str:
 
 
 def overlay_html(runs: Mapping[str, Path], *, window: int = 1, x: str = "step") -> Markup:
-    """Return the curves of some runs over each other.
+    """Return the curves of some runs, label -> directory, over each other.
 
-    Args:
-        runs: Label -> run directory, at most `MOST_OVERLAID`.
-        window: Steps over which the loss is averaged, >= 1.
-        x: ``"step"`` or ``"seconds"``.
-
-    Raises:
-        ValueError: When there are too many runs, or a value is none of these.
-        RunError: When a run cannot be read.
+    The loss is averaged over a ``window`` of steps, >= 1; ``x`` is ``"step"`` or ``"seconds"``. More than
+    `MOST_OVERLAID` runs, or another value, are a ValueError, and a run that cannot be read is a RunError.
     """
     if len(runs) > MOST_OVERLAID:
         raise ValueError(f"`run` may be given {MOST_OVERLAID} times at most, got {len(runs)}")
@@ -95,16 +89,12 @@ def folder_page_html(
 ) -> str:
     """Return the page of a folder: the studies and runs in it, and its runs over each other.
 
-    Args:
-        title: Name of the folder.
-        studies: Rows with name, address, task, trials, objective and state.
-        runs: Rows as from ``runs.list_runs``, each with its address.
-        n_runs: Number of runs there are, listed or not.
-        note: Sentence for a folder with nothing in it; empty explains how studies and runs come to be.
-        served: The server that shows it.
+    Rows of ``studies`` have name, address, task, trials, objective and state, those of ``runs`` what `list_runs` gives
+    and their address; there are ``n_runs``, listed or not. An empty folder gets the ``note``, or else a sentence that
+    explains how studies and runs come to be.
     """
-    values: dict[str, Any] = {"studies": studies, "runs": runs, "n_runs": n_runs, "note": note, "served": served}
-    return render("folder_page.html.j2", title=title, **values)
+    template = "folder_page.html.j2"
+    return render(template, title=title, studies=studies, runs=runs, n_runs=n_runs, note=note, served=served)
 
 
 def curve_of_run(run: Run, label: str) -> RunCurve:
@@ -142,6 +132,5 @@ def _key_figures(run: Run, scale: MetricScale) -> list[tuple[str, str, str]]:
 
 def _known(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of where a run ran, in words; unknown values are left out."""
-    plain = {key.replace("_", " "): value for key, value in environment.items() if value not in (None, "", {}, [])}
-    listed: Sequence[str] = [key for key in plain if not key.endswith("checksum") and key != "schema version"]
-    return {key: plain[key] for key in listed}
+    listed = [key for key in environment if not key.endswith("checksum") and key != "schema_version"]
+    return {key.replace("_", " "): environment[key] for key in listed if environment[key] not in (None, "", {}, [])}

@@ -48,12 +48,7 @@ class Sources:
 
 
 def read_sources(answer: StudyResult) -> Sources:
-    """Read the files that a study's answer names; nothing is trained.
-
-    Raises:
-        ConfigError: When an exported file cannot be read.
-        RunError: When the recording cannot be read.
-    """
+    """Read the files that a study's answer names; a ConfigError or a RunError says which one cannot be read."""
     exported = {target: BoostConfig.from_json(path) for target, path in answer.exported.items()}
     return Sources(exported, _recording(answer), _freezing(answer, exported))
 

@@ -49,11 +49,7 @@ _MOST_CURVES = 4  # besides that of O0
 def write_report(answer: StudyResult) -> StudyResult:
     """Write report.html, and the tables and pictures that a repository keeps, beside the exported files.
 
-    Returns:
-        The answer with the report's path.
-
-    Raises:
-        OSError: When a file cannot be written; the old one is untouched then.
+    Return the answer with the report's path. A file that cannot be written is an OSError, and the old one untouched.
     """
     folder = next((path.parent for path in answer.exported.values()), answer.directory / "result")
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,11 +59,7 @@ def write_report(answer: StudyResult) -> StudyResult:
 
 
 def write_study_report(path: Path, answer: StudyResult, sources: Sources) -> Path:
-    """Write the report as one self-contained HTML file, whole or not at all, and return its path.
-
-    Raises:
-        OSError: When the folder is missing, not writable, or the disk is full; an old report is then unchanged.
-    """
+    """Write the report as one self-contained HTML file, whole or not at all (OSError), and return its path."""
     write_text_atomically(path, study_report_html(answer, sources, created=time.strftime("%Y-%m-%d %H:%M")))
     return path
 

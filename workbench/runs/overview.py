@@ -23,8 +23,7 @@ _DEPTH = 4  # runs/<study>/<run id>, with room for one more level on either side
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
     """Return the run directories below a folder, four levels deep, symbolic links left out, sorted by path.
 
-    Raises:
-        RunError: When there is no such folder.
+    A RunError says that there is no such folder.
     """
     root = Path(root)
     if not root.is_dir():
@@ -33,11 +32,7 @@ def find_runs(root: str | os.PathLike[str]) -> list[Path]:
 
 
 def run_overviews(root: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the rows of `list_runs` as plain values, the newest first.
-
-    Raises:
-        RunError: When there is no such folder.
-    """
+    """Return the rows of `list_runs` as plain values."""
     rows = [_overview(Path(root), path) for path in find_runs(root)]
     return sorted(rows, key=lambda row: (row["started"], row["run"]), reverse=True)
 
@@ -51,18 +46,9 @@ def prune_runs(
 ) -> list[Path]:
     """Remove old runs, and only runs.
 
-    A run goes when it is not among the ``keep`` newest and has not changed for ``older_than_days``; a rule left out
-    lets every run go. Runs that are being written stay, and so do folders that are not clearly runs, and symbolic
-    links.
-
-    Args:
-        root: Folder of runs, or of studies with runs.
-        keep: Number of newest runs below ``root`` that stay, >= 0.
-        older_than_days: Days without a change after which a run may go, >= 0.
-        dry_run: Only return what would go.
-
-    Returns:
-        The run directories removed, or that would be, the oldest first.
+    A run goes when it is not among the ``keep`` newest below ``root`` and has not changed for ``older_than_days``; a
+    rule left out lets every run go. Runs that are being written stay, and so do folders that are not clearly runs, and
+    symbolic links. Return the run directories removed, or of a ``dry_run`` those that would be, the oldest first.
 
     Raises:
         ValueError: When neither rule is given, or one is out of range.

@@ -185,14 +185,8 @@ def _check_intact(path: Path, summary: dict[str, Any]) -> None:
 def list_runs(root: str | os.PathLike[str]) -> pd.DataFrame:
     """Return an overview of the runs below a folder, the newest first, without reading their steps.
 
-    Args:
-        root: Folder of runs, or of studies with runs.
-
-    Returns:
-        Columns run (path below ``root``), started (UTC), task, level, steps, final_metric (``metric`` of the summary,
-        NaN without), overflows, size_bytes, finished. A run with damaged files is listed with what can be read.
-
-    Raises:
-        RunError: When there is no such folder.
+    Columns are run (path below ``root``), started (UTC), task, level, steps, final_metric (``metric`` of the summary,
+    NaN without), overflows, size_bytes, finished. A run with damaged files is listed with what can be read. A RunError
+    says that there is no such folder.
     """
     return pd.DataFrame(run_overviews(root), columns=list(_OVERVIEW)).astype(_OVERVIEW)
