@@ -16,7 +16,7 @@ from workbench.study.answer.selection import (
     select,
     with_policy,
 )
-from workbench.study.ask.plans import StudyPlans
+from workbench.study.ask.study_file import StudyFile, parse_study
 
 CURVE = ((50, 0.8), (100, 0.9))
 O0 = BoostConfig.from_dict({"boost": {"mode": "disable_all"}})
@@ -41,9 +41,20 @@ def trial(number: int, freeze_p: float = 0.5, **values: Any) -> TrialRecord:
 BASELINE = trial(0, level="O0", config=O0.to_dict(), relative_step_time=1.0)
 
 
+def asked(objective: str, ranks: int = 1) -> StudyFile:
+    study = 'task = "t"\nbudget_steps = 100\nn_trials = 5'
+    return parse_study(f'[study]\n{study}\nobjective = "{objective}"\nranks = {ranks}\n')
+
+
+def told_of(*trials: TrialRecord, objective: str = "time_to_target") -> str:
+    return nothing_found([BASELINE, *trials], 0.02, "accuracy", asked(objective))
+
+
 def numbers(*trials: TrialRecord, target: str = "o1", objective: str = "speed", ranks: int = 1) -> list[int]:
-    options: dict[str, Any] = {"objective": objective, "higher_is_better": True, "plans": StudyPlans(ranks)}
-    return [one.number for one in competing_trials([BASELINE, *trials], BASELINE, target, 0.02, **options)]
+    ranked = competing_trials(
+        [BASELINE, *trials], BASELINE, target, 0.02, asked(objective, ranks), higher_is_better=True
+    )
+    return [one.number for one in ranked]
 
 
 def test_the_fastest_within_the_allowed_drop_comes_first() -> None:
@@ -151,19 +162,19 @@ def test_an_interval_that_holds_one_is_no_gain_and_a_mean_beyond_the_drop_is_non
 
 def test_nothing_found_says_what_was_tried_what_came_nearest_and_what_would_help() -> None:
     slow = trial(1, relative_step_time=0.98, summary="LessBN")
-    harmful = trial(2, relative_step_time=0.5, metric_deficit=0.03, summary="freezing")
-    told = nothing_found([BASELINE, slow, harmful], 0.02, "accuracy")
+    harmful = trial(2, 0.4, relative_step_time=0.5, metric_deficit=0.03, summary="freezing")
+    told = told_of(slow, harmful)
     told_first = "no set-up was faster than O0 within the allowed accuracy drop of 2 points; 2 set-ups were tried; "
     assert told.startswith(told_first)
     assert "of 1 within the drop the fastest, trial 1 (LessBN), is 1.02 x O0 per step, but reaches the target" in told
     assert "the nearest beyond it, trial 2 (freezing), is 2.00 x per step and loses 3 points" in told
-    waits = nothing_found([BASELINE, trial(1, relative_step_time=0.2)], 0.02, "accuracy", objective="time_to_quality")
+    waits = told_of(trial(1, relative_step_time=0.2), objective="time_to_quality")
     assert waits.startswith("no set-up has been confirmed yet to be faster than O0 within the allowed accuracy drop")
-    assert "another space" not in nothing_found([BASELINE, slow], 0.02, "accuracy")
-    assert "another space" in nothing_found([BASELINE, trial(1, relative_step_time=1.1)], 0.02, "accuracy")
+    assert "another space" not in told_of(slow)
+    assert "another space" in told_of(trial(1, relative_step_time=1.1))
     pruned = trial(1, state="pruned", relative_step_time=0.5)
-    assert "given up early" in nothing_found([BASELINE, pruned], 0.02, "accuracy")
-    assert nothing_found([BASELINE], 0.02, "accuracy").startswith("no other set-up has been tried")
+    assert "given up early" in told_of(pruned)
+    assert told_of().startswith("no other set-up has been tried")
     assert select("o1", [], nothing=told).sentence == f"O0 is exported: {told}."
 
 

@@ -189,11 +189,9 @@ def _choices(
 ) -> dict[str, Choice]:
     """Return what each export takes."""
     attributes = study.user_attrs
-    why_not = file.not_drawn() if file.most_plans() == 1 or not file.dimensions else ()
-    options: dict[str, Any] = {"objective": file.study.objective, "why_not": why_not, "plans": file.plans}
     choices = {}
     for target, drop in attributes.get("allowed_drops", {}).items():
-        nothing = nothing_found(trials, float(drop), metric_name_of(attributes), **options)
+        nothing = nothing_found(trials, float(drop), metric_name_of(attributes), file)
         choice = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed)
         tested = {one.trial_number for one in candidates if one.target == target}
         untested = faster_untested(choice, trials, tested, attributes)

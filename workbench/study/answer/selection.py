@@ -66,8 +66,7 @@ def contenders(study: optuna.Study, file: StudyFile) -> dict[str, list[Contender
         if file.study.objective == "time_to_quality":
             ordered = iter(_ranked(study, trials, file, allowed_drop))
         else:
-            options: Any = {"objective": file.study.objective, "higher_is_better": higher, "plans": file.plans}
-            ordered = competing_trials(trials, baseline, target, allowed_drop, **options)
+            ordered = competing_trials(trials, baseline, target, allowed_drop, file, higher_is_better=higher)
         target_metric = goal(baseline.metric, allowed_drop, higher_is_better=higher)
         baseline_steps = steps_to_target(baseline.curve, target_metric, higher_is_better=higher)
         pools[target] = []
@@ -85,10 +84,9 @@ def competing_trials(
     baseline: TrialRecord,
     target: str,
     allowed_drop: float,
+    file: StudyFile,
     *,
-    objective: str,
     higher_is_better: bool,
-    plans: StudyPlans,
 ) -> Iterator[TrialRecord]:
     """Yield the trials that compete for an export, best first; the first is cheap, since no other is resolved for it.
 
@@ -103,7 +101,7 @@ def competing_trials(
 
     def price_of(trial: TrialRecord) -> float:
         price = trial.relative_step_time
-        if objective == "time_to_target":
+        if file.study.objective == "time_to_target":
             price = trial.warm_up_steps + price * trial.steps_to_target
         return math.inf if math.isnan(price) else price
 
@@ -111,12 +109,12 @@ def competing_trials(
     # A diverged trial, whose deficit is NaN, never fits.
     fitting = [aimed_at(one) for one in others if one.metric_deficit <= allowed_drop]
     limit = price_of(aimed_at(baseline))
-    seen = {_plan(baseline, plans)[0]}
+    seen = {_plan(baseline, file.plans)[0]}
     beyond = _BY_LEVEL.difference(LEVELS[TARGETS[target]])
     for trial in sorted(fitting, key=lambda one: (price_of(one), one.number)):
         if price_of(trial) >= limit:
             return
-        key, methods = _plan(trial, plans)
+        key, methods = _plan(trial, file.plans)
         if key not in seen and beyond.isdisjoint(methods):
             seen.add(key)
             yield trial
@@ -258,27 +256,19 @@ def _though_faster(trials: Sequence[TrialRecord], where: str, why: str) -> list[
     return [f"not trial {one}{more}, though faster {where} (up to {1.0 / at:.2f} x): {why}." for at, one in best]
 
 
-def nothing_found(
-    trials: Sequence[TrialRecord],
-    allowed_drop: float,
-    metric_name: str,
-    *,
-    objective: str = "time_to_target",
-    why_not: Sequence[str] = (),
-    plans: StudyPlans | None = None,
-) -> str:
+def nothing_found(trials: Sequence[TrialRecord], allowed_drop: float, metric_name: str, file: StudyFile) -> str:
     """Say what a search without any candidate tried, what came nearest and what would help, without a full stop.
 
-    ``why_not`` is why nothing that is searched acts on this network, if that is so. With ``plans``, trials that
-    train alike count as one plan.
+    Trials that train alike count as one plan.
     """
     tried = [one for one in trials if one.number and one.state in {"complete", "pruned"} and one.relative_step_time > 0]
     if not tried:
+        why_not = file.not_drawn() if file.most_plans() == 1 or not file.dimensions else ()
         reasons = "; ".join(sentence.rstrip(".") for sentence in why_not)
         acts = f"nothing that is searched acts on this network: {reasons}"
         return acts if reasons else "no other set-up has been tried; the search needs more time or more trials"
-    per = timed_per(objective)
-    n_tried = len(tried) if plans is None else len({_plan(one, plans)[0] for one in tried})
+    objective, per = file.study.objective, timed_per(file.study.objective)
+    n_tried = len({_plan(one, file.plans)[0] for one in tried})
     count = f"{n_tried} set-ups were tried" if n_tried > 1 else "one set-up was tried"
     written = MetricScale(metric_name).difference_text
     known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]

@@ -177,9 +177,8 @@ class StudyWatch:
                 reference,
                 target,
                 drop,
-                objective=objective,
+                self._file,
                 higher_is_better=bool(attributes["higher_is_better"]),
-                plans=self._file.plans,
             )
             self._leaders[target] = list(itertools.islice(ranked, 1))
         if not any(map(math.isnan, attributes["allowed_drops"].values())):
