@@ -256,7 +256,7 @@ def test_what_is_not_known_is_said_in_one_way(tmp_path: Path, capsys: pytest.Cap
     assert row.split()[3:6] == ["1.20", "x", "unknown"]
     assert "95 % bound unknown: " in " ".join(shown.split())
     assert "| 1.20 | unknown | unknown | 1 point | 0 | undecided | yes |" in results_page(result)
-    write_tables(tmp_path, [one], result.choices, {})
+    write_tables(tmp_path, result)
     table = pd.read_csv(tmp_path / "candidates.csv")
     assert table[["speedup_high", "drop", "drop_bound"]].isna().all(axis=None)
 

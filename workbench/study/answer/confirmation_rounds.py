@@ -6,7 +6,6 @@ and a minute. A run is stored as soon as it ends, or its round where there are s
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -71,7 +70,8 @@ class ConfirmationRounds:
         self.on_run(self._n_ended, planned)
         try:
             begun = self._begun(rounds, is_over)
-            for asked, trained in self._side_by_side(begun) if are_several else self._one_by_one(begun):
+            one_by_one = ((asked, self._train(asked)) for in_turn in begun for asked in in_turn)
+            for asked, trained in self._side_by_side(begun) if are_several else one_by_one:
                 asked.keep(asked.key, trained)
                 self._n_ended += 1
                 self.on_run(self._n_ended, planned)
@@ -99,10 +99,6 @@ class ConfirmationRounds:
             keep = self.runs.begin_round(seed)
             in_turn = list(plans.items())[:: -1 if self.runs.are_timed and seed % 2 else 1]
             yield [_Asked(seed, key, plan, keep) for key, plan in in_turn]
-
-    def _one_by_one(self, rounds: Iterator[Sequence[_Asked]]) -> Iterator[tuple[_Asked, Trained]]:
-        for asked in itertools.chain.from_iterable(rounds):
-            yield asked, self._train(asked)
 
     def _side_by_side(self, rounds: Iterator[Sequence[_Asked]]) -> Iterator[tuple[_Asked, Trained]]:
         begun: list[Sequence[_Asked]] = []

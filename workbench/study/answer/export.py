@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from workbench.config import BoostConfig, Plan
 from workbench.config.mindspore_notes import mindspore_notes
 from workbench.core.files import write_text_atomically
-from workbench.core.records import CandidateRecord, Choice
+from workbench.core.records import Choice, StudyResult
 from workbench.methods.protocol import Description
 from workbench.methods.registry import METHODS
 from workbench.study.ask.plans import StudyPlans, explicit_config, needs_warm_up
@@ -64,27 +64,23 @@ def export_configs(
     return files
 
 
-def write_tables(
-    directory: Path,
-    candidates: Sequence[CandidateRecord],
-    choices: Mapping[str, Choice],
-    environment: Mapping[str, Any],
-) -> None:
+def write_tables(directory: Path, result: StudyResult) -> None:
     """Write ``candidates.csv``, whose column ``exported`` marks what each export takes, and ``environment.json``."""
     import pandas as pd  # here: a study's state is read without it
 
     directory.mkdir(parents=True, exist_ok=True)
-    taken = {(choice.target, choice.label) for choice in choices.values()}
+    taken = result.chosen.items()
     numbers = ("speedup", "speedup_low", "speedup_high", "drop", "drop_bound", "allowed_drop")
     head = {"target": "export", "label": "candidate", "trial_number": "trial", "summary": "in_effect"}
     head |= {name: name for name in numbers} | {"n_seeds": "seeds", "verdict": "verdict"}
     rows = [
-        [*(getattr(one, name) for name in head), (one.target, one.label) in taken, one.sentence] for one in candidates
+        [*(getattr(one, name) for name in head), (one.target, one.label) in taken, one.sentence]
+        for one in result.candidates
     ]
     table = pd.DataFrame(rows, columns=[*head.values(), "exported", "sentence"])
     known = table.replace([math.inf, -math.inf], math.nan)  # of what has no end, too, the cell is empty
     write_text_atomically(directory / "candidates.csv", known.to_csv(index=False, lineterminator="\n"))
-    hardware = json.dumps(plain(dict(environment)), indent=2, ensure_ascii=False) + "\n"
+    hardware = json.dumps(plain(dict(result.environment)), indent=2, ensure_ascii=False) + "\n"
     write_text_atomically(directory / "environment.json", hardware)
 
 

@@ -94,8 +94,7 @@ class Notes:
                     prefix = f"dashboard:{id_of(all_trials[trial.number])}:"
                     there = connection.execute(_THERE, {"study": study_id, "key": f"{prefix}note_ver"})
                     if there.first() is None:
-                        note = trial_note(trial, metric_name_of(attributes), attributes.get("allowed_drops"))
-                        rows |= _rows(prefix, 1, note, {})
+                        rows |= _rows(prefix, 1, trial_note(trial, attributes), {})
                 for key, value in rows.items():
                     storage._backend.set_study_system_attr(study_id, key, value)
         except STORAGE_ERRORS:
@@ -110,7 +109,7 @@ class Notes:
         answer: Sequence[str],
     ) -> dict[str, Any]:
         """Return the rows of the study's own note; none if it stays as it is."""
-        body = study_note(self._file, metric_name_of(attributes), attributes.get("allowed_drops", {}), trials, answer)
+        body = study_note(self._file, attributes, trials, answer)
         before = _body("dashboard:", stored)
         is_ours = not before or stored.get(_OWN) == _digest(before)
         if not (is_ours and body != before and (answer or _ANSWER not in before)):
@@ -184,7 +183,7 @@ def note_trial(study: optuna.Study, trial: TrialRecord, text: str) -> None:
     stored = storage.get_study_system_attrs(study_id)
     ours = _body(prefix, stored).partition(_LINE)[0]
     if not ours.startswith(_FIRST_WORDS):
-        ours = trial_note(trial, metric_name_of(study.user_attrs), study.user_attrs.get("allowed_drops"))
+        ours = trial_note(trial, study.user_attrs)
     rows = _rows(prefix, int(stored.get(f"{prefix}note_ver", 0)) + 1, f"{ours}{_LINE}{text.strip()}", stored)
     for key, value in rows.items():
         storage.set_study_system_attr(study_id, key, value)
@@ -195,13 +194,10 @@ def _digest(text: str) -> str:
 
 
 def study_note(
-    file: StudyFile,
-    metric: str,
-    allowed_drops: Mapping[str, float],
-    trials: Sequence[TrialRecord] = (),
-    answer: Sequence[str] = (),
+    file: StudyFile, attributes: Mapping[str, Any], trials: Sequence[TrialRecord], answer: Sequence[str]
 ) -> str:
-    """Return what a study asks, in Markdown, and the answer if it is known."""
+    """Return what a study with these attributes asks, in Markdown, and the answer if it is known."""
+    metric, allowed_drops = metric_name_of(attributes), attributes.get("allowed_drops", {})
     baseline = next((trial for trial in trials if trial.number == 0 and math.isfinite(trial.metric)), None)
     settings = ", ".join(f"`{path}` = {json.dumps(value)}" for path, value in file.baseline_values.items())
     reached = f"; it reached {metric} {baseline.metric:.5g}" if baseline is not None else ""
@@ -229,17 +225,18 @@ def study_note(
     return "\n".join(lines)
 
 
-def trial_note(trial: TrialRecord, metric: str, allowed_drops: Mapping[str, float] | None = None) -> str:
-    """Return what a trial came to, in Markdown: what was in effect, speed, metric, verdict, message."""
+def trial_note(trial: TrialRecord, attributes: Mapping[str, Any]) -> str:
+    """Return what a trial of a study with these attributes came to, in Markdown: speed, metric, verdict, message."""
     lines = [f"{_FIRST_WORDS}{trial.level}): {trial.summary or 'nothing'}", ""]
     if math.isfinite(trial.relative_step_time):
         speed, low, high = trial.speed
         lines.append(f"* {speed:.2f} x the speed of O0 per step ({low:.2f} to {high:.2f})")
     if math.isfinite(trial.metric):
         worse = f"{trial.metric_deficit:+.4g}" if math.isfinite(trial.metric_deficit) else "unknown"
+        metric = metric_name_of(attributes)
         lines.append(f"* {metric} {trial.metric:.5g}, drop {worse} of {trial.allowed_drop:g} allowed")
     message = f": {hide_passwords(trial.message)}" if trial.message else ""
-    lines.append(f"* **{outcome_of(trial, allowed_drops)}**{message}")
+    lines.append(f"* **{outcome_of(trial, attributes.get('allowed_drops'))}**{message}")
     if trial.run_path:
         lines.append(f"* recorded in `{trial.run_path}`")
     return "\n".join(lines)

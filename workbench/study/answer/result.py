@@ -149,7 +149,7 @@ def write_answer(
         warm_up = None
     snapshots = None if warm_up is None else warm_up.snapshots
     exported = export_configs(folder, result.choices, off, origin, file.plans, snapshots)
-    write_tables(folder, result.candidates, result.choices, result.environment)
+    write_tables(folder, result)
     more = [policy_sentence] if policy_sentence else []
     is_own_folder = folder == directory / "result"
     if is_own_folder:

@@ -157,8 +157,7 @@ class Attributor:
 
     def _keep(self, number: int, bars: Sequence[GainPart]) -> None:
         stored = self.study.user_attrs.get(_ATTRIBUTION, {})
-        row = plain(bars)
-        self.study.set_user_attr(_ATTRIBUTION, {**stored, str(number): row})
+        self.study.set_user_attr(_ATTRIBUTION, {**stored, str(number): plain(bars)})
 
     def without_idle_parts(self, number: int) -> int:
         """Take a set-up apart and train it without the parts that are no gain, if there are any.
