@@ -15,7 +15,7 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
-from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRecord
+from workbench.core.records import Choice, StudyResult, TrialRecord
 from workbench.core.text import first_line
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
@@ -179,35 +179,22 @@ def _judged(study: optuna.Study, file: StudyFile) -> list[TrialRecord]:
     return [judged(trial) for trial in trials]
 
 
-def _choices(
-    study: optuna.Study,
-    file: StudyFile,
-    trials: Sequence[TrialRecord],
-    candidates: Sequence[CandidateRecord],
-    *,
-    require_confirmed: bool,
-) -> dict[str, Choice]:
-    """Return what each export takes."""
-    attributes = study.user_attrs
-    choices = {}
-    for target, drop in attributes.get("allowed_drops", {}).items():
-        nothing = nothing_found(trials, float(drop), metric_name_of(attributes), file)
-        choice = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed)
-        tested = {one.trial_number for one in candidates if one.target == target}
-        untested = faster_untested(choice, trials, tested, attributes)
-        choices[target] = replace(choice, others=(*choice.others, *untested))
-    return choices
-
-
 def _result(
     study: optuna.Study, file: StudyFile, directory: Path, *, is_judged: bool, require_confirmed: bool
 ) -> StudyResult:
     """Return the answer without its files and messages; before candidates were judged without choices, too."""
     attributes, trials = study.user_attrs, _judged(study, file)
+    metric, drops = metric_name_of(attributes), attributes.get("allowed_drops", {})
     # Sentences were stored with a command; the study's folder may be called otherwise by now.
     here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
     candidates = [replace(one, sentence=_COMMAND.sub(lambda _: here, one.sentence)) for one in candidates_of(study)]
-    choices = _choices(study, file, trials, candidates, require_confirmed=require_confirmed) if is_judged else {}
+    choices: dict[str, Choice] = {}
+    for target, drop in drops.items() if is_judged else ():
+        nothing = nothing_found(trials, float(drop), metric, file)
+        choice = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed)
+        tested = {one.trial_number for one in candidates if one.target == target}
+        untested = faster_untested(choice, trials, tested, attributes)
+        choices[target] = replace(choice, others=(*choice.others, *untested))
     known = attribution_of(attributes)
     taken = {target: choice.candidate for target, choice in choices.items() if choice.candidate is not None}
     parts = {target: known.get(str(one.trial_number), ()) for target, one in taken.items()}
@@ -215,7 +202,7 @@ def _result(
         name=file.study.name,
         directory=directory,
         task=file.study.task,
-        metric_name=metric_name_of(attributes),
+        metric_name=metric,
         higher_is_better=bool(attributes.get("higher_is_better", True)),
         objective=file.study.objective,
         n_trials=int(attributes.get("n_trials", file.study.n_trials)),
@@ -225,7 +212,7 @@ def _result(
         loss_scale_policy=attributes.get("loss_scale_policy"),
         freezing_limits=freezing_limits_of(study),
         environment=attributes.get("environment", {}),
-        allowed_drops=attributes.get("allowed_drops", {}),
+        allowed_drops=drops,
         attribution={target: one for target, one in parts.items() if one},
         tuned_plain=tuned_plain_of(attributes),
         left_out=tuple(file.set_up.left_out),
