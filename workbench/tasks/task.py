@@ -174,7 +174,11 @@ class Task:
         return optimizer
 
     def new_scheduler(self, optimizer: Optimizer, total_steps: int) -> Any:
-        """Return the task's scheduler for a run of ``total_steps`` updates, or None when it has none.
+        """Return the task's scheduler, or None when it has none.
+
+        Args:
+            optimizer: Whose rates it sets.
+            total_steps: Updates of the whole run.
 
         Raises:
             TaskError: When what the task returns has no ``step()``, or is a ReduceLROnPlateau.
@@ -234,7 +238,11 @@ class Task:
         return twin
 
     def compute_loss(self, model: Callable[..., Any], batch: Any) -> Tensor:
-        """Return the scalar loss of one batch: of inputs and a target where the loss is a criterion.
+        """Return the scalar loss of one batch.
+
+        Args:
+            model: The model, or anything called like it.
+            batch: What the data source yields; inputs and a target where the loss is a criterion.
 
         Raises:
             TaskError: When the loss cannot take the batch or what the model returns, or is no scalar tensor.
@@ -264,8 +272,10 @@ class Task:
     def predict(self, model: Callable[..., Any], batch: Any) -> Any:
         """Return the model's prediction for one batch: what it returns, or the part of it that ``outputs`` names.
 
-        The batch is what the loss takes, if that is a criterion; else a pair (``model(x)``), a mapping
-        (``model(**batch)``), or anything else (``model(batch)``).
+        Args:
+            model: The model, or anything called like it.
+            batch: What the loss takes, if that is a criterion. Else a pair (``model(x)``), a mapping
+                (``model(**batch)``), or anything else (``model(batch)``).
         """
         if is_criterion(self.loss) and (sides := inputs_and_target(batch)) is not None:
             inputs, named, _ = sides
@@ -290,7 +300,12 @@ class Task:
         return self._metric_rule.create()
 
     def update_metric(self, metric: MetricAccumulator, model: Callable[..., Any], batch: Any) -> None:
-        """Run the model on one evaluation batch and add what the metric (of `new_metric`) needs: outputs, or the loss.
+        """Run the model on one evaluation batch and add what the metric needs: outputs, or the loss.
+
+        Args:
+            metric: What :meth:`new_metric` returned.
+            model: The model, or anything called like it.
+            batch: What the evaluation data yields.
 
         Raises:
             TaskError: When the metric needs a tensor and the model returns something else; a torchmetrics object takes
@@ -308,9 +323,13 @@ class Task:
         metric.update(prediction, batch if sides is None else (None, sides[-1]))
 
     def what_is_compared(self, batch: Any) -> str:
-        """Say what the metric compares of an evaluation batch that does not show it; empty where nothing is to choose.
+        """Say what the metric compares where a batch does not: that of a function may hold its items in any order.
 
-        The batch of a loss that is a function may hold its items in any order.
+        Args:
+            batch: What the evaluation data yields.
+
+        Returns:
+            A sentence; empty where there is nothing to choose.
         """
         is_plain = is_criterion(self.loss) or not isinstance(batch, list | tuple) or len(batch) < 3
         if is_plain or self.new_metric().needs == "loss":
