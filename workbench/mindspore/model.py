@@ -263,7 +263,7 @@ class Model:
             resumed = resumed_training(kept, boosted, self._settings, dataset, epochs)
             state.cur_epoch_num, state.cur_step_num = max(0, resumed.progress.epoch - 1), resumed.progress.steps
         self._set_training_mode(boosted)
-        with listeners, resumed or contextlib.nullcontext():
+        with listeners, contextlib.nullcontext() if resumed is None else resumed.running():
             try:
                 listeners.notify("on_train_begin", context)
                 for number, batches in epochs_of(boosted, dataset, epochs, resumed):

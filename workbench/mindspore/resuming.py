@@ -71,7 +71,6 @@ class ResumedTraining:
         self._parts = dict(folder.also)
         self._state = state_to_resume(folder, json.loads(self._identity), boosted.device)
         self.progress = Progress()
-        self._running = contextlib.ExitStack()
         if self._state is None:
             return
         try:
@@ -87,13 +86,11 @@ class ResumedTraining:
             boosted.course.order.load_state_dict(dict(enumerate(self._state["epochs"])))
         self.progress = Progress(*self._state["place"])
 
-    def __enter__(self) -> ResumedTraining:
-        self._running.callback(self._folder.close)
-        self._running.enter_context(with_threads_of(self._state, self._boosted.device))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._running.close()
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Surround the training: with the threads that it began with, and everything on the disk at its end."""
+        with contextlib.closing(self._folder), with_threads_of(self._state, self._boosted.device):
+            yield
 
     def batches_of(self, dataset: Iterable[Any], number: int) -> Iterator[Any]:
         """Yield the batches of an epoch that are still to be trained on."""

@@ -203,7 +203,7 @@ class Boosted:
         try:
             loss = self._passes.run(work, batch, lambda: self._trained.named().values(), settings, **options)
         except BaseException:  # half of the gradients would be added to those of a second try
-            self._clear_all()
+            self._trained.set_gradients_({})
             self.window.reset()
             raise
         if loss is None:
@@ -221,13 +221,8 @@ class Boosted:
         if self._loss is None or self.window.position:
             raise RuntimeError("forget_pass() follows the pass that begins a window")
         loss, self._loss = self._loss, None
-        self._clear_all()
+        self._trained.set_gradients_({})
         return loss
-
-    def _clear_all(self) -> None:
-        """Set all gradients to None, also of what the optimizer does not hold."""
-        for parameter in self._trained.named().values():
-            parameter.grad = None
 
     def _check_pass_may_begin(self) -> None:
         if self._loss is not None:

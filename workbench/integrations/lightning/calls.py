@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from workbench.core.devices import device_of
 from workbench.core.own_generators import kept_generators
+from workbench.core.torch_internals import LossModule
 
 _LOGS = ("log", "log_dict")
 
@@ -33,7 +34,7 @@ def criterion_of(module: LightningModule, name: str | None) -> tuple[str, Any]:
         if not hasattr(module, name):
             raise ValueError(f"`criterion` must name an attribute of {type(module).__name__}, got {name!r}")
         return name, getattr(module, name)
-    losses = [(of, child) for of, child in module.named_children() if _is_loss(child)]
+    losses = [(of, child) for of, child in module.named_children() if isinstance(child, LossModule)]
     return losses[0] if len(losses) == 1 else ("", None)
 
 
@@ -97,7 +98,3 @@ def reset_metrics(module: nn.Module) -> None:
     for child in module.modules():
         if all(callable(getattr(child, method, None)) for method in ("update", "compute", "reset")):
             child.reset()  # type: ignore[operator]
-
-
-def _is_loss(child: nn.Module) -> bool:
-    return any(kind.__module__ == "torch.nn.modules.loss" for kind in type(child).__mro__)
