@@ -15,11 +15,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from tests.golden_files import golden_paths, load_json
-from workbench.methods.dim_reduce.pca import principal_components
+from workbench.methods.dim_reduce.pca import PrincipalComponents, principal_components
 from workbench.methods.dim_reduce.pca_files import (
     list_snapshots,
     load_explained_variance,
@@ -52,11 +51,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def components(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    found = principal_components(snapshots, 3, overwrite=True)
-    return found.components, found.explained_variance_ratio
-
-
 def test_rows_are_files_in_sorted_order_and_columns_follow_the_parameters(folder: Path) -> None:
     found = load_snapshots(folder, SHAPES)
     assert found.dtype == np.float32
@@ -76,7 +70,7 @@ def test_half_precision_snapshots_are_widened(folder: Path) -> None:
 def test_golden_shapes_sources_and_errors(path: Path, tmp_path: Path) -> None:
     results = load_json(path)["results"]
     n_snapshots, width = results["load_weights_shape"]
-    (k, _), dtype = results["full"]
+    k = results["full"][0][0]
     shapes = {"w": (width - 5, 1), "b": (5,)}
     for number in range(n_snapshots):
         generator = torch.Generator().manual_seed(number)
@@ -84,23 +78,20 @@ def test_golden_shapes_sources_and_errors(path: Path, tmp_path: Path) -> None:
         save_file(values, tmp_path / f"ck{number}.safetensors")
     assert load_snapshots(tmp_path, shapes).shape == (n_snapshots, width)
 
-    def compute(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        found = principal_components(snapshots.astype(dtype), k)
-        return found.components, found.explained_variance_ratio
-
-    made = prepare_pca_matrix(None, tmp_path, shapes, k, compute)
+    made = prepare_pca_matrix(None, tmp_path, shapes, k)
     assert made.parent == tmp_path
     matrix = load_pca_matrix(made)
-    assert [list(matrix.shape), str(matrix.dtype)] == results["full"]
+    assert list(matrix.shape) == results["full"][0]
+    assert matrix.dtype == np.float32  # as the snapshots; the reference widens them
     assert list(load_pca_matrix(made, n_components=k, n_weights=width).shape) == results["load_local"]
     fewer = results["n_component_smaller_than_file"][1]
     assert list(load_pca_matrix(made, n_components=fewer[0]).shape) == fewer
     np.testing.assert_array_equal(load_pca_matrix(made, n_components=fewer[0]), matrix[: fewer[0]])
     # A stored matrix wins; a missing one leads to the folder.
     stored = save_pca_matrix(tmp_path / "full.npy", matrix)
-    assert prepare_pca_matrix(stored, None, shapes, k, compute) == stored
+    assert prepare_pca_matrix(stored, None, shapes, k) == stored
     with pytest.warns(UserWarning, match="does not exist; the matrix is made from the snapshots"):
-        assert prepare_pca_matrix(tmp_path / "none.npy", tmp_path, shapes, k, compute) == made
+        assert prepare_pca_matrix(tmp_path / "none.npy", tmp_path, shapes, k) == made
     # Recorded as errors, errors here: of the same kind, in our words.
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -108,7 +99,7 @@ def test_golden_shapes_sources_and_errors(path: Path, tmp_path: Path) -> None:
     neither = "does not exist, and `weight_load_dir` names no snapshots"
 
     def preparing(matrix: Path | None, snapshots: Path | None, n_components: int = k) -> Callable[[], object]:
-        return lambda: prepare_pca_matrix(matrix, snapshots, shapes, n_components, compute)
+        return lambda: prepare_pca_matrix(matrix, snapshots, shapes, n_components)
 
     cases: dict[str, tuple[Callable[[], object], str]] = {
         "n_component_larger_than_file": (
@@ -149,19 +140,17 @@ def test_a_matrix_is_read_back_as_it_was_written(
 
 
 def test_a_second_run_takes_the_computed_file_and_new_snapshots_make_another(folder: Path) -> None:
-    first = prepare_pca_matrix(None, folder, SHAPES, 3, components)
-
-    def never(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        raise AssertionError("computed again")
-
-    assert prepare_pca_matrix(None, folder, SHAPES, 3, never) == first
+    first = prepare_pca_matrix(None, folder, SHAPES, 3)
+    written = first.stat().st_mtime_ns
+    assert prepare_pca_matrix(None, folder, SHAPES, 3) == first
+    assert first.stat().st_mtime_ns == written  # not computed again
     shares = principal_components(load_snapshots(folder, SHAPES), 3).explained_variance_ratio
     np.testing.assert_allclose(load_explained_variance(first), shares, rtol=1e-12)
     assert pca_matrix_path(None, folder, SHAPES, 2)[1]
     assert pca_matrix_path(None, folder, {"a": (4,)}, 3)[1]
     write_snapshot(folder, "step_0011.safetensors", 11)
     assert pca_matrix_path(None, folder, SHAPES, 3) == (pca_matrix_path(None, folder, SHAPES, 3)[0], True)
-    second = prepare_pca_matrix(None, folder, SHAPES, 3, components)
+    second = prepare_pca_matrix(None, folder, SHAPES, 3)
     assert second != first
     os.utime(folder / "step_0011.safetensors", ns=(1, 1))  # another file under the same name
     assert pca_matrix_path(None, folder, SHAPES, 3)[1]
@@ -190,18 +179,19 @@ def test_unreadable_shares_do_not_stop_anybody(tmp_path: Path, text: str) -> Non
 def test_other_ranks_wait_for_rank_0(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.methods.dim_reduce.pca_files.POLL_SECONDS", 0.02)
 
-    def slowly(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def slowly(*args: Any, **options: Any) -> PrincipalComponents:
         time.sleep(0.1)
-        return components(snapshots)
+        return principal_components(*args, **options)
 
+    monkeypatch.setattr("workbench.methods.dim_reduce.pca_files.principal_components", slowly)
     found: list[Path] = []
 
     def wait() -> None:
-        found.append(prepare_pca_matrix(None, folder, SHAPES, 3, slowly, rank=1, timeout=60))
+        found.append(prepare_pca_matrix(None, folder, SHAPES, 3, rank=1, timeout=60))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    made = prepare_pca_matrix(None, folder, SHAPES, 3, slowly)
+    made = prepare_pca_matrix(None, folder, SHAPES, 3)
     waiting.join()
     assert found == [made]
     assert load_pca_matrix(made, n_weights=WIDTH).shape == (3, WIDTH)
@@ -234,7 +224,7 @@ def test_a_wrong_snapshot_is_named(folder: Path, changes: dict[str, torch.Tensor
 def test_wrong_folders_are_told_in_one_sentence(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     for rank in (0, 1):  # on every rank at once
         with pytest.raises(ValueError, match=r"number of snapshots \(4 in .*\), got 5; record more snapshots"):
-            prepare_pca_matrix(None, folder, SHAPES, 5, components, rank=rank, timeout=1000)
+            prepare_pca_matrix(None, folder, SHAPES, 5, rank=rank, timeout=1000)
     with pytest.raises(ValueError, match="`shapes` must name the parameters"):
         load_snapshots(folder, {})
     (folder / "step_0002.safetensors").write_bytes(b"broken")

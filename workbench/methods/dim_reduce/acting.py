@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 from torch.optim import SGD, Optimizer
 
@@ -16,7 +14,6 @@ from workbench.core import distributed as ranks
 from workbench.core.records import Event, EventKind
 from workbench.methods.dim_reduce.components import component_rows
 from workbench.methods.dim_reduce.method import DimReduce
-from workbench.methods.dim_reduce.pca import principal_components
 from workbench.methods.dim_reduce.pca_files import (
     load_explained_variance,
     load_pca_matrix,
@@ -58,15 +55,11 @@ class DimReduceMethod(Method):
         shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
         rank, rank_size, k = ranks.rank(), self.plan.world_size, settings.n_components
 
-        def components(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.float64]]:
-            found = principal_components(snapshots, k, overwrite=True)
-            return found.components, found.explained_variance_ratio
-
         folders = settings.pca_mat_path, settings.weight_load_dir
         n_weights = sum(parameter.numel() for parameter in named.values())
         rows = component_rows(k, rank, rank_size, arithmetic)
         try:
-            path = prepare_pca_matrix(*folders, shapes, k, components, rank=rank, timeout=settings.timeout)
+            path = prepare_pca_matrix(*folders, shapes, k, rank=rank, timeout=settings.timeout)
             matrix = load_pca_matrix(path, n_components=k, n_weights=n_weights, rows=rows)
         except (ValueError, OSError) as error:
             raise ConfigError(f"dim_reduce cannot start: {error}") from error

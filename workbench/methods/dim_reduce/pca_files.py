@@ -18,7 +18,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from safetensors.numpy import save_file
 
 from workbench.core.checksums import SEAL, crc_of_arrays
 from workbench.core.files import replacing, write_text_atomically
+from workbench.methods.dim_reduce.pca import principal_components
 
 TENSOR_NAME = "pca_mat"
 EXPLAINED = "explained_variance_ratio"
@@ -36,8 +37,6 @@ SUFFIXES = (".npy", ".safetensors")
 POLL_SECONDS = 0.5  # upstream looks every 5 s
 
 Shapes = Mapping[str, Sequence[int]]  # parameter name -> shape, in the order of the columns
-# Maps snapshots ``[n_snapshots, n_weights]``, which it may overwrite, to components and the share each explains.
-Compute = Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
 
 
 def list_snapshots(folder: str | Path) -> list[Path]:
@@ -171,7 +170,6 @@ def prepare_pca_matrix(
     weight_load_dir: str | Path | None,
     shapes: Shapes,
     n_components: int,
-    compute: Compute,
     *,
     rank: int = 0,
     timeout: float = 1800.0,
@@ -182,7 +180,9 @@ def prepare_pca_matrix(
         return path
     if rank != 0:
         return wait_for_pca_matrix(path, timeout)
-    return save_pca_matrix(path, *compute(load_snapshots(path.parent, shapes, n_components=n_components)))
+    snapshots = load_snapshots(path.parent, shapes, n_components=n_components)
+    found = principal_components(snapshots, n_components, overwrite=True)
+    return save_pca_matrix(path, found.components, found.explained_variance_ratio)
 
 
 def wait_for_pca_matrix(path: str | Path, timeout: float) -> Path:
