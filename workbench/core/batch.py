@@ -27,7 +27,10 @@ def move_batch(batch: Any, device: str | torch.device) -> Any:
 
 
 def mapped(batch: Any, function: Callable[[Tensor], Tensor], *, others_to: str | torch.device | None = None) -> Any:
-    """Return the batch with every tensor replaced by what a function makes of it; containers keep their kind."""
+    """Return the batch with every tensor replaced by what a function makes of it; containers keep their kind.
+
+    Where nothing is replaced, the very same container is returned.
+    """
     if isinstance(batch, Tensor):
         return function(batch)
     if others_to is not None and callable(getattr(batch, "to", None)):
@@ -35,7 +38,9 @@ def mapped(batch: Any, function: Callable[[Tensor], Tensor], *, others_to: str |
     entries = entries_of(batch)
     if entries is None:
         return batch
-    return with_entries(batch, (mapped(entry, function, others_to=others_to) for entry in entries.values()))
+    made = [mapped(entry, function, others_to=others_to) for entry in entries.values()]
+    is_same = all(new is old for new, old in zip(made, entries.values(), strict=True))
+    return batch if is_same else with_entries(batch, made)
 
 
 def widened(outputs: Any) -> Any:

@@ -10,7 +10,6 @@ A border needs a module that is called, and parameters that are used nowhere els
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from workbench.core.batch import mapped
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager, scale_gradient
 
 Change = Callable[[Tensor], Tensor]
@@ -153,26 +153,12 @@ def watched(module: nn.Module, entering: Change, leaving: Change) -> list[Remova
 
 
 def _enter(change: Change, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    return _mapped(args, change), _mapped(kwargs, change)
+    return mapped(args, partial(_changed, change)), mapped(kwargs, partial(_changed, change))
 
 
 def _leave(change: Change, module: nn.Module, args: Any, output: Any) -> Any:
-    return _mapped(output, change)
+    return mapped(output, partial(_changed, change))
 
 
-def _mapped(value: Any, change: Change) -> Any:
-    """Return nested containers with each tensor that needs a gradient changed; else the very same object."""
-    if isinstance(value, Tensor):
-        return change(value) if value.is_floating_point() and value.requires_grad else value
-    if isinstance(value, dict):
-        changed = {key: new for key, item in value.items() if (new := _mapped(item, change)) is not item}
-        twin = copy.copy(value) if changed else value  # keeps the attributes of a subclass
-        for key, item in changed.items():
-            twin[key] = item
-        return twin
-    if isinstance(value, (list, tuple)):
-        parts = [_mapped(item, change) for item in value]
-        if all(new is old for new, old in zip(parts, value, strict=True)):
-            return value
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+def _changed(change: Change, tensor: Tensor) -> Tensor:
+    return change(tensor) if tensor.is_floating_point() and tensor.requires_grad else tensor
