@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
+from workbench.core.arguments import checked_count
 from workbench.core.torch_internals import BatchNorm, LossModule, has_forward_hooks
 from workbench.methods.less_bn.batch_norm_folding import replace_module_
 from workbench.methods.less_bn.network_graph import NetworkGraph, called_apart
@@ -57,11 +58,8 @@ class CommonHeadLastFN(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__()
-        for name, size in (("in_features", in_features), ("out_features", out_features)):
-            if not size >= 1:
-                raise ValueError(f"`{name}` must be at least 1, got {size}")
-        self.in_features = in_features
-        self.out_features = out_features
+        self.in_features = checked_count("in_features", in_features)
+        self.out_features = checked_count("out_features", out_features)
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.multiplier = nn.Parameter(torch.ones(1))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
