@@ -25,7 +25,6 @@ from workbench.loss_scale.rule import (
     checked_init,
     checked_window,
     next_scales,
-    next_scales_on_device,
 )
 
 TRACES = [load_json(path) for path in golden_paths("loss_scale_traces*.json")]
@@ -113,7 +112,7 @@ def test_golden_growth_stops_before_infinity_unless_asked(traces: dict[str, Any]
     maximum=st.none() | st.floats(2.0**-10, FLOAT32_MAX, width=32),
     ceiling=ceilings,
 )
-def test_both_forms_agree_bit_for_bit_on_a_vector_of_scales(
+def test_host_and_device_agree_bit_for_bit_on_a_vector_of_scales(
     groups: list[tuple[float, int, bool]],
     factor: float,
     window: int,
@@ -139,7 +138,7 @@ def test_both_forms_agree_bit_for_bit_on_a_vector_of_scales(
     vectors = {name: None if n is None else torch.full((len(scales),), n) for name, n in numbers.items()}
     for given_bounds in (numbers, vectors):
         with forbid_host_reads():
-            on_device, anew = next_scales_on_device(
+            on_device, anew = next_scales(
                 *map(torch.tensor, (scales, steps, overflowed)),
                 factor=factor,
                 window=window,
@@ -168,7 +167,7 @@ def test_every_scale_of_a_vector_follows_the_rule_of_a_single_one(
 @settings(max_examples=40)
 @given(st.floats(1.0, 2.0**100, width=32), st.floats(0.5, 0.984375, width=32))
 def test_a_ratio_of_its_own_for_the_fall_is_multiplied_in_float32(scale: float, ratio: float) -> None:
-    moved, _ = next_scales_on_device(
+    moved, _ = next_scales(
         torch.tensor([scale]),
         torch.tensor([1]),
         torch.tensor([True]),

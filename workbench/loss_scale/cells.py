@@ -23,7 +23,7 @@ from workbench.loss_scale.rule import (
     checked_init,
     checked_window,
     next_scale,
-    next_scales_on_device,
+    next_scales,
 )
 
 MAX_CONSECUTIVE_OVERFLOWS = 1000  # in a row; the next one raises. MindSpore's number
@@ -141,7 +141,7 @@ class DynamicLossScaleUpdateCell(_UpdateCell):
             self.cur_iter = self.cur_iter.to(loss_scale.device)
             self.last_overflow_iter = self.last_overflow_iter.to(loss_scale.device)
         finite_steps, overflowed = self.cur_iter - self.last_overflow_iter, overflow.reshape(()) != 0
-        updated, restarted = next_scales_on_device(
+        updated, restarted = next_scales(
             loss_scale.reshape(()),
             finite_steps,
             overflowed,

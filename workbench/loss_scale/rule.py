@@ -5,18 +5,17 @@ the one of MindSpore 2.7's ``DynamicLossScaleUpdateCell`` (``mindspore/nn/wrap/l
 differences: growth stops where the product would leave float32 instead of reaching inf, and the scale may have an
 upper bound of its own.
 
-It stands here in two forms that agree bit for bit: `next_scales` for numbers and arrays on the host, and
-`next_scales_on_device` for tensors, which never waits for their values. Both move a vector of scales.
+`next_scales` moves a vector of scales on the host or on a device, with the same bits.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from workbench.core.arguments import checked_count, checked_number
@@ -66,54 +65,36 @@ def next_scales(
     minimum: Any,
     maximum: Any = None,
     growth_ceiling: GrowthCeiling = "finite",
-) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    reduce_ratio: float | None = None,
+) -> tuple[Any, Any]:
     """Return the scales that follow one step, and whether each streak starts over.
 
-    ``s' = max(s / factor, minimum)`` on overflow; ``s' = min(s * factor, maximum)`` on the ``window``-th finite step
-    in a row; ``s' = s`` otherwise. A scale that may not grow keeps its value and starts a new streak.
+    ``s' = max(s / factor, minimum)`` on overflow, or ``max(s * reduce_ratio, minimum)`` where a ratio in (0, 1) is
+    given; ``s' = min(s * factor, maximum)`` on the ``window``-th finite step in a row; ``s' = s`` otherwise. A scale
+    that may not grow keeps its value and starts a new streak.
 
-    Arguments are numbers or arrays ``[n]``, floats of one type, float32 or float64, in which all is computed. Finite
+    Arguments are numbers, numpy arrays ``[n]``, or tensors of one shape ``[]`` or ``[n]`` (with bounds that may be
+    numbers), floats of one type, float32 or float64, in which all is computed; no tensor's value is waited for. Finite
     steps are those since the scale last overflowed or was due to grow, this one included.
     """
+    on_device = isinstance(scales, Tensor)
+    library: Any = torch if on_device else np
     due = finite_steps >= window
-    lowered = np.maximum(scales / factor, minimum)
-    with np.errstate(over="ignore"):
+    lowered = scales / factor if reduce_ratio is None else scales * reduce_ratio
+    with contextlib.nullcontext() if on_device else np.errstate(over="ignore"):
         grown = scales * factor
     if maximum is not None:
         # A scale set above the bound by hand stays where it is: nothing but an overflow may lower it.
-        grown = np.minimum(grown, np.maximum(maximum, scales))
+        grown = library.minimum(grown, _at_least(scales, maximum))
     grows = due if growth_ceiling == "none" else due & (grown <= FLOAT32_MAX)
     # A scale that overflows on the very step on which it was due has earned no growth.
-    return np.where(overflowed, lowered, np.where(grows, grown, scales)), overflowed | due
+    kept = library.where(grows, grown, scales)
+    return library.where(overflowed, _at_least(lowered, minimum), kept), overflowed | due
 
 
-def next_scales_on_device(
-    scales: Tensor,
-    finite_steps: Tensor,
-    overflowed: Tensor,
-    *,
-    factor: float,
-    window: int,
-    minimum: float | Tensor,
-    maximum: float | Tensor | None = None,
-    growth_ceiling: GrowthCeiling = "finite",
-    reduce_ratio: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return what `next_scales` does, as new tensors of one shape ``[]`` or ``[n]``, without waiting for the device.
-
-    On overflow a scale (float32) is multiplied by ``reduce_ratio``, in (0, 1); None divides it by ``factor``.
-    """
-    due = finite_steps >= window
-    lowered = scales / factor if reduce_ratio is None else scales * reduce_ratio
-    grown = scales * factor
-    if maximum is not None:
-        grown = torch.minimum(grown, _at_least(scales, maximum))
-    if growth_ceiling == "finite":
-        grown = torch.where(torch.isfinite(grown), grown, scales)
-    return torch.where(overflowed, _at_least(lowered, minimum), torch.where(due, grown, scales)), overflowed | due
-
-
-def _at_least(values: Tensor, bound: float | Tensor) -> Tensor:
+def _at_least(values: Any, bound: Any) -> Any:
+    if not isinstance(values, Tensor):
+        return np.maximum(values, bound)
     return torch.maximum(values, bound) if isinstance(bound, Tensor) else values.clamp(min=bound)
 
 

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from workbench.core.arguments import checked_count, checked_number
-from workbench.loss_scale import host_values
 from workbench.loss_scale.overflow import unscale_and_check_
-from workbench.loss_scale.rule import FLOAT32_MAX, checked_bounds, checked_window, next_scales_on_device
+from workbench.loss_scale.rule import FLOAT32_MAX, checked_bounds, checked_window, next_scales
 from workbench.methods.loss_scale_group.groups import GroupMember, check_groups
 
 REDUCE_RATIO = 1.0 / math.sqrt(2.0)
@@ -247,7 +246,7 @@ class GroupLossScaleManager(nn.Module):
                 the step.
         """
         scales, counted = self.group_scales, self.finite_steps + 1
-        moved, restarted = next_scales_on_device(
+        moved, restarted = next_scales(
             scales,
             counted,
             overflowed,
@@ -271,22 +270,12 @@ class GroupLossScaleManager(nn.Module):
             held: Likewise.
         """
         with torch.no_grad():
-            if self._only_counts(overflowed, held):
-                self.finite_steps.add_(1)
-            else:
-                scales, steps = self.next_scales(overflowed, held)
-                self.group_scales.copy_(scales)
-                self.finite_steps.copy_(steps)
+            scales, steps = self.next_scales(overflowed, held)
+            self.group_scales.copy_(scales)
+            self.finite_steps.copy_(steps)
             self.overflow_status.copy_(overflowed)
             self.received.zero_()
             self.left.zero_()
-
-    def _only_counts(self, overflowed: Tensor, held: Tensor) -> bool:
-        """Return whether it is known on the host that no scale moves and every group counts a finite step."""
-        if not host_values.reads_without_waiting(overflowed, held, self.finite_steps):
-            return False
-        longest = max(self.finite_steps.tolist(), default=0)
-        return longest + 1 < self.growth_window and not any(overflowed.tolist() + held.tolist())
 
     def extra_repr(self) -> str:
         """Return the number of groups and the rule for ``repr``."""
