@@ -39,11 +39,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from workbench.core.arguments import checked_count, checked_number, checked_switch
-from workbench.core.step_optimizer import StepOptimizer, loss_of
-from workbench.core.torch_internals import has_step_hooks, is_profiled
+from workbench.core.step_optimizer import StepOptimizer
 from workbench.optim.adam_offload.given_parameters import read_parameters
 from workbench.optim.adam_offload.host_adam import RoundedAdam, StepGroup, form_step_groups, take_gradients
 from workbench.optim.adam_offload.host_transfer import (
@@ -89,7 +87,8 @@ class AdamOffload(StepOptimizer):
         ValueError: When one is out of range, there is no parameter, ``order_params`` does not list exactly those of the
             groups, or lists of rates differ in length.
         KeyError: When a group has an unknown key.
-        RuntimeError: When groups hold a parameter twice (a plain list: ValueError).
+        RuntimeError: When groups hold a parameter twice (a plain list: ValueError); in ``step``, when a list of rates
+            has come to its end or a gradient is sparse.
 
     Example:
         >>> net = torch.nn.Linear(2, 1)
@@ -204,33 +203,13 @@ class AdamOffload(StepOptimizer):
         other._global_step = self._global_step
         return other
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient, and return the closure's loss.
-
-        A RuntimeError says that a list of rates has come to its end, or that a gradient is sparse.
-        """
-        # torch wraps the step of every optimizer in a range for its profiler and in two chains of hooks. Beside a
-        # kernel that has just driven everything else out of the caches that takes as long as gathering the gradients
-        # of a hundred parameters, so it is left out where nothing is hooked.
-        is_watched = has_step_hooks(self) or is_profiled()
-        return self._hooked_step(closure) if is_watched else self._plain_step(closure)
-
-    step.hooked = True  # type: ignore[attr-defined]  # torch's mark: it does not wrap the method itself
-
-    def _plain_step(self, closure: Callable[[], float] | None) -> float | None:
-        loss = loss_of(closure)
-        self._step()
-        return loss
-
     def _step(self) -> None:
         # A flag on the CPU costs nothing to read, and Adam on the host waits for the gradients anyway.
         if self.found_inf is None or self.found_inf.item() == 0:
-            with self._lock, torch.no_grad():
+            with self._lock:
                 self._update()
         elif self._transfer is not None:
             self._transfer.discard()
-
-    _hooked_step = Optimizer.profile_hook_step(_plain_step)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, those that have left included; ``set_to_none`` as in torch."""
