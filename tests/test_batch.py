@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from workbench.core.batch import batch_size_of, move_batch
+from workbench.core.batch import batch_size_of, mapped, move_batch
 from workbench.methods.batch.method import concatenated, parts_of
 
 
@@ -67,7 +67,8 @@ def test_a_mapping_stays_of_its_kind() -> None:
     assert batch.input_ids.tolist() == [0, 1, 2, 3]
     defaults = defaultdict(lambda: torch.zeros(1), x=torch.ones(2))
     assert concatenated([defaults, defaults])["another"].tolist() == [0]
-    assert type(move_batch(MappingProxyType({"x": torch.ones(2)}), "cpu")) is dict  # it cannot be copied
+    assert type(mapped(MappingProxyType({"x": torch.ones(2)}), Tensor.double)) is dict  # it cannot be copied
+    assert move_batch(batch, "cpu") is batch  # where it is already
 
 
 def test_a_batch_without_tensors_has_no_size() -> None:
