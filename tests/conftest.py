@@ -91,18 +91,7 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let everything go through torch's own operations, as on an accelerator or without a C compiler."""
-    monkeypatch.setattr("workbench.core.kernels.tensors.kernel_library", lambda: None)
-
-
-@pytest.fixture(params=["our kernel", "torch's"])
-def either_kernel(request: pytest.FixtureRequest) -> None:
-    """Let a test go through our kernels, and once more through torch's operations."""
-    from workbench.core.kernels.library import kernel_library
-
-    if request.param == "torch's":
-        request.getfixturevalue("without_kernels")
-    elif kernel_library() is None:
-        pytest.skip("no C compiler on this machine (Debian: gcc)")
+    monkeypatch.setattr("workbench.core.kernels.kernel_library", lambda: None)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 
 from workbench.config import BoostConfig
-from workbench.core import devices, kernels
+from workbench.core import devices
 from workbench.core.batch import move_batch
 from workbench.tasks import load_task
 from workbench.training import TraceBuffer, trace_buffer, training_loop
@@ -28,8 +28,6 @@ STEPS, LAST = 150, 10**9
 PARTS = (
     (TraceBuffer, "_observe", "look at the gradients"),
     (trace_buffer, "norm_and_maximum_of_finite", "  their norm and maximum"),
-    (kernels, "listed", "    asking torch about them"),
-    (kernels, "norm_and_maximum", "    the pass over them"),
     (TraceBuffer, "record", "the row of the trace"),
     (devices, "memory_bytes", "  reading the memory"),
     (TraceBuffer, "drain", "handing out rows"),

@@ -296,16 +296,6 @@ def test_the_number_of_messages_does_not_grow_with_the_number_of_tensors() -> No
     assert many[0].sent == [128, 192, 64, 192, 192, 64, 128]
 
 
-def test_our_own_kernels_combine_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = drawn(SHAPES, 4, 5, torch.float32)
-    fast, _ = on_threads(values, 4, 1)
-    monkeypatch.setattr("workbench.core.kernels.listed", lambda tensors: None)
-    slow, _ = on_threads(values, 4, 1)
-    for of_fast, of_slow in zip(fast, slow, strict=True):
-        for one, other in zip(of_fast, of_slow, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-
-
 def test_room_for_what_comes_is_kept_and_grows() -> None:
     links = ServerLinks(0, 0, 4, 1)
     like = torch.zeros(1)
@@ -469,7 +459,6 @@ def test_the_hook_combines_gradients_under_distributed_data_parallel(tmp_path: P
         assert not any(torch.allclose(a, b, rtol=1e-3) for a, b in zip(wanted[:1], averages[:1], strict=True))
 
 
-@pytest.mark.usefixtures("either_kernel")
 def test_sets_are_combined_tensor_by_tensor_in_place_of_the_first() -> None:
     torch.manual_seed(0)
     shapes = [(3, 4), (1,), (0,), (70_001,), (2, 3, 5)]
@@ -480,7 +469,6 @@ def test_sets_are_combined_tensor_by_tensor_in_place_of_the_first() -> None:
         assert torch.allclose(combined, pair, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.usefixtures("either_kernel")
 @pytest.mark.parametrize("spoiled", [math.nan, -math.inf])
 def test_what_is_not_finite_in_either_set_makes_nan(spoiled: float) -> None:
     for side in (0, 1):

@@ -495,7 +495,7 @@ def test_an_interrupt_leaves_no_trial_in_the_weights(where: str, monkeypatch: py
     [
         ({"rho": float("nan")}, r"`rho` must lie in \(0, 1\), got nan"),
         ({"gamma": 1.0}, "`gamma` must lie"),
-        ({"alpha": -0.1}, "`alpha` must lie"),
+        ({"alpha": -0.1}, "`alpha` must be finite and at least 0"),
         ({"sigma": 1.5}, "`sigma` must lie"),
         ({"n_components": 0}, "`n_components` must be at least 1, got 0"),
         ({"line_search_trials": 0}, "`line_search_trials` must be at least 1"),

@@ -47,9 +47,10 @@ def test_it_is_compiled_once_and_what_others_could_have_written_is_not_loaded(tm
 def test_its_threads_are_torchs() -> None:
     code = """
 import torch
-from workbench.core import kernels
+from workbench.optim.adam_offload.host_adam import AdamNumbers, RoundedAdam
 torch.set_num_threads(2)
-kernels.unscale_and_check_(kernels.listed([torch.ones(200_000)]), [0.5])
+moments = [[torch.zeros(200_000, dtype=torch.bfloat16)] for _ in range(2)]
+RoundedAdam().step_([torch.ones(200_000)], [torch.ones(200_000)], *moments, AdamNumbers(0.1, (0.9, 0.999), 1e-8))
 print(len({line.split()[-1] for line in open("/proc/self/maps") if "gomp" in line}))
 """
     done = subprocess.run([sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, check=True)

@@ -18,13 +18,6 @@ from tests.scaling.stepped import give_gradients, parameters
 from workbench.loss_scale import step_if_finite
 from workbench.loss_scale.cached_adam import step_on_cached_lists
 
-
-@pytest.fixture(autouse=True, params=["our kernel", "torch's"])
-def kernel(request: pytest.FixtureRequest) -> None:
-    if request.param == "torch's":
-        request.getfixturevalue("without_kernels")
-
-
 FINITE, INFINITE = torch.zeros(()), torch.ones(())
 
 

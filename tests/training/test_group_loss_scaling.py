@@ -114,7 +114,6 @@ class _WithoutManager(nn.Module):
                 self.add_module(name, layer)
 
 
-@pytest.mark.usefixtures("either_kernel")
 def test_by_default_gradients_are_divided_by_the_scale_they_carry() -> None:
     torch.manual_seed(0)
     net = marked_net()
@@ -369,7 +368,6 @@ def overflow_at(net: nn.Sequential, index: int) -> Iterator[None]:
     ("at", "expected"), [(0, [32.0, 64.0, 64.0]), (1, [64.0, 32.0, 64.0]), (2, [64.0, 64.0, 32.0])]
 )
 @pytest.mark.parametrize("n_steps", [1, 2])
-@pytest.mark.usefixtures("either_kernel")
 def test_only_the_group_where_an_overflow_arose_loses_scale(at: int, expected: list[float], n_steps: int) -> None:
     rule = {"reduce_ratio": 0.5, "growth_ratio": 2.0, "growth_window": 2}
     net, scaling, boosted = scaled_chain(64.0, accumulation_steps=n_steps, **rule)
@@ -387,7 +385,6 @@ def test_only_the_group_where_an_overflow_arose_loses_scale(at: int, expected: l
     assert scaling.manager.finite_steps.tolist() == [int(group > at) for group in range(3)]
 
 
-@pytest.mark.usefixtures("either_kernel")
 def test_gradients_outside_of_all_groups_and_missing_ones_are_unscaled_as_they_should() -> None:
     net = chain()
     scaling = bordered(net, 64.0, [["0"], ["1"]], reduce_ratio=0.5, growth_ratio=1.0)
@@ -411,7 +408,6 @@ def test_gradients_outside_of_all_groups_and_missing_ones_are_unscaled_as_they_s
     assert scaling.manager.group_scales.tolist() == [32.0, 32.0]  # as nobody inside is to blame
 
 
-@pytest.mark.usefixtures("either_kernel")
 def test_an_overflow_is_forgotten_before_the_next_step() -> None:
     net, scaling, boosted = scaled_chain(64.0, reduce_ratio=0.5, growth_ratio=1.0)
     for at, expected in ((2, [64.0, 64.0, 32.0]), (0, [32.0, 64.0, 32.0])):

@@ -13,7 +13,7 @@ from workbench.core import devices
 from workbench.core.other_work import other_work_now
 
 _NEEDED = ("torch", "optuna", "plotly", "pandas", "pyarrow", "pydantic", "jupyterlab", "ipywidgets", "scikit-learn")
-_NO_KERNELS = "torch's operations instead; a C compiler (Debian: gcc) makes Adam on the CPU faster"
+_NO_KERNELS = "none; a C compiler (Debian: gcc) makes AdamOffload with moments in bfloat16 faster"
 _FREE_BYTES = 2 * 1024**3
 
 
@@ -55,7 +55,7 @@ def examine(folder: Path | None = None) -> list[Finding]:
             text += ", slower than float32: no instructions for it"
         findings.append(Finding(str(dtype).removeprefix("torch."), text))
     has_kernels = kernel_library() is not None
-    findings.append(Finding("kernels", "compiled for this processor" if has_kernels else _NO_KERNELS))
+    findings.append(Finding("kernel of Adam", "compiled for this processor" if has_kernels else _NO_KERNELS))
     folder = folder or Path.cwd()
     writable = os.access(folder, os.W_OK)
     findings.append(Finding("folder", f"{folder} is {'' if writable else 'not '}writable", problem=not writable))

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
 import torch.nn.modules.module as torch_module
 import torch.optim.optimizer as torch_optimizer
 from torch import Tensor, nn
-from torch.autograd import profiler
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd as ConvNd
@@ -37,9 +35,6 @@ flatten_tensors: Callable[[list[Tensor]], Tensor] = torch._C._nn.flatten_dense_t
 
 #: Where ``torch.compile`` keeps the module that it wraps; it is part of the names in its state dict.
 COMPILED = "_orig_mod"
-
-#: The address of a tensor's C++ object, for our own kernels.
-implementation_of = attrgetter("_cdata")
 
 
 @functools.cache
@@ -126,11 +121,6 @@ def remove_forward_hooks(module: nn.Module, which: Callable[[Any], bool]) -> Non
 def end_failed_capture(device: torch.device, pool: tuple[int, int]) -> None:
     """Let CUDA's allocator serve other streams again after a capture that failed to end."""
     torch._C._cuda_endAllocateToPool(device.index, pool)
-
-
-def is_profiled() -> bool:
-    """Return whether torch's profiler is running."""
-    return bool(profiler._is_profiler_enabled)
 
 
 # Marks by which torch's schedulers and its GradScaler recognise things.

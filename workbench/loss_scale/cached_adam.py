@@ -3,13 +3,11 @@
 ``torch.optim.Adam(fused=True)`` gathers its lists in every step and counts up one tensor per parameter, which for many
 small parameters takes several times as long as the kernel. Here lists are kept while every parameter's state still
 holds the very tensors they hold, and the counts are elements of one tensor. Kernel, order of operations and state are
-torch's: same bits, same ``state_dict``, and a call of ``optimizer.step()`` in between finds everything in place. On a
-CPU with a C compiler a kernel of our own takes the step, with all tensors in one parallel region.
+torch's: same bits, same ``state_dict``, and a call of ``optimizer.step()`` in between finds everything in place.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
-from workbench.core import devices, kernels
+from workbench.core import devices
 from workbench.core.step_optimizer import exact_flag
 from workbench.core.torch_internals import (
     fused_adam_,
@@ -28,7 +26,6 @@ from workbench.core.torch_internals import (
     is_wrapped_by_scheduler,
     mark_stepped,
 )
-from workbench.loss_scale import host_values
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 _DEVICE, _DTYPE, _LAYOUT = attrgetter("device"), attrgetter("dtype"), attrgetter("layout")
@@ -37,7 +34,7 @@ _DEVICE, _DTYPE, _LAYOUT = attrgetter("device"), attrgetter("dtype"), attrgetter
 class _Lists:
     """Parameters of one device and dtype with their state, whose counts become elements of one tensor."""
 
-    __slots__ = ("counts", "device", "dtype", "lasting", "members", "parameters", "states")
+    __slots__ = ("counts", "device", "dtype", "members", "parameters", "states")
 
     def __init__(self, parameters: list[Tensor], states: list[dict[str, Any]]) -> None:
         self.parameters = parameters
@@ -47,7 +44,6 @@ class _Lists:
             state["step"] = count
         self.members = tuple([state[name] for state in states] for name in _STATE)
         self.device, self.dtype = parameters[0].device, parameters[0].dtype
-        self.lasting: kernels.Lasting | None = None
 
     def hold(self, parameters: list[Tensor]) -> bool:
         """Return whether these are the parameters, and their state is what it was."""
@@ -55,13 +51,6 @@ class _Lists:
             _same(list(map(itemgetter(name), self.states)), member)
             for name, member in zip(_STATE, self.members, strict=True)
         )
-
-    def for_our_kernel(self, gradients: list[Tensor]) -> kernels.AdamLists | None:
-        """Return what our own kernel takes; None where it cannot go through all of it."""
-        first, second, _ = self.members
-        lists = kernels.adam_lists(self.parameters, gradients, first, second, before=self.lasting)
-        self.lasting = None if lists is None else lists.lasting
-        return lists
 
 
 class _Cache(NamedTuple):
@@ -88,8 +77,7 @@ def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
     cache, state = _caches.get(optimizer), optimizer.state
     if cache is None or state is not cache.state or not _same(list(state.values()), cache.entries):
         cache = _caches[optimizer] = _Cache(state, list(state.values()), {})
-    on_host = host_values.reads_without_waiting(found_inf)
-    work: list[tuple[dict[str, Any], _Lists, list[Tensor], kernels.AdamLists | None]] = []
+    work: list[tuple[dict[str, Any], _Lists, list[Tensor]]] = []
     for number, group in enumerate(optimizer.param_groups):
         if not _is_plain(group):
             return False
@@ -104,19 +92,16 @@ def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
             if not _can_be_listed(parameters, state):
                 return False
             lists = cache.groups[number] = _Lists(list(parameters), [state[p] for p in parameters])
-        if lists.device != found_inf.device:
-            return False
-        for_ours = lists.for_our_kernel(gradients) if on_host else None
-        if for_ours is None and (
-            set(map(_DTYPE, gradients)) != {lists.dtype} or set(map(_LAYOUT, gradients)) != {torch.strided}
+        if (
+            lists.device != found_inf.device
+            or set(map(_DTYPE, gradients)) != {lists.dtype}
+            or set(map(_LAYOUT, gradients)) != {torch.strided}
         ):
             return False
-        work.append((group, lists, gradients, for_ours))
-    flag: Tensor | None = None
-    for group, lists, gradients, for_ours in work:
-        if for_ours is None or not _step_by_kernel(group, lists, for_ours, found_inf):
-            flag = exact_flag(found_inf) if flag is None else flag
-            _step(group, lists, gradients, flag)
+        work.append((group, lists, gradients))
+    flag = exact_flag(found_inf)
+    for group, lists, gradients in work:
+        _step(group, lists, gradients, flag)
     mark_stepped(optimizer)  # as a scheduler's wrapper of `step` would have done
     return True
 
@@ -144,34 +129,6 @@ def _step(group: dict[str, Any], lists: _Lists, gradients: list[Tensor], flag: T
             found_inf=flag,
         )
         lists.counts.sub_(flag)
-
-
-def _step_by_kernel(group: dict[str, Any], lists: _Lists, for_ours: kernels.AdamLists, found_inf: Tensor) -> bool:
-    """Take the step by our own kernel; return whether it has, or has nothing to do."""
-    counts = set(lists.counts.tolist())
-    if len(counts) != 1:
-        return False
-    if found_inf.item():
-        return True
-    with torch.no_grad():
-        lists.counts.add_(1)
-    (count,) = counts
-    beta1, beta2 = group["betas"]
-    rate, decay = float(group["lr"]), float(group["weight_decay"])
-    decoupled = group["decoupled_weight_decay"]
-    settings = kernels.AdamSettings(
-        first_weight=1.0 - beta1,
-        beta2=beta2,
-        second_weight=1.0 - beta2,
-        correction=math.sqrt(1.0 - beta2 ** (count + 1)),
-        eps=group["eps"],
-        step=rate / (1.0 - beta1 ** (count + 1)),
-        decay=0.0 if decoupled else decay,
-        shrink=1.0 - rate * decay if decoupled else 1.0,
-        sign=-1.0 if group["maximize"] else 1.0,
-    )
-    kernels.adam_(for_ours, settings)
-    return True
 
 
 def _is_unusual(optimizer: Optimizer) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from workbench.core import kernels
 from workbench.core.torch_internals import flatten_tensors
 from workbench.loss_scale import host_values
 
@@ -50,44 +49,25 @@ def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, floa
     None where the host would have to wait for them, anything is not finite or not plain float32, or the squares leave
     the range of float32: then `tensor_norms_and_maxima` says more.
     """
-    if not host_values.reads_without_waiting(gradients[0]):
+    plain = all(gradient.dtype == torch.float32 and gradient.layout == torch.strided for gradient in gradients)
+    n_elements = sum(gradient.numel() for gradient in gradients)
+    if not plain or n_elements == 0 or not host_values.reads_without_waiting(*gradients):
         return None
-    values = kernels.listed(gradients)
-    if values is not None and 0 < sum(values.lengths) <= _COPIED_ELEMENTS:
-        precise, amax = kernels.norm_and_maximum(values)
-        norm = host_values.float32(precise)
-    elif found := _norm_and_maximum_by_torch(gradients):
-        norm, amax = found
+    if n_elements <= _COPIED_ELEMENTS:
+        flat = flatten_tensors(list(gradients))
+        low, high = torch.aminmax(flat)
+        norm, amax = torch.linalg.vector_norm(flat).item(), max(-low.item(), high.item())
     else:
-        return None
+        ends = [torch.aminmax(gradient) for gradient in gradients if gradient.numel()]
+        amax = torch.stack([end for pair in ends for end in pair]).abs().max().item()
+        norm = torch.stack(torch._foreach_norm(list(gradients))).norm().item()
     # A NaN is neither; zeros are, and so is a norm whose squares did not vanish.
     fits = norm < _LARGEST_NORM and math.isfinite(amax) and (norm > _LEAST_NORM or amax == 0.0)
     return (norm, amax) if fits else None
 
 
-def _norm_and_maximum_by_torch(gradients: Sequence[Tensor]) -> tuple[float, float] | None:
-    plain = all(gradient.dtype == torch.float32 and gradient.layout == torch.strided for gradient in gradients)
-    if not plain or not host_values.reads_without_waiting(*gradients):
-        return None
-    n_elements = sum(gradient.numel() for gradient in gradients)
-    if n_elements == 0:
-        return None
-    if n_elements <= _COPIED_ELEMENTS:
-        flat = flatten_tensors(list(gradients))
-        low, high = torch.aminmax(flat)
-        return torch.linalg.vector_norm(flat).item(), max(-low.item(), high.item())
-    ends = [torch.aminmax(gradient) for gradient in gradients if gradient.numel()]
-    amax = torch.stack([end for pair in ends for end in pair]).abs().max().item()
-    return torch.stack(torch._foreach_norm(list(gradients))).norm().item(), amax
-
-
 def exponent_counts_of(parts: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
     """Return `exponent_counts` for each of one or more lists of gradients, shape ``[n_parts, EXPONENT_BINS]``."""
-    gradients = [gradient for part in parts for gradient in part]
-    if host_values.reads_without_waiting(*gradients) and (values := kernels.listed(gradients)) is not None:
-        counts = torch.zeros(len(parts), EXPONENT_BINS, dtype=torch.int64)
-        kernels.count_exponents(values, [place for place, part in enumerate(parts) for _ in part], counts)
-        return counts
     return torch.stack([exponent_counts(part, device) for part in parts])
 
 
@@ -98,18 +78,19 @@ def exponent_counts(gradients: Sequence[Tensor], device: torch.device | None = N
     """
     device = gradients[0].device if gradients else device
     counts = torch.zeros(EXPONENT_BINS, dtype=torch.int64, device=device)
-    for gradient in gradients:
-        flat = _real_values(gradient).detach().reshape(-1)
+    flats = [_real_values(gradient).detach().reshape(-1) for gradient in gradients]
+    if len(flats) > 1 and flats[0].is_cpu and sum(map(len, flats)) <= _COPIED_ELEMENTS:
+        flats = [torch.cat([flat.float() for flat in flats])]
+    for flat in flats:
         for part in (flat,) if flat.is_cpu else torch.split(flat, _COUNTED_ELEMENTS):
             part = part.float()
             # The exponent is read from the bits: exact, and cheaper than a logarithm.
             bins = (part.view(torch.int32) >> 23) & 0xFF
+            bins = torch.where(part == 0, _ZEROS, bins)
             if part.is_cpu:
-                bins = torch.where(part == 0, torch.full_like(bins, _ZEROS), bins).long()
-                counts.scatter_add_(0, bins, torch.ones_like(bins))
+                counts += torch.bincount(bins, minlength=EXPONENT_BINS)
             else:  # bincount would make the host wait, and scatter_add_ lets most elements fight over twenty counts
-                bins = torch.where(part == 0, _ZEROS, bins).to(torch.float32)
-                counts += torch.histc(bins, EXPONENT_BINS, 0, EXPONENT_BINS).long()
+                counts += torch.histc(bins.to(torch.float32), EXPONENT_BINS, 0, EXPONENT_BINS).long()
     return counts
 
 

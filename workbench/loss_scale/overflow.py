@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 from pathlib import Path
 from weakref import WeakSet
 
@@ -18,17 +17,14 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from workbench.core import devices, kernels
+from workbench.core import devices
 from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.step_optimizer import exact_flag, skips_on_device
 from workbench.core.torch_internals import check_and_unscale_, mark_stepped, takes_found_inf
-from workbench.loss_scale import host_values
 from workbench.loss_scale.cached_adam import step_on_cached_lists
 
 _WIDENED_ELEMENTS = 1 << 26  # at once, unless a tensor has more: 256 MiB
-_MAX_TENSORS_LEFT_TO_TORCH, _MAX_ELEMENTS_LEFT_TO_TORCH = 24, 1 << 16
 _FUSED_KERNELS = {SGD: "_fused_sgd_", AdamW: "_fused_adamw_", Adam: "_fused_adam_", Adagrad: "_fused_adagrad_"}
-_DEVICE, _DTYPE, _IS_CPU, _LAYOUT = map(attrgetter, ("device", "dtype", "is_cpu", "layout"))
 
 
 class NonFusedOptimizerWarning(UserWarning):
@@ -96,49 +92,31 @@ def unscale_and_check_(grads: Iterable[Tensor | None], inverse_scale: Tensor, fo
     _check_scalar("found_inf", found_inf)
     if found_inf.dtype != torch.float32:
         raise TypeError(f"`found_inf` must be float32, got {found_inf.dtype}")
-    unscale_and_check_each_([([grad for grad in grads if grad is not None], inverse_scale, found_inf)])
-    return found_inf
-
-
-def unscale_and_check_each_(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -> None:
-    """Do what `unscale_and_check_` does for several lists of gradients, each with a scale and a flag of its own."""
-    with torch.no_grad():
-        if _try_own_kernel(batches):
-            return
-        alike = _go_into_one_call([grad for grads, _, _ in batches for grad in grads])
-        for grads, inverse_scale, found_inf in batches:
-            flag = found_inf.reshape(()) if found_inf.ndim else found_inf
-            if alike and grads and grads[0].device == flag.device and devices.unscales(flag.device, grads[0].dtype):
-                beside = inverse_scale.is_cpu and flag.is_cpu and inverse_scale.dtype == flag.dtype
-                inverse = inverse_scale if beside else inverse_scale.to(flag)
-                inverse = inverse.reshape(()) if inverse.ndim else inverse
-                check_and_unscale_(grads, flag, inverse)
-            else:
-                _unscale_by_kind_(grads, inverse_scale, flag)
-
-
-def _unscale_by_kind_(grads: list[Tensor], inverse_scale: Tensor, flag: Tensor) -> None:
-    """Unscale gradients of any kind, in one call per device and dtype."""
+    flag = found_inf.reshape(())
     batches: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     uncoalesced: list[Tensor] = []
-    for grad in grads:
-        values = grad
-        if grad.is_sparse:
-            values = grad._values()  # the public values() refuses duplicate indices, and coalesce() would copy
-            if not grad.is_coalesced():
-                uncoalesced.append(grad)
-        if values.is_complex():
-            values = torch.view_as_real(values)
-        batches.setdefault((values.device, values.dtype), []).append(values)
-    for (device, _), of_kind in batches.items():
-        on_device = inverse_scale.to(device, torch.float32, non_blocking=True).reshape(())
-        here = flag if flag.device == device else torch.zeros((), device=device)
-        _unscale_alike_(of_kind, here, on_device)
-        if here is not flag:
-            flag.copy_(torch.maximum(flag, here.to(flag.device, non_blocking=True)))
-    # Duplicate indices are summed by the optimizer, and a float16 sum of finite values may overflow.
-    for grad in uncoalesced:
-        flag.copy_(torch.maximum(flag, has_overflow([grad]).to(flag)))
+    with torch.no_grad():
+        for grad in grads:
+            if grad is None:
+                continue
+            values = grad
+            if grad.is_sparse:
+                values = grad._values()  # the public values() refuses duplicate indices, and coalesce() would copy
+                if not grad.is_coalesced():
+                    uncoalesced.append(grad)
+            if values.is_complex():
+                values = torch.view_as_real(values)
+            batches.setdefault((values.device, values.dtype), []).append(values)
+        for (device, _), of_kind in batches.items():
+            on_device = inverse_scale.to(device, torch.float32, non_blocking=True).reshape(())
+            here = flag if flag.device == device else torch.zeros((), device=device)
+            _unscale_alike_(of_kind, here, on_device)
+            if here is not flag:
+                flag.copy_(torch.maximum(flag, here.to(flag.device, non_blocking=True)))
+        # Duplicate indices are summed by the optimizer, and a float16 sum of finite values may overflow.
+        for grad in uncoalesced:
+            flag.copy_(torch.maximum(flag, has_overflow([grad]).to(flag)))
+    return found_inf
 
 
 def _unscale_alike_(values: list[Tensor], flag: Tensor, inverse_scale: Tensor) -> None:
@@ -156,31 +134,6 @@ def _unscale_alike_(values: list[Tensor], flag: Tensor, inverse_scale: Tensor) -
         check_and_unscale_(wide, flag, inverse_scale)
         torch._foreach_copy_(values[begin:end], wide)
         begin = end
-
-
-def _try_own_kernel(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -> bool:
-    """Do what `unscale_and_check_each_` does by our own kernel, in one call; return whether that could be done."""
-    if (
-        len(batches) == 1
-        and len(batches[0][0]) <= _MAX_TENSORS_LEFT_TO_TORCH
-        and sum(map(Tensor.numel, batches[0][0])) <= _MAX_ELEMENTS_LEFT_TO_TORCH
-    ):
-        return False  # torch's own call is over before ours has asked where the tensors lie
-    numbers = [number for _, inverse_scale, found_inf in batches for number in (inverse_scale, found_inf)]
-    if not host_values.reads_without_waiting(*numbers):
-        return False
-    gradients = kernels.listed([gradient for part, _, _ in batches for gradient in part])
-    if gradients is None:
-        return False
-    factors = [factor for part, inverse_scale, _ in batches for factor in [inverse_scale.item()] * len(part)]
-    found = kernels.unscale_and_check_(gradients, factors)
-    if any(found):
-        begin = 0
-        for part, _, found_inf in batches:
-            if any(found[begin : begin + len(part)]):
-                found_inf.fill_(1.0)
-            begin += len(part)
-    return True
 
 
 def has_overflow(grads: Iterable[Tensor | None]) -> Tensor:
@@ -241,19 +194,6 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
             # Schedulers advance per attempted step; this is how torch notes an attempt. Without it a skip on the very
             # first step makes the scheduler complain that it was stepped before the optimizer.
             mark_stepped(optimizer)
-
-
-def _go_into_one_call(grads: list[Tensor]) -> bool:
-    """Return whether gradients are dense, real, and of one device and dtype; quicker than to sort them."""
-    if not grads or torch.compiler.is_compiling():  # dynamo cannot follow
-        return False
-    device, dtype = grads[0].device, grads[0].dtype
-    return (
-        not dtype.is_complex
-        and set(map(_LAYOUT, grads)) == {torch.strided}
-        and set(map(_DTYPE, grads)) == {dtype}
-        and (set(map(_IS_CPU, grads)) == {True} or set(map(_DEVICE, grads)) == {device})
-    )
 
 
 def _reads_found_inf(optimizer: Optimizer) -> bool:

@@ -1,4 +1,4 @@
-"""The functions in C of this folder as a loaded library: compiled once per machine, for exactly this processor.
+"""The function in C of this folder as a loaded library: compiled once per machine, for exactly this processor.
 
 Without a C compiler torch's operations are used instead. The library is in the user's cache folder, under a name made
 from its source, compiler and processor. Its threads are torch's: OpenMP's symbols are left open and found in torch's
@@ -25,42 +25,21 @@ import torch
 OFF: Final = "WORKBENCH_NO_KERNELS"
 """Environment variable: set to anything, no kernel is compiled or used."""
 
-_SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "tensors.c"))
+_SOURCE: Final = Path(__file__).with_name("kernels.c")
 _FLAGS: Final = tuple(
     "-O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=off -std=c11 -fPIC".split()  # noqa: SIM905
 )
 _SECONDS: Final = 60.0
-
-_LONG, _INT, _AT = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
-_ARGUMENTS: Final = {
-    "unscale_and_check": (_LONG, *[_AT] * 4, _INT),
-    "squares_and_maximum": (_LONG, *[_AT] * 4),
-    "count_exponents": (_LONG, *[_AT] * 4),
-    "inner_products": (_LONG, *[_AT] * 4, _LONG, _AT, _INT),
-    "mix": (_LONG, *[_AT] * 5, _INT),
-    "combine_rows": (_LONG, _LONG, *[_AT] * 3, _INT),
-    "adam": (_LONG, *[_AT] * 6, _LONG, _INT),
-    "adam_rounded": (_LONG, *[_AT] * 9, _LONG, _INT),
-    "look_at": (_LONG, *[_AT] * 5),
-}
-"""What each function takes, so that plain numbers can be passed."""
-
-_RESULTS: Final = {"look_at": _LONG}
 
 _log = logging.getLogger("workbench")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLibrary:
-    """The loaded library.
-
-    ``short`` has the same functions, called without letting other threads of Python run meanwhile: for calls of a few
-    microseconds, after which another thread would not give way for milliseconds.
-    """
+    """The loaded library."""
 
     functions: Any
-    short: Any
-    has_threads: bool  # whether they can run on several threads, torch's
+    has_threads: bool  # whether it can run on several threads, torch's
 
 
 @functools.cache
@@ -87,18 +66,17 @@ def _loaded(compiler: str) -> KernelLibrary:
     _refuse_what_others_can_write(path)
     if openmp:
         ctypes.CDLL(str(openmp[0]), mode=ctypes.RTLD_GLOBAL)  # where the open symbols are found
-    functions, short = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
-    for library in (functions, short):
-        for name, arguments in _ARGUMENTS.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, _RESULTS.get(name)
-    return KernelLibrary(functions, short, has_threads=bool(openmp))
+    functions = ctypes.CDLL(str(path))
+    long, address, number = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32  # so that plain numbers can be passed
+    functions.adam_rounded.argtypes = (long, *[address] * 9, long, number)
+    functions.adam_rounded.restype = None
+    return KernelLibrary(functions, has_threads=bool(openmp))
 
 
 def _place(compiler: str, flags: tuple[str, ...]) -> Path:
     name = hashlib.sha256()
     version = _run(compiler, "--version")
-    for part in (*map(Path.read_bytes, _SOURCES), version, " ".join(flags).encode(), _processor().encode()):
+    for part in (_SOURCE.read_bytes(), version, " ".join(flags).encode(), _processor().encode()):
         name.update(hashlib.sha256(part).digest())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "boost-workbench" / f"kernels-{name.hexdigest()[:32]}.so"
@@ -122,11 +100,10 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        objects = [str(Path(folder) / f"{source.stem}.o") for source in _SOURCES]
-        for source, target in zip(_SOURCES, objects, strict=True):
-            _run(compiler, *flags, "-c", str(source), "-o", target)
+        compiled = str(made.with_suffix(".o"))
+        _run(compiler, *flags, "-c", str(_SOURCE), "-o", compiled)
         # Linked without -fopenmp, which would bring along its own library.
-        _run(compiler, "-shared", *objects, "-o", str(made), "-lm")
+        _run(compiler, "-shared", compiled, "-o", str(made), "-lm")
         made.chmod(0o700)  # whatever the user's umask is
         made.replace(path)  # whole or not at all, however many processes do this at once
 

@@ -16,7 +16,6 @@ that cannot be halved in each round comes out mixed, or the ranks wait for each 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from workbench.core import kernels
 from workbench.core.arguments import checked_count
 
 #: Added to each inner product by every node that takes part in it: zero vectors are averaged, not divided by zero.
@@ -68,16 +66,6 @@ def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
     """Combine two sets of updates by :func:`adasum_pair`, tensor by tensor, in place of the first."""
     if len(ours) != len(theirs):
         raise ValueError(f"`theirs` must hold one tensor for each of `ours` ({len(ours)}), got {len(theirs)}")
-    shapes_agree = all(a.shape == b.shape for a, b in zip(ours, theirs, strict=True))
-    a_list, b_list = (kernels.listed(ours), kernels.listed(theirs)) if shapes_agree else (None, None)
-    if a_list is not None and b_list is not None:
-        products = kernels.inner_products(a_list, b_list)
-        # Beyond float32's range a sum is inf, as on every device.
-        largest = torch.finfo(torch.float32).max
-        kept = ([math.copysign(math.inf, x) if abs(x) > largest else x for x in found] for found in products)
-        factors = [adasum_weights(found, n_nodes=2) for found in kept]
-        kernels.mix_(a_list, b_list, [own for own, _ in factors], [other for _, other in factors])
-        return
     for a, b in zip(ours, theirs, strict=True):
         is_flat_float = a.dtype in _ONE and a.is_contiguous()
         if a.shape != b.shape or a.dtype is not b.dtype or not is_flat_float or not b.is_contiguous():
@@ -234,13 +222,9 @@ def _combine_(mine: Tensor, theirs: Tensor, start: int, lengths: Sequence[int], 
     span = slice(parts[0][0], parts[-1][0] + 1) if parts else slice(0)
     is_second = bool(links.server >> i & 1)
     ours, others = ([flat[part] for _, part in parts] for flat in (wide, theirs))
-    a_list, b_list = kernels.listed(ours), kernels.listed(others)
     products = wide.new_zeros(3, len(lengths))
     if parts:
-        if a_list is not None and b_list is not None:
-            found: Sequence[Any] = kernels.inner_products(a_list, b_list)
-        else:
-            found = [_inner_products(*pair) for pair in zip(ours, others, strict=True)]
+        found = [_inner_products(*pair) for pair in zip(ours, others, strict=True)]
         across_own_other = torch.stack([torch.as_tensor(numbers, dtype=products.dtype) for numbers in found], dim=1)
         products[:, span] = across_own_other[[0, 2, 1]] if is_second else across_own_other
     # The servers that differ in the lowest i + 1 bits hold the parts of one pair. Doubling adds in the same order
@@ -252,12 +236,9 @@ def _combine_(mine: Tensor, theirs: Tensor, start: int, lengths: Sequence[int], 
     if is_second:
         own, other = other, own
     factors = torch.stack([own, other])[:, span]
-    if a_list is not None and b_list is not None:
-        kernels.mix_(a_list, b_list, *factors.tolist())
-    else:
-        of_both = factors.tolist() if factors.is_cpu else factors
-        for one, theirs_too, of_own, of_other in zip(ours, others, *of_both, strict=True):
-            _mix_(one, theirs_too, of_own, of_other)
+    of_both = factors.tolist() if factors.is_cpu else factors
+    for one, theirs_too, of_own, of_other in zip(ours, others, *of_both, strict=True):
+        _mix_(one, theirs_too, of_own, of_other)
     if wide is not mine:
         mine.copy_(wide)
 

@@ -32,13 +32,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
-from workbench.core import kernels
-from workbench.core.arguments import checked_count
+from workbench.core.arguments import checked_count, checked_number
 from workbench.methods.dim_reduce.components import Arithmetic, component_rows, fitting_components
 
 LEAST_CURVATURE = 1e-20  # y . s above which B is updated; as upstream
-# Columns per product on a CPU: over the whole width two rows at once take as long as one after the other.
-_COLUMNS = 1 << 14
+# Columns per product on a CPU, where two rows at once may take as long over the whole width as one after the other.
+_COLUMNS = 1 << 16
 NO_FLOAT64 = {"mps", "npu"}  # device types without (fast) double precision
 _STATE = ("inverse_hessian", "previous_step", "previous_gradient", "momentum")
 
@@ -153,20 +152,13 @@ class DimReduce:
             raise TypeError(f"`network` must be a torch.nn.Module that returns the loss, got {type(network).__name__}")
         for name, count in (("n_components", n_components), ("line_search_trials", line_search_trials)):
             checked_count(name, count, kind="an integer")
-        for name, value, inside, interval in (  # a NaN compares false
-            ("rho", rho, 0 < rho < 1, "(0, 1)"),
-            ("gamma", gamma, 0 <= gamma < 1, "[0, 1)"),
-            ("alpha", alpha, 0 <= alpha < math.inf, "[0, inf)"),
-            ("sigma", sigma, 0 <= sigma < 1, "[0, 1)"),
-        ):
-            if not inside:
-                raise ValueError(f"`{name}` must lie in {interval}, got {value}")
         if arithmetic not in ("corrected", "reference"):
             raise ValueError(f'`arithmetic` must be "corrected" or "reference", got {arithmetic!r}')
         self.network, self.optimizer = network, optimizer
         self.weight: list[Tensor] = list(weight)
         self.n_components, self.rank, self.rank_size = n_components, rank, rank_size
-        self.rho, self.gamma, self.alpha, self.sigma = rho, gamma, alpha, sigma
+        self.rho, self.alpha = checked_number("rho", rho, above=0.0, below=1.0), checked_number("alpha", alpha)
+        self.gamma, self.sigma = checked_number("gamma", gamma, below=1.0), checked_number("sigma", sigma, below=1.0)
         self.line_search_trials, self.arithmetic, self.process_group = line_search_trials, arithmetic, process_group
         self.rows = component_rows(n_components, rank, rank_size, arithmetic)
         place = n_components, rank, rank_size
@@ -389,13 +381,12 @@ class DimReduce:
 
     def _carry_back(self, one: Tensor, other: Tensor, out: Tensor) -> Tensor:
         """Return P^T of two vectors of coefficients in ``out``, ``[2, n_weights]``; the components are read once."""
-        rows = torch.stack([one, other])[:, self.rows].to(self.components.dtype).contiguous()
-        if not kernels.combine_rows(self.components, rows, out):
-            n_weights = self.components.shape[1]
-            width = _COLUMNS if rows.is_cpu else n_weights
-            for begin in range(0, n_weights, width):
-                columns = slice(begin, begin + width)
-                torch.mm(rows, self.components[:, columns], out=out[:, columns])
+        rows = torch.stack([one, other])[:, self.rows].to(self.components.dtype)
+        n_weights = self.components.shape[1]
+        width = _COLUMNS if rows.is_cpu else n_weights
+        for begin in range(0, n_weights, width):
+            columns = slice(begin, begin + width)
+            torch.mm(rows, self.components[:, columns], out=out[:, columns])
         return self._sum_over_ranks(out)
 
     def _sum_over_ranks(self, tensor: Tensor) -> Tensor:

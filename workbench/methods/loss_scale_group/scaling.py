@@ -22,10 +22,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.config import BoostConfig
-from workbench.core import kernels
 from workbench.core.wrapped_model import unwrapped
-from workbench.loss_scale import has_overflow, host_values
-from workbench.loss_scale.overflow import unscale_and_check_each_
+from workbench.loss_scale import has_overflow, unscale_and_check_
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.loss_scale_group.gradient_probe import GradientProbe, is_in, joined_units
 from workbench.methods.loss_scale_group.groups import group_name, resolve_groups
@@ -168,18 +166,13 @@ class GroupLossScaling(LossScaling):
             if self.agree is not None:
                 self.agree(found_inf)
             return
-        regions = [self._region_of.get(parameter, _OUTSIDE) for parameter in parameters]
-        gradients = [parameter.grad for parameter in parameters]
         received, left = self._flags
         nonfinite = torch.zeros_like(received)
         by_reference = self.manager.unscale_with == "updated"
-        if not by_reference and self._unscale_on_host(gradients, regions, nonfinite):
-            self._judge(received, left, nonfinite, found_inf)
-            return
         of_region: dict[int, list[Tensor]] = {}
-        for gradient, region in zip(gradients, regions, strict=True):
-            if gradient is not None:
-                of_region.setdefault(region, []).append(gradient)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                of_region.setdefault(self._region_of.get(parameter, _OUTSIDE), []).append(parameter.grad)
         if by_reference:  # As upstream: gradients are divided by scales that are known only after the verdict.
             for region, of_one in of_region.items():
                 nonfinite[region] = has_overflow(of_one).to(nonfinite)
@@ -191,25 +184,10 @@ class GroupLossScaling(LossScaling):
             scales = self.manager.dynamic_loss_scale
         inverse = scales[self._groups + 1].reciprocal()
         factors, flags = inverse.unbind(), nonfinite.unbind()
-        unscale_and_check_each_([(grads, factors[region], flags[region]) for region, grads in of_region.items()])
+        for region, of_one in of_region.items():
+            unscale_and_check_(of_one, factors[region], flags[region])
         if not by_reference:
             self._judge(received, left, nonfinite, found_inf)
-
-    def _unscale_on_host(self, gradients: list[Tensor | None], regions: list[int], nonfinite: Tensor) -> bool:
-        """Divide by the regions' scales in one call and set flags, where the host knows the scales; return whether."""
-        present = [gradient for gradient in gradients if gradient is not None]
-        scales = self.manager.dynamic_loss_scale
-        if len(present) < len(gradients) or not host_values.reads_without_waiting(scales, self._groups, nonfinite):
-            return False
-        values = kernels.listed(present)
-        if values is None:
-            return False
-        inverse = scales.reciprocal().tolist()
-        of_region = [inverse[group + 1] for group in self._groups.tolist()]
-        found = kernels.unscale_and_check_(values, [of_region[region] for region in regions])
-        for region in {region for region, flag in zip(regions, found, strict=True) if flag} if any(found) else ():
-            nonfinite[region] = 1.0
-        return True
 
     def after_window(self, overflow: Tensor) -> None:
         """Move the scales by their rule; find the groups after the first window."""
@@ -282,12 +260,6 @@ class GroupLossScaling(LossScaling):
             flags = torch.stack([received, left, nonfinite])
             self.agree(flags)
             received, left, nonfinite = flags
-        elif host_values.reads_without_waiting(received, left, nonfinite, found_inf) and not (
-            found_inf.item() or any(flag for flags in (received, left, nonfinite) for flag in flags.tolist())
-        ):  # as usual: there is nothing to judge
-            calm = torch.zeros(self.manager.loss_scale_number, dtype=torch.bool, device=self._device)
-            self._verdict = calm, calm
-            return
         arose = arising_overflow(received, left, nonfinite)
         torch.maximum(found_inf, torch.maximum(nonfinite.max(), arose.max().to(nonfinite)), out=found_inf)
         inside = (self._groups >= 0) & (self._groups < self.manager.loss_scale_number)

@@ -63,22 +63,6 @@ class AdamNumbers(NamedTuple):
     loss_scale: float = 1.0
     nesterov: bool = False
 
-    def for_our_kernel(self) -> kernels.AdamSettings | None:
-        """Return the formula as our own kernels take it; None where they cannot: at a loss scale or with nesterov."""
-        if self.loss_scale != 1.0 or self.nesterov:
-            return None
-        return kernels.AdamSettings(
-            first_weight=1.0 - self.betas[0],
-            beta2=self.betas[1],
-            second_weight=1.0 - self.betas[1],
-            correction=1.0,
-            eps=self.eps,
-            step=self.rate,
-            decay=self.weight_decay,
-            shrink=1.0,
-            sign=1.0,
-        )
-
 
 def adam_step_(
     weights: list[Tensor],
@@ -86,19 +70,11 @@ def adam_step_(
     first: list[Tensor],
     second: list[Tensor],
     numbers: AdamNumbers,
-    before: kernels.Lasting | None = None,
-) -> kernels.Lasting | None:
+) -> None:
     """Update weights and moments in place; gradients are left as they are. Call it under ``torch.no_grad``.
 
-    All are dense float32 or float64 tensors on the CPU with the layout of their weight, at which no kernel looks. Given
-    as ``before``, what the last step returned (None unless our own kernel took it) saves looking at the tensors again.
+    All are dense float32 or float64 tensors on the CPU with the layout of their weight, at which no kernel looks.
     """
-    settings = numbers.for_our_kernel()
-    if settings is not None:
-        lists = kernels.adam_lists(weights, gradients, first, second, before=before)
-        if lists is not None:
-            kernels.adam_(lists, settings)
-            return lists.lasting
     rate, (beta1, beta2), eps, decay, scale, nesterov = numbers
     if decay != 0.0 and (scale != 1.0 or nesterov):
         gradients = list(torch._foreach_add(gradients, weights, alpha=decay * scale))
@@ -112,7 +88,6 @@ def adam_step_(
     counts = [_ENDLESS] * len(weights)
     options: Any = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": decay, "eps": eps}
     fused_adam_(weights, gradients, first, second, [], counts, **options, amsgrad=False, maximize=False)
-    return None
 
 
 class RoundedAdam:
@@ -132,17 +107,16 @@ class RoundedAdam:
         first: Sequence[Tensor],
         second: Sequence[Tensor],
         numbers: AdamNumbers,
-        before: kernels.Lasting | None = None,
-    ) -> kernels.Lasting | None:
+    ) -> None:
         """Do what `adam_step_` does, for float32 weights and bfloat16 moments."""
-        settings = numbers.for_our_kernel()
-        if settings is not None:
-            lists = kernels.adam_lists(weights, gradients, first, second, torch.bfloat16, before=before)
-            if lists is not None:
-                pieces = sum(-(-length // _VALUES) for length in lists.weights.lengths)
-                places = torch.randint(_VALUES, (2 * pieces,), generator=self.generator, device="cpu")
-                kernels.adam_rounded_(lists, settings, table=self._table, places=places, piece=_VALUES)
-                return lists.lasting
+        rate, (beta1, beta2), eps, decay, scale, nesterov = numbers
+        lists = None if nesterov or scale != 1.0 else kernels.adam_lists(weights, gradients, first, second)
+        if lists is not None:
+            pieces = sum(-(-length // _VALUES) for length in lists.lengths)
+            places = torch.randint(_VALUES, (2 * pieces,), generator=self.generator, device="cpu")
+            settings = kernels.AdamSettings(1.0 - beta1, beta2, 1.0 - beta2, eps, rate, decay)
+            kernels.adam_rounded_(lists, settings, table=self._table, places=places, piece=_VALUES)
+            return
         for tensors in zip(weights, gradients, first, second, strict=True):
             cut = (torch.split(_in_memory_order(tensor), _VALUES) for tensor in tensors)
             for w_piece, g_piece, m_piece, v_piece in zip(*cut, strict=True):
@@ -154,7 +128,6 @@ class RoundedAdam:
                 for values, target in ((one, m_piece), (two, v_piece)):
                     place = int(torch.randint(_VALUES, (), generator=self.generator, device="cpu"))
                     round_stochastically_(values, self._table[place : place + n], target)
-        return None
 
 
 def round_stochastically_(values: Tensor, noise: Tensor, target: Tensor) -> None:
@@ -181,7 +154,6 @@ class StepGroup:
     steps: Tensor  # taken so far, 0-dimensional, float32; owned by this step group
     first: list[Tensor]  # moments; empty before the first step
     second: list[Tensor]
-    lists: kernels.Lasting | None = None  # what the last step went through
     strides: list[tuple[int, ...]] = field(init=False)
     is_contiguous: bool = field(init=False)
 
@@ -207,7 +179,7 @@ class StepGroup:
         decay = group["weight_decay"] if self.is_decayed else 0.0
         numbers = AdamNumbers(rate, (beta1, beta2), group["eps"], decay, group["loss_scale"], group["use_nesterov"])
         take_step_ = adam_step_ if rounded is None else rounded.step_
-        self.lists = take_step_(weights, gradients, self.first, self.second, numbers, before=self.lists)
+        take_step_(weights, gradients, self.first, self.second, numbers)
         return time.perf_counter() - began
 
     def laid_out(self, gradients: list[Tensor]) -> list[Tensor]:
