@@ -36,11 +36,8 @@ def test_what_cannot_stand_on_the_axes_is_left_out(point: Point) -> None:
     assert len(_circles(Panel("t", "x", "y", [point, Point(1, 1), Point(2, 2)], log_x=True))) == 2
 
 
-def test_nothing_to_show_is_said() -> None:
+def test_texts_are_escaped_one_point_has_axes_and_none_is_said() -> None:
     assert "nothing to show" in chart([Panel("t", "x", "y", [])])
-
-
-def test_texts_are_escaped_and_one_point_has_axes() -> None:
     text = chart([Panel("a < b", "x & y", "y", [Point(3, 3, text="<script>")])])
     ElementTree.fromstring(text)
     assert "<script>" not in text

@@ -109,12 +109,6 @@ def test_logarithms_of_tiny_scales_do_not_underflow() -> None:
     assert result.mean_log2_scale[0] == pytest.approx(np.log2(naive(threshold, policy)[0]).mean())
 
 
-@pytest.mark.parametrize("at", [[4], [-1], [0.5], [[1]]], ids=["behind the end", "negative", "half", "matrix"])
-def test_steps_outside_the_run_are_refused(at: Any) -> None:
-    with pytest.raises(ValueError, match=r"`at` must be a vector of integer steps in \[0, 4\)"):
-        simulate(np.ones(4), [ScalePolicy()], at=at)
-
-
 def test_no_policies_and_no_steps_give_empty_results() -> None:
     assert simulate([1.0, 2.0], []).overflows.shape == (0,)
     result = simulate([], [ScalePolicy(init=8.0)])
@@ -124,17 +118,19 @@ def test_no_policies_and_no_steps_give_empty_results() -> None:
     assert result.trace(0).per_step().tolist() == []
 
 
-@pytest.mark.parametrize("threshold", [[math.nan], [-1.0], [[1.0]]], ids=["nan", "negative", "matrix"])
-def test_bad_thresholds_are_refused(threshold: Any) -> None:
-    with pytest.raises(ValueError, match="`threshold_scale` must be a vector"):
-        simulate(threshold, [ScalePolicy()])
+def test_equal_policies_compare_equal_whatever_the_number_type() -> None:
+    assert ScalePolicy(init=8, factor=2, window=3) == ScalePolicy(init=np.float64(8.0), factor=2.0, window=np.int64(3))
 
 
-def test_unknown_policy_kind_is_refused_with_advice() -> None:
+def test_what_is_no_run_no_step_of_it_and_no_policy_is_refused() -> None:
+    threshold: Any
+    for threshold in ([math.nan], [-1.0], [[1.0]]):
+        with pytest.raises(ValueError, match="`threshold_scale` must be a vector"):
+            simulate(threshold, [ScalePolicy()])
+    at: Any
+    for at in ([4], [-1], [0.5], [[1]]):
+        with pytest.raises(ValueError, match=r"`at` must be a vector of integer steps in \[0, 4\)"):
+            simulate(np.ones(4), [ScalePolicy()], at=at)
     kind: Any = "none"
     with pytest.raises(ValueError, match=r'"dynamic" or "fixed".*kind="fixed" with init=1'):
         ScalePolicy(kind=kind)
-
-
-def test_equal_policies_compare_equal_whatever_the_number_type() -> None:
-    assert ScalePolicy(init=8, factor=2, window=3) == ScalePolicy(init=np.float64(8.0), factor=2.0, window=np.int64(3))

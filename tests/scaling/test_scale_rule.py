@@ -71,12 +71,8 @@ def test_golden_sequences_of_the_functional_scaler(traces: dict[str, Any]) -> No
         scales = run(ScaleState(case["init"]), overflows, rule)
         assert scales == pytest.approx(case["functional_scaler"]["scale"], rel=1e-6), case["init"]
     long = traces["long_window"]
-    hits = set(long["overflow_steps"])
-    scales = run(
-        ScaleState(long["init"]),
-        [step in hits for step in range(long["n_steps"])],
-        Rule(long["factor"], long["window"]),
-    )
+    overflows = [step in long["overflow_steps"] for step in range(long["n_steps"])]
+    scales = run(ScaleState(long["init"]), overflows, Rule(long["factor"], long["window"]))
     changes = [[step, scale] for step, scale in enumerate(scales) if step == 0 or scale != scales[step - 1]]
     np.testing.assert_allclose(changes, long["functional_scaler_changes"], rtol=1e-6)
 
@@ -120,31 +116,18 @@ def test_host_and_device_agree_bit_for_bit_on_a_vector_of_scales(
     maximum: float | None,
     ceiling: Any,
 ) -> None:
-    scales, steps = (np.array([row[i] for row in groups], dtype=kind) for i, kind in ((0, np.float32), (1, np.int64)))
-    overflowed = np.array([row[2] for row in groups], dtype=bool)
-    bounds = [None if bound is None else np.float32(bound) for bound in (minimum, maximum)]
-    on_host, restarted = next_scales(
-        scales,
-        steps,
-        overflowed,
-        factor=np.float32(factor),
-        window=window,
-        minimum=bounds[0],
-        maximum=bounds[1],
-        growth_ceiling=ceiling,
-    )
-    assert on_host.dtype == np.float32
+    kinds = (np.float32, np.int64, np.bool_)
+    scales, steps, overflowed = (np.array([row[i] for row in groups], dtype=kind) for i, kind in enumerate(kinds))
+    rule: dict[str, Any] = {"window": window, "growth_ceiling": ceiling}
     numbers: dict[str, Any] = {"minimum": minimum, "maximum": maximum}
+    on_host_bounds = {name: None if n is None else np.float32(n) for name, n in numbers.items()}
+    on_host, restarted = next_scales(scales, steps, overflowed, factor=np.float32(factor), **rule, **on_host_bounds)
+    assert on_host.dtype == np.float32
     vectors = {name: None if n is None else torch.full((len(scales),), n) for name, n in numbers.items()}
-    for given_bounds in (numbers, vectors):
+    for bounds in (numbers, vectors):
         with forbid_host_reads():
-            on_device, anew = next_scales(
-                *map(torch.tensor, (scales, steps, overflowed)),
-                factor=factor,
-                window=window,
-                growth_ceiling=ceiling,
-                **given_bounds,
-            )
+            tensors = map(torch.tensor, (scales, steps, overflowed))
+            on_device, anew = next_scales(*tensors, factor=factor, **rule, **bounds)
         assert on_device.numpy().tobytes() == on_host.tobytes()
         assert anew.tolist() == restarted.tolist()
 
@@ -167,15 +150,8 @@ def test_every_scale_of_a_vector_follows_the_rule_of_a_single_one(
 @settings(max_examples=40)
 @given(st.floats(1.0, 2.0**100, width=32), st.floats(0.5, 0.984375, width=32))
 def test_a_ratio_of_its_own_for_the_fall_is_multiplied_in_float32(scale: float, ratio: float) -> None:
-    moved, _ = next_scales(
-        torch.tensor([scale]),
-        torch.tensor([1]),
-        torch.tensor([True]),
-        factor=2.0,
-        window=1,
-        minimum=0.0,
-        reduce_ratio=ratio,
-    )
+    now = torch.tensor([scale]), torch.tensor([1]), torch.tensor([True])
+    moved, _ = next_scales(*now, factor=2.0, window=1, minimum=0.0, reduce_ratio=ratio)
     assert moved.item() == np.float32(scale) * np.float32(ratio)
 
 

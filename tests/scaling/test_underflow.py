@@ -52,19 +52,14 @@ def test_groups_of_a_step_are_added_up_over_common_bins() -> None:
     assert table.counts.tolist() == [[4, 0, 1, 2], [0, 0, 0, 7]]
 
 
-def test_a_step_without_elements_has_no_share() -> None:
+def test_a_step_without_elements_has_no_share_and_what_is_no_scale_and_no_count_is_refused() -> None:
     share = underflow_share(exponent_table([ExponentCounts("a", 0, ()), ExponentCounts("a", 0, (1,))]), 1.0)
     assert math.isnan(share[0])
     assert share[1] == 0.0
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, [1.0, 2.0, 3.0]])
-def test_bad_scales_are_refused(scale: Any) -> None:
-    with pytest.raises(ValueError, match="`scale`"):
-        underflow_share(ExponentTable(0, np.ones((2, 2))), scale)
-
-
-@pytest.mark.parametrize("counts", [np.ones(3), np.array([[-1.0]]), np.array([[math.nan]])])
-def test_bad_counts_are_refused(counts: Any) -> None:
-    with pytest.raises(ValueError, match="`counts` must be a matrix"):
-        ExponentTable(0, counts)
+    scale: Any
+    for scale in (0.0, -1.0, math.nan, [1.0, 2.0, 3.0]):
+        with pytest.raises(ValueError, match="`scale`"):
+            underflow_share(ExponentTable(0, np.ones((2, 2))), scale)
+    for counts in (np.ones(3), np.array([[-1.0]]), np.array([[math.nan]])):
+        with pytest.raises(ValueError, match="`counts` must be a matrix"):
+            ExponentTable(0, counts)
