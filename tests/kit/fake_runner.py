@@ -63,7 +63,7 @@ seeds_max = 8
 candidates = 2
 """
 
-SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 8", "seeds_max = 6")
+SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("= 8", "= 3").replace("= 6", "= 3")
 SEARCH = SHORT.replace("[confirm]", "[confirm]\nenabled = false")
 
 DIM_REDUCE = """
