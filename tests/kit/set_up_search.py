@@ -43,6 +43,7 @@ leader_seeds = 6
 "schedule.length" = {{low = 0.1, high = 0.9, log = true}}
 {space}
 [confirm]
+enabled = {confirms}
 seeds_min = 10
 seeds_max = 20
 candidates = {candidates}
@@ -69,7 +70,9 @@ name = "none"
 """
 LINEAR = '"schedule.shape" = ["linear"]'
 USUAL = {"space": LINEAR + '\n"batch.factor" = [1.0, 2.0]', "allowed": ALLOWED, "set_up": "", "n_trials": 14}
-USUAL |= {"plain_runs": 9, "candidates": 1}
+USUAL |= {"plain_runs": 9, "candidates": 1, "confirms": "true"}
+SEARCH_ALONE = {"set_up": "attribution_share = 0.0", "confirms": "false"}
+"""What `write` changes where neither the parts of the gain nor a confirmation matter: a third of the time."""
 
 
 def write(folder: Path, **changed: Any) -> Path:

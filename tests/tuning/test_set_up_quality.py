@@ -113,12 +113,8 @@ def test_runs_that_diverged_break_nothing(n_diverged: int) -> None:
     assert np.isfinite(found).all()
     assert found[0] > 0.8
     assert found[1] < 0.3
-
-
-def test_nothing_but_runs_that_diverged_is_no_error() -> None:
-    one = {LENGTH: 0.5, RATE: 0.01, NAME: "SGD"}
-    found = fitted([Tried(one, (math.inf, math.inf))]).probability([one])
-    assert 0.0 <= found[0] < 0.1
+    nothing_else = fitted(bad[:1]).probability([bad[0].values])
+    assert 0.0 <= nothing_else[0] < 0.1
 
 
 def test_before_any_run_every_plan_has_the_same_probability_which_is_no_certainty() -> None:

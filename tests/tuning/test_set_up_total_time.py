@@ -75,9 +75,8 @@ def test_compiling_and_a_warm_up_count_in_full_however_short_the_run(file: Study
 
 
 def test_a_curriculum_takes_the_time_of_its_stages(file: StudyFile) -> None:
-    plan = plan_of(
-        file, curriculum__kind="resolution", curriculum__start=0.5, curriculum__until=0.5, curriculum__stages=2
-    )
+    growing = {"kind": "resolution", "start": 0.5, "until": 0.5, "stages": 2}
+    plan = plan_of(file, **{f"curriculum__{name}": value for name, value in growing.items()})
     kinds = kinds_of_steps(plan, file.plans, STEPS)
     assert sum(share for _, share in kinds) == pytest.approx(1.0)
     assert [share for _, share in kinds] == pytest.approx([0.25, 0.25, 0.5])
@@ -94,28 +93,24 @@ def test_a_curriculum_takes_the_time_of_its_stages(file: StudyFile) -> None:
 
 
 @pytest.mark.parametrize(
-    "same",
+    ("changed", "is_shared"),
     [
-        {"schedule__length": 0.3},
-        {"schedule__shape": "linear", "schedule__warmup": 0.2},
-        {"optimizer__lr": 0.02, "optimizer__weight_decay": 0.1},
+        ({"schedule__length": 0.3}, True),
+        ({"schedule__shape": "linear", "schedule__warmup": 0.2}, True),
+        ({"optimizer__lr": 0.02, "optimizer__weight_decay": 0.1}, True),
+        ({"optimizer__name": "SGD"}, False),
+        ({"batch__factor": 2.0}, False),
+        ({"amp__level": "O2"}, False),
     ],
-    ids=["length", "course", "rates"],
+    ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
 )
-def test_rates_and_lengths_share_a_step_time(file: StudyFile, same: dict[str, Any]) -> None:
+def test_rates_and_lengths_share_a_step_time_and_what_changes_a_step_is_timed_by_itself(
+    file: StudyFile, changed: dict[str, Any], is_shared: bool
+) -> None:
     name = {"optimizer__name": "AdamW"}
-    plain, other = plan_of(file, **name), plan_of(file, **name, **same)
+    plain, other = plan_of(file, **name), plan_of(file, **name | changed)
     assert plain.key() != other.key()
-    assert plain.step_key() == other.step_key()
-
-
-@pytest.mark.parametrize(
-    "unlike",
-    [{"optimizer__name": "AdamW"}, {"batch__factor": 2.0}, {"amp__level": "O2"}],
-    ids=lambda one: next(iter(one)),
-)
-def test_what_changes_a_step_is_timed_by_itself(file: StudyFile, unlike: dict[str, Any]) -> None:
-    assert plan_of(file, **unlike).step_key() != plan_of(file).step_key()
+    assert (plain.step_key() == other.step_key()) is is_shared
 
 
 class CountingRunner(SurfaceRunner):
@@ -189,10 +184,8 @@ def test_the_verdict_counts_compiling_and_says_from_what_length_of_training_it_p
     assert config.part(RuntimeSection).compile == "default"
     run_ms = STEPS * STEP_MS
     assert 1.0 / taken.speedup == pytest.approx(0.5 * predicted_time(config) + COLD_MS / run_ms, rel=0.05)
-    said = re.search(
-        r"includes 0\.2 s of compiling, timed once, which pays off in trainings of more than (\d+) batches\.",
-        taken.sentence,
-    )
+    told = r"includes 0\.2 s of compiling, timed once, which pays off in trainings of more than (\d+) batches\."
+    said = re.search(told, taken.sentence)
     assert said is not None
     saved_ms = STEP_MS * (1.0 - 0.5 * predicted_time(config))
     assert int(said[1]) == pytest.approx(COLD_MS / saved_ms, rel=0.1)
