@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from optuna.trial import TrialState
 from torch import nn
 
+from tests.experiments.small_tasks import small_task
 from tests.kit.fake_runner import (
     DIM_REDUCE,
     SEARCH,
@@ -37,8 +36,8 @@ from workbench.study.run.job import (
     SpeedJob,
     TrainJob,
 )
-from workbench.tasks import Task
 
+THREE = SEARCH.replace("n_trials = 4", "n_trials = 3")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
 
 
@@ -72,10 +71,10 @@ def states(directory: Path) -> list[TrialState]:
 @pytest.mark.parametrize(
     ("prefix", "text"),
     [
-        ("trial_0000", SEARCH),
-        ("trial_0002", SEARCH),
-        ("loss_scale_recording", SEARCH + REPLAY),
-        ("loss_scale_rerun", SEARCH + REPLAY),
+        ("trial_0000", THREE),
+        ("trial_0002", THREE),
+        ("loss_scale_recording", THREE + REPLAY),
+        ("loss_scale_rerun", THREE + REPLAY),
         ("warm_up", DIM_REDUCE),
         ("", SHORT),
     ],
@@ -135,71 +134,43 @@ def test_workers_end_too_and_their_trials_wait_for_the_next_time(tmp_path: Path)
 class Counting:
     """A task that counts its losses, and asks for the end at one of them."""
 
-    def __init__(self, last: int) -> None:
-        self.last, self.losses = last, 0
+    def __init__(self, last: int, hidden: int = 0) -> None:
+        self.last, self.losses, self.hidden = last, 0, hidden
+        self.task = small_task(model=self.model, on_loss=self.count)
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+    def model(self) -> nn.Module:
+        return nn.Sequential(*(nn.Linear(4, 4) for _ in range(self.hidden)), nn.Linear(4, 2))
+
+    def count(self, _: int) -> None:
         self.losses += 1
-        return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
 
     def asked(self) -> bool:
         return self.losses >= self.last
-
-    def task(self, hidden: int = 0) -> Task:
-        def batches(seed: int) -> Iterator[Any]:
-            generator = torch.Generator().manual_seed(seed)
-            x = torch.randn(8, 3, generator=generator)
-            return iter([(x, x.sum(1, keepdim=True))] * 4)
-
-        return Task(
-            name="counted",
-            model=lambda: nn.Sequential(*(nn.Linear(3, 3) for _ in range(hidden)), nn.Linear(3, 1)),
-            loss=self.loss,
-            optimizer=lambda named: torch.optim.SGD([p for _, p in named], 0.01),
-            train=batches,
-            evaluate=batches,
-            metric="mse",
-        )
 
 
 @pytest.mark.parametrize("last", [5, 6])
 def test_training_ends_within_the_step(tmp_path: Path, last: int) -> None:
     counting = Counting(last)
-    experimenter = TaskExperimenter(counting.task(), "cpu", tmp_path / "runs")
+    experimenter = TaskExperimenter(counting.task, "cpu", tmp_path / "runs")
     job = TrainJob(BoostConfig(), "O0", seed=0, steps=50, evaluate_every=50, run_id="one")
     trained = experimenter.run(job, Monitor(stop=counting.asked))
     assert trained.steps == counting.losses == last
     assert "stopped on request" in trained.message
 
 
-@pytest.mark.parametrize("last", [5, 17])
-def test_timing_ends_within_the_step(tmp_path: Path, last: int) -> None:
-    counting = Counting(last)
-    experimenter = TaskExperimenter(counting.task(), "cpu", tmp_path / "runs")
-    side = (BoostConfig(), "O0")
-    with pytest.raises(StudyStoppedError):
-        experimenter.run(SpeedJob(side, side, seed=0, rounds=50, steps_per_block=10), Monitor(stop=counting.asked))
-    assert counting.losses == last
-
-
-ACCUMULATED = BoostConfig.from_dict(
-    {
-        "boost": {"mode": "manual", "grad_freeze": False, "less_bn": False, "grad_accumulation": True},
-        "grad_accumulation": {"grad_accumulation_step": 8},
-    }
-)
-FROZEN = BoostConfig.from_dict(
-    {"boost": {"mode": "manual", "grad_freeze": True, "less_bn": False}, "grad_freeze": {"param_groups": 4}}
-)
+OFF = BoostConfig().with_values({"boost.mode": "manual", "boost.grad_freeze": False, "boost.less_bn": False})
+ACCUMULATED = OFF.with_values({"boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 8})
+FROZEN = OFF.with_values({"boost.grad_freeze": True, "grad_freeze.param_groups": 4})
 
 
 @pytest.mark.parametrize("last", [3, 13, 29])
-@pytest.mark.parametrize("kind", ["windows of eight batches", "agreement", "a freezing limit"])
+@pytest.mark.parametrize("kind", ["timing", "windows of eight batches", "agreement", "a freezing limit"])
 def test_whatever_runs_ends_within_the_batch(tmp_path: Path, kind: str, last: int) -> None:
-    counting = Counting(last)
-    experimenter = TaskExperimenter(counting.task(hidden=11), "cpu", tmp_path / "runs")
+    counting = Counting(last, hidden=11)
+    experimenter = TaskExperimenter(counting.task, "cpu", tmp_path / "runs")
     plain, slow = (BoostConfig(), "O0"), (ACCUMULATED, "O1")
     jobs: dict[str, Job[Any]] = {
+        "timing": SpeedJob(plain, plain, seed=0, rounds=50, steps_per_block=10),
         "windows of eight batches": SpeedJob(slow, slow, seed=0, rounds=50, steps_per_block=16),
         "agreement": AgreementJob(plain, plain, seed=0),
         "a freezing limit": FreezingLimitJob((FROZEN, "O1"), seed=0, rounds=50, steps_per_block=8),

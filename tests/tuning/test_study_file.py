@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.kit.fake_runner import STUDY, write_study
 from workbench.config import BoostConfig
@@ -128,74 +125,6 @@ def test_a_missing_or_unreadable_file_is_a_sentence(tmp_path: Path) -> None:
 def test_comments_and_layout_do_not_change_the_question() -> None:
     assert parse_study(STUDY).canonical() == parse_study(STUDY.replace("\n\n", "\n# a remark\n\n")).canonical()
     assert parse_study(STUDY).canonical() != parse_study(STUDY.replace("high = 0.9", "high = 0.8")).canonical()
-
-
-scalars = st.one_of(
-    st.booleans(),
-    st.integers(-5, 500),
-    st.floats(allow_nan=True, allow_infinity=True),
-    st.sampled_from(["O1", "tpe", "", "x"]),
-)
-values = st.recursive(
-    scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(["low", "high", "log", "step", "name", "level"]), inner, max_size=4),
-    ),
-    max_leaves=6,
-)
-sections = st.fixed_dictionaries(
-    {"study": st.just({"task": "t", "budget_steps": 10, "n_trials": 2})},
-    optional={
-        name: st.dictionaries(
-            st.sampled_from(
-                [
-                    "name",
-                    "level",
-                    "o1",
-                    "seeds_min",
-                    "enabled",
-                    "grad_freeze.freeze_p",
-                    "boost.less_bn",
-                    "amp",
-                    "n_trials",
-                ]
-            ),
-            values,
-            max_size=3,
-        )
-        for name in ["space", "baseline", "sampler", "pruner", "confirm", "allowed_drop", "speed", "loss_scale_replay"]
-    },
-)
-
-
-def toml_of(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, list):
-        return "[" + ", ".join(toml_of(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f'"{key}" = {toml_of(item)}' for key, item in value.items()) + "}"
-    return repr(value)
-
-
-@settings(max_examples=40, deadline=None)
-@given(sections)
-def test_any_file_is_either_accepted_and_stable_or_refused_with_one_sentence(content: dict[str, Any]) -> None:
-    text = "\n".join(
-        f"[{name}]\n" + "\n".join(f'"{key}" = {toml_of(value)}' for key, value in table.items())
-        for name, table in content.items()
-    )
-    tomllib.loads(text)
-    try:
-        file = parse_study(text)
-    except StudyError as error:
-        assert "\n" not in str(error)  # noqa: PT017  # either outcome is right
-    else:
-        assert parse_study(text).canonical() == file.canonical()
-        file.base_config()
 
 
 def test_when_to_end_and_where_to_begin_are_no_part_of_the_question() -> None:

@@ -244,36 +244,32 @@ def test_silence_tells_of_a_process_elsewhere(
     assert study.get_trials()[0].state == TrialState.WAITING
 
 
-def test_a_process_that_is_gone_here_is_noticed_at_once(
-    study: optuna.Study, here: Forgetful, there: Forgetful, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("began", "found", "found_alone"),
+    [
+        ({"os.getpid": lambda: 2**22 + 1, "workbench.core.process_identity.start_ticks": lambda pid: 1}, [0], []),
+        ({"os.getpid": os.getppid}, [], []),
+        ({"workbench.study.store.liveness.machine": lambda: "the boot before"}, [], [0]),
+    ],
+    ids=["by a process that is gone", "by a running process", "before the machine was started again"],
+)
+def test_a_trial_begun_here_is_nobodys_once_its_process_is_surely_gone(
+    began: dict[str, object],
+    found: list[int],
+    found_alone: list[int],
+    study: optuna.Study,
+    here: Forgetful,
+    there: Forgetful,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("os.getpid", lambda: 2**22 + 1)  # larger than any process number
-        patch.setattr("workbench.core.process_identity.start_ticks", lambda pid: 1)
+        for name, value in began.items():
+            patch.setattr(name, value)
         loaded(study, there).ask()
-    assert StaleTrials(here, study).put_back() == [0]
-
-
-def test_a_running_process_here_keeps_its_trial_and_so_does_this_one(
-    study: optuna.Study, here: Forgetful, there: Forgetful, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import os
-
-    with monkeypatch.context() as patch:
-        patch.setattr("os.getpid", os.getppid)
-        loaded(study, there).ask()
-    study.ask()
-    assert StaleTrials(here, study).put_back() == []
-
-
-def test_a_trial_from_before_the_machine_was_started_again_is_nobodys_where_nobody_else_works(
-    study: optuna.Study, here: Forgetful, there: Forgetful, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("workbench.study.store.liveness.machine", lambda: "the boot before")
-        loaded(study, there).ask()
-    assert StaleTrials(here, study).put_back() == []
-    assert StaleTrials(here, study).put_back(alone=True) == [0]
+    if not found:
+        study.ask()  # this process's own stays
+    assert StaleTrials(here, study).put_back() == found
+    assert StaleTrials(here, study).put_back(alone=True) == found_alone, "where nobody else works"
 
 
 def test_ctrl_c_during_an_outage_waits_for_nothing(study: optuna.Study, here: Forgetful) -> None:

@@ -28,7 +28,7 @@ from tests.kit.fake_runner import (
 )
 from workbench.config import BoostConfig
 from workbench.core.records import Verdict
-from workbench.study import OutOfTimeError, StudyError, join_study, read_result, tune
+from workbench.study import OutOfTimeError, StudyError, join_study, tune
 from workbench.study.run.job import (
     UNMONITORED,
     FreezingLimitJob,
@@ -67,9 +67,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Clocked(FakeRunner):
     """Trains in steps of one second times their relative cost, evaluates in two, and asks at each step to stop."""
 
-    def __init__(self, directory: Path, clock: Clock) -> None:
-        super().__init__(directory)
-        self.clock = clock
+    clock: Clock
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         match job:
@@ -123,10 +121,10 @@ def states(directory: Path) -> list[TrialState]:
     return [trial.state for trial in stored_trials(directory)]
 
 
-def run(directory: Path, clock: Clock, limit: float | None) -> tuple[Any, float]:
+def run(directory: Path, clock: Clock, limit: float | None, **options: Any) -> tuple[Any, float]:
     """Return the result of a command and how long it took, by the clock."""
-    began = time.monotonic()
-    result = tune(directory, make_experimenter=lambda file, folder: Clocked(folder, clock), timeout=limit)
+    began, make = time.monotonic(), making(Clocked, clock=clock)
+    result = tune(directory, make_experimenter=make, timeout=limit, **options)
     return result, time.monotonic() - began
 
 
@@ -187,8 +185,7 @@ def test_a_run_that_could_not_end_in_time_is_not_begun(tmp_path: Path, clock: Cl
     run(directory, clock, None)
     for _ in range(2):  # runs of the confirmation, whose seconds are known
         before = calls(directory)
-        options = {"confirm_seeds": 20, "timeout": 250.0}
-        tune(directory, make_experimenter=lambda file, folder: Clocked(folder, clock), **options)
+        run(directory, clock, 250.0, confirm_seeds=12)
         assert not [line for line in calls(directory)[len(before) :] if line.startswith("cut")]
 
 
@@ -213,13 +210,13 @@ def test_a_confirmation_that_was_cut_short_goes_on_before_the_search_does(tmp_pa
     write_study(directory, SHORT)
     n_trials, seeds = len(states(directory)), []
     for trials in (5, 8):
-        options: dict[str, Any] = {"confirm_seeds": 40, "trials": trials, "timeout": 3000.0}
-        result = tune(directory, make_experimenter=lambda file, folder: Clocked(folder, clock), **options)
+        options: dict[str, Any] = {"confirm_seeds": 40, "trials": trials}
+        result, _ = run(directory, clock, 3000.0, **options)
         assert len(states(directory)) == n_trials, "no trial is drawn while a test lacks seeds"
         seeds.append(result.candidates[0].n_seeds)
     assert seeds[0] < seeds[1] == 20, "its first look"
     assert result.candidates[0].verdict is Verdict.CONFIRMED
-    tune(directory, make_experimenter=lambda file, folder: Clocked(folder, clock), trials=8)
+    run(directory, clock, None, trials=8)
     assert len(states(directory)) > n_trials
 
 
@@ -241,7 +238,7 @@ def test_more_seeds_for_what_is_undecided_come_before_the_search(tmp_path: Path)
 def test_a_worker_ends_at_its_limit_and_puts_its_trial_back(tmp_path: Path, clock: Clock) -> None:
     directory = write_study(tmp_path / "s", SHORT)
     began = time.monotonic()
-    first = join_study(directory, make_experimenter=lambda file, folder: Clocked(folder, clock), timeout=50.0)
+    first = join_study(directory, make_experimenter=making(Clocked, clock=clock), timeout=50.0)
     assert time.monotonic() - began <= 50.0 + STEP + 2.0
     assert (first.finished, first.complete) == (0, False)
     assert states(directory) == [TrialState.WAITING]
@@ -259,12 +256,18 @@ def test_worker_processes_end_at_the_limit_too(tmp_path: Path) -> None:
 # -- one experimenter -------------------------------------------------------------------------------------------------
 
 
+def clocked(folder: Path, clock: Clock) -> Clocked:
+    runner = Clocked(folder)
+    runner.clock = clock
+    return runner
+
+
 SIDE = (BoostConfig(), "O0")
 RUN = TrainJob(*SIDE, seed=0, steps=50, evaluate_every=50)
 
 
 def test_a_run_that_is_cut_says_how_long_it_would_have_taken(tmp_path: Path, clock: Clock) -> None:
-    guard = StoppableExperimenter(Clocked(tmp_path, clock), deadline=time.monotonic() + 10.5)
+    guard = StoppableExperimenter(clocked(tmp_path, clock), deadline=time.monotonic() + 10.5)
     with pytest.raises(OutOfTimeError) as caught:
         guard.run(RUN)
     assert caught.value.needed_seconds == pytest.approx(50.0, rel=0.02)
@@ -283,14 +286,14 @@ def test_what_trains_beside_another_ends_with_it_when_its_deadline_changes(tmp_p
 
 
 def test_a_run_whose_last_evaluation_ends_after_the_deadline_is_kept(tmp_path: Path, clock: Clock) -> None:
-    guard = StoppableExperimenter(Clocked(tmp_path, clock), deadline=time.monotonic() + 51.0)
+    guard = StoppableExperimenter(clocked(tmp_path, clock), deadline=time.monotonic() + 51.0)
     assert guard.run(RUN).steps == 50
     with pytest.raises(OutOfTimeError):
         guard.run(SpeedJob(SIDE, SIDE, seed=0, rounds=2, steps_per_block=2))
 
 
 def test_a_measurement_that_is_cut_is_no_result(tmp_path: Path, clock: Clock) -> None:
-    guard = StoppableExperimenter(Clocked(tmp_path, clock), deadline=time.monotonic() + 3.5)
+    guard = StoppableExperimenter(clocked(tmp_path, clock), deadline=time.monotonic() + 3.5)
     with pytest.raises(OutOfTimeError):
         guard.run(FreezingLimitJob(SIDE, seed=0, rounds=2, steps_per_block=2))
     assert calls(tmp_path)[-2:] == ["cut freezing limit", "trained freezing limit"]
@@ -366,11 +369,8 @@ def test_without_a_pruner_and_with_two_objectives_every_run_goes_to_its_end(
 
 
 def test_trials_that_would_be_confirmed_are_not_pruned_because_one_is_better(tmp_path: Path) -> None:
-    directory = write_study(
-        tmp_path / "s", STUDY.replace("n_trials = 10", "n_trials = 12").replace("= 6", "= 2").replace("= 8", "= 2")
-    )
-    tune(directory, make_experimenter=make_fake)
-    result = read_result(directory)
+    text = STUDY.replace("n_trials = 10", "n_trials = 12").replace("[confirm]", "[confirm]\nenabled = false")
+    result = tune(write_study(tmp_path / "s", text), make_experimenter=make_fake)
     complete = [one for one in result.trials if one.state == "complete" and one.feasible and one.seconds]
     assert len(complete) >= 3  # O0 and at least as many as are confirmed at once
 

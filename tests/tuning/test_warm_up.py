@@ -28,7 +28,7 @@ from workbench.study.run.warm_up import WarmUpError, WarmUps, find_warm_up
 
 SPACE = STUDY[STUDY.index("[space]") : STUDY.index("[confirm]")]
 REDUCING = STUDY.replace(SPACE, '[space]\n"boost.dim_reduce" = [true]\n"dim_reduce.n_components" = [2, 4]\n\n')
-REDUCING = REDUCING.replace("n_trials = 10", "n_trials = 3")
+REDUCING = REDUCING.replace("n_trials = 10", "n_trials = 3").replace("= 8", "= 6")
 FILE = parse_study(REDUCING)
 REDUCED = BoostConfig.from_dict({"boost": {"mode": "manual", "dim_reduce": True}, "dim_reduce": {"n_components": 2}})
 PLAN = FILE.plans.resolve(REDUCED, "O1")
