@@ -91,7 +91,7 @@ def test_the_interval_of_the_steps_time_widens_that_of_the_ratio() -> None:
 def test_a_diverged_run_refutes_and_a_diverged_baseline_says_nothing_about_the_candidate() -> None:
     decision = decide([(0.9, 0.9), (0.9, math.nan)], 0.1, higher_is_better=True)
     assert (decision.verdict, decision.reason) == (Verdict.REFUTED, "1 of 2 runs diverged")
-    pairs = [(0.9, 0.9), (0.91, 0.91), (math.nan, 0.9), (0.9, 0.9)]
+    pairs = [(0.9, 0.9), (0.91, 0.91), (math.nan, 0.9), (0.9, 0.9), (math.nan, math.nan)]
     assert decide(pairs, 0.1, higher_is_better=True).bounds.n_pairs == 3
 
 
