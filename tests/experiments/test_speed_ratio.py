@@ -46,12 +46,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return fake
 
 
-def timed_task(clock: FakeClock, cost: Any) -> Task:
+def timed_task(clock: FakeClock, cost: Any, n_layers: int = 3 * GROUPS) -> Task:
     """Return a task of which a micro-batch takes ``cost(number of parameters that are trained)`` seconds."""
 
     class Deep(nn.Sequential):
         def __init__(self) -> None:
-            layers: list[nn.Module] = [nn.Linear(4, 4, bias=False) for _ in range(3 * GROUPS)]
+            layers: list[nn.Module] = [nn.Linear(4, 4, bias=False) for _ in range(n_layers)]
             super().__init__(*layers, nn.Linear(4, 2))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -210,7 +210,7 @@ def test_a_machine_that_slows_down_does_not_change_the_ratio(clock: FakeClock) -
         calls += 1
         return (1 + n_trained) * 1.01**calls  # after a hundred steps everything takes e times as long
 
-    task = timed_task(clock, cost)
+    task = timed_task(clock, cost, n_layers=9)
     config = freezing(param_groups=3)
     shares, sizes = schedule_of(task, config)
     expected = sum(share * (1 + sizes[group]) for group, share in shares.items()) / (1 + sizes[0])
@@ -223,7 +223,7 @@ def test_a_noisy_machine_is_measured_longer_but_not_for_ever(clock: FakeClock) -
     noise = np.random.default_rng(0)
     rounds = {}
     for spread in (0.0, 0.02, 0.5):
-        task = timed_task(clock, lambda _, spread=spread: float(noise.lognormal(0.0, spread)))
+        task = timed_task(clock, lambda _, spread=spread: float(noise.lognormal(0.0, spread)), n_layers=1)
         rounds[spread] = measure(task, PLAIN, PLAIN, steps_per_block=1).rounds
     assert rounds[0.0] == 3
     assert 3 <= rounds[0.02] <= rounds[0.5] == 12
@@ -293,6 +293,6 @@ def test_a_dear_step_counts_as_often_as_it_comes(
 
     monkeypatch.setattr(Preconditioner, "refresh", dear)
     config = config.with_values({"optimizer.name": "thor", "optimizer.frequency": frequency})
-    task = timed_task(clock, lambda trained: 1.0)
+    task = timed_task(clock, lambda trained: 1.0, n_layers=9)
     measured = measure(task, PLAIN, config, steps_per_block=20)
     assert measured.ratio == pytest.approx(1.0 + 5.0 / frequency)

@@ -58,7 +58,7 @@ def test_a_whole_study_keeps_its_time_and_exports_what_keeps_the_quality(surface
 
 
 def test_plain_optuna_searches_on_the_surface(surface: Surface) -> None:
-    found = search(PLAIN, surface, network_facts(), 0, 2.0, 0.01)
+    found = search(PLAIN, surface, network_facts(), 0, 1.0, 0.01)
     assert len(found) == len(SHARES)
     assert found[0] == (1.0, 0.0)  # the task's own runs are not over by then
     assert found[-1][0] < 1.0
