@@ -51,21 +51,17 @@ def read_array_pickle(content: bytes) -> dict[Any, Any]:
     What lies deeper comes as an object of no use, unread. A TaskError says that it is damaged, or what else it asks
     for.
     """
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of an escape in a text
-        return _dictionary_in(content)
-
-
-def _dictionary_in(content: bytes) -> dict[Any, Any]:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     try:
-        for code, argument, _ in pickletools.genops(content):
-            if code.name == "STOP":
-                (value,) = stack
-                if type(value) is not dict:
-                    raise TaskError("it holds no dictionary")
-                return {key: _value_of(part) for key, part in value.items()}
-            _follow(code.name, argument, stack, memo)
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of an escape in a text
+            for code, argument, _ in pickletools.genops(content):
+                if code.name == "STOP":
+                    (value,) = stack
+                    if type(value) is not dict:
+                        raise TaskError("it holds no dictionary")
+                    return {key: _value_of(part) for key, part in value.items()}
+                _follow(code.name, argument, stack, memo)
     except TaskError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:  # as damaged files will

@@ -19,7 +19,6 @@ from workbench.config import BoostConfig, Plan
 from workbench.config.mindspore_notes import mindspore_notes
 from workbench.core.files import write_text_atomically
 from workbench.core.records import Choice, StudyResult
-from workbench.methods.protocol import Description
 from workbench.methods.registry import METHODS
 from workbench.study.ask.plans import StudyPlans, explicit_config, needs_warm_up
 from workbench.study.ask.sections import TARGETS
@@ -50,7 +49,12 @@ def export_configs(
         plan = plans.resolve(config, "O0" if candidate is None else level)
         exporting = [method for method in METHODS if method.exported_files and method.is_in_effect(plan)]
         for method in exporting:  # before the file that names theirs
-            plan = _with_files(method, plan, plans, snapshots, directory, target)
+            folder = snapshots if needs_warm_up(plan) else Path(attrgetter(method.snapshot_folder)(plan.config) or ".")
+            try:
+                read = method.load().export(plan, directory, target, folder)
+            except LookupError as error:
+                raise StudyError(str(error)) from None
+            plan = plans.resolve(explicit_config(plan).with_values(read), plan.level)
         path = directory / f"boost_config.{target}.json"
         explicit_config(plan).with_values({"provenance": _provenance(choice, plan, origin)}).save(path)
         left = (name for method in METHODS if method not in exporting for name in method.exported_files)
@@ -82,18 +86,6 @@ def write_tables(directory: Path, result: StudyResult) -> None:
     write_text_atomically(directory / "candidates.csv", known.to_csv(index=False, lineterminator="\n"))
     hardware = json.dumps(plain(dict(result.environment)), indent=2, ensure_ascii=False) + "\n"
     write_text_atomically(directory / "environment.json", hardware)
-
-
-def _with_files(
-    method: Description, plan: Plan, plans: StudyPlans, snapshots: Path | None, directory: Path, target: str
-) -> Plan:
-    """Write what a method needs beside the export and return the plan that reads it."""
-    folder = snapshots if needs_warm_up(plan) else Path(attrgetter(method.snapshot_folder)(plan.config) or ".")
-    try:
-        read = method.load().export(plan, directory, target, folder)
-    except LookupError as error:
-        raise StudyError(str(error)) from None
-    return plans.resolve(explicit_config(plan).with_values(read), plan.level)
 
 
 def _provenance(choice: Choice, plan: Plan, origin: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pandas as pd
 
 from workbench.core.credentials import hide_passwords
 from workbench.core.files import replacing
-from workbench.core.records import TrialRecord
 from workbench.study.answer.result import open_begun
 from workbench.study.ask.search_space import Dimension
 from workbench.study.errors import StudyError
@@ -68,7 +66,31 @@ def trial_table(study_dir: str | Path, *, storage: str | None = None) -> pd.Data
     """
     with kept.quiet_optuna():
         study, file, _ = open_begun(study_dir, storage)
-        return _table(study, trials_of(study), file.dimensions)
+        records = trials_of(study)
+        stored = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
+        metric_name = str(study.user_attrs.get("metric_name", ""))
+    rows = [
+        {
+            **{name: getattr(record, name) for name in TRIAL_COLUMNS if hasattr(record, name)},
+            "trial": record.number,
+            "in_effect": record.summary,
+            **dict(zip(("speed", "speed_low", "speed_high"), record.speed, strict=True)),
+            "metric_name": metric_name,
+            "drop": record.metric_deficit,
+            "started": _in_utc(stored[record.number].datetime_start),
+            "ended": _in_utc(stored[record.number].datetime_complete),
+            "message": hide_passwords(record.message),
+            "run": record.run_path,
+        }
+        for record in records
+    ]
+    types = {name: kind for name, (kind, _, _) in TRIAL_COLUMNS.items()}
+    frame = pd.DataFrame(rows, columns=list(types)).astype(types)
+    by_path = {dimension.path: dimension for dimension in file.dimensions if dimension.path not in types}
+    drawn = [path for record in records for path in record.parameters if path not in types]
+    for path in dict.fromkeys([*by_path, *drawn]):
+        frame[path] = _column([record.parameters.get(path) for record in records], by_path.get(path))
+    return frame
 
 
 def write_trial_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
@@ -89,33 +111,6 @@ def check_table_path(path: Path) -> None:
     """Raise StudyError when no table can be written to a file of this name."""
     if path.suffix.lower() not in TABLE_SUFFIXES:
         raise StudyError(f"a table of trials must be a file named *{' or *'.join(TABLE_SUFFIXES)}, got {path.name!r}")
-
-
-def _table(study: optuna.Study, records: Sequence[TrialRecord], dimensions: Sequence[Dimension]) -> pd.DataFrame:
-    stored = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
-    metric_name = str(study.user_attrs.get("metric_name", ""))
-    rows = [
-        {
-            **{name: getattr(record, name) for name in TRIAL_COLUMNS if hasattr(record, name)},
-            "trial": record.number,
-            "in_effect": record.summary,
-            **dict(zip(("speed", "speed_low", "speed_high"), record.speed, strict=True)),
-            "metric_name": metric_name,
-            "drop": record.metric_deficit,
-            "started": _in_utc(stored[record.number].datetime_start),
-            "ended": _in_utc(stored[record.number].datetime_complete),
-            "message": hide_passwords(record.message),
-            "run": record.run_path,
-        }
-        for record in records
-    ]
-    types = {name: kind for name, (kind, _, _) in TRIAL_COLUMNS.items()}
-    frame = pd.DataFrame(rows, columns=list(types)).astype(types)
-    by_path = {dimension.path: dimension for dimension in dimensions if dimension.path not in types}
-    drawn = [path for record in records for path in record.parameters if path not in types]
-    for path in dict.fromkeys([*by_path, *drawn]):
-        frame[path] = _column([record.parameters.get(path) for record in records], by_path.get(path))
-    return frame
 
 
 def _column(values: Sequence[Any], dimension: Dimension | None) -> pd.Series:
