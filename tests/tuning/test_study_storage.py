@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -191,25 +188,6 @@ def test_a_trial_that_ends_three_workers_is_given_up(study: optuna.Study, here: 
     assert was_given_up(trial)
     assert trial.user_attrs["message"].startswith("its worker died 3 times while it ran this trial")
     assert study.ask().number == 1
-
-
-@pytest.mark.parametrize("driver_lives", [False, True], ids=["its driver is gone", "its driver lives"])
-def test_a_worker_that_ends_with_its_driver_does_not_count_against_its_trial(
-    driver_lives: bool, study: optuna.Study, here: Forgetful, there: Forgetful, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    ended.wait()
-    driver = SimpleNamespace(pid=os.getppid() if driver_lives else ended.pid)
-    monkeypatch.setattr("multiprocessing.parent_process", lambda: driver)
-    for _ in range(3):
-        with monkeypatch.context() as worker:
-            worker.setattr("os.getpid", lambda: ended.pid)
-            begun = study.ask()
-        assert StaleTrials(there, study).put_back() == [0]
-        here.forget(begun._trial_id)
-    (trial,) = study.get_trials()
-    assert was_given_up(trial) is driver_lives
-    assert trial.state == (TrialState.FAIL if driver_lives else TrialState.WAITING)
 
 
 def test_a_trial_that_is_handed_back_is_never_given_up(study: optuna.Study, here: Forgetful) -> None:

@@ -137,11 +137,10 @@ class TaskExperimenter:
         with callers_generators(self._device):
             try:
                 result: OutcomeT = self._outcome(job, monitor)
+                return result
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or ranks.world_size() > 1:
                     raise
-            else:
-                return result
             together, self._apart = self._apart, True
             if self._kept is not None:
                 self._kept.drop()
