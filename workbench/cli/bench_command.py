@@ -14,22 +14,18 @@ from workbench.cli.output import DeviceOption, JsonOption, only_result_on_stdout
 if TYPE_CHECKING:
     from workbench.bench import Answer, Finding
 
-NamesArgument = typer.Argument(
-    None, metavar="[NAME...]", help="Benchmarks, or `all`. Default: the quick ones.", show_default=False
-)
-RoundsOption = typer.Option(None, metavar="N", min=1, help="Rounds of each. Default: its own.", show_default=False)
-OutOption = typer.Option(None, metavar="DIR", help="Folder, made when missing, for NAME.json and results.md over all.")
-PeersOption = typer.Option(False, "--peers", help="Measure other packages that do the same, too, where installed.")
-ListOption = typer.Option(False, "--list", help="Name the benchmarks and their questions, and measure nothing.")
-
 
 def bench(
-    names: list[str] = NamesArgument,
-    rounds: int = RoundsOption,
-    out: Path = OutOption,
-    peers: bool = PeersOption,
+    names: list[str] = typer.Argument(
+        None, metavar="[NAME...]", help="Benchmarks, or `all`. Default: the quick ones.", show_default=False
+    ),
+    rounds: int = typer.Option(None, metavar="N", min=1, help="Rounds of each. Default: its own.", show_default=False),
+    out: Path = typer.Option(
+        None, metavar="DIR", help="Folder, made when missing, for NAME.json and results.md over all."
+    ),
+    peers: bool = typer.Option(False, "--peers", help="Measure other packages that do the same, too, where installed."),
     device: str = DeviceOption,
-    listed: bool = ListOption,
+    listed: bool = typer.Option(False, "--list", help="Name the benchmarks and their questions, and measure nothing."),
     json: bool = JsonOption,
 ) -> None:
     """Measure what the workbench costs and saves on this machine, with intervals.

@@ -24,14 +24,13 @@ _FOLDER = Path("notebooks")
 _SUFFIX = ".ipynb"
 _ANNOUNCEMENTS = "@jupyterlab/apputils-extension:announcements"
 
-NameArgument = typer.Argument(None, metavar="[NAME]", help="Notebook to open: 00_quickstart, quickstart, 00 or a path.")
-PortOption = typer.Option(8888, metavar="N", min=0, max=65535, help="Port, or the next free one; 0: any free one.")
-
 
 def lab(
-    name: str = NameArgument,
+    name: str = typer.Argument(
+        None, metavar="[NAME]", help="Notebook to open: 00_quickstart, quickstart, 00 or a path."
+    ),
     no_browser: bool = typer.Option(False, "--no-browser", help="Print the address and open no browser."),
-    port: int = PortOption,
+    port: int = typer.Option(8888, metavar="N", min=0, max=65535, help="Port, or the next free one; 0: any free one."),
 ) -> None:
     """Open JupyterLab on the notebooks; they are copied into ./notebooks first where they are missing."""
     from workbench.cli.templates import copy_templates

@@ -10,12 +10,9 @@ import typer
 
 from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
 
-FileArgument = typer.Argument(..., metavar="FILE", help="A boost_config.json.")
-DirectoryArgument = typer.Argument(..., metavar="DIR", help="Folder to write into; made when missing.")
-
 
 def validate(
-    file: Path = FileArgument,
+    file: Path = typer.Argument(..., metavar="FILE", help="A boost_config.json."),
     level: str = typer.Option("O1", metavar="LEVEL", help="Boost level O0, O1 or O2 to read it at."),
     world_size: int = typer.Option(1, metavar="N", min=1, help="Ranks that train together."),
     json: bool = JsonOption,
@@ -68,7 +65,7 @@ def _provenance(stored: Mapping[str, Any]) -> list[str]:
     return [*lines, sentence] if sentence else lines
 
 
-def init(directory: Path = DirectoryArgument) -> None:
+def init(directory: Path = typer.Argument(..., metavar="DIR", help="Folder to write into; made when missing.")) -> None:
     """Write the notebooks and studies that come with the package into a folder of your own."""
     from workbench.cli.templates import copy_templates
 

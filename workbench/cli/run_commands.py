@@ -23,24 +23,6 @@ if TYPE_CHECKING:
 TaskOption = typer.Option(
     ..., "--task", metavar="TASK", help="Built-in task, package.module:attribute or path/to/file.py:attribute."
 )
-ConfigOption = typer.Option(None, metavar="FILE", help="A boost_config.json.")
-ConfigsArgument = typer.Argument(
-    ..., metavar="FILE...", help="Configurations; the first is the base. One alone is compared with O0."
-)
-RunFolderOption = typer.Option(Path("runs"), metavar="DIR", help="Folder in which the run directory is made.")
-OptionalFolderOption = typer.Option(None, metavar="DIR", help="Folder for runs; without it nothing is recorded.")
-RunArgument = typer.Argument(..., metavar="RUN", help="A run directory.")
-InitOption = typer.Option(None, metavar="X", help="Initial scale; may be repeated. Default: 2^8, 2^10, ..., 2^24.")
-FactorOption = typer.Option(None, metavar="X", help="Factor, greater than 1; may be repeated. Default: 2.")
-WindowOption = typer.Option(None, metavar="N", help="Growth window, updates; may be repeated. Default: 100 and 1000.")
-MirrorOption = typer.Option(
-    None, metavar="WHERE", help="Send the run to tensorboard[=DIR] or mlflow[=URI] as it runs; may be repeated."
-)
-ResumeOption = typer.Option(
-    None, metavar="RUN", help="Continue an interrupted run, or the newest unfinished one of a folder if there is one."
-)
-MirroredArgument = typer.Argument(..., metavar="RUN", help="A run directory, or a folder of them.")
-ToOption = typer.Option(..., "--to", metavar="WHERE", help="tensorboard[=DIR] or mlflow[=URI]; may be repeated.")
 RunsArgument = typer.Argument(Path("runs"), metavar="[FOLDER]", help="Folder of run directories, or of studies.")
 
 runs_app = typer.Typer(help="List and tidy recorded runs.", no_args_is_help=True, cls=CommandGroup, **PLAIN)
@@ -51,20 +33,26 @@ def train(
     level: str = typer.Option(
         None, metavar="LEVEL", help="Boost level O0, O1 or O2. Default: O0, or O1 with --config.", show_default=False
     ),
-    config: Path = ConfigOption,
+    config: Path = typer.Option(None, metavar="FILE", help="A boost_config.json."),
     steps: int = typer.Option(None, metavar="N", min=1, help="Micro-batches. Default: 300."),
     epochs: float = typer.Option(None, metavar="N", min=0.01, help="The same in passes over the data."),
     seed: int = typer.Option(0, metavar="N", min=0, help="Seed of weights, data order and split."),
     device: str = DeviceOption,
-    out: Path = RunFolderOption,
+    out: Path = typer.Option(Path("runs"), metavar="DIR", help="Folder in which the run directory is made."),
     evaluate_every: int = typer.Option(
         None, metavar="N", min=1, help="Micro-batches between evaluations. Default: a tenth of the run."
     ),
     checkpoint_every: int = typer.Option(
         None, metavar="N", min=1, help="Micro-batches between checkpoints, from which --resume continues."
     ),
-    resume: Path = ResumeOption,
-    mirror: list[str] = MirrorOption,
+    resume: Path = typer.Option(
+        None,
+        metavar="RUN",
+        help="Continue an interrupted run, or the newest unfinished one of a folder if there is one.",
+    ),
+    mirror: list[str] = typer.Option(
+        None, metavar="WHERE", help="Send the run to tensorboard[=DIR] or mlflow[=URI] as it runs; may be repeated."
+    ),
     json: bool = JsonOption,
 ) -> None:
     """Train a task once, record every step, and say how it went.
@@ -122,12 +110,14 @@ def _task_and_steps(name: str, epochs: float) -> tuple[Task, int]:
 
 
 def compare(
-    configs: list[Path] = ConfigsArgument,
+    configs: list[Path] = typer.Argument(
+        ..., metavar="FILE...", help="Configurations; the first is the base. One alone is compared with O0."
+    ),
     task: str = TaskOption,
     seeds: int = typer.Option(5, metavar="N", min=1, help="Paired seeds."),
     steps: int = typer.Option(300, metavar="N", min=1, help="Micro-batches per run."),
     device: str = DeviceOption,
-    out: Path = OptionalFolderOption,
+    out: Path = typer.Option(None, metavar="DIR", help="Folder for runs; without it nothing is recorded."),
     json: bool = JsonOption,
 ) -> None:
     """Compare configurations on a task: metric paired over seeds, speed interleaved in one process."""
@@ -168,10 +158,14 @@ def compare(
 
 
 def replay(
-    run: Path = RunArgument,
-    init: list[float] = InitOption,
-    factor: list[float] = FactorOption,
-    window: list[int] = WindowOption,
+    run: Path = typer.Argument(..., metavar="RUN", help="A run directory."),
+    init: list[float] = typer.Option(
+        None, metavar="X", help="Initial scale; may be repeated. Default: 2^8, 2^10, ..., 2^24."
+    ),
+    factor: list[float] = typer.Option(None, metavar="X", help="Factor, greater than 1; may be repeated. Default: 2."),
+    window: list[int] = typer.Option(
+        None, metavar="N", help="Growth window, updates; may be repeated. Default: 100 and 1000."
+    ),
     minimum: float = typer.Option(1.0, metavar="X", help="Floor of the scale."),
     json: bool = JsonOption,
 ) -> None:
@@ -256,7 +250,13 @@ def prune_recorded(
 
 
 @runs_app.command("mirror")
-def mirror_recorded(path: Path = MirroredArgument, to: list[str] = ToOption, json: bool = JsonOption) -> None:
+def mirror_recorded(
+    path: Path = typer.Argument(..., metavar="RUN", help="A run directory, or a folder of them."),
+    to: list[str] = typer.Option(
+        ..., "--to", metavar="WHERE", help="tensorboard[=DIR] or mlflow[=URI]; may be repeated."
+    ),
+    json: bool = JsonOption,
+) -> None:
     """Send recorded runs to TensorBoard or MLflow; runs that are already there in full are skipped."""
     from workbench.runs.mirrors import mirror_runs, mirrors_named
 

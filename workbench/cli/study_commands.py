@@ -61,27 +61,16 @@ class ScriptFormat(StrEnum):
 
 
 StudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml.")
-WorkersStudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml, the same on every machine.")
-StudyOrTaskArgument = typer.Argument(
-    ..., metavar="STUDY|TASK", help="Folder with a study.toml; or a task (digits-resnet, file.py:task), which gets one."
-)
-EngineOption = typer.Option(
-    Engine.PROCESSES, "--engine", help="Who runs the trials: processes of this machine, or a Ray cluster."
-)
-OutOption = typer.Option(None, metavar="DIR", help="Folder for the files; without it the study's result folder.")
-FormatsOption = typer.Option(None, "--as", help="Also write a script for this framework; may be repeated.")
-TrialsOption = typer.Option(
-    None, "--trials", metavar="FILE", help="Write a table of all trials, FILE.parquet or FILE.csv, and nothing else."
-)
-WarmStartOption = typer.Option(
-    None, metavar="PATH", help="Earlier study or boost_config.json whose best set-ups are tried first; may be repeated."
-)
 RequireOption = typer.Option(False, "--require-confirmed", help="Export confirmed candidates only.")
 
 
 def tune(
     context: typer.Context,
-    study: Path = StudyOrTaskArgument,
+    study: Path = typer.Argument(
+        ...,
+        metavar="STUDY|TASK",
+        help="Folder with a study.toml; or a task (digits-resnet, file.py:task), which gets one.",
+    ),
     minutes: float = typer.Option(None, metavar="M", min=0.1, help="Time for the whole command; 15 for a task."),
     steps: int = typer.Option(None, metavar="N", min=1, help="For a task: how many batches it is trained for today."),
     epochs: float = typer.Option(None, metavar="N", min=0.01, help="For a task: the same, in passes over its data."),
@@ -93,7 +82,9 @@ def tune(
     jobs: int = typer.Option(
         None, metavar="N", min=1, help="Processes that train at once (1), or with Ray trials at once (as many as fit)."
     ),
-    engine: Engine = EngineOption,
+    engine: Engine = typer.Option(
+        Engine.PROCESSES, "--engine", help="Who runs the trials: processes of this machine, or a Ray cluster."
+    ),
     address: str = typer.Option(
         None,
         metavar="auto|HOST:PORT",
@@ -103,7 +94,11 @@ def tune(
         None, metavar="NAME=AMOUNT,...", help='With --engine ray: what a process of a trial needs ("CPU=2, GPU=0.5").'
     ),
     storage: str = StorageOption,
-    warm_start: list[Path] = WarmStartOption,
+    warm_start: list[Path] = typer.Option(
+        None,
+        metavar="PATH",
+        help="Earlier study or boost_config.json whose best set-ups are tried first; may be repeated.",
+    ),
     fresh: bool = typer.Option(False, "--fresh", help="Archive what is there and start over."),
     new_baseline: bool = typer.Option(
         False, "--new-baseline", help="For a task that changed: archive what is there, try its best trials again first."
@@ -166,7 +161,7 @@ def tune(
 
 def worker(
     context: typer.Context,
-    study: Path = WorkersStudyArgument,
+    study: Path = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml, the same on every machine."),
     storage: str = typer.Option(
         None,
         metavar="URL",
@@ -263,9 +258,16 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
 
 def export(
     study: Path = StudyArgument,
-    out: Path = OutOption,
-    formats: list[ScriptFormat] = FormatsOption,
-    trials: Path = TrialsOption,
+    out: Path = typer.Option(None, metavar="DIR", help="Folder for the files; without it the study's result folder."),
+    formats: list[ScriptFormat] = typer.Option(
+        None, "--as", help="Also write a script for this framework; may be repeated."
+    ),
+    trials: Path = typer.Option(
+        None,
+        "--trials",
+        metavar="FILE",
+        help="Write a table of all trials, FILE.parquet or FILE.csv, and nothing else.",
+    ),
     require_confirmed: bool = RequireOption,
     storage: str = StorageOption,
     json: bool = JsonOption,

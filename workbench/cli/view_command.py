@@ -18,13 +18,10 @@ from workbench.cli.failures import Interrupted
 from workbench.cli.output import StorageOption, say
 from workbench.core.signals import handling_signals
 
-PathArgument = typer.Argument(..., metavar="STUDY|RUN|FOLDER", help="A study, a run directory, or a folder of them.")
-PortOption = typer.Option(0, metavar="N", min=0, max=65535, help="Port of 127.0.0.1. Default: any free one.")
-
 
 def view(
-    path: Path = PathArgument,
-    port: int = PortOption,
+    path: Path = typer.Argument(..., metavar="STUDY|RUN|FOLDER", help="A study, a run directory, or a folder of them."),
+    port: int = typer.Option(0, metavar="N", min=0, max=65535, help="Port of 127.0.0.1. Default: any free one."),
     no_browser: bool = typer.Option(False, "--no-browser", help="Print the address and open no browser."),
     storage: str = StorageOption,
 ) -> None:
