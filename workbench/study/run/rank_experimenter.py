@@ -46,7 +46,8 @@ class LeadingExperimenter(ExperimenterWrapper):
 
         if isinstance(job, FreezingLimitJob):
             raise StudyError("[freezing_limit] is measured in one process; set `study.ranks` to 1")
-        if isinstance(job, ReplayJob):  # arithmetic on a run that is here
+        trains = not isinstance(job, ReplayJob)  # which is arithmetic on a run that is here
+        if not trains:
             return self._inner.run(job, monitor)
         try:
             ranks.broadcast_object(job)
