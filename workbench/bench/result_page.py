@@ -16,8 +16,6 @@ from typing import Any, Final
 from workbench.bench.questions import benchmarks
 from workbench.core.files import write_text_atomically
 
-_UNITS: Final = {"x": (1.0, " x"), "s": (1e3, " ms"), "count": (1.0, "")}
-_SHORT_SECONDS: Final = 1e-4
 _HEAD: Final = ("measured", "value", "95 % interval", "goal", "verdict")
 
 
@@ -58,15 +56,18 @@ def shown_findings(name: str, findings: Sequence[Any]) -> list[Any]:
     return [one for one in findings if (one["what"] if isinstance(one, Mapping) else one.what).startswith(begin)]
 
 
+def scale_and_unit(unit: str, value: float) -> tuple[float, str]:
+    """Return by what a number of a finding is multiplied to be read, and the unit behind it then."""
+    if unit != "s":
+        return 1.0, " x" if unit == "x" else ""
+    return (1.0, " s") if abs(value) >= 1.0 else (1e3, " ms") if abs(value) >= 1e-4 else (1e6, " us")
+
+
 def _row(finding: Mapping[str, Any]) -> tuple[str, ...]:
     what, goal, verdict, note = (finding[name] for name in ("what", "goal", "verdict", "note"))
     if finding["value"] is None:
         return what, "-", "-", "-" if goal is None else f"{goal:g}", verdict, note
-    scale, unit = _UNITS[finding["unit"]]
-    if finding["unit"] == "s" and abs(finding["value"]) < _SHORT_SECONDS:
-        scale, unit = 1e6, " us"
-    elif finding["unit"] == "s" and abs(finding["value"]) >= 1.0:
-        scale, unit = 1.0, " s"
+    scale, unit = scale_and_unit(finding["unit"], finding["value"])
     value, low, high = (f"{finding[name] * scale:.3g}" for name in ("value", "low", "high"))
     wanted = "-" if goal is None else f"<= {goal * scale:.4g}{unit}"
     return what, f"{value}{unit}", f"{low} to {high}", wanted, "**missed**" if verdict == "missed" else verdict, note

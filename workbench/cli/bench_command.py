@@ -92,18 +92,17 @@ def _say(answers: list[Answer], shown: Mapping[str, list[Finding]]) -> None:
 
 
 def _row(finding: Finding) -> tuple[str, ...]:
-    """Return a finding as cells; times in the unit that reads best."""
+    from workbench.bench.result_page import scale_and_unit
+
     estimate = finding.estimate
     if estimate is None:
         return (finding.what, "-", "-", "-", finding.verdict, finding.note)
-    seconds = (1.0, "s") if estimate.value >= 1 else (1e3, "ms") if abs(estimate.value) >= 1e-4 else (1e6, "us")
-    scale, unit = seconds if finding.unit == "s" else (1.0, "x" if finding.unit == "x" else "")
-    digits = 1 if unit in {"ms", "us"} else 3
+    scale, unit = scale_and_unit(finding.unit, estimate.value)
+    digits = 3 if scale == 1.0 else 1
 
     def text(value: float) -> str:
         return f"{value * scale:.{digits}f}"
 
-    goal = "-" if finding.goal is None else f"{finding.goal * scale:.{digits}f} {unit}".strip()
+    goal = "-" if finding.goal is None else text(finding.goal) + unit
     interval = f"{text(estimate.low)} to {text(estimate.high)}"
-    value = f"{text(estimate.value)} {unit}".strip()
-    return (finding.what, value, interval, goal, finding.verdict or "-", finding.note)
+    return (finding.what, text(estimate.value) + unit, interval, goal, finding.verdict or "-", finding.note)
