@@ -13,7 +13,6 @@ from tests.architecture.import_graph import ROOT, tree_of
 KNOWN = {
     "config/section.py": "pydantic: the metaclass of a model, of which a section's class is one more",
     "core/torch_internals.py": "torch: kernels, hooks, base classes and marks, all of torch that has no public name",
-    "figures/live.py": "plotly: the script of its widget, sent once to all figures of a page",
     "integrations/lightning/batches.py": "Lightning: which loader and which batches an epoch has left",
     "integrations/lightning/precision.py": "Lightning: what its precision plugin does after a closure",
     "integrations/transformers/trainer.py": "transformers: inputs on the device, as Trainer's own subclasses do it",
@@ -77,7 +76,7 @@ def test_private_names_of_other_libraries_are_few_and_known() -> None:
     found = {file: names - ours for file, names in private.items() if names - ours}
     assert found.keys() == KNOWN.keys(), found
     # Of the libraries that the package rests on, and none of an Optuna storage.
-    assert sum(reason.startswith(("torch", "optuna", "plotly", "ipywidgets")) for reason in KNOWN.values()) <= 12
+    assert sum(reason.startswith(("torch", "optuna", "plotly", "ipywidgets")) for reason in KNOWN.values()) <= 11
     assert found["study/store/trial_ids.py"] == {"_trial_id", "_storage"}
     assert found["study/sample/whole_space.py"] == {"_contains"}
 

@@ -16,9 +16,16 @@ import plotly.graph_objects as go
 
 from workbench.figures.live import LiveFigure
 
-live = LiveFigure(go.Figure(go.Scatter(x=[0.0, 1.0], y=[0.0, 1.0], name="line")))
+
+
+def line(n):
+    traces = [go.Scatter(x=np.arange(n), y=np.arange(n), name="line"), go.Scatter(x=[0], y=[0.5], name="other")]
+    return go.Figure(traces, {"xaxis": {"range": [-0.5, n - 0.5]}})
+
+
+live = LiveFigure(line(2))
 live.widget"""
-LONGER = 'live.update(go.Figure(go.Scatter(x=np.arange({n}.0), y=np.arange({n}.0), name="line")))'
+LONGER = "live.update(line({n}))"
 SLOWLY_MADE = """\
 import threading
 import time
@@ -52,7 +59,9 @@ place"""
 DRAWN = "(n) => document.querySelector('.js-plotly-plot')?.calcdata?.[0]?.length === n"
 
 
-Y_AXIS = "document.querySelector('.js-plotly-plot')._fullLayout.yaxis"
+LAYOUT = "document.querySelector('.js-plotly-plot')._fullLayout"
+HIDDEN = "() => document.querySelector('.js-plotly-plot')._fullData.map((trace) => trace.visible === 'legendonly')"
+AXES = f"() => [{LAYOUT}.yaxis.autorange, {LAYOUT}.yaxis.range, {LAYOUT}.xaxis.range]"
 
 
 def test_a_figure_keeps_its_zoom_outlives_its_place_and_is_seen_when_it_is_made_slowly(notebook: View) -> None:
@@ -67,18 +76,23 @@ def test_a_figure_keeps_its_zoom_outlives_its_place_and_is_seen_when_it_is_made_
     page.mouse.down()
     page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.6 * box["height"], steps=5)
     page.mouse.up()
-    page.wait_for_function(f"() => {Y_AXIS}.autorange === false")
+    page.wait_for_function(f"() => {LAYOUT}.yaxis.autorange === false")
+    page.locator(".legendtoggle").nth(1).click()
+    page.wait_for_function(f"() => ({HIDDEN})()[1]")
     add_and_run_cell(page, LONGER.format(n=3))
     page.wait_for_function(DRAWN, arg=3)
-    autorange, (low, high) = page.evaluate(f"() => [{Y_AXIS}.autorange, {Y_AXIS}.range]")
+    autorange, (low, high), (left, right) = page.evaluate(AXES)
     assert not autorange
     assert 0 < low < high < 1  # what the reader chose stays while the line grows
-    add_and_run_cell(page, LONGER.format(n=5).replace(")))", ")), reset_axes=True)"))
+    assert 0 < left < right < 1  # also on an axis whose ends are given, and given anew
+    assert page.evaluate(HIDDEN) == [False, True]
+    add_and_run_cell(page, LONGER.format(n=5).replace("))", "), reset_axes=True)"))
     page.wait_for_function(DRAWN, arg=5)
-    autorange, (low, high) = page.evaluate(f"() => [{Y_AXIS}.autorange, {Y_AXIS}.range]")
+    autorange, (low, high), ends = page.evaluate(AXES)
     assert autorange  # another question: the zoom is over
     assert low < 0
     assert high > 4
+    assert ends == [-0.5, 4.5]
 
     page.locator(".jp-Notebook .jp-CodeCell").nth(shown).locator(".jp-InputPrompt").click()
     choose_from_menu(page, "Edit", "Clear Cell Output")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 import threading
-from copy import deepcopy
 from typing import Any
 
 import ipywidgets as widgets
@@ -62,4 +61,4 @@ def our_threads() -> list[str]:
 def drawn(place: FigurePlace) -> go.Figure:
     """Return the figure that stands in a place."""
     assert place.figure is not None, "there is nothing to see yet"
-    return go.Figure(place.figure.widget.data, deepcopy(place.figure.widget.layout))
+    return place.figure.shown

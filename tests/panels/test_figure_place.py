@@ -25,12 +25,12 @@ def test_a_place_says_what_is_missing_and_has_one_figure_from_the_first_numbers_
         first = place.figure
         assert isinstance(first, LiveFigure)
         assert place.widget.children == (first.widget,)
-        assert notice.comm is None, "the sentence is closed"
         place.update(line(1.0, 3.0))
         assert place.figure is first
-        assert list(first.widget.data[0].y) == [1.0, 3.0]
+        assert list(first.shown.data[0].y) == [1.0, 3.0]
     assert place.closed
     assert first.closed
+    assert notice.comm is None
 
 
 def test_a_closed_place_makes_no_figure() -> None:

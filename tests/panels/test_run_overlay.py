@@ -25,7 +25,7 @@ def panel_on(level: str, *, out: Path | None = None) -> TrainPanel:
 
 def names(panel: TrainPanel) -> list[str]:
     assert panel.overlay._reader.wait(LONG)
-    return list(dict.fromkeys(trace.name for trace in panel.live.figure.widget.data))
+    return list(dict.fromkeys(trace.name for trace in panel.live.figure.shown.data))
 
 
 def test_a_run_is_smoothed_as_the_reader_chooses_and_lies_over_the_newest_of_o0_or_others_that_are_ticked(
@@ -39,9 +39,9 @@ def test_a_run_is_smoothed_as_the_reader_chooses_and_lies_over_the_newest_of_o0_
     )
     losses = panel.trace.steps["loss"].tolist()
     panel.overlay.smoothing.choice.value = "5 steps"
-    assert panel.live.figure.widget.data[0].y[4] == pytest.approx(sum(losses[:5]) / 5)
+    assert panel.live.figure.shown.data[0].y[4] == pytest.approx(sum(losses[:5]) / 5)
     panel.overlay.smoothing.choice.value = "none"
-    assert list(panel.live.figure.widget.data[0].y) == pytest.approx(losses)
+    assert list(panel.live.figure.shown.data[0].y) == pytest.approx(losses)
 
     panel.shared.set(BoostConfig.from_dict(FREEZING), "O1")
     run(panel)
@@ -65,7 +65,7 @@ def test_a_recorded_run_of_o0_is_found_and_read(keep: Callable[[Any], Any], tmp_
     run(panel)
     label = f"O0, recorded {recorded.path.name[:15]}"  # type: ignore[union-attr]
     assert names(panel) == ["this run (O1)", label]
-    metric = panel.live.figure.widget.data[-1]
+    metric = panel.live.figure.shown.data[-1]
     assert list(metric.x) == [6, 12], "its evaluations are read, too"
 
 

@@ -144,7 +144,7 @@ def told(monkeypatch: pytest.MonkeyPatch, finished: Path) -> Callable[[], list[d
 
 
 def titles(panel: StudyPanel) -> dict[str, str]:
-    return {name: str(live.widget.layout.title.text) for name, live in panel.live.items()}
+    return {name: str(live.shown.layout.title.text) for name, live in panel.live.items()}
 
 
 def trials_ended(panel: StudyPanel) -> list[int]:
@@ -187,7 +187,7 @@ def test_a_study_runs_to_its_answer_is_opened_once_to_show_it_and_leaves_a_plain
     assert (folder / "result" / "report.html").exists()
     assert "Open report.html" in text
     assert "boost_config.o1.json" in panel.static_html()
-    assert len(panel.live["history"].widget.data) > 0
+    assert len(panel.live["history"].shown.data) > 0
     assert (panel.start_button.description, panel.start_button.button_style) == ("Continue", "")
 
 
@@ -378,10 +378,10 @@ def test_the_answer_has_headline_waterfall_and_tuned_plain(made: Make) -> None:
     assert "Tuned plain needs 0.80 of O0's time" in text_in(panel)
     (shown,) = panel.figures.gains.children
     assert shown is panel.live["gain o1"].widget
-    names = {str(trace.name) for trace in panel.live["gain o1"].widget.data}
+    names = {str(trace.name) for trace in panel.live["gain o1"].shown.data}
     assert {"all together, 95 % interval", "tuned plain, 1.25 x"} <= names
-    assert "tuned plain" in {str(trace.name) for trace in panel.live["speed"].widget.data}
-    axes = [panel.live["speed"].widget.layout.xaxis, panel.live["history"].widget.layout.yaxis]
+    assert "tuned plain" in {str(trace.name) for trace in panel.live["speed"].shown.data}
+    axes = [panel.live["speed"].shown.layout.xaxis, panel.live["history"].shown.layout.yaxis]
     assert [axis.title.text for axis in axes] == [
         "Speed: time of O0 / time per run (x)",
         "Time of a run (O0 = 1)",
@@ -489,7 +489,7 @@ def test_a_picked_trial_goes_to_the_other_panels_and_its_curves_are_overlaid(mad
     assert panel.wait(LONG)
     trial = panel.study.trials[1]
     assert shared.both() == (BoostConfig.from_dict(trial.config), trial.level)
-    assert {"O0", "trial 1"} <= {str(trace.name) for trace in panel.live["curves"].widget.data}
+    assert {"O0", "trial 1"} <= {str(trace.name) for trace in panel.live["curves"].shown.data}
     assert [curve.label for curve in panel.figures.curves] == ["O0", "trial 1"]
     assert all(len(curve.steps) == 6 for curve in panel.figures.curves)
     assert panel.table.widget is not None

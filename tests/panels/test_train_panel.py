@@ -78,14 +78,14 @@ def test_a_run_ends_in_done_and_its_figures_show_what_was_trained(made: Make) ->
     assert "accuracy" in text
     assert "20 steps in" in panel.static_html()
 
-    loss, metric = panel.live.figure.widget.data
+    loss, metric = panel.live.figure.shown.data
     assert list(loss.x) == list(range(20))
     assert list(loss.y) == pytest.approx(panel.trace.steps["loss"].tolist())
     assert list(metric.x) == [10, 20]
     assert list(metric.y) == pytest.approx([100 * value for _, value in panel.trace.evaluations])
     assert panel.choice.options == ("Loss and metric", "Step time"), "float32 has no loss scale to look at"
     panel.choice.value = "Step time"
-    assert [bar.name for bar in panel.live.figure.widget.data] == ["data", "forward", "backward", "update", "other"]
+    assert [bar.name for bar in panel.live.figure.shown.data] == ["data", "forward", "backward", "update", "other"]
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_a_view_is_offered_while_a_run_tells_its_columns(
     assert panel.choice.options == (*always, view)
     assert panel.choice.value == "Step time", "what was looked at stays"
     panel.choice.value = view
-    assert panel.live.figure.widget.layout.yaxis.title.text == axis
+    assert panel.live.figure.shown.layout.yaxis.title.text == axis
 
     shared.set(BoostConfig())
     run(panel)
     assert panel.choice.options == always
     assert panel.choice.value == "Loss and metric", "a run without the view leaves it"
-    assert panel.live.figure.widget.layout.yaxis.title.text == "Training loss (nats)"
+    assert panel.live.figure.shown.layout.yaxis.title.text == "Training loss (nats)"
 
 
 def test_the_run_is_recorded_with_the_shared_configuration(made: Make, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_paused_run_waits_until_it_is_resumed_or_stopped(made: Make, stopped: 
     assert not panel.wait(0.3)
     assert not steps.reached.acquire(blocking=False), "no further step was begun"
     assert panel.trace.steps["step"].tolist() == [0, 1, 2, 3], "what was trained is shown while it waits"
-    wait_until(lambda: panel.live.figure is not None and list(panel.live.figure.widget.data[0].x) == [0, 1, 2, 3])
+    wait_until(lambda: panel.live.figure is not None and list(panel.live.figure.shown.data[0].x) == [0, 1, 2, 3])
     (panel.stop if stopped else panel.pause_or_resume)()
     ended(panel, PanelState.STOPPED if stopped else PanelState.DONE)
     assert panel.result is not None
@@ -351,7 +351,7 @@ def test_what_is_looked_at_is_drawn_as_often_as_its_cost_allows(view: str, name:
         ], []
 
     def last_step() -> float:
-        (line,) = (trace for trace in panel.live.figure.widget.data if trace.name == name)
+        (line,) = (trace for trace in panel.live.figure.shown.data if trace.name == name)
         return float(line.x[-1]) - (view == "Loss scale")  # which ends with the scale that the last step has left
 
     with TrainPanel(small_task(), out=None) as panel:

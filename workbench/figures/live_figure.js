@@ -1,58 +1,82 @@
-// Plotly's own module is five megabytes, sent and run again for every widget; a page that takes longer than two seconds
-// for it shows nothing at all. This one asks for plotly's once per page, and then for the figure as it is by then.
+// Draws a figure and keeps it as wide as its place. Plotly, of five megabytes, is asked for once per page.
 //
-// Plotly's view goes on listening when its place on the page is gone, and then fails at the next update, before other
-// views of the same figure hear of it. So what it listens to while it is drawn is listened to in the name of its place:
-// anywidget ends that with the place. VERSION is replaced by plotly's.
-
+// What a reader has changed belongs to the page, which plotly tells apart from what is given by `uirevision`; but a range
+// that is given anew it would take. VERSION and CONFIG are replaced by plotly's version and the tools of all figures.
 const shared = (globalThis["__workbenchPlotly_VERSION"] ??= {asked: 0, arrived: false});
-shared.loaded ??= new Promise((done, fail) => Object.assign(shared, {done, fail}));
-export default () => {
-  let ready, answered = false, place = null;
-  return {
-    initialize({model}) {
-      let showNow;
-      const current = new Promise((done) => { showNow = done; });
-      model.on("msg:custom", (message, buffers) => {
-        if (message?.plotly === "module" && !shared.arrived) {
-          shared.arrived = true;
-          const address = URL.createObjectURL(new Blob([buffers[0]], {type: "text/javascript"}));
-          import(address).then(shared.done, shared.fail).finally(() => URL.revokeObjectURL(address));
-        } else if (message?.plotly === "state") {
-          answered = true;
-          setTimeout(showNow, 50);  // the state came before, but is taken in later
-        }
-      });
-      const ask = () => {
-        if (shared.arrived) return;
-        if (Date.now() - shared.asked > 5000) {  // who was asked first may have been closed meanwhile
-          shared.asked = Date.now();
-          model.send({plotly: "module"});
-        }
-        setTimeout(ask, 1000);
-      };
-      ask();
-      ready = shared.loaded.then(async (module) => {
-        const widget = module.default();
-        widget.initialize({model: {...model, on: (name, heard) => (place ?? model).on(name, heard)}});
-        const askForState = () => {
-          if (answered) return;
-          model.send({plotly: "state"});
-          setTimeout(askForState, 1000);
-        };
-        askForState();
-        await current;
-        return widget;
-      });
-    },
-    async render(context) {
-      const widget = await ready;
-      place = context.model;
-      try {
-        return widget.render(context);
-      } finally {
-        place = null;
+shared.plotly ??= new Promise((done, fail) => Object.assign(shared, {done, fail}));
+
+const isAxis = (name) => /^[xy]axis/.test(name);
+const isZoomed = (axis, given) => given?.range ? String(axis.range) !== String(given.range) : axis.autorange === false;
+
+// A figure's title is written on the page above it: text of the page breaks where the place ends, plotly's does not.
+const entitle = (plot) => {
+  const {text, subtitle} = plot.layout.title ?? {};
+  // Plotly knows a few marks; all else that looks like one is text.
+  const marked = (words) => (words ?? "").replaceAll("<br>", " ").replace(/<(?!\/?(?:b|i|sup|sub)>)/g, "&lt;");
+  let title = plot.querySelector(":scope > .wb-figure-title");
+  if (!title) {
+    title = document.createElement("div");
+    title.className = "wb-figure-title";
+    plot.append(title);
+    plot.classList.add("wb-titled");
+  }
+  title.innerHTML = `<b>${marked(text)}</b><span>${marked(subtitle?.text)}</span>`;
+  plot.style.setProperty("--wb-title-height", `${title.offsetTop + title.offsetHeight}px`);
+};
+
+export default {
+  initialize({model}) {
+    model.on("msg:custom", (_, [script]) => {
+      if (shared.arrived) return;
+      shared.arrived = true;
+      const parts = ["const module = {exports: {}};", script, "export default module.exports;"];
+      const address = URL.createObjectURL(new Blob(parts, {type: "text/javascript"}));
+      import(address).then((loaded) => shared.done(loaded.default), shared.fail).finally(() => URL.revokeObjectURL(address));
+    });
+    const ask = () => {
+      if (shared.arrived) return;
+      if (Date.now() - shared.asked > 5000) {  // who was asked first may have been closed meanwhile
+        shared.asked = Date.now();
+        model.send({plotly: "module"});
       }
-    },
-  };
+      setTimeout(ask, 1000);
+    };
+    ask();
+  },
+
+  async render({model, el}) {
+    const plotly = await shared.plotly, plot = document.createElement("div");
+    let width = 0, given = {};
+    el.replaceChildren(plot);
+    const show = async () => {
+      if (!width) return;  // its tab is not open
+      const before = given, {data, layout} = JSON.parse(model.get("figure"));
+      given = structuredClone(layout);  // plotly writes into what it is given
+      layout.width ??= width;
+      for (const [name, axis] of Object.entries(plot.layout ?? {})) {
+        if (isAxis(name) && before.uirevision === given.uirevision && isZoomed(axis, before[name])) {
+          layout[name] = {...layout[name], range: axis.range, autorange: axis.autorange};
+        }
+      }
+      const isFirst = !plot.on;
+      await plotly.react(plot, data, layout, CONFIG);
+      if (isFirst) plot.on("plotly_click", ({points}) => {
+        const carried = points[0].customdata;
+        if (carried != null) model.send({pick: typeof carried === "object" ? carried[0] : carried});
+      });
+      if (el.closest(".wb-panel")) entitle(plot);
+    };
+    const places = new ResizeObserver(() => {
+      if (width === el.clientWidth) return;
+      width = el.clientWidth;
+      show();
+    });
+    places.observe(el);
+    model.on("change:figure", show);
+    return () => {
+      model.off("change:figure", show);
+      places.disconnect();
+      plotly.purge(plot);
+    };
+  },
 };

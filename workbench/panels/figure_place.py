@@ -1,14 +1,14 @@
 """A place for a live figure: a sentence until there is something to draw.
 
-Plotly's widgets take tens of milliseconds to make and are never freed, so a newly opened panel shows the question of
-its figure and what is missing for the answer, at the figure's height. The figure is made with its first numbers.
+A newly opened panel shows the question of its figure and what is missing for the answer, at the figure's height. Before
+there are numbers no page needs plotly, which takes it a second or two to load.
 """
 
 from __future__ import annotations
 
 import html
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from workbench.figures.drawing import Drawing
 from workbench.figures.live import LiveFigure, Pick
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 HEIGHT: Final = 430
-"""Of every figure in a place, pixels: plotly gives up following the width when a height changes."""
+"""Of every figure in a place, pixels."""
 
 
 class FigurePlace:
@@ -37,9 +37,8 @@ class FigurePlace:
         self._lock = threading.RLock()
         self.closed = False
         self.figure: LiveFigure | None = None
-        self._nothing_html = nothing_html(question, missing)
-        self.widget = Stack(css="wb-stage")
-        self.clear()
+        self._nothing = Html(nothing_html(question, missing), css="wb-wide")
+        self.widget = Stack((self._nothing,), css="wb-stage")
         panel.cleaned_up_by(self.close)
 
     def update(self, figure: go.Figure | Drawing, *, reset_axes: bool = False) -> None:
@@ -56,21 +55,13 @@ class FigurePlace:
                 self.figure = LiveFigure(figure, theme=self._theme, on_pick=self.on_pick)
             else:
                 self.figure.update(figure, reset_axes=reset_axes)
-            self._show(self.figure.widget)
+            self.widget.children = (self.figure.widget,)
 
     def clear(self) -> None:
         """Show the question again, since something else begins."""
         with self._lock:
             if not self.closed:
-                self._show(Html(self._nothing_html, css="wb-wide"))
-
-    def _show(self, widget: Any) -> None:
-        before = self.widget.children
-        if before != (widget,):
-            self.widget.children = (widget,)
-        for other in before:
-            if isinstance(other, Html):
-                close_recursively(other)
+                self.widget.children = (self._nothing,)
 
     def close(self) -> None:
         """Close the figure and the place; may be called twice, also by the container of the place."""
@@ -78,6 +69,7 @@ class FigurePlace:
             self.closed = True
             if self.figure is not None:
                 self.figure.close()
+        self._nothing.close()
         close_recursively(self.widget)
 
 

@@ -28,7 +28,7 @@ from workbench.figures.theme import inks
 from workbench.panels import kit, notebook_cells
 from workbench.panels.kit import close_recursively, row, text_of
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.style import FITTING, STYLE, error_html, faint, note_html, words
+from workbench.panels.style import NAMING, STYLE, error_html, faint, note_html, words
 from workbench.panels.worker import Outcome, Reader, RunControl, Worker
 
 _LINES_KEPT: Final = 40
@@ -133,7 +133,7 @@ class Panel:
         self._header_note = text_of("", grow=True)
         self._error = text_of("")
         self._log = text_of("")
-        heading = text_of(f'{STYLE}{FITTING}<span class="wb-title">{words(title)}</span>')
+        heading = text_of(f'{STYLE}{NAMING}<span class="wb-title">{words(title)}</span>')
         self.header = row(heading, *([self._badge] if shows_state else []), self._header_note)
         self.controls = kit.Stack(css="wb-column wb-controls")
         self.plots = kit.Stack(css="wb-plots")

@@ -52,7 +52,6 @@ class StudyFigures:
         self.curves: list[RunCurve] = []
         self.live: dict[str, LiveFigure] = {}
         self.view = kit.choice_buttons(tuple(_VIEWS))
-        # A figure drawn while it is hidden would not know its width.
         self.stage, self.gains, self.curves_stage = (kit.Stack(css="wb-stage") for _ in range(3))
         self._nothing = kit.Html(css="wb-wide")
         panel.cleaned_up_by(self._nothing.close)  # it stands in the panel only until there are trials

@@ -23,11 +23,11 @@ def _file(name: str) -> str:
 
 STYLE: Final = f"<style>{_file('style.css')}</style>"
 
-FITTING: Final = (
+NAMING: Final = (
     '<img alt="" style="display:none" src="data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw==" '
-    f'onload="{html.escape(_file("fit_figures.js"))}">'
+    f'onload="{html.escape(_file("name_parts.js"))}">'
 )
-"""An invisible image that keeps the figures of its panel as wide as their places."""
+"""An invisible image that names the parts of its panel for screen readers."""
 
 
 def words(text: str) -> str:

@@ -144,8 +144,7 @@ class TrainPanel(WorkPanel):
     def _make_plots(self) -> None:
         self.choice = kit.choice_buttons([name for name, column in _FIGURES.items() if not column])
         self.overlay = RunOverlay(self, self._redraw)
-        # One place that shows one figure at a time: what is not looked at costs training nothing, and a widget that was
-        # hidden, or not yet on the page, when it was drawn would not know its width.
+        # One place that shows one figure at a time: what is not looked at costs training nothing.
         self.live = FigurePlace(
             self, "How does the run learn?", "Press Start to train; loss and metric are drawn here.", height=None
         )
