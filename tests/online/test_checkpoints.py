@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -18,21 +15,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from tests.kit.callbacks import StopAt
 from tests.kit.chains import assert_same_bits
 from tests.kit.configurations import accumulating
-from tests.online.recommender import new_recommender, stream
+from tests.kit.processes import kill, start, wait_until
+from tests.online.recommender import BATCH, Recommender, new_recommender, stream
 from tests.ranks import Ranks
 from workbench.core import distributed as ranks
-from workbench.mindspore.callbacks import RunContext
+from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.online import OnlineCheckpoints, PageHinkley, Prequential
 from workbench.rec import RecModel
 from workbench.training import load_checkpoint
 from workbench.training.checkpoint_folder import copied_to_host
-
-PROGRAM = Path(__file__).with_name("resumable_program.py")
 
 
 def opened(start: int) -> Iterator[Any]:
@@ -262,31 +259,81 @@ def test_a_copy_shares_nothing() -> None:
     assert copied_to_host(state)._metadata == state._metadata  # type: ignore[attr-defined]
 
 
-def killed_and_resumed(folder: Path, steps: int, kills: int, seed: int) -> tuple[dict[str, Any], int]:
-    """Run the program, kill it at random moments, and let the last one finish."""
-    draw, n_killed = random.Random(seed), 0
-    command = [sys.executable, str(PROGRAM), str(folder), str(steps)]
+class Counting(nn.Module):
+    """A recommender that counts, in a buffer, how often it was trained on each batch."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.inner = Recommender()
+        self.register_buffer("counts", torch.zeros(steps, dtype=torch.int64))
+
+    def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
+        inputs, number = batch
+        self.counts[number[0]] += 1
+        return self.inner(inputs)
+
+
+class Begun(Callback):
+    """Says when the first step is over, and takes its time, so that there is something to interrupt."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def step_end(self, run_context: RunContext) -> None:
+        (self.folder / "begun").touch()
+        time.sleep(0.001)
+
+
+def train_to_the_end(folder: Path, steps: int) -> None:
+    """Train on a stream, resuming what an earlier process left, and write down what became of it."""
+
+    def numbered(start: int) -> Iterator[Any]:
+        for number, (inputs, label) in enumerate(stream(seed=3, start=start, n=steps), start):
+            yield (inputs, torch.full((BATCH,), number)), label
+
+    torch.manual_seed(7)
+    network = Counting(steps)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01, fused=True)
+    judged, drift = Prequential(500, every=13), PageHinkley(warm_up=20, threshold=5.0)
+    checkpoints = OnlineCheckpoints(folder / "kept", every_steps=10)
+    summary = RecModel(network, nn.BCEWithLogitsLoss(), optimizer).online_train(
+        numbered, Begun(folder), queue_size=4, prequential=judged, drift=drift, checkpoints=checkpoints, resume=True
+    )
+    content = b"".join(tensor.numpy().tobytes() for tensor in network.state_dict().values())
+    answer = {
+        "weights": hashlib.sha256(content).hexdigest(),
+        "counts": network.counts.tolist(),
+        "trained": summary.n_records,
+        "auc": summary.auc,
+        "log_loss": summary.log_loss,
+        "drift": drift.state_dict(),
+    }
+    (folder / "answer.json").write_text(json.dumps(answer))
+
+
+def killed_and_resumed(folder: Path, steps: int, kills: int) -> tuple[dict[str, Any], int]:
+    """Train in a process that is killed at random moments, so many times, and let the last one finish."""
+    folder.mkdir()
+    draw, n_killed = random.Random(1), 0
     while True:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        assert process.stdout is not None
+        (folder / "begun").unlink(missing_ok=True)
+        process = start(train_to_the_end, folder, steps)
         if n_killed < kills:
-            assert process.stdout.readline() == "begun\n"
-            time.sleep(draw.uniform(0.0, 0.5))
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
+            wait_until((folder / "begun").exists)
+            process.join(draw.uniform(0.0, 0.5))
+            if process.is_alive():
+                kill(process)
                 n_killed += 1
-                process.wait()
-                process.stdout.close()
                 continue
-        out, _ = process.communicate(timeout=120)
-        assert process.returncode == 0
-        return json.loads(out.splitlines()[-1]), n_killed
+        process.join(120)
+        assert process.exitcode == 0
+        return json.loads((folder / "answer.json").read_text()), n_killed
 
 
 @pytest.mark.long
 def test_killed_at_random_moments_it_trains_on_every_record_exactly_once(tmp_path: Path) -> None:
-    whole, _ = killed_and_resumed(tmp_path / "whole", 400, kills=0, seed=0)
-    resumed, n_killed = killed_and_resumed(tmp_path / "killed", 400, kills=3, seed=1)
+    whole, _ = killed_and_resumed(tmp_path / "whole", 400, kills=0)
+    resumed, n_killed = killed_and_resumed(tmp_path / "killed", 400, kills=3)
     assert n_killed >= 2
     assert resumed == whole
     assert whole["trained"] == 400 * 16
