@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.kit.tiny_questions import LEVELS
 from workbench.bench import Request
 from workbench.bench.questions import levels
-
-REQUEST = Request(1, device=torch.device("cpu"), threads=(1,))
 
 
 def export(studies: Path, study: str, config: dict[str, object], **provenance: str) -> None:
@@ -41,7 +40,8 @@ def test_what_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:grad_freeze is not in effect")
 def test_the_level_and_the_exported_configuration_are_found(tmp_path: Path) -> None:
     export(tmp_path, "a", FREEZING)
-    found = levels.measure(REQUEST, widths=(4,), n_blocks=1, batch=2, side=8, steps=1, studies=tmp_path)
+    request = Request(1, device=torch.device("cpu"), threads=(1,))
+    found = levels.measure(request, **LEVELS, studies=tmp_path)
     assert [one.what for one in found] == [
         "levels, 1 thread: O1 / O0",
         "levels, 1 thread: O0 in channels_last / O0",
@@ -51,9 +51,3 @@ def test_the_level_and_the_exported_configuration_are_found(tmp_path: Path) -> N
     assert all(one.estimate is not None for one in found)
     assert [one.goal is None for one in found] == [False, True, True, False]
     assert found[3].note.endswith("Confirmed.")
-
-
-@pytest.mark.filterwarnings("ignore:grad_freeze is not in effect")
-def test_without_studies_their_line_is_absent(tmp_path: Path) -> None:
-    found = levels.measure(REQUEST, widths=(4,), n_blocks=1, batch=2, side=8, steps=1, studies=tmp_path)
-    assert [one.verdict for one in found][-1] == "absent"
