@@ -75,13 +75,10 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     import random
 
     import numpy as np
+    import torch
 
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  # the generator that the code under test may draw from
-    try:
-        import torch
-    except ImportError:  # config and telemetry are tested without torch, too
-        return
     # For accelerators that may come, torch keeps the text of the stack at each seed: a millisecond here.
     for absent in () if torch.accelerator.is_available() else (torch.cuda, torch.xpu, torch.mtia):
         monkeypatch.setattr(absent, "manual_seed_all", lambda seed: None)

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-pytest.importorskip("accelerate", reason="pip install boost-workbench[test] brings accelerate")
-
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from workbench.integrations.accelerate import BoostedAccelerator, prepare
 

@@ -38,11 +38,6 @@ def config_of(set_up: dict[str, Any]) -> BoostConfig:
     return BoostConfig().with_values(NO_METHODS | set_up)
 
 
-def needed(framework: str) -> None:
-    if framework == "transformers":
-        pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
-
-
 @pytest.mark.parametrize("framework", CARRIED)
 def test_nothing_chosen_asks_for_nothing(framework: str) -> None:
     answer = CARRIED[framework](config_of({}))
@@ -156,7 +151,6 @@ def test_nothing_chosen_asks_for_nothing(framework: str) -> None:
 def test_what_is_native_needs_nothing_of_ours(
     framework: str, set_up: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
-    needed(framework)
     config = config_of(set_up)
     answer = CARRIED[framework](config)
     assert (dict(answer.arguments), dict(answer.left)) == (arguments, {})
@@ -223,7 +217,6 @@ def test_what_is_native_needs_nothing_of_ours(
     ],
 )
 def test_what_is_left_says_why(framework: str, set_up: dict[str, Any], path: str, why: str) -> None:
-    needed(framework)
     config = config_of(set_up)
     answer = CARRIED[framework](config)
     assert why in answer.left[path]

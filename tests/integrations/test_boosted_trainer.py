@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-
-pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
-
 from transformers import Trainer, TrainerCallback
 
 from tests.kit.chains import assert_same_bits
@@ -158,21 +155,23 @@ def test_an_overflow_skips_the_update_and_is_logged(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_evaluations_and_saved_weights_are_the_averaged_ones(tmp_path: Path) -> None:
     config = NO_METHODS | {"regularization": {"weight_average": "ema", "decay": 0.9}}
-    trainer = boosted(tmp_path, config, save_strategy="steps", save_steps=20, eval_strategy="steps", eval_steps=20)
+    given = {"max_steps": 20, "eval_strategy": "steps", "eval_steps": 10}
+    trainer = boosted(tmp_path, config, **given, save_strategy="steps", save_steps=10)
     trainer.train()
-    plain = boosted(tmp_path / "plain", NO_METHODS, eval_strategy="steps", eval_steps=20)
+    plain = boosted(tmp_path / "plain", NO_METHODS, **given)
     plain.train()
     assert logged(trainer, "loss") == pytest.approx(logged(plain, "loss")), "the training is the same"
     assert logged(trainer, "eval_loss") != pytest.approx(logged(plain, "eval_loss"), rel=1e-3)
-    saved = type(trainer.model).from_pretrained(tmp_path / "checkpoint-40")
+    saved = type(trainer.model).from_pretrained(tmp_path / "checkpoint-20")
     assert_same_bits(saved, trainer.model)  # which holds the average when training is over
     assert trainer.evaluate()["eval_loss"] == pytest.approx(logged(trainer, "eval_loss")[1], abs=1e-7)
 
 
 @pytest.mark.slow
 def test_labels_are_smoothed_in_training_alone(tmp_path: Path) -> None:
-    smooth = boosted(tmp_path, NO_METHODS | {"regularization": {"label_smoothing": 0.2}}, logging_steps=1)
-    theirs = Trainer(classifier(), arguments(tmp_path, logging_steps=1, label_smoothing_factor=0.2), train_dataset=DATA)
+    given = {"max_steps": 12, "logging_steps": 1}
+    smooth = boosted(tmp_path, NO_METHODS | {"regularization": {"label_smoothing": 0.2}}, **given)
+    theirs = Trainer(classifier(), arguments(tmp_path, **given, label_smoothing_factor=0.2), train_dataset=DATA)
     smooth.train()
     theirs.train()
     assert logged(smooth, "loss") == pytest.approx(logged(theirs, "loss"), rel=1e-3)
@@ -299,19 +298,14 @@ def test_a_scheduler_object_and_a_loss_of_the_users_are_refused_where_they_would
 
 @pytest.mark.slow
 def test_todays_own_precision_and_optimizer_stay_where_nothing_else_is_chosen(tmp_path: Path) -> None:
-    model = classifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    trainer = BoostedTrainer(
-        model, arguments(tmp_path, bf16=True), train_dataset=DATA, optimizers=(optimizer, None), boost=NO_METHODS
-    )
-    trainer.train()
-    plain_model = classifier()
-    plain = Trainer(
-        plain_model, arguments(tmp_path, bf16=True), train_dataset=DATA,
-        optimizers=(torch.optim.SGD(plain_model.parameters(), lr=0.1, momentum=0.9), None),
-    )  # fmt: skip
-    plain.train()
-    assert logged(trainer, "loss") == pytest.approx(logged(plain, "loss"), rel=1e-3)
+    losses = []
+    for kind, options in ((BoostedTrainer, {"boost": NO_METHODS}), (Trainer, {})):
+        model, args = classifier(), arguments(tmp_path, bf16=True, max_steps=12, logging_steps=1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        trainer = kind(model, args, train_dataset=DATA, optimizers=(optimizer, None), **options)
+        trainer.train()
+        losses.append(logged(trainer, "loss"))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 @pytest.mark.slow

@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("accelerate", reason="pip install boost-workbench[test] brings accelerate")
-pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
-
 from tests.integrations.test_boosted_trainer import boosted, logged
 from tests.kit.hugging_face import NO_METHODS
 

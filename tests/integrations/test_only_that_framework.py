@@ -19,9 +19,6 @@ from tests.kit.environments import environment_with
 from tests.kit.script_runs import run_script
 from workbench import api
 
-pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
-pytest.importorskip("lightning", reason="pip install boost-workbench[test] brings lightning")
-
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]

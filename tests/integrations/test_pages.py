@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
-
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import workbench
 from tests.kit.hugging_face import NO_METHODS, arguments, classifier, sentences

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
-
 from transformers import Trainer
 
 from tests.kit.hugging_face import NO_METHODS, arguments, classifier, padded, sentences

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +99,6 @@ def trained(framework: str, name: str, steps: int, *, long: bool = False) -> Any
     ],
 )
 def test_each_script_trains_in_its_trainer(framework: str, name: str, steps: int, tmp_path: Path) -> None:
-    if importlib.util.find_spec(framework) is None:
-        pytest.skip(f"needs the extra `{framework}`")
     task = "digits-lenet" if name in ("bfloat16", "native", "own rate") else "digits-resnet"
     script = written(tmp_path, task, CONFIGS[name], steps, framework)
     refused = ["workbench"] if "needs nothing of workbench" in script.sentence else []
@@ -127,8 +124,6 @@ def test_each_script_trains_in_its_trainer(framework: str, name: str, steps: int
 def test_a_script_hands_its_trainer_what_a_batch_holds(
     framework: str, batch: str, loss: str, metric: str, chosen: dict[str, Any], tmp_path: Path
 ) -> None:
-    if importlib.util.find_spec(framework) is None:
-        pytest.skip(f"needs the extra `{framework}`")
     text = TWO_TOWERS.replace("BATCH", batch).replace("ACTIVATION", "").replace("METRIC", metric)
     (tmp_path / "own.py").write_text(text.replace("LOSS", loss), encoding="utf-8")
     task, config = f"{tmp_path / 'own.py'}:task", BoostConfig.from_dict(PLAIN | chosen)

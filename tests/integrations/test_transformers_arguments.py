@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from workbench.integrations.transformers import carried, training_arguments
 from workbench.methods.schedule.method import factor_at
-
-transformers = pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
 
 NONE = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
 
