@@ -111,7 +111,7 @@ def searching(url: str, folder: Path, n_trials: int) -> Iterator[tuple[Search, o
         allowed = file.allowed_drops(experimenter.metric_name)
         study.set_user_attr("allowed_drops", allowed)
         where = (file, folder, database, study, experimenter)
-        search = Search(*where, allowed=allowed, n_trials=n_trials, deadline=None, watch=watch)
+        search = Search(*where, n_trials=n_trials, deadline=None, watch=watch)
         yield search, study, database
 
 
