@@ -131,33 +131,21 @@ def compare_with_plain(confirmation: ConfirmationRounds, exported: Sequence[Cand
         taken = file.plans.resolve(BoostConfig.from_dict(one.config), TARGETS[one.target])
         both, seeds = {plan.key(): plan, taken.key(): taken}, runs.seeds(0, _MOST_PAIRS)
         confirmation.train({at: both for at in seeds if runs.run(taken.key(), at) and not runs.together(at, *both)})
-        compiling = compile_seconds(taken, file, study.user_attrs)
         # All that took turns: of the task as given, where nothing plainer is faster, those of the verdict.
         every = runs.seeds(0, max([_MOST_PAIRS, *(planned.test.end for planned in runs.tests(one.target))]))
-        answers[one.target] = _beside(known, confirmation, every, plan.key(), taken.key(), compiling)
+        # Metrics do not depend on the minute, so O0's may be of another round.
+        beside = [(runs.run(runs.baseline_key, seed), runs.run(plan.key(), seed)) for seed in every]
+        metrics = [(a.metric, b.metric) for a, b in beside if a is not None and b is not None and is_usable(a, b)]
+        drops = paired_drops(metrics, higher_is_better=confirmation.experimenter.higher_is_better)
+        answer = replace(known, drop=sum(drops) / len(drops) if drops else math.nan)
+        compiling = compile_seconds(taken, file, study.user_attrs)
+        in_turn = [runs.together(seed, plan.key(), taken.key()) for seed in every]
+        seconds = [(pair[0].seconds, pair[1].seconds + compiling) for pair in in_turn if pair and is_usable(*pair)]
+        if len(seconds) >= _FEWEST_PAIRS:
+            ratio = run_time_ratio(seconds, error=_ERROR)
+            answer = replace(answer, speedup=ratio.ratio, speedup_low=ratio.low, speedup_high=ratio.high)
+        answers[one.target] = answer
     study.set_user_attr(_STORED, plain(answers))
-
-
-def _beside(
-    known: TunedPlain,
-    confirmation: ConfirmationRounds,
-    seeds: Sequence[int],
-    own: str,
-    exported: str,
-    compiling: float,
-) -> TunedPlain:
-    runs, higher = confirmation.runs, confirmation.experimenter.higher_is_better
-    in_turn = [both for seed in seeds if (both := runs.together(seed, own, exported)) and is_usable(*both)]
-    seconds = [(mine.seconds, its.seconds + compiling) for mine, its in in_turn]
-    # Metrics do not depend on the minute, so O0's may be of another round.
-    beside = [(runs.run(runs.baseline_key, seed), runs.run(own, seed)) for seed in seeds]
-    metrics = [(a.metric, b.metric) for a, b in beside if a is not None and b is not None and is_usable(a, b)]
-    drops = paired_drops(metrics, higher_is_better=higher)
-    known = replace(known, drop=sum(drops) / len(drops) if drops else math.nan)
-    if len(seconds) < _FEWEST_PAIRS:
-        return known
-    ratio = run_time_ratio(seconds, error=_ERROR)
-    return replace(known, speedup=ratio.ratio, speedup_low=ratio.low, speedup_high=ratio.high)
 
 
 def tuned_plain_of(attributes: Mapping[str, Any]) -> dict[str, TunedPlain]:
