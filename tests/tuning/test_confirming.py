@@ -16,7 +16,7 @@ import pytest
 from tests.kit.fake_runner import STUDY, FakeRunner, calls
 from workbench.config import BoostConfig
 from workbench.core.records import CandidateRecord, TrialRecord, Verdict
-from workbench.study.answer.confirmation_runs import confirmation_seeds
+from workbench.study.answer.confirmation_runs import ConfirmationRuns
 from workbench.study.answer.confirming import Confirmation
 from workbench.study.answer.selection import Contender
 from workbench.study.ask.study_file import StudyFile, parse_study
@@ -70,7 +70,7 @@ def judge(
 
 
 def test_seeds_differ_from_the_search_s() -> None:
-    assert FILE.study.seed not in confirmation_seeds(FILE.study.seed, 20)
+    assert FILE.study.seed not in ConfirmationRuns(optuna.create_study(), FILE).seeds(0, 20)
 
 
 def test_a_clear_case_stops_at_the_first_look(tmp_path: Path) -> None:
@@ -325,22 +325,6 @@ def test_a_round_that_was_interrupted_is_trained_again(tmp_path: Path, runs_left
     assert record.speedup == pytest.approx(2.0)
     rounds_lost = runs_left % 2  # of two runs each
     assert len(calls(tmp_path)) == 2 * len(record.metrics) + rounds_lost
-
-
-def test_runs_of_an_earlier_version_give_no_time_and_are_trained_again(tmp_path: Path) -> None:
-    study, experimenter, one = optuna.create_study(), Busy(tmp_path, {0.5: 0.001}), contender(1, 0.5)
-    for seed in confirmation_seeds(FILE.study.seed, 8):
-        for key, seconds in ((TIMED.baseline_plan().key(), 6.0), (one.key, 1.0)):  # O0's of a busier minute
-            kept = Trained(0.9, ((100, 0.9),), seconds).to_json()
-            study.set_user_attr(f"confirm:{key}:{seed}:{FILE.study.budget_steps}", kept)
-    tests = [{"key": one.key, "first": 0, "looks": [[8, 0.035]], "question": "0.02 after 100"}]
-    study.set_user_attr("confirm_tests:o1", tests)
-    (record,) = judge_timed(experimenter, [one], study, deadline=0.0)
-    assert record.verdict is Verdict.UNDECIDED
-    assert "0 of 8 planned seeds are trained; the same command trains the rest" in record.sentence
-    (record,) = judge_timed(experimenter, [one], study)
-    assert record.speedup == pytest.approx(2.0)
-    assert record.n_seeds == 8
 
 
 def test_a_round_that_would_not_end_in_time_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,8 @@
 """What a study keeps of its confirmation: runs, timings and planned tests, as user attributes.
 
 Where whole runs are timed, a run is kept in its *round*: the plans that took turns on a seed, in one command. A machine
-may be twice as fast an hour later, so two runs are compared only within a round; what an earlier version has kept
-without its round is not read. Otherwise only metrics are compared, and all runs on a seed are one round. A plan that
-competes for two exports is trained once.
+may be twice as fast an hour later, so two runs are compared only within a round. Otherwise only metrics are compared,
+and all runs on a seed are one round. A plan that competes for two exports is trained once.
 
 A planned test is kept with the question it was planned for, the allowed drop and the length of its runs: where either
 has been edited since, it says nothing about today's question, but its error is spent.
@@ -22,10 +21,7 @@ from workbench.study.answer.planned_tests import FIRST_ERROR, PlannedTest
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import SpeedMeasured, Trained
 
-
-def confirmation_seeds(search_seed: int, n_seeds: int) -> range:
-    """Return the seeds of the paired runs; they differ from the search's, which the candidates were picked on."""
-    return range(search_seed + 1000, search_seed + 1000 + n_seeds)
+_APART = 1000  # how far its seeds are from the search's, which the candidates were picked on
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,7 @@ class ConfirmationRuns:
 
     def __init__(self, study: optuna.Study, file: StudyFile) -> None:
         self._study = study
-        self._seed = file.study.seed
+        self._first_seed = file.study.seed + _APART
         self.baseline = file.baseline_plan()
         self.baseline_key = self.baseline.key()
         self.steps = file.confirm.steps or file.study.budget_steps
@@ -55,7 +51,7 @@ class ConfirmationRuns:
 
     def seeds(self, first: int, n_pairs: int) -> Sequence[int]:
         """Return the seeds of ``n_pairs`` pairs, from the pair ``first`` on."""
-        return confirmation_seeds(self._seed, first + n_pairs)[first:]
+        return range(self._first_seed + first, self._first_seed + first + n_pairs)
 
     def together(self, seed: int, *keys: str) -> tuple[Trained, ...]:
         """Return the runs of some plans from the latest round on a seed that has them all; empty if none has."""
