@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.core.records import ExponentCounts
@@ -94,7 +95,7 @@ def gradient_exponents_numbers(steps: StepTable, *, limit: int = _MAXIMUM_COLUMN
         if len(groups) > 1:
             shares |= {group: _share(count[g], total[g]) for g, group in enumerate(groups)}
         middle = (edges[:-1] + edges[1:] - 1) // 2
-        mean_scale = _nan_mean_by_bin(scale_at, edges)
+        mean_scale = np.asarray(pd.Series(scale_at).groupby(column_of).mean(), dtype=np.float64)
     overflowed = thin_marks(np.flatnonzero(flags(frame, "overflow") & np.isfinite(log2_scale)))
     below, subnormal = _shares_outside(by_record, exponents, scale_at)
     return GradientExponentNumbers(
@@ -193,13 +194,6 @@ def _shares_outside(counts: Floats, exponents: Ints, log2_scale: Floats) -> tupl
     below = kept[scaled_end <= _SUBNORMAL_LOG2].sum()
     subnormal = kept[scaled_end <= _NORMAL_LOG2].sum() - below
     return float(below / everything), float(subnormal / everything)
-
-
-def _nan_mean_by_bin(values: Floats, edges: Ints) -> Floats:
-    good = np.isfinite(values)
-    total = np.add.reduceat(np.where(good, values, 0.0), edges[:-1])
-    n = np.add.reduceat(good.astype(np.float64), edges[:-1])
-    return np.divide(total, n, out=np.full_like(total, np.nan), where=n > 0)
 
 
 def _add_limits(drawing: Drawing, numbers: GradientExponentNumbers) -> None:
