@@ -9,7 +9,7 @@ from pathlib import Path
 import optuna
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tests.experiments.small_tasks import small_task
 from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, making, write_study
@@ -143,43 +143,25 @@ def test_batches_that_cannot_be_regrouped_are_not_searched_in_a_file_written_by_
     assert len(file.on_network(replace(known, no_merging="")).dimensions) == 2
 
 
-class Perceptron(nn.Sequential):
-    """Two dense layers, without BatchNorm: too few to freeze ten groups, nothing to remove."""
+def test_a_real_task_is_looked_at_once_and_kept_with_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Task] = []
 
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    def look(task: Task) -> NetworkFacts:
+        looked.append(task)
+        return network_facts(task)
 
-
-def points() -> list[tuple[Tensor, Tensor]]:
-    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
-    return [(x, (x.sum(dim=1) > 0).long())]
-
-
-def test_a_real_task_is_looked_at_once_and_kept_with_the_study(tmp_path: Path) -> None:
-    built = []
-
-    def model() -> nn.Module:
-        built.append(1)
-        return Perceptron()
-
-    task = Task(
-        name="points",
-        model=model,
-        loss=nn.CrossEntropyLoss(),
-        optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
-        train=points(),
-        evaluate=points(),
-        metric="accuracy",
-        data_hash="points",
-    )
-    text = '[study]\ntask = "points"\nbudget_steps = 3\nn_trials = 4\ndevice = "cpu"\n[space]\nlevel = ["O0", "O1"]\n'
+    monkeypatch.setattr("workbench.training.task_look.network_facts", look)
+    # Two dense layers, without BatchNorm: too few to freeze ten groups, nothing to remove.
+    task = small_task(model=lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    text = '[study]\ntask = "small"\nbudget_steps = 3\nn_trials = 4\ndevice = "cpu"\n[space]\nlevel = ["O0", "O1"]\n'
     directory = write_study(tmp_path / "s", text + '"boost.less_bn" = [false, true]\n')
     result = tune_task(directory, task=task)
     assert [trial.level for trial in result.trials] == ["O0"]
     study = optuna.load_study(study_name="s", storage=open_storage(default_storage(directory)))
     known = NetworkFacts.from_dict(study.user_attrs["network_facts"])
     assert known.no_resolution == "the batches hold no images (4-D floating-point tensors)"
-    assert replace(known, no_resolution="", no_sequence="") == NetworkFacts(0, 0, 1, 1, 0, 1)
+    assert replace(known, no_resolution="", no_sequence="", no_smoothing="") == NetworkFacts(0, 0, 1, 1, 0, 1)
+    assert len(looked) == 1
     assert result.chosen == {"o1": "O0", "o2": "O0"}
     assert result.report is not None
     assert "no BatchNorm" in result.report.read_text(encoding="utf-8")

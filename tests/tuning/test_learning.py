@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.kit.fake_runner import SHORT, FakeRunner, write_study
+from tests.kit.fake_runner import SEARCH, FakeRunner, write_study
 from tests.reports.synthetic_study import fastest_study
 from workbench.cli.study_commands import _print_result
 from workbench.config import BoostConfig
@@ -44,14 +44,14 @@ def beginning_at(untrained: float) -> Callable[..., FakeRunner]:
 def test_a_baseline_no_better_than_without_learning_is_said_once_it_is_known(
     tmp_path: Path, below: float, told: bool
 ) -> None:
-    directory, notes = write_study(tmp_path / "s", SHORT), set[str]()
+    directory, notes = write_study(tmp_path / "s", SEARCH), set[str]()
     reached = 0.9
 
     def on_progress(progress: TuneProgress) -> None:
         if progress.trials <= 1:
             notes.add(progress.note)
 
-    result = tune(directory, make_experimenter=beginning_at(reached - below), on_progress=on_progress)
+    result = tune(directory, trials=2, make_experimenter=beginning_at(reached - below), on_progress=on_progress)
     assert result.doubt.startswith(TOLD) is told
     assert bool(result.doubt) is told
     assert (result.doubt in notes - {""}) is told, "before the search goes on"

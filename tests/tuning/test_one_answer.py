@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, making, write_study
+from tests.tuning.ended_study import Ended
 from workbench.api import export
 from workbench.cli import main
 from workbench.config import BoostConfig
@@ -24,27 +25,20 @@ from workbench.core.trial_counts import count_trials, outcome_of
 from workbench.figures import importance_figure
 from workbench.figures.drawing import figure_text
 from workbench.panels.study_answer import answer_html
-from workbench.study import TuneProgress, read_result, tune
+from workbench.study import read_result, tune
 from workbench.study.answer import result as answering
 from workbench.study.answer.selection import faster_untested
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured, Trained, TrainJob
+from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
 from workbench.study.store.storage import default_storage, open_storage
 
 DROPS = {"o1": 0.01, "o2": 0.03}
 
 
-@pytest.fixture(scope="module")
-def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = write_study(tmp_path_factory.mktemp("finished") / "s")
-    tune(directory, make_experimenter=make_fake)
-    return directory
-
-
 @pytest.fixture
-def finished(finished_once: Path, tmp_path: Path) -> Path:
+def finished(whole: Ended, tmp_path: Path) -> Path:
     """Return the folder of a study that has run to its end, the test's own copy."""
-    return shutil.copytree(finished_once, tmp_path / "s")
+    return shutil.copytree(whole[0], tmp_path / "s")
 
 
 def stored(directory: Path) -> optuna.Study:
@@ -154,23 +148,6 @@ def test_of_a_constant_objective_no_parameter_stands_out(n_parameters: int, n_di
     study.optimize(lambda trial: objective(trial, 1.0), n_trials=8)
     importance, _ = answering._importance(study, cast("StudyFile", SimpleNamespace(dimensions=[])))
     assert sum(importance.values()) == pytest.approx(1.0)
-
-
-class OneCandidate(FakeRunner):
-    """The search finds each plan faster than it is."""
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        return SpeedMeasured(0.8, 0.79, 0.81) if isinstance(job, SpeedJob) else super().run(job, monitor)
-
-
-def test_progress_names_no_leader_once_the_confirmation_decides(tmp_path: Path) -> None:
-    seen: list[TuneProgress] = []
-    directory = write_study(tmp_path / "s", STUDY.replace("n_trials = 10", "n_trials = 4"))
-    tune(directory, make_experimenter=making(OneCandidate), on_progress=seen.append)
-    assert any(one.best for one in seen if one.phase == "search")
-    deciding = [one for one in seen if one.phase in {"confirm", "export"}]
-    assert deciding
-    assert not any(one.best for one in deciding)
 
 
 class Lucky(FakeRunner):

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from torch import Tensor
 
 from tests.experiments.small_tasks import Net, small_task
-from tests.kit.set_up_search import LINEAR, RUNTIME_STUDY, run, stored_trials, write
+from tests.kit.set_up_search import LINEAR, RUNTIME_STUDY, SEARCH_ALONE, run, stored_trials, write
 from tests.kit.surface_runner import SurfaceRunner
 from workbench.config import BoostConfig
 from workbench.core.out_of_memory import is_out_of_memory
@@ -65,7 +65,7 @@ def test_what_lacks_memory_is_told_from_other_errors(error: Exception, is_one: b
 
 
 def test_a_batch_that_did_not_fit_is_not_tried_again(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", space=THREE_BATCHES, n_trials=7, plain_runs=0, set_up="attribution_share = 0.0")
+    folder = write(tmp_path / "study", space=THREE_BATCHES, n_trials=7, plain_runs=0, **SEARCH_ALONE)
     result = run(folder, FullRunner(folder, room=2.0))
     trials = stored_trials(folder)
     failed = [one for one in trials if one.state == TrialState.FAIL]
@@ -76,9 +76,7 @@ def test_a_batch_that_did_not_fit_is_not_tried_again(tmp_path: Path) -> None:
     after = trials[max(one.number for one in failed) + 1 :]
     assert after
     assert all(one.user_attrs["parameters"].get("batch.factor", 1.0) == 1.0 for one in after)
-    assert all(
-        one.message.startswith("OutOfMemoryError") for one in result.trials if one.number in {f.number for f in failed}
-    )
+    assert all(result.trials[one.number].message.startswith("OutOfMemoryError") for one in failed)
 
 
 RUNTIME = RUNTIME_STUDY.format(choices='"amp.level" = ["O0", "O2"]').replace('"amp.dtype" = "bfloat16"', "")
