@@ -155,3 +155,23 @@ def kill_and_replace(witness: Witness, repetitions: int, seed: int, n_processes:
         assert one.exitcode == 0
     witness.judge()
     witness.export()
+
+
+def kill_database(witness: Witness, repetitions: int, seed: int, server: Any) -> None:
+    """Two workers; every process of the database server is killed, and the server started again."""
+    moments = random.Random(seed)
+    workers = [start(work, witness.directory, witness.url) for _ in range(2)]
+    for _ in range(repetitions):
+        begun = len(calls(witness.directory))
+        wait_until(lambda n=begun: len(calls(witness.directory)) > n or not any(one.is_alive() for one in workers))
+        time.sleep(moments.uniform(0.0, 0.25))
+        server.kill()
+        witness.kills += 1
+        time.sleep(moments.uniform(0.0, 0.5))
+        server.start()
+        witness.look()
+    for worker in workers:
+        worker.join(_PATIENCE_SECONDS)
+        assert worker.exitcode == 0
+    witness.judge()
+    witness.export()

@@ -1,6 +1,4 @@
-"""kill -9 of workers and drivers at random moments: nothing finished is lost, nothing counts twice.
-
-The server is killed by the campaign of ``studies/reliability`` (`tests/studies/test_reliability.py`).
+"""kill -9 of worker, driver and database at random moments: nothing finished is lost, nothing counts twice.
 
 ``WORKBENCH_KILL_REPETITIONS=20 pytest -m cluster tests/cluster/test_postgres_kills.py`` kills more often.
 """
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from studies.reliability.postgres import PostgresServer
 from tests.cluster import kills
 from workbench.study.store.storage import default_storage
 
@@ -38,3 +37,11 @@ def test_whoever_is_killed_loses_nothing(
     else:
         jobs = 2 if kind == "sqlite" else 1
         kills.kill_and_replace(witness, kill_repetitions, 2, 1, kills.drive, directory, url, jobs)
+
+
+def test_a_database_that_is_killed_loses_nothing(
+    postgres: PostgresServer, tmp_path: Path, kill_repetitions: int
+) -> None:
+    directory = kills.write_killed_study(tmp_path / "s", kill_repetitions)
+    witness = kills.Witness(directory, postgres.new_database())
+    kills.kill_database(witness, kill_repetitions, 3, postgres)
