@@ -277,8 +277,8 @@ def test_a_run_that_is_cut_says_how_long_it_would_have_taken(tmp_path: Path, clo
 
 
 def test_what_trains_beside_another_ends_with_it_when_its_deadline_changes(tmp_path: Path, clock: Clock) -> None:
-    guard = StoppableExperimenter(Clocked(tmp_path, clock))
-    beside = guard.beside(Clocked(tmp_path, clock))
+    guard = StoppableExperimenter(clocked(tmp_path, clock))
+    beside = guard.beside(clocked(tmp_path, clock))
     assert beside.run(RUN).steps == 50
     guard.deadline = time.monotonic() + 10.5
     with pytest.raises(OutOfTimeError):
