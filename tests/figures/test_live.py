@@ -96,6 +96,7 @@ def test_whatever_came_before_a_page_is_told_the_last_figure() -> None:
         assert json.loads(shown.to_json())["layout"] == json.loads(whole.to_json())["layout"]
         assert [trace.name for trace in shown.data] == [trace.name for trace in whole.data]
         assert len({trace["uid"] for trace in told["data"]}) == len(whole.data)
+        assert all(trace["uid"].isalnum() for trace in told["data"])  # plotly looks for ".cb" and it
         given = (before, figure) if isinstance(figure, go.Figure) else (vars(before), vars(figure))
         np.testing.assert_equal(*given)  # it was only read
     assert live.widget is widget

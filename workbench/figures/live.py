@@ -7,6 +7,7 @@ hid or chose from a menu survives the next update.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import threading
 from collections import Counter
@@ -128,5 +129,6 @@ def _named(traces: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for trace in traces:
         kind = "|".join(str(trace.get(part)) for part in ("type", "name", "xaxis", "yaxis"))
         seen[kind] += 1
-        named.append({**trace, "uid": f"{kind}|{seen[kind]}"})
+        # In letters and digits, since plotly looks for parts of the page by it.
+        named.append({**trace, "uid": hashlib.blake2b(f"{kind}|{seen[kind]}".encode(), digest_size=8).hexdigest()})
     return named
