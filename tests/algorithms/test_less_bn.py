@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -285,6 +286,27 @@ def test_models_without_a_removable_norm_warn_once_and_stay(model: nn.Module, ma
     assert norm_names(model) == before
     with pytest.raises(ValueError, match=r'`less_bn_match` must be "structure" or "reference", got \'names\''):
         reduce_batch_norms_(model, match="names")  # type: ignore[arg-type]
+
+
+def test_networks_that_two_threads_trace_at_once_leave_module_calls_as_they_were() -> None:
+    class Slow(nn.Module):
+        def __init__(self, seconds: float) -> None:
+            super().__init__()
+            self.seconds, self.layer = seconds, nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            begun.release()
+            time.sleep(self.seconds)
+            return self.layer(x)
+
+    begun, before = threading.Semaphore(0), nn.Module.__call__
+    threads = [threading.Thread(target=read_graph, args=(Slow(seconds),)) for seconds in (0.2, 0.4)]
+    for thread in threads:
+        thread.start()
+        assert begun.acquire(timeout=10.0)
+    for thread in threads:
+        thread.join()
+    assert nn.Module.__call__ is before
 
 
 def test_another_thread_may_call_its_model_while_a_network_is_traced() -> None:

@@ -219,6 +219,8 @@ def _is_layer(module: nn.Module) -> bool:
 
 # torch.fx
 
+_one_trace_at_a_time = threading.Lock()  # of two at once one would leave the other's `nn.Module.__call__` in place
+
 
 class _LayerTracer(fx.Tracer):
     """Tracer that keeps a user's own subclasses of convolution, BatchNorm and Linear as one node each.
@@ -254,7 +256,7 @@ def _trace(model: nn.Module) -> fx.Graph:
         tracer = _LayerTracer()
         tracer.proxy_buffer_attributes = shows_buffers
         try:
-            with warnings.catch_warnings():
+            with _one_trace_at_a_time, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about the symbolic tensors, nothing the user can act on
                 return tracer.trace(model, concrete_args=optional or None)
         except Exception as error:  # any error of the user's forward may come from a symbolic tensor
