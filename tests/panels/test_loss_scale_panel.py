@@ -25,6 +25,7 @@ INIT, FACTOR, WINDOW = "loss_scale.init", "loss_scale.factor", "loss_scale.windo
 
 def settled(panel: LossScalePanel) -> LossScalePanel:
     assert panel.machine.wait_for(PanelState.DONE, PanelState.STOPPED, PanelState.FAILED, timeout=LONG)
+    assert panel.wait(LONG)  # until what is locked meanwhile has been unlocked, too
     assert panel.wait_for_answer(LONG)
     return panel
 
