@@ -1,7 +1,7 @@
 // Draws a figure and keeps it as wide as its place. Plotly, of five megabytes, is asked for once per page.
 //
-// What a reader has changed belongs to the page, which plotly tells apart from what is given by `uirevision`; but a range
-// that is given anew it would take. VERSION and CONFIG are replaced by plotly's version and the tools of all figures.
+// With the same `uirevision` plotly keeps what a reader has changed, but for the range of an axis that an update sets: that
+// is carried over here. VERSION and CONFIG are replaced by plotly's version and the configuration of all figures.
 const shared = (globalThis["__workbenchPlotly_VERSION"] ??= {asked: 0, arrived: false});
 shared.plotly ??= new Promise((done, fail) => Object.assign(shared, {done, fail}));
 

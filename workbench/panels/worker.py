@@ -223,7 +223,7 @@ class Reader:
                 self._thread.start()
 
     def is_superseded(self) -> bool:
-        """Return whether nobody waits for the present answer any longer: a newer question does, or it was closed."""
+        """Return whether the present answer is no longer needed: a newer question waits, or the reader was closed."""
         return self._closed or self._wanted is not None
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.25  # after the parent
-_STEP_SECONDS = 0.1  # between two steps that are told
+_STEP_SECONDS = 0.1  # between two steps that are reported
 _TRIES = 3
 
 
@@ -93,7 +93,7 @@ class ProcessTrainer(ExperimenterWrapper):
         self._is_loaded = False
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job there, in another process where one dies under it; of its steps some ten a second are told."""
+        """Run a job there, in a new process if one dies under it; about ten of its steps a second are reported."""
         # By step. The same seed gives the same curve: no evaluation is asked about twice.
         answers: dict[int, bool] = {}
         for _ in range(_TRIES):
@@ -195,12 +195,12 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to all; who started us ends us
     threading.Thread(target=_end_with, args=(parent,), name="parent watch", daemon=True).start()
     experimenter: Experimenter | None = None
-    told_at = 0.0
+    reported_at = 0.0
 
     def on_step(step: RunStep) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= _STEP_SECONDS:
-            told_at = time.monotonic()
+        nonlocal reported_at
+        if time.monotonic() - reported_at >= _STEP_SECONDS:
+            reported_at = time.monotonic()
             connection.send(step)
 
     def on_evaluation(step: int, metric: float) -> bool:

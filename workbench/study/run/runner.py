@@ -41,7 +41,7 @@ class Experimenter(Protocol):
 
 
 class TaskExpert(Experimenter, Protocol):
-    """An experimenter that tells, too, what a study keeps of its task and of the machine."""
+    """An experimenter that also knows what a study keeps of its task and of the machine."""
 
     @property
     def data_hash(self) -> str:
