@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from workbench.study import tune
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
-from workbench.study.run.process_trainer import ProcessCrew
+from workbench.study.run.process_trainer import ProcessCrew, ProcessTrainer
 from workbench.study.run.progress import TuneProgress
 from workbench.study.run.runner import LostTrialError, StoppableExperimenter
 from workbench.study.run.side_by_side import train_rounds
@@ -116,7 +118,9 @@ def make_mortal(file: StudyFile, directory: Path) -> FakeRunner:
 def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", SHORT)
     here = FakeRunner(folder)
-    with ProcessCrew(read_study(folder), folder, 2, make_mortal, here).trainers() as (trainer, other):
+    with ProcessCrew(read_study(folder), folder, 2, make_mortal, here) as crew:
+        trainer, other = crew.trainers()
+        assert crew.experimenter is trainer
         assert trainer.run(job(3)).to_json() == here.run(job(3)).to_json()
         assert trainer.run(job(13)).to_json() == here.run(job(13)).to_json()
         with pytest.raises(LostTrialError, match="3 processes died during one run, the last by SIGKILL"):
@@ -127,10 +131,29 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path)
         with pytest.raises(StudyStoppedError):
             StoppableExperimenter(trainer, stop=lambda: next(asked)).run(replace(job(4), steps=10_000))
         assert trainer.run(job(5)).to_json() == here.run(job(5)).to_json()  # the stop was that run's alone
-        assert other.process is None  # none is started before it is needed
-        process = trainer.process
-    assert process is not None
-    assert not process.is_alive()
+        assert isinstance(trainer, ProcessTrainer)
+        assert isinstance(other, ProcessTrainer)
+        processes = [trainer.process, other.process]
+    assert not any(process is None or process.is_alive() for process in processes)
+
+
+def make_slow_to_load(file: StudyFile, directory: Path) -> FakeRunner:
+    if multiprocessing.parent_process() is not None:
+        try:
+            (directory / "is loading").touch(exist_ok=False)
+        except FileExistsError:
+            time.sleep(2.0)  # the second takes longer
+        FakeRunner(directory).log("loaded")
+    return Mortal(directory)
+
+
+@pytest.mark.slow
+def test_nothing_is_trained_while_another_process_loads(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", SHORT)
+    tune(folder, jobs=2, make_experimenter=make_slow_to_load)
+    lines = [line.split()[0] for line in calls(folder) if line.startswith(("process", "loaded"))]
+    assert lines[:3] == ["loaded", "loaded", "process"]
+    assert lines.count("loaded") == 2  # once for all stages
 
 
 def processes_of(folder: Path, seeds: range) -> set[int]:

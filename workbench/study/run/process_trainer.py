@@ -8,20 +8,17 @@ noise.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
@@ -47,50 +44,90 @@ def unused_places(file: StudyFile) -> str:
     return f"There is room to train {number} runs at a time here; --jobs {number} does." if number > 1 else ""
 
 
-@dataclass(frozen=True, slots=True)
 class ProcessCrew:
-    """Processes of this machine for the runs of a study; ``here`` is this process's experimenter."""
+    """Processes of this machine for the runs of a study; they begin with the first run and end with the block.
 
-    file: StudyFile
-    directory: Path
-    jobs: int
-    make: MakeExperimenter | None
-    here: Experimenter
+    They train everything where each trains as this process would (`devices.places_to_train`). Where each has fewer
+    threads, or shares an accelerator, they are there for the search alone, and the rest is trained by ``here``.
+    """
 
-    def trainers(self) -> AbstractContextManager[Sequence[Experimenter]]:
-        """Offer a trainer for each place (`devices.places_to_train`) while the block runs; none for a single one."""
-        number = self.jobs
-        if self.make is None and number > 1:  # a fake needs no torch
+    def __init__(
+        self, file: StudyFile, directory: Path, jobs: int, make: MakeExperimenter | None, here: Experimenter
+    ) -> None:
+        asked = (directory, make, jobs, os.getpid())
+        places = range(jobs if jobs > 1 else 0)
+        self._processes = [ProcessTrainer(here, (place, *asked), self._wait_until_loaded) for place in places]
+        self._loading, self._have_loaded = threading.Lock(), False
+        n_alike = len(places)
+        if make is None and n_alike:  # a fake needs no torch
             from workbench.core import devices
 
-            number = min(number, devices.places_to_train(self.file.study.device))
-        return self._processes(number if number > 1 else 0)
+            n_alike = min(n_alike, devices.places_to_train(file.study.device))
+        self._trainers = self._processes[:n_alike] if n_alike > 1 else []
+        self.experimenter: Experimenter = self._trainers[0] if self._trainers else here
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def trainers(self) -> Sequence[Experimenter]:
+        """Return those that train side by side as `experimenter` does alone; none where it is the only one."""
+        return self._trainers
 
     def search(self, search: Search, on_poll: Callable[[], None]) -> None:
-        """Go on with a search in all processes, as `search_at` does; one job is this process's own."""
-        if self.jobs > 1:
-            with self._processes(self.jobs) as processes:
-                search_at([Place(one, one.close) for one in processes], search, on_poll)
+        """Go on with a search in all processes, as `search_at` does."""
+        if self._processes:
+            try:
+                search_at([Place(one, one.close) for one in self._processes], search, on_poll)
+            finally:
+                if not self._trainers:
+                    self._end()
 
-    @contextlib.contextmanager
-    def _processes(self, number: int) -> Iterator[list[ProcessTrainer]]:
-        asked = (self.directory, self.make, number, os.getpid())
-        trainers = [ProcessTrainer(self.here, (place, *asked)) for place in range(number)]
-        try:
-            yield trainers
-        finally:
-            _end([one.process for one in trainers if one.process is not None])
+    def _wait_until_loaded(self, stop: Callable[[], bool] | None) -> None:
+        """Begin all processes and wait for them, once: what is timed while others load would be false."""
+        with self._loading:
+            if not self._have_loaded:
+                for one in self._processes:
+                    one.begin()
+                while any(one.is_loading() for one in self._processes):
+                    end_if_asked(stop)
+                    time.sleep(_POLL_SECONDS)
+                self._have_loaded = True
+
+    def _end(self) -> None:
+        _end([one.process for one in self._processes if one.process is not None])
+        self._have_loaded = False
 
 
 class ProcessTrainer(ExperimenterWrapper):
-    """Runs jobs in a process of its own, which begins with the first one and is replaced if it dies."""
+    """Runs jobs in a process of its own, which is replaced if it dies.
 
-    def __init__(self, here: Experimenter, asked: tuple[Any, ...]) -> None:
+    ``wait``, called before each job with what may end the waiting, returns when there is room for it.
+    """
+
+    def __init__(
+        self, here: Experimenter, asked: tuple[Any, ...], wait: Callable[[Callable[[], bool] | None], None]
+    ) -> None:
         super().__init__(here)
-        self._asked = asked
+        self._asked, self._wait = asked, wait
         self._context = multiprocessing.get_context("spawn")
         self.process: SpawnProcess | None = None
-        self._is_loaded = False
+
+    def begin(self) -> SpawnProcess:
+        """Return the process, another one if there is none that lives."""
+        if self.process is None or not self.process.is_alive():
+            self._connection, theirs = self._context.Pipe()
+            self._stop, self._loaded = self._context.Event(), self._context.Event()
+            self.process = self._context.Process(target=_serve, args=(theirs, self._stop, self._loaded, *self._asked))
+            self.process.start()
+            theirs.close()
+        return self.process
+
+    def is_loading(self) -> bool:
+        """Return whether the process lives and has not loaded its task yet."""
+        return self.process is not None and self.process.is_alive() and not self._loaded.is_set()
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job there, in a new process if one dies under it; about ten of its steps a second are reported."""
@@ -98,7 +135,8 @@ class ProcessTrainer(ExperimenterWrapper):
         answers: dict[int, bool] = {}
         for _ in range(_TRIES):
             end_if_asked(monitor.stop)
-            process = self._living()
+            self._wait(monitor.stop)
+            process = self.begin()
             try:
                 outcome = self._outcome(job, monitor, answers)
             except (EOFError, ConnectionError):
@@ -129,13 +167,11 @@ class ProcessTrainer(ExperimenterWrapper):
         while True:
             if monitor.stop is not None and monitor.stop():
                 self._stop.set()
-                if not self._is_loaded:  # it cannot stop before, and has nothing to lose
+                if self.is_loading():  # it cannot stop before, and has nothing to lose
                     self.close()
             if not self._connection.poll(_POLL_SECONDS):
                 continue
             match self._connection.recv():
-                case None:
-                    self._is_loaded = True
                 case RunStep() as step:
                     if monitor.on_step is not None:
                         monitor.on_step(step)
@@ -146,16 +182,6 @@ class ProcessTrainer(ExperimenterWrapper):
                     self._connection.send(answers[step])
                 case outcome:
                     return outcome
-
-    def _living(self) -> SpawnProcess:
-        """Return the process, another one if there is none that lives."""
-        if self.process is None or not self.process.is_alive():
-            self._connection, theirs = self._context.Pipe()
-            self._stop, self._is_loaded = self._context.Event(), False
-            self.process = self._context.Process(target=_serve, args=(theirs, self._stop, *self._asked))
-            self.process.start()
-            theirs.close()
-        return self.process
 
 
 def _end(processes: Sequence[SpawnProcess]) -> None:
@@ -186,6 +212,7 @@ def _how_it_ended(code: int) -> str:
 def _serve(
     connection: Connection,
     stop: Event,
+    loaded: Event,
     place: int,
     directory: Path,
     make: MakeExperimenter | None,
@@ -194,7 +221,6 @@ def _serve(
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to all; who started us ends us
     threading.Thread(target=_end_with, args=(parent,), name="parent watch", daemon=True).start()
-    experimenter: Experimenter | None = None
     reported_at = 0.0
 
     def on_step(step: RunStep) -> None:
@@ -207,17 +233,23 @@ def _serve(
         connection.send((step, metric))
         return bool(connection.recv())
 
+    experimenter: Experimenter | Exception
+    try:
+        file = read_study(directory)
+        device = take_device(place, n_places, file.study.device, trains=make is None)
+        experimenter = experimenter_for(file, directory, make, device)
+    except Exception as error:  # the answer to every job
+        experimenter = _portable(error)
+    loaded.set()
     while True:
         try:
             job, evaluates = connection.recv()
         except EOFError:
             return
+        if isinstance(experimenter, Exception):
+            connection.send(experimenter)
+            continue
         try:
-            if experimenter is None:
-                file = read_study(directory)
-                device = take_device(place, n_places, file.study.device, trains=make is None)
-                experimenter = experimenter_for(file, directory, make, device)
-                connection.send(None)
             outcome = experimenter.run(job, Monitor(on_evaluation if evaluates else None, on_step, stop.is_set))
         except Exception as error:
             outcome = _portable(error)

@@ -80,7 +80,8 @@ class RayEngine:
             # Asked for before there is room: an autoscaler sees who waits.
             with contextlib.closing(Slot(ray, study)) as first:
                 _wait_for_room(ray, study, first.ready(), stop, deadline)
-                yield RayCrew(ray, study, first, self.jobs or max(1, _n_slots(ray, study)))
+                with contextlib.closing(RayCrew(ray, study, first, self.jobs or max(1, _n_slots(ray, study)))) as crew:
+                    yield crew
 
 
 @contextlib.contextmanager
@@ -256,14 +257,15 @@ class Slot:
             except (errors.RayActorError, errors.OutOfMemoryError) as error:
                 reason = str(error)
             except BaseException:  # of a monitor
-                self._restart()
+                self.restart()
                 raise
-            self._restart()
+            self.restart()
         end_if_asked(stop)
         reason = " ".join(reason.split())[:300]
         raise LostTrialError(f"the worker died {_TRIES} times during `{doing}`; Ray says of the last: {reason}")
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """End the worker, whatever it does, and start another in its place."""
         with contextlib.suppress(Exception):  # the cluster may be gone
             self._ray.kill(self._worker)
             self._start()
@@ -291,41 +293,44 @@ class RayExperimenter:
 
 
 class RayCrew:
-    """The slots of a study in the cluster: the first for everything that is done one by one, more for the search."""
+    """The slots of a study in the cluster: the first for everything that is done one by one, more from their first use.
+
+    Further slots are asked for when they are needed first, and kept: tasks are loaded once.
+    """
 
     def __init__(self, ray: Any, study: RayStudy, first: Slot, jobs: int) -> None:
         self._ray, self._study, self._first, self.jobs = ray, study, first, jobs
         self._facts = first.facts()
+        self._more: list[Slot] = []
+        self._asked_at = 0.0
+        self.experimenter = self._trainer(first)
 
-    def experimenter(self, slot: Slot | None = None) -> RayExperimenter:
-        """Return the experimenter of a slot; None takes the first."""
-        return RayExperimenter(slot or self._first, self._facts)
+    def close(self) -> None:
+        """Give back what was asked for beyond the first slot."""
+        for slot in self._more:
+            slot.close()
 
-    @contextlib.contextmanager
-    def trainers(self) -> Iterator[Sequence[Experimenter]]:
-        """Offer a trainer in each slot that the cluster has room for now, while the block runs; none for the first."""
-        more = [Slot(self._ray, self._study) for _ in range(self.jobs - 1)]
-        try:
-            began = {one.ready(): one for one in more}
-            ready = self._ray.wait([*began], num_returns=len(began), timeout=_ROOM_SECONDS)[0] if began else []
-            yield [self.experimenter(one) for one in (self._first, *map(began.__getitem__, ready))] if ready else []
-        finally:
-            for one in more:
-                one.close()
+    def trainers(self) -> Sequence[Experimenter]:
+        """Return a trainer in each slot that the cluster has room for now; none for the first alone."""
+        began = {one.ready(): one for one in self._others()}
+        left = max(self._asked_at + _ROOM_SECONDS - time.monotonic(), _POLL_SECONDS)
+        ready = self._ray.wait([*began], num_returns=len(began), timeout=left)[0] if began else []
+        return [self.experimenter, *(self._trainer(began[one]) for one in ready)] if ready else []
 
     def search(self, search: Search, on_poll: Callable[[], None]) -> None:
         """Go on with a search in all slots, as `search_at` does."""
-        if self.jobs == 1:
-            return
-        more = [Slot(self._ray, self._study) for _ in range(self.jobs - 1)]
-        try:
-            search_at([self._place(slot) for slot in (self._first, *more)], search, on_poll)
-        finally:
-            for slot in more:  # what comes after the search needs one slot
-                slot.close()
+        if self.jobs > 1:
+            search_at([self._place(slot) for slot in (self._first, *self._others())], search, on_poll)
+
+    def _others(self) -> Sequence[Slot]:
+        if not self._more:
+            self._more = [Slot(self._ray, self._study) for _ in range(self.jobs - 1)]
+            self._asked_at = time.monotonic()
+        return self._more
+
+    def _trainer(self, slot: Slot) -> RayExperimenter:
+        return RayExperimenter(slot, self._facts)
 
     def _place(self, slot: Slot) -> Place:
         ready = slot.ready()
-        return Place(
-            self.experimenter(slot), slot.close, lambda: bool(self._ray.wait([ready], timeout=_POLL_SECONDS)[0])
-        )
+        return Place(self._trainer(slot), slot.restart, lambda: bool(self._ray.wait([ready], timeout=_POLL_SECONDS)[0]))

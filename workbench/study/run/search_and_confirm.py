@@ -19,13 +19,14 @@ started: rank 0 goes this way, the others follow it (``rank_experimenter.py``).
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,12 +137,12 @@ def tune(
             if ray is not None:
                 end = None if limit is None else began + limit
                 crew = leaving.enter_context(ray.crew(file, directory, make_experimenter, stop, end))
-                expert = crew.experimenter()
+                expert = crew.experimenter
             else:
                 expert = experimenter_for(file, directory, make_experimenter, device)
-                crew = ProcessCrew(file, directory, jobs, make_experimenter, expert)
+                crew = leaving.enter_context(ProcessCrew(file, directory, jobs, make_experimenter, expert))
             leading = LeadingExperimenter(expert) if ray is None and file.study.ranks > 1 else None
-            guard = StoppableExperimenter(leading or expert, stop)
+            guard = StoppableExperimenter(leading or crew.experimenter, stop)
             file.allowed_drops(guard.metric_name)
             archived = kept.archive_study(directory) if fresh or new_baseline else None
             database = kept.open_storage(url)
@@ -164,19 +165,15 @@ def tune(
                 watch.trial_finished()
                 watch.trial_begun()
 
+            def trainers() -> list[Experimenter]:
+                return [guard.beside(one) for one in crew.trainers()]
+
+            search.at_places = functools.partial(crew.search, on_poll=on_poll)
             guard.deadline, loaded, other = deadline, time.monotonic(), OtherWork()
-
-            @contextmanager
-            def side_by_side() -> Iterator[list[Experimenter]]:
-                with crew.trainers() as trainers:
-                    search.trainers = [guard.beside(one) for one in trainers]
-                    yield search.trainers
-                    search.trainers = []
-
             try:
-                is_known = not finds_set_up or baseline_trial(study) is not None
-                with nullcontext() if is_known else side_by_side():
-                    search.run_baseline(deadline)
+                if finds_set_up and baseline_trial(study) is None:
+                    search.trainers = trainers()
+                search.run_baseline(deadline)
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
             if doubt := learns_nothing(study, file):
@@ -202,11 +199,10 @@ def tune(
                 if finds_set_up:
                     guard.deadline = stage_ends(search_deadline, limit, deadline, file.set_up.plain_share)
                     search.until(guard.deadline)
-                    with side_by_side():
-                        find_plain(search, deadline=guard.deadline, limit=limit)
+                    search.trainers = trainers()
+                    find_plain(search, deadline=guard.deadline, limit=limit)
                     guard.deadline = search_deadline
                     search.until(search_deadline)
-                crew.search(search, on_poll)
                 search.run()
             searches_on = finds_set_up and not goes_on
             found = has_found(study, file) if searches_on else any(contenders(study, file).values())
@@ -218,7 +214,7 @@ def tune(
                 else:
                     guard.deadline = half_way(deadline) if _measures_later(file) else deadline
                 search.run_until(guard.deadline)
-            trainers = leaving.enter_context(side_by_side())
+            search.trainers = trainers()
             for moment in ends_of_search(study, file, deadline, limit) if searches_on else ():
                 guard.deadline = moment
                 settle(search, deadline=moment)
@@ -235,7 +231,7 @@ def tune(
                 file,
                 guard,
                 search.warm_ups,
-                trainers=trainers,
+                trainers=search.trainers,
                 command=f"workbench tune {shlex.quote(str(directory))} --confirm-seeds {{seeds}}",
                 confirm_seeds=confirm_seeds,
                 deadline=deadline,

@@ -73,6 +73,7 @@ class Search:
         self._stale = StaleTrials(database, study)
         self._lost: threading.Event | None = None  # set once another process has the trial that runs here
         self.finished_here = 0
+        self.at_places: Callable[[Search], None] | None = None  # goes on with this search where there are several
         objective_class = SetUpObjective if file.study.objective == "time_to_quality" else Objective
         self._objective = objective_class(
             file, database, study, experimenter, self.warm_ups, deadline, on_step=self._step
@@ -146,6 +147,8 @@ class Search:
         failures = 0
         self._end.note("")
         self._watch.phase("search")
+        if self.at_places is not None:
+            self.at_places(self)
         while self.deadline is None or time.monotonic() <= self.deadline:
             end_if_asked(self._stop)  # before a trial is drawn
             self._stale.put_back()
