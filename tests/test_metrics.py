@@ -47,10 +47,20 @@ def test_accuracy_counts_samples_not_batches(classes: tuple[Tensor, Tensor]) -> 
     assert measured("accuracy", CE, outputs, targets) == pytest.approx(expected)
 
 
-def test_accuracy_of_tokens_leaves_out_the_ignored_ones() -> None:
+@pytest.mark.parametrize("ignored", [-100, 255])
+def test_accuracy_of_tokens_leaves_out_those_that_the_criterion_ignores(ignored: int) -> None:
     outputs, targets = torch.zeros(2, 3, 4), torch.zeros(2, 4, dtype=torch.long)  # class 0 is predicted everywhere
-    targets[0, 0], targets[1, :2] = 1, -100
-    assert measured("accuracy", CE, outputs, targets, (1, 1)) == pytest.approx(5 / 6)
+    targets[0, 0], targets[1, :2] = 1, ignored
+    criterion = nn.CrossEntropyLoss(ignore_index=ignored)
+    assert measured("accuracy", criterion, outputs, targets, (1, 1)) == pytest.approx(5 / 6)
+
+
+def test_accuracy_says_where_it_looks_for_the_classes_of_tokens() -> None:
+    logits, targets = torch.randn(2, 5, 4), torch.zeros(2, 5, dtype=torch.long)
+    with pytest.raises(MetricError, match=r"in the second dimension, got outputs \[1, 5, 4\].*movedim\(-1, 1\)"):
+        measured("accuracy", lambda model, batch: model, logits, targets, (1, 1))
+    with pytest.raises(MetricError, match="needs outputs"):
+        measured("accuracy", CE, torch.randn(2, 4, 6), targets, (1, 1))
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ def _resolved(metric: Any, loss: Any) -> tuple[str, bool | None, Callable[[], Me
         if name in METRIC_NAMES:
             # Only here floating-point targets shaped like the outputs are one class each; else they are many labels.
             one_hot = isinstance(loss, nn.CrossEntropyLoss) or loss is F.cross_entropy
-            create = functools.partial(_creator, name, one_hot=one_hot)
+            ignored = getattr(loss, "ignore_index", None)
+            create = functools.partial(_creator, name, one_hot=one_hot, ignored=-100 if ignored is None else ignored)
             if (name == "accuracy" or name in _CLASSIFICATION) and not says_its_kind(loss):
                 return name, True, lambda: _EitherKind(create("logits")(), create("probabilities")())
             return name, METRIC_NAMES[name] == "maximize", create(output_kind(loss))
@@ -172,24 +173,31 @@ class _EitherKind:
 
 
 class _Accuracy:
-    """Share of samples (or tokens, pixels) whose predicted class is the target; targets of -100 do not count."""
+    """Share of samples (or tokens, pixels) whose predicted class is the target; ``ignored`` targets do not count."""
 
     needs: Literal["outputs", "loss"] = "outputs"
 
-    def __init__(self, kind: OutputKind, one_hot: bool) -> None:
+    def __init__(self, kind: OutputKind, one_hot: bool, ignored: int) -> None:
         self._one_hot = one_hot
+        self._ignored = ignored
         self._threshold = 0.5 if kind == "probabilities" else 0.0
         self._sums: Tensor | None = None  # correct ones and counted ones
 
     def update(self, value: Any, batch: Any) -> None:
         outputs, targets = _outputs_and_targets(value, batch, self._one_hot)
-        if outputs.ndim == targets.ndim + 1 and outputs.shape[1] > 1:
+        if outputs.ndim > 1 and outputs.shape[1] > 1 and outputs[:, 0].shape == targets.shape:
             predicted = outputs.argmax(dim=1)
         elif _is_one_each(outputs, targets):
             predicted, targets = (outputs > self._threshold).reshape(-1), targets.reshape(-1)
+        elif outputs.ndim > 2 and outputs.shape[:-1] == targets.shape:  # as Hugging Face's models give them
+            raise MetricError(
+                f"metric 'accuracy' needs the classes in the second dimension, got outputs {list(outputs.shape)} with "
+                f"targets {list(targets.shape)}; say in the Task outputs=lambda returned: "
+                "returned.logits.movedim(-1, 1), or whatever the outputs are called"
+            )
         else:
             raise _unfit("accuracy", "[n, classes] with targets [n], or one output per target", outputs, targets)
-        counted = targets != -100
+        counted = targets != self._ignored
         sums = torch.stack([((predicted == targets) & counted).sum(), counted.sum()])
         self._sums = sums if self._sums is None else self._sums + sums
 
@@ -306,9 +314,9 @@ def _build_torchmetric(name: str, n_classes: int) -> Any:
     return getattr(classification, f"Multiclass{_CLASSIFICATION[name]}")(num_classes=n_classes, **alone)
 
 
-def _creator(name: str, kind: OutputKind, *, one_hot: bool) -> Callable[[], MetricAccumulator]:
+def _creator(name: str, kind: OutputKind, *, one_hot: bool, ignored: int) -> Callable[[], MetricAccumulator]:
     if name == "accuracy":
-        return functools.partial(_Accuracy, kind, one_hot)
+        return functools.partial(_Accuracy, kind, one_hot, ignored)
     if name in ("loss", "bits_per_byte"):
         return functools.partial(_MeanLoss, 1.0 if name == "loss" else math.log(2.0))  # a loss in nats per byte
     return functools.partial(_NamedTorchmetric, name, kind, one_hot)
