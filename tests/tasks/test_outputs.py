@@ -144,6 +144,13 @@ def test_the_metric_says_it_too_where_the_loss_is_a_function_of_the_model() -> N
         task.update_metric(task.new_metric(), Net("tuple"), (X, Y))
 
 
+def test_the_metric_calls_the_model_with_what_it_takes_of_a_mapping() -> None:
+    task = task_of("tuple", 0, loss=lambda model, batch: F.cross_entropy(model(batch["x"])[0], batch["labels"]))
+    net, metric = Net("tuple"), task.new_metric()
+    task.update_metric(metric, net, {"x": X, "labels": Y, "names": ["of", "samples"]})
+    assert metric.compute() == pytest.approx(float((net(X)[0].argmax(dim=1) == Y).float().mean()))
+
+
 def test_a_criterion_may_take_what_the_model_returns_as_it_is() -> None:
     class Both(nn.Module):
         def forward(self, returned: tuple[Tensor, Tensor], target: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -151,8 +152,27 @@ def test_a_plateau_scheduler_cannot_be_stretched_and_says_so() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     with pytest.raises(ValueError, match="its course is not known beforehand"):
         recorded(lambda one, _: torch.optim.lr_scheduler.ReduceLROnPlateau(one), optimizer, 5)
-    with pytest.raises(TaskError, match="is stepped with a metric"):
-        rates(lambda one, _: torch.optim.lr_scheduler.ReduceLROnPlateau(one))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "said"),
+    [
+        (lambda one, _: torch.optim.lr_scheduler.ReduceLROnPlateau(one), "ReduceLROnPlateau.step() needs metrics"),
+        (lambda *_: SteppedByEpochs(), "SteppedByEpochs.step() needs epoch"),
+        (lambda *_: 0.1, "must return an object with step(), got float"),
+    ],
+    ids=["plateau", "epochs", "number"],
+)
+def test_a_scheduler_that_a_run_cannot_step_is_refused_in_a_sentence(scheduler: Any, said: str) -> None:
+    with pytest.raises(TaskError, match=re.escape(said)):
+        rates(scheduler)
+
+
+class SteppedByEpochs:
+    """A scheduler as timm's."""
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        """Set the rates of an epoch."""
 
 
 def test_batches_that_are_dataclasses_are_concatenated_and_cut() -> None:

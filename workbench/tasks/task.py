@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from workbench.core import distributed as ranks
 from workbench.core.batch import TARGET_KEYS, batch_size_of, inputs_and_target
 from workbench.core.metrics import Direction, MetricAccumulator, MetricError, MetricRule, metric_rule
+from workbench.core.signatures import arguments_needed, arguments_taken
+from workbench.core.wrapped_model import unwrapped
 from workbench.tasks import batches as _batches
 from workbench.tasks.errors import TaskError
 
@@ -181,20 +182,20 @@ class Task:
             total_steps: Updates of the whole run.
 
         Raises:
-            TaskError: When what the task returns has no ``step()``, or is a ReduceLROnPlateau.
+            TaskError: When what the task returns has no ``step()`` to be called without arguments.
         """
         if self.scheduler is None:
             return None
         scheduler = self.scheduler(optimizer, total_steps)
-        if isinstance(scheduler, ReduceLROnPlateau):
+        kind = type(scheduler).__name__
+        if not callable(step := getattr(scheduler, "step", None)):
             raise TaskError(
-                f"task {self.name!r}: a ReduceLROnPlateau is stepped with a metric, and a run steps its scheduler "
-                "after every update, when there is none; give a schedule over the updates, such as CosineAnnealingLR"
+                f"task {self.name!r}: `scheduler(optimizer, total_steps)` must return an object with step(), got {kind}"
             )
-        if not callable(getattr(scheduler, "step", None)):
+        if needed := arguments_needed(step):  # a metric for ReduceLROnPlateau, an epoch for timm's
             raise TaskError(
-                f"task {self.name!r}: `scheduler(optimizer, total_steps)` must return an object with step(), "
-                f"got {type(scheduler).__name__}"
+                f"task {self.name!r}: {kind}.step() needs {', '.join(needed)}, and a run calls it after every update "
+                "without arguments; give a schedule over the updates, such as CosineAnnealingLR"
             )
         return scheduler
 
@@ -275,13 +276,14 @@ class Task:
         Args:
             model: The model, or anything called like it.
             batch: What the loss takes, if that is a criterion. Else a pair (``model(x)``), a mapping
-                (``model(**batch)``), or anything else (``model(batch)``).
+                (``model(**batch)``, without what the model does not take), or anything else (``model(batch)``).
         """
         if is_criterion(self.loss) and (sides := inputs_and_target(batch)) is not None:
             inputs, named, _ = sides
             return self._prediction(model(*inputs, **named))
         if isinstance(batch, Mapping):
-            return self._prediction(model(**batch))
+            forward = unwrapped(model).forward if isinstance(model, nn.Module) else model
+            return self._prediction(model(**arguments_taken(forward, batch)))
         return self._prediction(model(batch[0] if isinstance(batch, list | tuple) else batch))
 
     def batch_size_of(self, batch: Any) -> int:
