@@ -437,6 +437,29 @@ def test_what_a_criterion_gathers_ends_with_its_run(metric: str) -> None:
     assert stoppable(task, lambda: False).with_own_loss().loss is not loss
 
 
+class Weighed(nn.Module):
+    """A criterion with a weight of its own to be trained, as losses of several tasks have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (-self.weight).exp() * nn.functional.cross_entropy(outputs, targets) + self.weight
+
+
+@pytest.mark.parametrize("kind", ["criterion", "function"])
+def test_what_is_trained_of_a_loss_begins_every_run_alike(kind: str) -> None:
+    weighed = Weighed()
+    loss = weighed if kind == "criterion" else lambda model, batch: weighed(model(batch[0]), batch[1])
+    task = dataclasses.replace(
+        small_task(), loss=loss, optimizer=lambda named: torch.optim.Adam([*named, ("weight", weighed.weight)], lr=0.1)
+    )
+    first, second = (run(task, steps=5) for _ in range(2))
+    assert (first.final_loss, first.metric) == (second.final_loss, second.metric)
+    assert weighed.weight.item() != 0.0
+
+
 def test_evaluation_takes_the_split_of_the_seed() -> None:
     seeds: list[int] = []
     base = small_task()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from workbench.config import BoostConfig, Plan
 from workbench.core import devices
@@ -23,6 +24,10 @@ from workbench.tasks import Task
 from workbench.tasks.batches import mixed_seed
 from workbench.tasks.reading import read_ahead, resident
 from workbench.training import Boosted, apply
+from workbench.training.everything_trained import EverythingTrained
+
+# What an optimizer trained outside its model, as it was before the first run of this process.
+_at_first = WeakTensorKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +84,21 @@ def first_batch(task: Task, seed: int, device: torch.device) -> FirstBatch:
 def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: torch.device, steps: int) -> Prepared:
     """Build model, optimizer, boosting and scheduler; over several ranks also what averages their gradients.
 
-    All ranks begin with rank 0's weights. Their random numbers differ afterwards, so that each draws its own dropout
+    What the optimizer trains outside the model, such as a criterion's parameters, is one object for all runs of a
+    process, and begins each of them as it began the first. All ranks begin with rank 0's weights. Their random numbers differ afterwards, so that each draws its own dropout
     masks; rank 0 draws what it would draw alone. ``steps`` are the loader's batches of a training today.
     """
     task = task.with_own_loss()
     seed_everything(seed)
     model = task.new_model().to(device)
     model.train()
+    optimizer = task.new_optimizer(model)
+    for parameter in EverythingTrained(model, optimizer).outside().values():
+        parameter.data.copy_(_at_first.setdefault(parameter, parameter.detach().clone()))
     boosted = apply(
         config,
         model,
-        task.new_optimizer(model),
+        optimizer,
         steps,
         level=level,
         seed=seed,
