@@ -713,6 +713,27 @@ def test_training_resumed_or_copied_at_any_micro_batch_is_the_same(cut: int) -> 
         assert_same_bits(model, net)
 
 
+def test_what_was_seen_before_a_checkpoint_or_a_copy_decides_about_the_scales_too() -> None:
+    def build() -> Boosted:
+        torch.manual_seed(1)
+        net = chain()
+        net[0].requires_grad_(False)  # so that several windows are looked at
+        return Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=automatic(net))
+
+    def scales_after(boosted: Boosted, windows: range) -> list[float]:
+        for window in windows:
+            boosted.backward(boosted.model(torch.ones(2, 4)).sum() * (1.0 if window == 0 else 2.0**-20))
+            boosted.step()
+        assert boosted.loss_scaling.autocast_allowed == (windows.stop == 8)
+        return boosted.loss_scaling.manager.group_scales.tolist()
+
+    whole, interrupted, resumed = build(), build(), build()
+    expected = scales_after(whole, range(8))
+    scales_after(interrupted, range(1))
+    resumed.load_state_dict(copy.deepcopy(interrupted.state_dict()))
+    assert scales_after(resumed, range(1, 8)) == scales_after(copy.deepcopy(interrupted), range(1, 8)) == expected
+
+
 def test_a_step_reads_nothing_from_the_device() -> None:
     net, _, boosted = scaled_chain(8.0)
     for _ in range(2):
