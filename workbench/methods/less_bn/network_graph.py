@@ -30,7 +30,7 @@ from workbench.core.torch_internals import BatchNorm, ConvNd
 FUNCTION_KINDS = {
     **dict.fromkeys(("relu", "relu_"), "relu"),
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), "maxpool"),
-    **dict.fromkeys(("add", "add_", "iadd", "__add__", "__radd__", "__iadd__"), "add"),
+    **dict.fromkeys(("add", "add_", "__add__", "__radd__", "__iadd__"), "add"),
     **dict.fromkeys(("cat", "concat", "concatenate"), "cat"),
     **{name: name for name in ("relu6", "mean", "pad")},
 }
