@@ -1,4 +1,7 @@
-"""Factors, blocks and inverses against their definitions, in float64."""
+"""Factors, blocks and inverses against their definitions, in float64.
+
+curvlinops 3.0.1 (KFAC of the empirical Fisher matrix, expanded) has the same products of factors.
+"""
 
 from __future__ import annotations
 
