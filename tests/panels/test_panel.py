@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
+import IPython
 import pytest
+import torch
 
 from tests.panels.looking import html_in
 from workbench.config import ConfigError
@@ -54,6 +57,16 @@ def test_an_error_is_a_sentence_and_the_traceback_of_others_is_folded(
         panel.clear_error()
         assert sentence not in html_in(panel)
         assert panel.error is None
+
+
+def test_an_error_within_a_library_names_the_line_of_the_users_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "\ncross_entropy(zeros(2, 3), zeros(2, 5))"
+    cell = compile(source, "/tmp/ipykernel_7/1.py", "exec")
+    compiler = SimpleNamespace(format_code_name={cell.co_filename: ("Cell", "In[3]")}.get)
+    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(compile=compiler))
+    with Panel("Train") as panel:
+        panel.guarded(lambda: exec(cell, {"cross_entropy": torch.nn.functional.cross_entropy, "zeros": torch.zeros}))()
+        assert "(line 2 of Cell In[3])" in html_in(panel)
 
 
 def test_the_last_sentence_is_on_top_and_the_log_stays_short() -> None:

@@ -8,19 +8,17 @@ a bug of ours, and is called one.
 from __future__ import annotations
 
 import errno
-import functools
 import math
 import os
 import sys
-import sysconfig
 import traceback as python_traceback
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import typer
 
+from workbench.core.error_place import is_package_file, is_users_file, line_of
 from workbench.core.files import DISK_FULL_CODES
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.core.rank_environment import is_first_rank
@@ -135,7 +133,7 @@ def _sentence(error: BaseException) -> str:
     if _is_system(error):
         return what + line
     frames = _frames(error)
-    where = line or (f" (line {frames[-1][1]} of {frames[-1][0].f_code.co_filename})" if frames else "")
+    where = line or (line_of(frames[-1][1], frames[-1][0].f_code.co_filename) if frames else "")
     return f"unexpected error, probably a bug of the workbench: {what}{where}"
 
 
@@ -209,7 +207,7 @@ def _is_ours(error: BaseException) -> bool:
         return True
     without_number = isinstance(error, _NOT_THERE) and not error.strerror  # raised by us; the system's have one
     frames = _frames(error) if without_number or type(error) in (ValueError, RuntimeError) else []
-    return bool(frames) and _is_package_file(frames[-1][0].f_code.co_filename)
+    return bool(frames) and is_package_file(frames[-1][0].f_code.co_filename)
 
 
 def _place_in_task(error: BaseException) -> tuple[str, str, str]:
@@ -224,23 +222,10 @@ def _place_in_task(error: BaseException) -> tuple[str, str, str]:
             # A frame of ours is at work on a task that is an argument of it, or itself.
             at_work: tuple[Any, ...] = (frame.f_locals.get("task"), frame.f_locals.get("self"))
             name = next((str(value.name) for value in at_work if hasattr(value, "compute_loss")), "")
-        if _is_users_file(code.co_filename):
-            line = f" (line {number} of {code.co_filename})"
+        if is_users_file(code.co_filename):
+            line = line_of(number, code.co_filename)
     return name or "?", part, line
 
 
 def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
     return list(python_traceback.walk_tb(error.__traceback__))
-
-
-def _is_package_file(filename: str) -> bool:
-    return Path(__file__).parent.parent in Path(filename).parents
-
-
-@functools.cache
-def _is_users_file(filename: str) -> bool:
-    if filename.startswith("<") or _is_package_file(filename):
-        return False
-    libraries = {Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    path = Path(filename).resolve()
-    return path.suffix == ".py" and libraries.isdisjoint(path.parents)

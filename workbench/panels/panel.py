@@ -18,11 +18,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final, Self
 
 import ipywidgets as widgets
 
+from workbench.core.error_place import is_package_file, what_and_where
 from workbench.figures.theme import Theme as Theme
 from workbench.figures.theme import inks
 from workbench.panels import kit, notebook_cells
@@ -32,7 +32,6 @@ from workbench.panels.style import NAMING, STYLE, error_html, faint, note_html, 
 from workbench.panels.worker import Outcome, Reader, RunControl, Worker
 
 _LINES_KEPT: Final = 40
-_PACKAGE: Final = Path(__file__).parents[1]
 
 
 class PanelState(StrEnum):
@@ -378,10 +377,9 @@ def error_sentence(error: BaseException) -> str:
         return text
     frames = traceback.extract_tb(error.__traceback__)
     # A wrong argument, found by our own check: the sentence is enough.
-    if frames and isinstance(error, (ValueError, TypeError)) and _PACKAGE in Path(frames[-1].filename).parents:
+    if frames and isinstance(error, (ValueError, TypeError)) and is_package_file(frames[-1].filename):
         return text
-    where = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
-    return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
+    return what_and_where(error)
 
 
 def _is_sentence(error: BaseException) -> bool:

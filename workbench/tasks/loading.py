@@ -11,13 +11,13 @@ import importlib
 import inspect
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from workbench.core.error_place import what_and_where
 from workbench.core.own_generators import kept_generators
 from workbench.tasks.errors import TaskError
 from workbench.tasks.task import Task
@@ -181,7 +181,7 @@ def _load_file(path: Path) -> ModuleType:
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise TaskError(f"task file {path} cannot be loaded: {_what_and_where(error, str(path))}") from error
+        raise TaskError(f"task file {path} cannot be loaded: {what_and_where(error)}") from error
     finally:
         sys.path.remove(folder)
     if folder not in sys.path:
@@ -202,7 +202,7 @@ def _load_module(name: str) -> ModuleType:
                 f"task module {name} is not there: no module named {missing!r} in {here} or among the installed "
                 "packages; run from the folder that holds it, or name the file: path/to/file.py:attribute"
             ) from error
-        raise TaskError(f"task module {name} cannot be imported: {_what_and_where(error)}") from error
+        raise TaskError(f"task module {name} cannot be imported: {what_and_where(error)}") from error
 
 
 def _task_of(module: ModuleType, attribute: str, place: str) -> Task:
@@ -237,16 +237,4 @@ def _called(function: Any, label: str) -> Any:
     try:
         return function()
     except (Exception, SystemExit) as error:
-        raise TaskError(f"{label} failed: {_what_and_where(error)}") from error
-
-
-def _what_and_where(error: BaseException, path: str | None = None) -> str:
-    """Return an exception as one line: kind, text, file and line (the innermost line of ``path``, if given)."""
-    text = " ".join(str(error).split())
-    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if isinstance(error, SyntaxError) and error.lineno is not None:
-        return f"{type(error).__name__}: {error.msg} (line {error.lineno} of {error.filename or path})"
-    ours = (__file__, "<frozen importlib")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
-    frames = [frame for frame in frames if frame.filename == path] or frames
-    return f"{what} (line {frames[-1].lineno} of {frames[-1].filename})" if frames else what
+        raise TaskError(f"{label} failed: {what_and_where(error)}") from error
