@@ -49,8 +49,8 @@ _PARTS = {
     ("workbench.tasks.batches", "endless_batches"): "the training data",
     ("workbench.tasks.task", "compute_loss"): _STEP,
     ("workbench.training.loop", "training_loop"): _STEP,
-    ("workbench.training.boosted", "backward"): _STEP,
-    ("workbench.training.boosted", "step"): _STEP,
+    ("workbench.training.step", "backward"): _STEP,
+    ("workbench.training.step", "step"): _STEP,
 }
 
 

@@ -155,6 +155,41 @@ class GroupSchedule(Protocol):
         """Raise RuntimeError where the loss's graph hides parameters that should be trained."""
 
 
+class NoFreezing:
+    """The `GroupSchedule` of an optimizer without one: one group, and nothing to do."""
+
+    n_groups = 1
+    strategy = None
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def group_parameters(self, index: int) -> list[Tensor]:
+        """Return everything that is trained."""
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def begin_step(self) -> int:
+        """Return that nothing rests."""
+        return 0
+
+    def advance(self) -> None:
+        """Do nothing."""
+
+    def optimizer_of(self, index: int) -> Optimizer:
+        """Return the optimizer."""
+        return self._optimizer
+
+    def enter_group(self, index: int) -> None:
+        """Do nothing."""
+
+    def unfreeze_all(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context that does nothing."""
+        return contextlib.nullcontext()
+
+    def check_graph(self, loss: Tensor) -> None:
+        """Do nothing."""
+
+
 class StepHook:
     """Acts in every window of micro-batches that ends in an update; derive and override what is needed."""
 

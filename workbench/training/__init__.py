@@ -1,6 +1,6 @@
 """One step, one loop: the algorithms put together.
 
-Read ``boosted.py`` first; it is the step that everything here shares.
+Read ``step.py`` first; it is the step that everything here shares.
 """
 
 from workbench.training.apply import AutoBoost, apply
