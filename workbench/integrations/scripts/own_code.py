@@ -11,7 +11,7 @@ import ast
 import builtins
 import importlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -72,25 +72,9 @@ def _copied(path: Path, attribute: str) -> OwnCode:
     """Return a user's file as it is, but for its `Task`, what runs only when it is the program, and future imports."""
     source = path.read_text(encoding="utf-8")
     tree, lines = ast.parse(source), source.splitlines()
-    replaced: dict[int, tuple[int, list[str]]] = {}  # first line -> last line, what stands there instead
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            replaced[node.lineno] = (node.end_lineno or node.lineno, [])
-        elif isinstance(node, ast.ImportFrom) and _is_ours(node.module):
-            if others := [one.name for one in node.names if one.name != "Task"]:
-                why = f"{path.name} imports {', '.join(others)} from {node.module}"
-                return loaded(f"{path}:{attribute}", why)
-            used = [f"from types import SimpleNamespace as {one.asname or one.name}" for one in node.names]
-            replaced[node.lineno] = (node.end_lineno or node.lineno, used)
-        elif isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
-            replaced[node.lineno] = (node.end_lineno or node.lineno, [])
-    for name, number in _imported(tree):
-        is_known = any(first <= number <= last for first, (last, _) in replaced.items())
-        beside = path.parent / f"{name}.py"
-        if _is_ours(name) and not is_known:
-            return loaded(f"{path}:{attribute}", f"{path.name} imports {_PACKAGE} in line {number}")
-        if beside.is_file() and any(_is_ours(one) for one, _ in _imported(ast.parse(beside.read_text("utf-8")))):
-            return loaded(f"{path}:{attribute}", f"{beside.name}, which {path.name} imports, imports {_PACKAGE}")
+    replaced = _replaced(tree)
+    if why := _why_not_alone(path, tree, replaced):
+        return loaded(f"{path}:{attribute}", why)
     for first in sorted(replaced, reverse=True):
         last, instead = replaced[first]
         lines[first - 1 : last] = instead
@@ -100,6 +84,38 @@ def _copied(path: Path, attribute: str) -> OwnCode:
     is_function = any(isinstance(node, ast.FunctionDef) and node.name == attribute for node in tree.body)
     text = "\n".join([*needs, *lines]).strip("\n")
     return OwnCode((), text, f"{attribute}()" if is_function else attribute, f"copied from {path.name}")
+
+
+def _replaced(tree: ast.Module) -> dict[int, tuple[int, list[str]]]:
+    """Return the statements that are not copied: the first line of each -> its last, and the lines in its place."""
+    replaced: dict[int, tuple[int, list[str]]] = {}
+    for node in tree.body:
+        instead: list[str] = []
+        if isinstance(node, ast.ImportFrom) and _is_ours(node.module):
+            instead = [f"from types import SimpleNamespace as {one.asname or one.name}" for one in node.names]
+        elif not (isinstance(node, ast.ImportFrom) and node.module == "__future__") and not _is_main(node):
+            continue
+        replaced[node.lineno] = (node.end_lineno or node.lineno, instead)
+    return replaced
+
+
+def _why_not_alone(path: Path, tree: ast.Module, replaced: Mapping[int, tuple[int, object]]) -> str:
+    """Return why a file cannot do without this package, a clause; empty where it takes `Task` from it and no more."""
+    for node in tree.body:
+        names = node.names if isinstance(node, ast.ImportFrom) and _is_ours(node.module) else []
+        if others := [one.name for one in names if one.name != "Task"]:
+            return f"{path.name} imports {', '.join(others)} from {node.module}"
+    for name, number in _imported(tree):
+        if _is_ours(name) and not any(first <= number <= last for first, (last, _) in replaced.items()):
+            return f"{path.name} imports {_PACKAGE} in line {number}"
+        beside = path.parent / f"{name}.py"
+        if beside.is_file() and any(_is_ours(one) for one, _ in _imported(ast.parse(beside.read_text("utf-8")))):
+            return f"{beside.name}, which {path.name} imports, imports {_PACKAGE}"
+    return ""
+
+
+def _is_main(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
 def _imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
