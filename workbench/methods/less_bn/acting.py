@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from torch import nn
@@ -102,33 +102,28 @@ def _following(
     """
     name_of = {id(parameter): name for name, parameter in before.items()}
     kept = {id(parameter) for parameter in after.values()}
-    fresh = {name: parameter for name, parameter in after.items() if id(parameter) not in name_of}
-    added = [name for name in fresh if name not in before]
+    waiting = {name: parameter for name, parameter in after.items() if id(parameter) not in name_of}  # for a group
+
+    def is_gone(parameter: nn.Parameter) -> bool:
+        return id(parameter) in name_of and id(parameter) not in kept
+
+    def successors(parameter: nn.Parameter) -> Iterator[nn.Parameter]:
+        """Give the parameter that now bears the name of one that is gone, and new ones of its module."""
+        name = name_of[id(parameter)]
+        if name in waiting:
+            new = [other for other in waiting if other not in before and _module(other) == _module(name)]
+            yield from map(waiting.pop, [name, *new])
+
     groups: list[dict[str, Any]] = []
     changed = False
-    placed: set[str] = set()
     for group in optimizer.param_groups:
-        members: list[nn.Parameter] = []
-        for parameter in group["params"]:
-            name = name_of.get(id(parameter))
-            if name is None or id(parameter) in kept:
-                members.append(parameter)
-            else:
-                changed = True
-                if name not in fresh:
-                    continue
-                members.append(fresh[name])
-                placed.add(name)
-            if name in placed:  # other parameters of the new module join it
-                siblings = [other for other in added if _module(other) == _module(name) and other not in placed]
-                members.extend(fresh[sibling] for sibling in siblings)
-                placed.update(siblings)
+        changed = changed or any(map(is_gone, group["params"]))
+        members = [new for one in group["params"] for new in (successors(one) if is_gone(one) else (one,))]
         if members:
             groups.append({**group, "params": members})
             groups[-1].pop("param_names", None)
-    orphans = [parameter for name, parameter in fresh.items() if name not in placed]
-    if orphans and groups:
-        groups[-1]["params"].extend(orphans)
+    if groups and waiting:
+        groups[-1]["params"].extend(waiting.values())
         changed = True
     return rebuild_optimizer(optimizer, groups) if changed else optimizer
 
