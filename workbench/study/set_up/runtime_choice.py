@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -20,7 +20,6 @@ from workbench.config import SWITCHES, BoostConfig, ConfigError
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import AgreementJob
-from workbench.study.run.runner import Experimenter
 from workbench.study.set_up.total_time import StepTimes
 
 _CHOICE, _NO_ROOM = "runtime_choice", "no_room_for_batches"
@@ -57,16 +56,6 @@ def times_per_sample(attributes: Mapping[str, Any]) -> Mapping[float, float]:
     return dict(zip(_BATCH_FACTORS, next(measured, ()), strict=False))
 
 
-def _why_not(experimenter: Experimenter, job: AgreementJob) -> str:
-    """Return why a candidate does not compute what the baseline does; empty where it does."""
-    try:
-        return experimenter.run(job).why_not
-    except StudyStoppedError:
-        raise
-    except (RuntimeError, ValueError, TypeError) as error:  # what was timed with some batches may fail with others
-        return f"{type(error).__name__}: {error}"
-
-
 def runtime_ratio(attributes: Mapping[str, Any]) -> float:
     """Return a step's time in the chosen runtime relative to today's; 1 where none was chosen."""
     is_chosen = bool(attributes.get(_CHOICE, {}).get("values"))
@@ -78,35 +67,69 @@ def choose_runtime(
 ) -> None:
     """Time the combinations of the study's runtime choices and keep the fastest, with what was measured.
 
-    Threads hardly depend on the others, so they are chosen first. So are CUDA graphs, since a number format that only
-    adds kernels to launch is faster under them; where the format makes them worth it, they are chosen after it. The way
-    to read data, TF32 and cuDNN's benchmark add to what the others leave, each by itself. Of a time ``limit``, seconds,
-    a share is taken: what would begin later is left out. A choice that the study already has is not made again.
+    Of a time ``limit``, seconds, a share is taken: what would begin later is left out. A choice that the study already
+    has is not made again.
     """
-    from workbench.core import devices
-
-    study, file, experimenter = times.study, times.file, times.experimenter
+    study, choices = times.study, times.file.set_up.runtime
     if _CHOICE in study.user_attrs:
         return
-    base = file.base_config().with_values({"boost.mode": "disable_all"})
-    device = devices.select_device(file.study.device)
-    is_fast = devices.has_fast_bfloat16(device)
-    no_instructions = "" if is_fast else f"this {device.type} has no instructions for bfloat16"
-    choices = file.set_up.runtime
-    end = math.inf if limit is None else time.monotonic() + RUNTIME_SHARE * limit
+    timing = _RuntimeTiming(times, math.inf if limit is None else time.monotonic() + RUNTIME_SHARE * limit)
+    chosen = timing.row({}, 1)
+    rows = [chosen]
+    try:
+        for paths in _chosen_together(choices):
+            products = itertools.product(*(choices[path] for path in paths))
+            combined = (dict(zip(paths, values, strict=True)) for values in products)
+            # Values as given add nothing to what was chosen so far, nor does what was.
+            others = [chosen["values"] | values for values in combined if timing.changes(values)]
+            others = [values for values in others if all(values != row["values"] for row in rows)]
+            tried = [timing.row(values, max(1, len(chosen["ratios"]))) for values in others]
+            rows += tried
+            chosen = timing.fastest(chosen, tried)
+    except OutOfTimeError:
+        if chosen is rows[0]:  # nothing is found yet: the next command asks again
+            raise
+    study.set_user_attr(_CHOICE, {"values": chosen["values"], "measured": rows})
+    for row in rows:
+        if row["message"]:
+            values = ", ".join(f"{path} = {value}" for path, value in row["values"].items()) or "nothing"
+            on_note(f"Left out: {values}, because {row['message']}.")
 
-    def timed(values: Mapping[str, Any], n_needed: int) -> dict[str, Any]:
-        """Return a row: values, ratios by batch factor (as many as needed, or none), why there are no more."""
-        row: dict[str, Any] = {"values": values, "ratios": [], "message": ""}
-        config = base.with_values(values)
-        is_bfloat16 = config.effective_amp_level(device.type) != "O0" and config.amp.dtype == "bfloat16"
-        row["message"] = no_instructions if is_bfloat16 else ""  # then it need not be timed
-        if time.monotonic() > end and values:
-            row["message"] = "no time was left to measure it"
+
+def _chosen_together(choices: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the paths whose values are combined, in the order in which they are chosen.
+
+    Threads hardly depend on the others, so they are chosen first. So are CUDA graphs, since a number format that only
+    adds kernels to launch is faster under them; where the format makes them worth it, they are chosen after it. The way
+    to read data, TF32 and cuDNN's benchmark add to what the others leave, each by itself.
+    """
+    yield from ([path] for path in _FIRST if path in choices)
+    yield [path for path in choices if path not in (*_FIRST, *_LAST)]
+    yield from ([path] for path in _LAST if path in choices)
+
+
+class _RuntimeTiming:
+    """Times runtime values beside the baseline, as rows: values, ratios by batch factor, why there are no more."""
+
+    def __init__(self, times: StepTimes, end: float) -> None:
+        from workbench.core import devices
+
+        self._times, self._end, self._file = times, end, times.file
+        self._base = self._file.base_config().with_values({"boost.mode": "disable_all"})
+        self._device = devices.select_device(self._file.study.device)
+        self._has_bfloat16 = devices.has_fast_bfloat16(self._device)
+
+    def changes(self, values: Mapping[str, Any]) -> bool:
+        """Return whether values differ from the task as given."""
+        return self._base.with_values(values) != self._base
+
+    def row(self, values: Mapping[str, Any], n_needed: int) -> dict[str, Any]:
+        """Time values; a row has as many ratios as needed, or none and a message."""
+        row: dict[str, Any] = {"values": values, "ratios": [], "message": self._why_not_timed(values)}
         try:
             for factor in _BATCH_FACTORS if not row["message"] else ():
-                plan = file.plans.resolve(base.with_values({**values, "batch.factor": factor}), "O0")
-                row["ratios"].append(times.measured(plan).ratio / factor)
+                plan = self._file.plans.resolve(self._base.with_values({**values, "batch.factor": factor}), "O0")
+                row["ratios"].append(self._times.measured(plan).ratio / factor)
         except OutOfTimeError:
             raise
         except (ConfigError, RuntimeError, ValueError, TypeError) as error:  # a compiler that fails ends nothing
@@ -116,33 +139,30 @@ def choose_runtime(
                 row["message"], row["ratios"] = f"{type(error).__name__}: {error}", []
         return row
 
-    chosen = timed({}, 1)
-    rows = [chosen]
-    first, last = ([[path] for path in some if path in choices] for some in (_FIRST, _LAST))
-    try:
-        for paths in [*first, [path for path in choices if path not in (*_FIRST, *_LAST)], *last]:
-            products = itertools.product(*(choices[path] for path in paths))
-            combined = (dict(zip(paths, values, strict=True)) for values in products)
-            # Values as given add nothing to what was chosen so far, nor does what was.
-            others = [chosen["values"] | values for values in combined if base.with_values(values) != base]
-            others = [values for values in others if all(values != row["values"] for row in rows)]
-            n_ratios = max(1, len(chosen["ratios"]))
-            tried = [timed(values, n_ratios) for values in others]
-            rows += tried
-            able = [row for row in (chosen, *tried) if row["ratios"]]
-            for row in sorted(able, key=lambda row: math.prod(row["ratios"][:n_ratios])):
-                if row is not chosen:  # which agrees
-                    candidate = base.with_values(row["values"])
-                    job = AgreementJob((base, "O0"), (candidate, "O0"), file.study.seed)
-                    row["message"] = _why_not(experimenter, job)
-                if not row["message"]:
-                    chosen = row
-                    break
-    except OutOfTimeError:
-        if chosen is rows[0]:  # nothing is found yet: the next command asks again
+    def _why_not_timed(self, values: Mapping[str, Any]) -> str:
+        if time.monotonic() > self._end and values:
+            return "no time was left to measure it"
+        config, device = self._base.with_values(values), self._device.type
+        is_bfloat16 = config.effective_amp_level(device) != "O0" and config.amp.dtype == "bfloat16"
+        return f"this {device} has no instructions for bfloat16" if is_bfloat16 and not self._has_bfloat16 else ""
+
+    def fastest(self, chosen: dict[str, Any], tried: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the fastest row that agrees with the baseline, as what is ``chosen`` does; others get a message."""
+        n_ratios = max(1, len(chosen["ratios"]))
+        able = [row for row in (chosen, *tried) if row["ratios"]]
+        for row in sorted(able, key=lambda row: math.prod(row["ratios"][:n_ratios])):
+            if row is not chosen:
+                row["message"] = self._disagreement(row["values"])
+            if not row["message"]:
+                return row
+        return chosen
+
+    def _disagreement(self, values: Mapping[str, Any]) -> str:
+        """Return why values do not compute what the baseline does; empty where they do."""
+        sides = (self._base, "O0"), (self._base.with_values(values), "O0")
+        try:
+            return self._times.experimenter.run(AgreementJob(*sides, self._file.study.seed)).why_not
+        except StudyStoppedError:
             raise
-    study.set_user_attr(_CHOICE, {"values": chosen["values"], "measured": rows})
-    for row in rows:
-        if row["message"]:
-            values = ", ".join(f"{path} = {value}" for path, value in row["values"].items()) or "nothing"
-            on_note(f"Left out: {values}, because {row['message']}.")
+        except (RuntimeError, ValueError, TypeError) as error:  # what was timed with some batches may fail with others
+            return f"{type(error).__name__}: {error}"
