@@ -138,11 +138,12 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path)
 
 
 def make_slow_to_load(file: StudyFile, directory: Path) -> FakeRunner:
+    """Load at once in the first of two processes, and after some seconds in the second."""
     if multiprocessing.parent_process() is not None:
-        try:
-            (directory / "is loading").touch(exist_ok=False)
-        except FileExistsError:
-            time.sleep(2.0)  # the second takes longer
+        FakeRunner(directory).log(f"loading {os.getpid()}")
+        while len(both := [int(line.split()[1]) for line in calls(directory) if line.startswith("loading")]) < 2:
+            time.sleep(0.05)
+        time.sleep(2.0 * (os.getpid() == max(both)))
         FakeRunner(directory).log("loaded")
     return Mortal(directory)
 
