@@ -6,8 +6,9 @@ import gc
 import json
 import mmap
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -30,6 +31,40 @@ def test_a_training_has_a_place_where_it_runs_as_here(
     kind = torch.device("cuda") if accelerators else None
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: kind)
     assert devices.places_to_train(device) == places
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "accelerators", "others", "gib", "places"),
+    [
+        ("auto", 2, 0, 0.2, 64, 4),
+        ("auto", 1, 0, 0.2, 64, 4),  # and not eight
+        ("auto", 1, 0, 6.4, 64, 2),
+        ("auto", 1, 0, 7.9, 64, 1),
+        ("auto", 3, 0, 3.1, 64, 1),
+        ("auto", 1, 0, 0.2, 6, 3),
+        ("auto", 1, 4, 0.2, 64, 1),
+        ("cpu", 1, 4, 0.2, 64, 4),
+    ],
+)
+def test_idle_cores_are_places_to_train_where_there_is_memory(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    threads: int,
+    accelerators: int,
+    others: float,
+    gib: int,
+    places: int,
+) -> None:
+    monkeypatch.setattr(devices, "usable_cores", lambda: 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: accelerators)
+    kind = torch.device("cuda") if accelerators else None
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: kind)
+    monkeypatch.setattr(devices, "other_work_now", lambda: SimpleNamespace(cores=lambda: others))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=gib * 2**30))
+    here = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=2**30))
+    monkeypatch.setattr(psutil, "Process", lambda: here)
+    assert devices.idle_places_to_train(device) == places
 
 
 class FakeNpuUtils(ModuleType):

@@ -6,6 +6,7 @@ import os
 import shutil
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -16,7 +17,9 @@ from workbench.core.doctor import Finding, examine
 
 @pytest.fixture(autouse=True)
 def _idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "other_work_now", lambda: "")  # it watches for a third of a second
+    monkeypatch.setattr(
+        doctor, "other_work_now", lambda: SimpleNamespace(sentence=lambda: "")
+    )  # it watches for a third of a second
 
 
 def _by_subject(folder: Path) -> dict[str, Finding]:

@@ -55,4 +55,4 @@ def test_a_moment_says_nothing_and_a_look_waits_long_enough(monkeypatch: pytest.
     other = OtherWork()
     machine.go_on(0.1, others=0.2)
     assert other.sentence() == ""
-    assert other_work_now().startswith("Other work keeps 2.0 of 2 cores busy")
+    assert other_work_now().sentence().startswith("Other work keeps 2.0 of 2 cores busy")

@@ -208,7 +208,7 @@ def tune(
     new_baseline: bool = False,
     confirm_seeds: int | None = None,
     require_confirmed: bool = False,
-    jobs: int = 1,
+    jobs: int | None = 1,
     storage: str | None = None,
     warm_start: Sequence[str | Path] = (),
     on_progress: Callable[[TuneProgress], None] | None = None,
@@ -246,7 +246,8 @@ def tune(
         new_baseline: The same, then begin with the best set-ups of the archived study: for a task that has changed.
         confirm_seeds: Paired seeds of the confirmation; None takes the study's own.
         require_confirmed: Export confirmed candidates only.
-        jobs: Worker processes that train at the same time.
+        jobs: Processes that train at the same time. None lets a search for a set-up within a time limit take the cores
+            that are idle (at most four processes); other studies, and accelerators, are one process's then.
         storage: Optuna storage URL; None is SQLite beside the study.
         warm_start: Earlier studies or boost_config.json files whose best set-ups are tried first.
         on_progress: Called as the study goes on; None prints a line that moves where a model is given.
@@ -292,7 +293,7 @@ def tune(
             f"{study} is a study, whose study.toml sets how long a run is and what it may lose; `steps`, `epochs` and "
             "`allowed_drop` are for a task"
         )
-    if task is not None and jobs > 1:
+    if task is not None and (jobs or 1) > 1:
         raise tuning.StudyError(
             f"`jobs` must be 1 for a task that only this program knows, got {jobs}: other processes load it by its name"
         )

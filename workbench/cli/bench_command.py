@@ -45,7 +45,7 @@ def bench(
             place = None if device == "auto" else select_device(device)
             if out is not None:
                 out.mkdir(parents=True, exist_ok=True)  # now: an hour later would be too late to say that it cannot be
-            if warning := other_work_now():
+            if warning := other_work_now().sentence():
                 say(f"{warning}.")  # now, while one can still wait for a quieter time
             answers = []
             with progress_bar(len(wanted), wanted[0].name) as bar:

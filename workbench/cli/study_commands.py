@@ -80,7 +80,11 @@ def tune(
     trials: int = typer.Option(None, metavar="N", min=1, help="Trials of the whole study, finished ones included."),
     timeout: float = typer.Option(None, metavar="SECONDS", min=1, help="Time for the whole command."),
     jobs: int = typer.Option(
-        None, metavar="N", min=1, help="Processes that train at once (1), or with Ray trials at once (as many as fit)."
+        None,
+        metavar="N",
+        min=1,
+        help="Processes that train at once (as many as have idle cores, where the time is limited; else 1); with Ray "
+        "trials at once (as many as fit).",
     ),
     engine: Engine = typer.Option(
         Engine.PROCESSES, "--engine", help="Who runs the trials: processes of this machine, or a Ray cluster."
@@ -147,7 +151,7 @@ def tune(
                 new_baseline=new_baseline,
                 confirm_seeds=confirm_seeds,
                 require_confirmed=require_confirmed,
-                jobs=jobs or 1,
+                jobs=jobs,
                 ray=ray,
                 storage=storage,
                 warm_start=warm_start or (),

@@ -21,12 +21,14 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from workbench.core.other_work import other_work_now
 from workbench.core.processor import cpu_model
 from workbench.core.processor import usable_cores as usable_cores
 from workbench.core.text import first_line
 
 # An MPS device shares its memory with the CPU, and "pinned" memory there is the device's (torch 2.13).
 _WITHOUT_PINNED_MEMORY = ("cpu", "mps", "meta")
+_MOST_IDLE_PLACES = 4  # more would take memory bandwidth from each other, and the machine from its user
 
 
 def select_device(name: str | torch.device = "auto") -> torch.device:
@@ -113,6 +115,20 @@ def places_to_train(device: str) -> int:
     if n_accelerators:
         return 1 if ":" in device else n_accelerators
     return max(1, usable_cores() // torch.get_num_threads())
+
+
+def idle_places_to_train(device: str) -> int:
+    """Return how many of the `places_to_train` nothing else uses at this moment; at least 1.
+
+    A CPU's cores count, at most four places, each with memory for as much as this process has taken and as much again.
+    Accelerators do not: who else may want a second one is not known here.
+    """
+    number = min(places_to_train(device), _MOST_IDLE_PLACES)
+    if number == 1 or (device != "cpu" and _accelerator() is not None):
+        return 1
+    idle = round(usable_cores() - other_work_now().cores())
+    memory = psutil.virtual_memory().available // (2 * psutil.Process().memory_info().rss)
+    return max(1, min(number, idle // torch.get_num_threads(), int(memory)))
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -39,7 +39,7 @@ def examine(folder: Path | None = None) -> list[Finding]:
         Finding("memory", f"{hardware['memory_bytes'] / 1024**3:.1f} GiB"),
         Finding("system", str(hardware["platform"])),
     ]
-    if busy := other_work_now():
+    if busy := other_work_now().sentence():
         findings.append(Finding("other work", busy))
     for name in _NEEDED:
         try:

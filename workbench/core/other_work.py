@@ -39,11 +39,11 @@ class OtherWork:
         )
 
 
-def other_work_now() -> str:
-    """Watch for a third of a second and return the sentence of `OtherWork`."""
+def other_work_now() -> OtherWork:
+    """Watch for a third of a second and return what was seen."""
     other = OtherWork()
     time.sleep(_TOO_SHORT)
-    return other.sentence()
+    return other
 
 
 def _others_seconds() -> float:

@@ -85,8 +85,9 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
     """Build model, optimizer, boosting and scheduler; over several ranks also what averages their gradients.
 
     What the optimizer trains outside the model, such as a criterion's parameters, is one object for all runs of a
-    process, and begins each of them as it began the first. All ranks begin with rank 0's weights. Their random numbers differ afterwards, so that each draws its own dropout
-    masks; rank 0 draws what it would draw alone. ``steps`` are the loader's batches of a training today.
+    process, and begins each of them as it began the first. All ranks begin with rank 0's weights. Their random numbers
+    differ afterwards, so that each draws its own dropout masks; rank 0 draws what it would draw alone. ``steps`` are
+    the loader's batches of a training today.
     """
     task = task.with_own_loss()
     seed_everything(seed)
@@ -94,7 +95,9 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
     model.train()
     optimizer = task.new_optimizer(model)
     for parameter in EverythingTrained(model, optimizer).outside().values():
-        parameter.data.copy_(_at_first.setdefault(parameter, parameter.detach().clone()))
+        if parameter not in _at_first:
+            _at_first[parameter] = parameter.detach().clone()
+        parameter.data.copy_(_at_first[parameter])
     boosted = apply(
         config,
         model,

@@ -59,15 +59,14 @@ def begin_study(
     folder: Path | None = None,
     on_note: Callable[[str], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
-    jobs: int = 1,
+    jobs: int | None = 1,
 ) -> Path:
     """Return the folder of a task's study: an existing one is continued, otherwise a new one is written.
 
-    ``minutes`` are for the search (None is 15), by ``jobs`` processes. ``steps`` or ``epochs`` is how long the task is
-    trained today (None for the task's own). ``allowed_drop`` is in the metric's unit or a share ("2 %"). ``fresh``
-    replaces an existing study, ``folder`` takes the place of `folder_of`, and ``on_note`` gets what is left out and
-    why, and what the time allows.
-    ``stop`` is asked at each batch of the look.
+    ``minutes`` are for the search (None is 15), by ``jobs`` processes (None for as many as have idle cores). ``steps``
+    or ``epochs`` is how long the task is trained today (None for the task's own). ``allowed_drop`` is in the metric's
+    unit or a share ("2 %"). ``fresh`` replaces an existing study, ``folder`` takes the place of `folder_of`, and
+    ``on_note`` gets what is left out and why, and what the time allows. ``stop`` is asked at each batch of the look.
 
     Raises:
         StudyError: When the length of today's training is missing or given twice, the drop is not valid, the time is
@@ -93,7 +92,7 @@ def begin_study(
     except StoppedError:
         raise StudyStoppedError("stopped during the look at the task; nothing was written") from None
     minutes = DEFAULT_MINUTES if minutes is None else minutes
-    places = min(jobs, devices.places_to_train(device))
+    places = devices.idle_places_to_train(device) if jobs is None else min(jobs, devices.places_to_train(device))
     asked = (look, _named_from(folder, task))
     question = ask(*asked, steps=length, minutes=minutes, allowed_drop=allowed_drop, places=places)
     for sentence in [look.compared, look.falls_early, *question.left_out, question.forecast(minutes, places)]:

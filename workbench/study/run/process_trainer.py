@@ -36,14 +36,6 @@ _STEP_SECONDS = 0.1  # between two steps that are reported
 _TRIES = 3
 
 
-def unused_places(file: StudyFile) -> str:
-    """Return a sentence on what a study leaves idle if it trains one run at a time; empty where that is nothing."""
-    from workbench.core import devices
-
-    number = devices.places_to_train(file.study.device)
-    return f"There is room to train {number} runs at a time here; --jobs {number} does." if number > 1 else ""
-
-
 class ProcessCrew:
     """Processes of this machine for the runs of a study; they begin with the first run and end with the block.
 

@@ -50,7 +50,7 @@ from workbench.study.errors import OutOfTimeError, StudyError
 from workbench.study.run.experimenter import CHECKPOINTS, MakeExperimenter, experimenter_for
 from workbench.study.run.joining import check_limits
 from workbench.study.run.objective import baseline_trial
-from workbench.study.run.process_trainer import ProcessCrew, unused_places
+from workbench.study.run.process_trainer import ProcessCrew
 from workbench.study.run.progress import StudyWatch, TuneProgress
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
 from workbench.study.run.ray_engine import RayCrew, RayEngine
@@ -91,7 +91,7 @@ def tune(
     new_baseline: bool = False,
     confirm_seeds: int | None = None,
     require_confirmed: bool = False,
-    jobs: int = 1,
+    jobs: int | None = 1,
     storage: str | None = None,
     warm_start: Sequence[str | Path] = (),
     on_progress: Callable[[TuneProgress], None] | None = None,
@@ -133,6 +133,7 @@ def tune(
             end_if_asked(stop)
             # The task and its drops first: a study that cannot run must not archive one that did.
             crew: RayCrew | ProcessCrew
+            n_jobs = 1
             expert: TaskExpert
             if ray is not None:
                 end = None if limit is None else began + limit
@@ -140,7 +141,9 @@ def tune(
                 expert = crew.experimenter
             else:
                 expert = experimenter_for(file, directory, make_experimenter, device)
-                crew = leaving.enter_context(ProcessCrew(file, directory, jobs, make_experimenter, expert))
+                takes_idle = finds_set_up and limit is not None and file.study.ranks == 1 and make_experimenter is None
+                n_jobs = jobs or (_idle_places(file) if takes_idle else 1)
+                crew = leaving.enter_context(ProcessCrew(file, directory, n_jobs, make_experimenter, expert))
             leading = LeadingExperimenter(expert) if ray is None and file.study.ranks > 1 else None
             guard = StoppableExperimenter(leading or crew.experimenter, stop)
             file.allowed_drops(guard.metric_name)
@@ -182,8 +185,8 @@ def tune(
             if ray is None and file.study.ranks == 1:
                 if busy := other.sentence():
                     watch.note(f"{busy}.")
-                elif jobs == 1 and finds_set_up and make_experimenter is None and (idle := unused_places(file)):
-                    watch.note(idle)
+                elif finds_set_up and make_experimenter is None and (places := _about_places(file, jobs, n_jobs)):
+                    watch.note(places)
             if finds_set_up:
                 guard.deadline = stage_ends(search_deadline, limit, deadline)
                 settle_runtime(search, limit=limit, on_note=watch.note)
@@ -308,7 +311,7 @@ def _joined(file: StudyFile) -> AbstractContextManager[Any]:
     return ranks.joined(file.study.device)
 
 
-def _check_ranks(file: StudyFile, study_dir: str | Path, jobs: int) -> None:
+def _check_ranks(file: StudyFile, study_dir: str | Path, jobs: int | None) -> None:
     here = rank_environment()
     wanted, started = file.study.ranks, 1 if here is None else here.world_size
     if wanted != started:
@@ -316,7 +319,7 @@ def _check_ranks(file: StudyFile, study_dir: str | Path, jobs: int) -> None:
         raise StudyError(
             f"`study.ranks` is {wanted}, but {few}; `workbench tune {study_dir}` starts as many as the file says"
         )
-    if wanted > 1 and jobs > 1:
+    if wanted > 1 and (jobs or 1) > 1:
         raise StudyError(
             f"--jobs must be 1 for a study with `study.ranks` = {wanted}, whose processes train each trial together, "
             f"got {jobs}"
@@ -335,6 +338,22 @@ def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[floa
     return began + (limit - writing) * (1.0 - share), began + limit - writing
 
 
+def _idle_places(file: StudyFile) -> int:
+    from workbench.core import devices
+
+    return devices.idle_places_to_train(file.study.device)
+
+
+def _about_places(file: StudyFile, asked: int | None, jobs: int) -> str:
+    """Return a sentence where idle cores were taken unasked, or more runs could be trained at a time than are."""
+    from workbench.core import devices
+
+    number = devices.places_to_train(file.study.device)
+    if asked is None and jobs > 1:
+        return f"Trains {jobs} runs at a time, on cores that were idle; --jobs 1 trains one."
+    return f"There is room to train {number} runs at a time here; --jobs {number} does." if number > jobs else ""
+
+
 def _measures_later(file: StudyFile) -> bool:
     return any(one is not None and one.enabled for one in (file.loss_scale_replay, file.freezing_limit))
 
@@ -349,12 +368,18 @@ def _too_short(limit: float, needed: float) -> str:
 
 
 def _check_arguments(
-    trials: int | None, timeout: float | None, confirm_seeds: int | None, jobs: int, *, fresh: bool, storage: str | None
+    trials: int | None,
+    timeout: float | None,
+    confirm_seeds: int | None,
+    jobs: int | None,
+    *,
+    fresh: bool,
+    storage: str | None,
 ) -> None:
     check_limits(trials, timeout)
     if confirm_seeds is not None and not confirm_seeds >= 2:
         raise StudyError(f"--confirm-seeds must be at least 2, since one pair has no spread, got {confirm_seeds}")
-    if not jobs >= 1:
+    if jobs is not None and not jobs >= 1:
         raise StudyError(f"--jobs must be at least 1, got {jobs}")
     if fresh and storage is not None:
         raise StudyError("--fresh archives the SQLite file beside the study; with --storage give the study a new name")
