@@ -278,6 +278,28 @@ def test_a_schedule_is_looked_at_over_the_length_that_it_will_have() -> None:
     assert 0.0 < look.evaluation_seconds < 5.0
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "sets_rates", "highest"),
+    [
+        (lambda optimizer, updates: OneCycleLR(optimizer, 0.4, total_steps=updates), True, 0.4),
+        (lambda optimizer, updates: OneCycleLR(optimizer, 0.1, total_steps=updates), True, 0.1),
+        (lambda optimizer, _: LambdaLR(optimizer, lambda i: 0.01 * min((i + 1) ** -0.5, (i + 1) / 64)), True, 2.5e-4),
+        (CosineAnnealingLR, False, 0.1),
+        (lambda optimizer, _: LambdaLR(optimizer, lambda update: min(update / 30, 1.0)), False, 0.1),
+    ],
+    ids=["one cycle", "one cycle at the optimizer's rate", "a base rate of no meaning", "cosine", "warm-up"],
+)
+def test_rates_are_those_that_a_run_reaches(scheduler: Any, sets_rates: bool, highest: float) -> None:
+    task = replace(regression(scheduler=scheduler), optimizer=lambda named: torch.optim.SGD(named, lr=0.1))
+    look = look_at(task, CPU, 100)
+    assert look.sets_rates == sets_rates
+    assert look.rates == pytest.approx((highest,))
+    question = asked(look)
+    assert ('plain_shape = "linear"' in question.text) == sets_rates, "its rates would be tried in vain"
+    assert ("own schedule is left out of tuned plain" in " ".join(question.left_out)) == sets_rates
+    assert parse_study(question.text).set_up.plain_rates == pytest.approx([highest, 2 * highest, 4 * highest])
+
+
 def test_what_could_not_be_read_is_not_written(here: Path) -> None:
     still = replace(regression(steps=24), optimizer=lambda named: torch.optim.SGD(named, lr=0.0))
     with pytest.raises(StudyError, match="logarithmic range"):

@@ -25,7 +25,7 @@ from workbench.core.torch_internals import BatchNorm
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.batch.method import why_not_merged
 from workbench.methods.facts import facts_of_copies
-from workbench.methods.schedule.method import has_rate, recorded
+from workbench.methods.schedule.method import StandIn, has_rate, recorded
 from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task, TaskError
 from workbench.tasks.reading import gains_from_memory
@@ -37,6 +37,7 @@ _TIMED_STEPS = 4
 _MERGED = 4  # batches that a search puts together at most
 _EARLY = 0.2  # share of a run in which no schedule that was meant for it has ended
 _FALLEN = 0.01  # share of the highest rate below which little is learned
+_ABOUT = 0.1  # how far from 1 a schedule's highest factor on the optimizer's rate may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class TaskLook:
     """What was seen."""
 
     optimizer: str  # its class
-    rates: tuple[float, ...]  # learning rate of each of its groups
+    rates: tuple[float, ...]  # highest learning rate of each of its groups in a run
     momentum: float  # 0 where it has none
     nesterov: bool
     weight_decay: float  # the largest of its groups
@@ -62,6 +63,7 @@ class TaskLook:
     evaluation_seconds: float
     compared: str = ""  # which items of a batch the metric compares, a sentence; empty where that is unambiguous
     falls_early: str = ""  # where the schedule ends long before the run, a sentence; empty where it does not
+    sets_rates: bool = False  # whether the schedule goes up to other rates than the optimizer's, as OneCycleLR does
 
 
 def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> TaskLook:
@@ -78,12 +80,14 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
         optimizer = task.new_optimizer(model)
         groups = optimizer.param_groups
         rates = tuple(_number(group.get("lr", 0.0)) for group in groups)  # before a scheduler changes them
-        falls_early = _falls_early(task, optimizer, steps)
+        course = _course(task, optimizer, steps)
+        highest, of_doubled = _highest(course), _highest(_course(task, _doubled(optimizer), steps))
+        sets_rates = any(factor and abs(factor - 1.0) > _ABOUT for factor in highest + of_doubled)  # 0: of a rate of 0
         scheduler = task.new_scheduler(optimizer, steps)
         first, n_batches = list(islice(task.batches(seed), _MERGED)), epoch_batches(task, seed)
         return TaskLook(
             optimizer=type(optimizer).__name__,
-            rates=rates,
+            rates=tuple(rate * factor for rate, factor in zip(rates, highest, strict=True)) if sets_rates else rates,
             momentum=_number(groups[0].get("momentum", 0.0)),
             nesterov=bool(groups[0].get("nesterov", False)),
             weight_decay=max(_number(group.get("weight_decay", 0.0)) for group in groups),
@@ -101,7 +105,8 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             step_seconds=step_seconds,
             evaluation_seconds=evaluation_seconds,
             compared=task.what_is_compared(next(iter(task.evaluation_batches(seed)))),
-            falls_early=falls_early,
+            falls_early=_falls_early(course),
+            sets_rates=sets_rates,
         )
 
 
@@ -127,11 +132,29 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[f
     return min(seconds[1:]), time.perf_counter() - began
 
 
-def _falls_early(task: Task, optimizer: Optimizer, steps: int) -> str:
-    """Say where the rates of a run fall to nothing at its beginning; empty where they do not."""
-    course: Sequence[tuple[float, ...]] = ()
+def _course(task: Task, optimizer: Optimizer, steps: int) -> Sequence[tuple[float, ...]]:
+    """Return the factors of the task's schedule on the optimizer's rates; empty where there is none."""
     with contextlib.suppress(ValueError):  # of a scheduler that is stepped past its end, as the first run will tell
-        course = (recorded(task.new_scheduler, optimizer, steps) if has_rate(optimizer) else None) or ()
+        return (recorded(task.new_scheduler, optimizer, steps) if has_rate(optimizer) else None) or ()
+    return ()
+
+
+def _highest(course: Sequence[tuple[float, ...]]) -> list[float]:
+    """Return the highest factor of each group."""
+    return [max(factors) for factors in zip(*course, strict=True)]
+
+
+def _doubled(optimizer: Optimizer) -> Optimizer:
+    """Return a stand-in for an optimizer with twice its rates."""
+    stand_in = StandIn(optimizer)
+    if has_rate(stand_in):
+        for group in stand_in.param_groups:
+            group["lr"] *= 2.0
+    return stand_in
+
+
+def _falls_early(course: Sequence[tuple[float, ...]]) -> str:
+    """Say where the rates of a run fall to nothing at its beginning; empty where they do not."""
     highest = 0.0
     for update, rates in enumerate(course[: int(_EARLY * len(course))]):
         highest = max(highest, *rates)

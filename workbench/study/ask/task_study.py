@@ -208,6 +208,11 @@ def ask(
             f"{steps} would take longer than {minutes:g} minutes; what it finds is confirmed at {horizon}. "
             f"For {steps}, give it {needed} minutes and start over (--minutes {needed} --fresh)."
         )
+    if look.sets_rates:
+        left_out.append(
+            "The task's own schedule is left out of tuned plain, because it goes up to another learning rate than "
+            f"the optimizer is given; a linear one from its highest rate, {look.rates[0]:.3g}, takes its place."
+        )
     space = _space(look, left_out)
     runtime = _runtime(look, training_seconds, left_out)
     sections: dict[str, Mapping[str, Any]] = {
@@ -226,7 +231,7 @@ def ask(
         "speed": {"rounds": 4, "steps_per_block": 3},
         "set_up": {
             "plain_rates": _plain_rates(look),
-            "plain_shape": "task" if look.has_scheduler else "linear",
+            "plain_shape": "task" if look.has_scheduler and not look.sets_rates else "linear",
             **({"todays_steps": steps} if horizon < steps else {}),
             "left_out": left_out,
             "runtime": runtime,
