@@ -252,9 +252,12 @@ def test_another_setup_is_refused(tmp_path: Path) -> None:
 
 def test_a_copy_shares_nothing() -> None:
     weight = torch.zeros(2)
-    copy = copied_to_host({"a": [weight, (weight, 3)]})
+    own = {"counts": [1]}
+    copy = copied_to_host({"a": [weight, (weight, 3)], "own": own})
     weight += 1
+    own["counts"].append(2)  # as a scheduler's, whose state is its own dictionary
     assert copy["a"][0].tolist() == copy["a"][1][0].tolist() == [0, 0]
+    assert copy["own"] == {"counts": [1]}
     state = torch.nn.BatchNorm1d(2).state_dict()
     assert copied_to_host(state)._metadata == state._metadata  # type: ignore[attr-defined]
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from workbench.core import distributed as ranks
 from workbench.core.arguments import checked_count
-from workbench.core.batch import mapped
+from workbench.core.batch import entries_of, with_entries
 from workbench.core.files import replacing
 from workbench.training.background_writer import BackgroundWriter
 from workbench.training.checkpoint import read_checkpoint
@@ -129,5 +130,8 @@ class CheckpointFolder:
 
 
 def copied_to_host(state: Any) -> Any:
-    """Return a copy of a state with its own tensors in host memory; anything else is assumed to be immutable."""
-    return mapped(state, lambda tensor: tensor.detach().to("cpu", copy=True))
+    """Return a copy of a state and its containers, with its tensors in host memory; the rest is assumed immutable."""
+    if isinstance(state, Tensor):
+        return state.detach().to("cpu", copy=True)
+    entries = entries_of(state)
+    return state if entries is None else with_entries(state, [copied_to_host(entry) for entry in entries.values()])
