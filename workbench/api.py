@@ -72,11 +72,11 @@ def train(
         task: A task, or its name as on the command line.
         config: Configuration, dictionary, path of a JSON file, or None for the defaults.
         level: Boost level; None means O0 without a configuration and O1 with one.
-        steps: Micro-batches.
+        steps: Batches to train on.
         seed: Seed of weights, data order and split.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
         out: Folder in which a run directory is made; None records nothing.
-        evaluate_every: Micro-batches between evaluations; None evaluates at the end only.
+        evaluate_every: Batches between evaluations; None evaluates at the end only.
         exponents_every: Updates between gradient exponent histograms; 0 never.
         on_progress: Called about once a second.
         stop: Asked once per step; True ends the run.
@@ -85,7 +85,7 @@ def train(
         pause: Holds the run between two steps; the time is not counted. On one rank only.
         mirrors: Where else to show the run while it goes on: ``"tensorboard=DIR"``, ``"mlflow=URI"`` or objects of
             ``workbench.runs.mirrors``. One that fails on the way is given up with a warning; the run goes on.
-        checkpoint_every: Micro-batches between two checkpoints in the run directory; None keeps none.
+        checkpoint_every: Batches between two checkpoints in the run directory; None keeps none.
         resume: Run directory of an interrupted run to continue, on a CPU with the same bits; or a folder of runs, whose
             newest unfinished one is continued, or a new one begun if there is none. The other arguments must be those
             that it began with; ``out`` is where it is.
@@ -139,7 +139,7 @@ def compare(
         task: A task, or its name.
         configs: Configurations; the first is the base. One alone is compared with O0.
         seeds: Seeds, the same for every configuration.
-        steps: Micro-batches per run.
+        steps: Batches per run.
         level: Boost level for configurations that do not decide by themselves (mode auto).
         device: Where to train.
         out: Folder for run directories; None records nothing.

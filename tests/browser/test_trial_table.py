@@ -130,7 +130,7 @@ def test_a_row_opens_its_trial_and_files_are_downloaded_under_their_names_and_co
     opened = page.get_by_role("region", name="Trial 2", exact=True)
     expect(opened.get_by_role("heading", name="Trial 2, within the allowed drop")).to_be_visible()
     expect(opened.get_by_role("img")).to_have_attribute(
-        "aria-label", "Accuracy (%) against micro-batches: O0, trial 1, trial 2"
+        "aria-label", "Accuracy (%) against batches: O0, trial 1, trial 2"
     )
     expect(opened.locator("circle.wbt-own")).to_have_count(3)
     expect(opened.get_by_role("region", name="Differences").get_by_role("row")).to_have_text(

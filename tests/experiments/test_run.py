@@ -333,8 +333,8 @@ def test_progress_is_told_at_drains_and_evaluations(drain_every_step: None) -> N
     [
         (0, ValueError, "be at least 1, got 0"),
         (-3, ValueError, "be at least 1, got -3"),
-        (2.5, TypeError, r"be a whole number of micro-batches, got 2\.5"),
-        (True, TypeError, "be a whole number of micro-batches, got True"),
+        (2.5, TypeError, r"be a whole number of batches, got 2\.5"),
+        (True, TypeError, "be a whole number of batches, got True"),
     ],
 )
 def test_counts_that_are_no_counts_are_refused(option: str, value: Any, error: type[Exception], words: str) -> None:

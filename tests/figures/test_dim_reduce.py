@@ -72,7 +72,7 @@ def test_the_figure_shows_both_runs_the_search_and_the_condition() -> None:
     assert [shape.y0 for shape in figure.layout.shapes] == [0.1]
     assert figure.layout.yaxis2.title.text == "Accepted rho<br>(seed 0)"
     assert figure.layout.yaxis3.type == "log"
-    assert figure.layout.xaxis3.title.text == "Step (micro-batches)"
+    assert figure.layout.xaxis3.title.text == "Step (batches)"
     stars = [trace for trace in figure.data if trace.marker.symbol == "star"]
     assert [list(trace.x) for trace in stars] == [[3.0], [3.0]]
     assert not any("<1>" in str(trace.hovertemplate) for trace in figure.data)

@@ -45,7 +45,7 @@ def test_the_figure_answers_with_the_share_of_frozen_steps() -> None:
     assert unmarked(figure.layout.title.text) == "Frozen steps: 50 % of 4 steps"
     assert "25 % of the backward work" in unmarked(figure.layout.title.subtitle.text)
     assert [trace.type for trace in figure.data] == ["heatmap", "bar"]
-    assert figure.layout.xaxis.title.text == "Step (micro-batches)"
+    assert figure.layout.xaxis.title.text == "Step (batches)"
     assert figure.layout.xaxis2.title.text == "Steps frozen (%)"
     assert len(frozen_layers_figure([]).data) == 0
 

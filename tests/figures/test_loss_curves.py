@@ -41,7 +41,7 @@ def test_two_runs_differ_in_dash_and_symbol_not_only_in_colour() -> None:
     assert [t.marker.symbol for t in figure.data if t.mode == "markers"] == ["x", "x"]
     assert figure.layout.yaxis.title.text == "Training loss (nats)"
     assert figure.layout.yaxis2.title.text == "Accuracy (%)"
-    assert figure.layout.xaxis2.title.text == "Step (micro-batches)"
+    assert figure.layout.xaxis2.title.text == "Step (batches)"
 
 
 def test_a_row_that_nobody_has_is_left_out() -> None:

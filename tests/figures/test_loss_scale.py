@@ -74,7 +74,7 @@ def test_the_figure_names_every_mark_and_its_axes() -> None:
     assert names == ["recorded scale", "replayed: init 2³", "growth", "back-off", "floor", "collapse", "overflow"]
     symbols = [trace.marker.symbol for trace in figure.data if trace.mode.startswith("markers")]
     assert len(set(symbols)) == len(symbols) == 5
-    assert figure.layout.xaxis.title.text == "Step (micro-batches)"
+    assert figure.layout.xaxis.title.text == "Step (batches)"
     assert "log2" in figure.layout.yaxis.title.text
     assert unmarked(loss_scale_figure(STEPS).layout.title.text) == "The loss scale stands at 2^3 after 2 overflows"
     assert "40 % of 5 steps wasted" in unmarked(figure.layout.title.subtitle.text)

@@ -52,14 +52,14 @@ def test_the_figure_has_a_row_for_what_is_hidden_where_gradients_travel() -> Non
     assert "steps wait for it 15 % of their time" in figure_text(figure)
     assert figure.layout.yaxis.title.text == "Time per step (ms)"
     assert figure.layout.yaxis2.title.text == "Hidden (%)"
-    assert figure.layout.xaxis2.title.text == "Step (micro-batches)"
+    assert figure.layout.xaxis2.title.text == "Step (batches)"
     assert len({(trace.line.color, trace.line.dash) for trace in figure.data}) == 3
     still = offload_figure(_run(22, travels=False))
     assert len(still.data) == 1
     assert (
         unmarked(still.layout.title.text) == "Adam takes 4 ms per step on the host, and nothing has to be transferred"
     )
-    assert still.layout.xaxis.title.text == "Step (micro-batches)"
+    assert still.layout.xaxis.title.text == "Step (batches)"
 
 
 def test_a_run_without_offloading_says_how_to_get_it() -> None:

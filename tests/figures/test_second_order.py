@@ -83,7 +83,7 @@ def test_the_figure_says_what_the_curvature_cost() -> None:
     assert "damping raised once" in text
     titles = [figure.layout[f"yaxis{row}"].title.text for row in ("", "2", "3")]
     assert titles == ["Layers", "Damping (log)", "Time of a step (ms)"]
-    assert figure.layout.xaxis3.title.text == "Step (micro-batches)"
+    assert figure.layout.xaxis3.title.text == "Step (batches)"
     assert all(trace.hovertemplate.endswith("<extra></extra>") for trace in figure.data)
 
 

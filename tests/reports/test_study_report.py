@@ -299,7 +299,7 @@ def test_a_warm_up_is_told_and_moves_the_learning_curve(monkeypatch: pytest.Monk
     study_report_html(study, sources)
     notes = [row["notes"] for row in trial_data(study)["trials"]]
     assert notes[:2] == [[], []]
-    assert "After a warm-up of 96 micro-batches of O0" in notes[2][0]
+    assert "After a warm-up of 96 batches of O0" in notes[2][0]
     curve = next(curve for curve in drawn if curve.label == f"trial {warm.number}")
     began = [step * warm.relative_step_time for step, _ in curve.evaluations]
     assert began == pytest.approx([96 + step * warm.relative_step_time for step, _ in warm.curve], abs=0.5)

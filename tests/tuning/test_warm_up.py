@@ -187,7 +187,7 @@ def test_all_trials_share_one_warm_up_and_every_seed_of_the_confirmation_has_its
     result = tune(finished, make_experimenter=make_fake)
     assert calls(finished) == before
     assert result.chosen["o1"] != "O0"
-    assert all("After a warm-up of 24 micro-batches of O0." in one.sentence for one in result.candidates)
+    assert all("After a warm-up of 24 batches of O0." in one.sentence for one in result.candidates)
     seeds = len(result.candidates[0].metrics)  # trained; a look at half of them may have closed the drop
     assert warm_ups_trained(finished) == ["warm_up_seed_0", *(f"warm_up_seed_{1000 + seed}" for seed in range(seeds))]
 

@@ -34,16 +34,16 @@ def train(
         None, metavar="LEVEL", help="Boost level O0, O1 or O2. Default: O0, or O1 with --config.", show_default=False
     ),
     config: Path = typer.Option(None, metavar="FILE", help="A boost_config.json."),
-    steps: int = typer.Option(None, metavar="N", min=1, help="Micro-batches. Default: 300."),
+    steps: int = typer.Option(None, metavar="N", min=1, help="Batches to train on. Default: 300."),
     epochs: float = typer.Option(None, metavar="N", min=0.01, help="The same in passes over the data."),
     seed: int = typer.Option(0, metavar="N", min=0, help="Seed of weights, data order and split."),
     device: str = DeviceOption,
     out: Path = typer.Option(Path("runs"), metavar="DIR", help="Folder in which the run directory is made."),
     evaluate_every: int = typer.Option(
-        None, metavar="N", min=1, help="Micro-batches between evaluations. Default: a tenth of the run."
+        None, metavar="N", min=1, help="Batches between evaluations. Default: a tenth of the run."
     ),
     checkpoint_every: int = typer.Option(
-        None, metavar="N", min=1, help="Micro-batches between checkpoints, from which --resume continues."
+        None, metavar="N", min=1, help="Batches between checkpoints, from which --resume continues."
     ),
     resume: Path = typer.Option(
         None,
@@ -115,7 +115,7 @@ def compare(
     ),
     task: str = TaskOption,
     seeds: int = typer.Option(5, metavar="N", min=1, help="Paired seeds."),
-    steps: int = typer.Option(300, metavar="N", min=1, help="Micro-batches per run."),
+    steps: int = typer.Option(300, metavar="N", min=1, help="Batches per run."),
     device: str = DeviceOption,
     out: Path = typer.Option(None, metavar="DIR", help="Folder for runs; without it nothing is recorded."),
     json: bool = JsonOption,

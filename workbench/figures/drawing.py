@@ -201,7 +201,7 @@ class Drawing:
         ends = [math.log10(low), math.log10(high)]
         self.set_y(title, row=row, tickvals=ticks, ticktext=list(map(compact, ticks)), range=ends)
 
-    def set_steps(self, unit: str = "micro-batches", **properties: Any) -> None:
+    def set_steps(self, unit: str = "batches", **properties: Any) -> None:
         """Make the x axis one of steps."""
         self.set_x(f"Step ({unit})", tickformat=",~f", **properties)
 

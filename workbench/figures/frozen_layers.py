@@ -173,7 +173,7 @@ def frozen_layers_figure(
         lower, upper = shares_of([_TIME_HEIGHT - 60, height], 0.2)
         _add_time(drawing, saved, lower)
     ticks = list(range(1, numbers.n_groups + 1, max(1, numbers.n_groups // 12)))
-    drawing.set_x("Step (micro-batches)", row=1, domain=left, tickformat=",~f", showgrid=False)
+    drawing.set_x("Step (batches)", row=1, domain=left, tickformat=",~f", showgrid=False)
     drawing.set_y("Group (1 = input)", domain=upper, tickvals=ticks, autorange="reversed", showgrid=False)
     drawing.set_x("Steps frozen (%)", row=2, domain=right, anchor="y2", range=[0, 100])
     drawing.set(yaxis2={"anchor": "x2", "domain": upper, "matches": "y", "showticklabels": False})

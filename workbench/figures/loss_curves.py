@@ -23,7 +23,7 @@ _QUESTION = "Do the runs learn equally well?"
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon")
 # Axis -> its title, and how hover text says a place on it.
 _AXES: dict[str, tuple[str, str]] = {
-    "step": ("Step (micro-batches)", "at step %{x:,}"),
+    "step": ("Step (batches)", "at step %{x:,}"),
     "seconds": ("Time since the run began (s)", "after %{x:.4g} s"),
     "relative_time": ("Relative time (O0 steps)", "at relative time %{x:,.4g}"),
 }

@@ -81,7 +81,7 @@ def trial_curves_figure(
             x += [*curve.steps, None]
             y += [*curve.metrics, None]
             carried += [[curve.number, plain(curve.summary)]] * (len(curve.steps) + 1)
-        hover = f"Trial %{{customdata[0]}} (%{{customdata[1]}}) had %{{y:.4g}}{unit} after %{{x:,}} micro-batches."
+        hover = f"Trial %{{customdata[0]}} (%{{customdata[1]}}) had %{{y:.4g}}{unit} after %{{x:,}} batches."
         marker = {"size": 4, "color": stroke.colour}
         drawing.line((x, y), stroke, hover, mode="lines+markers", marker=marker, name=name, customdata=carried)
     drawing.set_steps()

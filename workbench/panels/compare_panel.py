@@ -97,7 +97,7 @@ class ComparePanel(WorkPanel):
     Args:
         task: A task, or its name as on the command line; a name can be changed in the panel.
         shared: The configuration the first tab shows; None makes a new one.
-        steps: Micro-batches per run.
+        steps: Batches per run.
         seeds: Number of paired seeds.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
         out: Folder for run directories; None records nothing.
@@ -127,7 +127,7 @@ class ComparePanel(WorkPanel):
         self.task = self.where.name
         self.sides = [_SideChoice(self, self.shared, number) for number in range(_MOST_SIDES)]
         self.seeds = text_control("seeds", "Paired seeds", _SEEDS_HELP, str(seeds))
-        self.steps = count_control("steps", "Steps per run", "Micro-batches per run.", steps, unit="micro-batches")
+        self.steps = count_control("steps", "Steps per run", "Batches per run.", steps, unit="batches")
         start_help = "Train every configuration with every seed"
         self.start_button = self.button("Start", start_help, self.start, style="success")
         self.locked = [self.start_button, self.where, self.seeds, self.steps]

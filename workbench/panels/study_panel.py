@@ -51,7 +51,7 @@ class StudyPanel(WorkPanel):
             study; None makes a new one.
         studies: Folder in which a new study gets its own.
         trials: Trials of a new study of boost methods.
-        steps: How long the task is trained today, in micro-batches; if this is left alone, what a Task says of itself
+        steps: How long the task is trained today, in batches; if this is left alone, what a Task says of itself
             counts.
         objective: What a new study minimises. ``"time_to_quality"`` searches whole set-ups, as ``workbench tune TASK``
             does; the others search boost methods.

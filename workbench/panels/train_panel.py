@@ -67,10 +67,10 @@ class TrainPanel(WorkPanel):
     Args:
         task: A task, or its name as on the command line; a name can be changed in the panel.
         shared: The configuration; None makes a new one.
-        steps: Micro-batches.
+        steps: Batches to train on.
         seed: Seed of weights, data order and split.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
-        evaluate_every: Micro-batches between evaluations; None evaluates ten times, the end included.
+        evaluate_every: Batches between evaluations; None evaluates ten times, the end included.
         out: Folder in which a run directory is made; None records nothing.
         measure: Whether step times are compared with O0 after the run.
         theme: See ``Panel``.
@@ -115,10 +115,10 @@ class TrainPanel(WorkPanel):
         self.state_changed(self.state)
 
     def _make_controls(self, steps: int, seed: int, evaluate_every: int | None, *, measure: bool) -> None:
-        unit = "micro-batches"
-        self.steps = count_control("steps", "Steps", "Micro-batches to train.", steps, unit=unit)
+        unit = "batches"
+        self.steps = count_control("steps", "Steps", "Batches to train on.", steps, unit=unit)
         self.seed = count_control("seed", "Seed", "Seed of weights, data order and split.", seed, least=0)
-        often = "Micro-batches between evaluations; unset evaluates ten times in a run."
+        often = "Batches between evaluations; unset evaluates ten times in a run."
         self.evaluate_every = count_control("evaluate_every", "Evaluate every", often, None, unit=unit, optional=True)
         self.evaluate_every.set(evaluate_every)
         self.preset = PresetChoice(self, self.shared)

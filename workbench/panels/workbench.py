@@ -30,7 +30,7 @@ class Workbench(Panel):
         task: A task, or its name as on the command line.
         config: The first configuration; None is the default one.
         level: Boost level, ``"O0"``, ``"O1"`` or ``"O2"``.
-        steps: Micro-batches of a run, and of a trial; Tune prefers the length that a Task gives itself.
+        steps: Batches of a run, and of a trial; Tune prefers the length that a Task gives itself.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
         out: Folder of run directories; None records nothing.
         studies: Folder of studies.

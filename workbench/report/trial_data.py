@@ -107,7 +107,7 @@ def _row(trial: TrialRecord, study: StudyResult, base: Values, paths: Sequence[s
     changes = {path: config.get(path) for path in [*base, *config] if base.get(path) != config.get(path)}
     parts, effective = _in_effect(json.dumps(trial.config, sort_keys=True, default=str), trial.level)
     speed, low, high = map(_known, trial.speed)
-    warm_up = f"After a warm-up of {trial.warm_up_steps} micro-batches of O0, which count into the time to the target."
+    warm_up = f"After a warm-up of {trial.warm_up_steps} batches of O0, which count into the time to the target."
     return {
         "number": trial.number,
         "state": "finished" if trial.state == "complete" else trial.state,

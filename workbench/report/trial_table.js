@@ -427,7 +427,7 @@ export class TrialTable {
       return element;
     };
     const said = (line) => line.number === 0 ? "O0" : `trial ${line.number}`;
-    const words = `${this.data.metric} against micro-batches: ${lines.map(said).join(", ")}`;
+    const words = `${this.data.metric} against batches: ${lines.map(said).join(", ")}`;
     const picture = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words },
       ...ticks(low, high).flatMap((value) => [
         draw("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), class: "wbt-grid" }),
@@ -436,8 +436,8 @@ export class TrialTable {
       ...lines.flatMap((line) => [
         draw("polyline", { points: line.points.map(([step, metric]) => `${x(step)},${y(metric)}`).join(" "), class: line.style }),
         ...line.points.map(([step, metric]) => draw("circle", { cx: x(step), cy: y(metric), r: line.number === row.number ? 3.5 : 2.5, class: line.style },
-          draw("title", {}, `${said(line)} had ${compact(metric)} after ${step} micro-batches`)))]));
-    const legend = make("p", { class: "wbt-legend" }, `${this.data.metric} against micro-batches: `,
+          draw("title", {}, `${said(line)} had ${compact(metric)} after ${step} batches`)))]));
+    const legend = make("p", { class: "wbt-legend" }, `${this.data.metric} against batches: `,
       ...lines.reverse().map((line) => make("span", { class: line.style }, said(line))));
     return make("div", { class: "wbt-curve" }, make("h4", {}, "Curve"), legend, picture);
   }

@@ -80,9 +80,9 @@ def run_task(
         RankFailure: If another rank has died or does not answer.
         TelemetryError: If the run directory cannot be written.
     """
-    checked_count("steps", request.steps, kind="a whole number of micro-batches")
+    checked_count("steps", request.steps, kind="a whole number of batches")
     if request.evaluate_every is not None:
-        checked_count("evaluate_every", request.evaluate_every, kind="a whole number of micro-batches")
+        checked_count("evaluate_every", request.evaluate_every, kind="a whole number of batches")
     if monitor.pause is not None and ranks.world_size() > 1:
         raise ValueError("`pause` holds a run on one rank only: the other ranks would wait for it until they give up")
     device = device or devices.select_device("auto")

@@ -250,7 +250,7 @@ class Confirmation(ConfirmationRounds):
             command=self.command,
         )
         if needs_warm_up(contender.plan):
-            sentence = f"After a warm-up of {self.file.warm_up_steps} micro-batches of O0. {sentence}"
+            sentence = f"After a warm-up of {self.file.warm_up_steps} batches of O0. {sentence}"
         sentence += self._about_compiling(contender)
         bounds, ratio = judged.quality.bounds, judged.time
         pairs = [pair for test in self._tests(contender) for pair in self.runs.metrics(contender.key, test)]

@@ -216,7 +216,7 @@ def study_note(
         f"* **Baseline**: trial 0 is O0, everything off{f', with {settings}' if settings else ''}{reached}.",
         f"* **Allowed drop** of {metric}: {allowed or 'not known yet'}. A trial is feasible when its constraint "
         "`metric_deficit` (drop less allowed drop) is at most 0.",
-        f"* **Searched**: {searched or 'nothing'}; {file.study.budget_steps} micro-batches a trial.",
+        f"* **Searched**: {searched or 'nothing'}; {file.study.budget_steps} batches a trial.",
         f"* **Command**: `workbench tune` with the folder of study `{file.study.name}`; `workbench export` writes its "
         "boost_config.json.",
     ]

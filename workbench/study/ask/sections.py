@@ -31,10 +31,10 @@ class StudySection(Part):
     )
     seed: int = described(0, "Seed", "Seed of the search; the confirmation uses others.", ge=0)
     budget_steps: int = described(
-        ..., "Steps per trial", "Length of one run: as long as you train the task today.", unit="micro-batches", ge=1
+        ..., "Steps per trial", "Length of one run: as long as you train the task today.", unit="batches", ge=1
     )
     evaluate_every: int | None = described(
-        None, "Evaluate every", "Unset evaluates after each tenth of the run.", unit="micro-batches", ge=1
+        None, "Evaluate every", "Unset evaluates after each tenth of the run.", unit="batches", ge=1
     )
     n_trials: int = described(..., "Trials", "Different set-ups in all, O0 included; only finished ones count.", ge=1)
     timeout_seconds: float | None = described(
@@ -126,7 +126,7 @@ class LossScaleReplaySection(Part):
     """``[loss_scale_replay]``: choose the loss-scale policy from one recorded run."""
 
     enabled: bool = described(True, "Enabled", "Whether the policy is chosen by replay.")
-    steps: int = described(60, "Recorded steps", "Length of the recorded run.", unit="micro-batches", ge=2)
+    steps: int = described(60, "Recorded steps", "Length of the recorded run.", unit="batches", ge=2)
     amp_level: Literal["O2"] = described("O2", "Mixed precision", "That of the recorded run.")
     dtype: Literal["float16"] = described("float16", "Low precision type", "The only one that needs a loss scale.")
     init: float = described(
@@ -159,7 +159,7 @@ class LossScaleReplaySection(Part):
         None,
         "Verified steps",
         "Length of the rerun under the chosen policy; unset means as many as were recorded.",
-        unit="micro-batches",
+        unit="batches",
         ge=1,
     )
     fixed_choices: list[Annotated[float, Field(ge=1)]] = described(
@@ -185,7 +185,7 @@ class FreezingLimitSection(Part):
 
     enabled: bool = described(True, "Enabled", "Whether trials that freeze are timed again.")
     rounds: int = described(8, "Rounds", "Interleaved rounds of the comparison.", unit="rounds", ge=2)
-    steps_per_block: int = described(4, "Steps per block", "Length of one block.", unit="micro-batches", ge=1)
+    steps_per_block: int = described(4, "Steps per block", "Length of one block.", unit="batches", ge=1)
 
 
 SHORTENED: Final = "The study trains "
@@ -254,7 +254,7 @@ class ConfirmSection(Part):
     seeds_max: int = described(100, "Confirmation seeds, most", "Most paired seeds of a test.", ge=2)
     candidates: int = described(2, "Candidates", "Candidates tested per export, without refuted ones.", ge=1)
     steps: int | None = described(
-        None, "Steps per run", "Length of one run; unset means that of a trial.", unit="micro-batches", ge=1
+        None, "Steps per run", "Length of one run; unset means that of a trial.", unit="batches", ge=1
     )
     time_share: float = described(
         0.4, "Time kept", "Share of `study.timeout_seconds` kept for confirming once there is a candidate.", ge=0, lt=1
