@@ -101,9 +101,9 @@ def _replaced(tree: ast.Module) -> dict[int, tuple[int, list[str]]]:
 
 def _why_not_alone(path: Path, tree: ast.Module, replaced: Mapping[int, tuple[int, object]]) -> str:
     """Return why a file cannot do without this package, a clause; empty where it takes `Task` from it and no more."""
-    for node in tree.body:
-        names = node.names if isinstance(node, ast.ImportFrom) and _is_ours(node.module) else []
-        if others := [one.name for one in names if one.name != "Task"]:
+    ours = [node for node in tree.body if isinstance(node, ast.ImportFrom) and _is_ours(node.module)]
+    for node in ours:
+        if others := [one.name for one in node.names if one.name != "Task"]:
             return f"{path.name} imports {', '.join(others)} from {node.module}"
     for name, number in _imported(tree):
         if _is_ours(name) and not any(first <= number <= last for first, (last, _) in replaced.items()):
