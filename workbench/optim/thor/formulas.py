@@ -81,6 +81,31 @@ class FactorRules:
             self.kl_clip = checked_number("kl_clip", self.kl_clip, above=0.0)
 
 
+def split_damping(
+    root: Tensor, means: tuple[Tensor, Tensor], norms: tuple[Tensor, Tensor], rules: FactorRules
+) -> tuple[Tensor, Tensor]:
+    """Return what is added to the diagonals of A and of G; all vectors are over layers.
+
+    Args:
+        root: Of the damping d.
+        means: Mean eigenvalues of A and of G; an infinite or NaN one leaves the layer's root as it is.
+        norms: The `FactoredLayer.norms` of A and of G.
+        rules: How the damping is split, and its floor.
+    """
+    a_mean, g_mean = means
+    finite = torch.isfinite(a_mean) & torch.isfinite(g_mean)
+    if rules.damping_floor:
+        floor = (a_mean * g_mean * rules.damping_floor).sqrt()
+        root = torch.where(finite, torch.maximum(root, floor), root)
+    if rules.damping_split == "even":
+        return root / norms[0].sqrt(), root / norms[1].sqrt()
+    tiny = torch.finfo(root.dtype).tiny
+    # A layer that got no gradient has G = 0; its share is left even.
+    both = (a_mean > tiny) & (g_mean > tiny) & finite
+    share = torch.where(both, (a_mean / g_mean.clamp_min(tiny)).sqrt(), torch.ones_like(root))
+    return root * share, root / share
+
+
 @dataclass(slots=True)
 class Batch:
     """Parameters that are updated by one call."""

@@ -12,8 +12,9 @@ Named and shaped after ``mindspore.nn.thor`` (MindSpore 2.7, GPU variant). In ps
     w = w - lr * v                          # Nesterov: w - lr * (g + momentum * v)
 
 Beside this file: ``preconditioner.py`` says what is approximated, and when factors are refreshed; ``collection.py``
-what is collected of which layers; ``matrices.py`` has the factors, their inverses and what ranks do with them;
-``formulas.py`` the rules, damping, and what comes after the factors.
+what is collected of which layers; ``layer_vectors.py`` the two formats of what is one number per layer or factor;
+``matrices.py`` has the factors, their inverses and what ranks do with them; ``formulas.py`` the rules, damping, and
+what comes after the factors.
 """
 
 from __future__ import annotations

@@ -35,11 +35,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.core import devices
 from workbench.core.records import Event, EventKind, EventSink
 from workbench.optim.host_copy import HostCopy
 from workbench.optim.thor.collection import FirstOrder, Tally, Tap, find_layers
-from workbench.optim.thor.formulas import FactorRules
+from workbench.optim.thor.formulas import FactorRules, split_damping
+from workbench.optim.thor.layer_vectors import LayerVectors
 from workbench.optim.thor.matrices import FactorBlocks, FactorExchange, LayerPlan
 
 SETTLE_AFTER = 4  # steps; a device is seldom further behind its host, so reading then does not make it wait
@@ -70,37 +70,20 @@ class Preconditioner:
         self.steps = 0  # counted so far
         self.refreshed = False  # by the last step
         self.position = {id(layer.weight): i for i, layer in enumerate(self.layers)}
-        device = trained[0].device
+        self.device = device = trained[0].device
         double = any(layer.weight.dtype == torch.float64 for layer in self.layers)
         self._dtype = torch.float64 if double else torch.float32
-        sizes: list[int] = []
-        for layer in self.layers:
-            if layer.kind == "embedding":
-                layer.counts = torch.zeros(layer.inputs, device=device, dtype=self._dtype)
-                layer.row_scale = torch.ones(layer.inputs, device=device, dtype=self._dtype)
-            else:
-                layer.a = len(sizes)
-                sizes.append(layer.inputs)
-            layer.g = len(sizes)
-            sizes.append(layer.outputs)
-        self.device = device
-        n, f = len(self.layers), len(sizes)
+        self._vectors = LayerVectors(self.layers, device, self._dtype)
+        embeddings = [layer for layer in self.layers if layer.kind == "embedding"]
+        for layer in embeddings:
+            layer.counts = torch.zeros(layer.inputs, device=device, dtype=self._dtype)
+            layer.row_scale = torch.ones(layer.inputs, device=device, dtype=self._dtype)
         reference_product: Tensor | None = None
-        if rules.factors == "mindspore" and any(layer.kind == "embedding" for layer in self.layers):
-            reference_product = torch.zeros(f, dtype=torch.bool, device=device)
-            reference_product[[layer.g for layer in self.layers if layer.kind == "embedding"]] = True
-        self.blocks = FactorBlocks(sizes, rules.block_size, device, self._dtype, reference_product)
-        self._a = torch.tensor([layer.a for layer in self.layers], device=device)
-        self._g = torch.tensor([layer.g for layer in self.layers], device=device)
-        self._has_a = self._a >= 0
-        # Of every factor its layer, and its place in two vectors over layers behind each other: A's first, then G's.
-        layer_of, place = [0] * f, [0] * f
-        for i, layer in enumerate(self.layers):
-            for factor in layer.numbers:
-                layer_of[factor], place[factor] = i, n + i if factor == layer.g else i
-        self._layer_of, self._place = devices.tensor_on(device, layer_of), devices.tensor_on(device, place)
-        widths = [float(layer.inputs) for layer in self.layers], [float(layer.outputs) for layer in self.layers]
-        self._inputs, self._outputs = self._to_device(*widths)
+        if rules.factors == "mindspore" and embeddings:
+            reference_product = torch.zeros(len(self._vectors.sizes), dtype=torch.bool, device=device)
+            reference_product[[layer.g for layer in embeddings]] = True
+        self.blocks = FactorBlocks(self._vectors.sizes, rules.block_size, device, self._dtype, reference_product)
+        n = len(self.layers)
         self._traces = torch.full((n,), -1.0, device=device, dtype=self._dtype)  # of the factors in force
         self._averaged = torch.zeros(n, dtype=torch.bool, device=device)
         self._armed: set[int] = set(range(n))
@@ -163,27 +146,27 @@ class Preconditioner:
 
         ``inverse_scale`` is one over the loss scale of output gradients, per layer, shape ``[layers]``; None for 1.
         """
-        due, rules, blocks = self.due, self.rules, self.blocks
+        due, rules, blocks, vectors = self.due, self.rules, self.blocks, self._vectors
         self.refreshed = True
         self._take_off_taps(self._taps.keys() & set(due))
         self._armed -= set(due)
         take, skip = self._form_factors(due, inverse_scale, found_inf)
-        a_traces, g_traces = self._traces_of_layers()
+        a_traces, g_traces = vectors.of_layers(blocks.traces())
         product = a_traces * g_traces
         take &= torch.isfinite(product) & ~skip
         if rules.factor_decay:
             weight = self._averaged.to(self._dtype) * rules.factor_decay
-            blocks.average_(self._factors_of(weight), self._factors_of(take))
+            blocks.average_(vectors.repeated(weight), vectors.repeated(take))
             self._averaged |= take
-            a_traces, g_traces = self._traces_of_layers()
+            a_traces, g_traces = vectors.of_layers(blocks.traces())
             product = torch.where(take, a_traces * g_traces, product)
         if rules.trace_threshold is not None:
             change = (product - self._traces).abs() / self._traces
             take &= (self._traces < 0) | (change > rules.trace_threshold)
         self._traces = torch.where(take, product, self._traces)
         a_damping, g_damping, multiplier = self._dampings(damping, a_traces, g_traces)
-        by_factor = self._per_factor(a_damping, g_damping)
-        failed = self._exchange.invert_(by_factor, multiplier, self._factors_of(take))
+        by_factor = vectors.of_factors(a_damping, g_damping)
+        failed = self._exchange.invert_(by_factor, multiplier, vectors.repeated(take))
         for i in due:
             layer = self.layers[i]
             if layer.counts is not None and layer.row_scale is not None:
@@ -203,10 +186,10 @@ class Preconditioner:
         is_due = [float(i in due) for i in range(len(self.layers))]
         is_alive = [float(layer.tally.calls > 0) for layer in self.layers]
         of_a, of_g = [pair[0] for pair in coefficients], [pair[1] for pair in coefficients]
-        chosen, alive, a, g = self._to_device(is_due, is_alive, of_a, of_g)
+        chosen, alive, a, g = self._vectors.over_layers(is_due, is_alive, of_a, of_g)
         if inverse_scale is not None:
             g = g * inverse_scale.to(self._dtype).square()
-        self.blocks.scale_(self._per_factor(a, g), self._factors_of(chosen > 0))
+        self.blocks.scale_(self._vectors.of_factors(a, g), self._vectors.repeated(chosen > 0))
         for i in due:
             if (counts := self.layers[i].counts) is not None:
                 counts.mul_(a[i])
@@ -222,23 +205,11 @@ class Preconditioner:
         """Return what is added to A and to G per layer, and the factor of the inverses per factor."""
         norms = [layer.norms(self.rules.factors) for layer in self.layers]
         a_norms, g_norms = [pair[0] for pair in norms], [pair[1] for pair in norms]
-        a_norm, g_norm, root = self._to_device(a_norms, g_norms, [math.sqrt(d) for d in damping])
-        a_mean, g_mean = a_traces / self._inputs, g_traces / self._outputs
-        finite = torch.isfinite(a_mean) & torch.isfinite(g_mean)
-        if self.rules.damping_floor:
-            floor = (a_mean * g_mean * self.rules.damping_floor).sqrt()
-            root = torch.where(finite, torch.maximum(root, floor), root)
-        if self.rules.damping_split == "even":
-            a_damping, g_damping = root / a_norm.sqrt(), root / g_norm.sqrt()
-        else:
-            tiny = torch.finfo(self._dtype).tiny
-            # A layer that got no gradient has G = 0; its share is left even.
-            both = (a_mean > tiny) & (g_mean > tiny) & finite
-            share = torch.where(both, (a_mean / g_mean.clamp_min(tiny)).sqrt(), torch.ones_like(root))
-            a_damping, g_damping = root * share, root / share
-        if self.rules.factors == "default":
-            return a_damping, g_damping, None
-        return a_damping, g_damping, self._factors_of(a_norm.rsqrt())
+        a_norm, g_norm, root = self._vectors.over_layers(a_norms, g_norms, [math.sqrt(d) for d in damping])
+        means = a_traces / self._vectors.inputs, g_traces / self._vectors.outputs
+        a_damping, g_damping = split_damping(root, means, (a_norm, g_norm), self.rules)
+        multiplier = None if self.rules.factors == "default" else self._vectors.repeated(a_norm.rsqrt())
+        return a_damping, g_damping, multiplier
 
     def settle(self, events: EventSink | None, *, everything: bool = False) -> None:
         """Act on what refreshes of some steps ago, or with ``everything`` of the last ones, turned out to have done."""
@@ -387,24 +358,6 @@ class Preconditioner:
         self._taps = self._new_taps()
         self.position = {id(layer.weight): i for i, layer in enumerate(self.layers)}
         self._put_up_taps()
-
-    # Vectors
-
-    def _to_device(self, *rows: list[float]) -> Tensor:
-        """Return vectors over layers as the rows of one tensor; they travel together, and the host does not wait."""
-        return devices.tensor_on(self.device, rows, self._dtype)
-
-    def _traces_of_layers(self) -> tuple[Tensor, Tensor]:
-        """Return the traces of A, 1 for an embedding, whose A sums up to that, and of G per layer."""
-        traces = self.blocks.traces()
-        return torch.where(self._has_a, traces[self._a], torch.ones_like(self._inputs)), traces[self._g]
-
-    def _per_factor(self, a: Tensor, g: Tensor) -> Tensor:
-        """Return one vector over factors from two over layers, one for A and one for G."""
-        return torch.cat((a, g)).index_select(0, self._place)
-
-    def _factors_of(self, layers: Tensor) -> Tensor:
-        return layers.index_select(0, self._layer_of)
 
 
 def _remove_all(taps: dict[int, Tap]) -> None:
