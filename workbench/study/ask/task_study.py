@@ -270,7 +270,7 @@ def _space(look: TaskLook, left_out: list[str]) -> dict[str, Any]:
 
     def add(what: str, why_not: str, values: Mapping[str, Any]) -> None:
         if why_not:
-            left_out.append(f"{what} left out, because {why_not}.")
+            left_out.append(_left_out(what, why_not))
         else:
             space.update(values)
 
@@ -301,19 +301,20 @@ def _space(look: TaskLook, left_out: list[str]) -> dict[str, Any]:
     return space
 
 
+def _left_out(what: str, why_not: str) -> str:
+    """Say why something that might be searched is not, for example ``"Muon is"``."""
+    return f"{what} left out, because {why_not}."
+
+
 def _optimizers(look: TaskLook, left_out: list[str]) -> list[str]:
     own = look.optimizer if look.optimizer in _OWN_FAMILIES else ""
     if len(set(look.rates)) > 1:
-        left_out.append(
-            f"Other optimizers are left out, because the task's {look.optimizer} has groups with learning rates of "
-            "their own, which another would lose."
-        )
+        why_not = f"the task's {look.optimizer} has groups with learning rates of their own, which another would lose"
+        left_out.append(_left_out("Other optimizers are", why_not))
         return []
     if look.sparse_gradients:
-        left_out.append(
-            "Other optimizers are left out, because the network's embeddings have sparse gradients, which they do not "
-            "take."
-        )
+        why_not = "the network's embeddings have sparse gradients, which they do not take"
+        left_out.append(_left_out("Other optimizers are", why_not))
         return []
     if not own:
         left_out.append(f"The task's own optimizer, {look.optimizer}, is tried at its own settings only.")
@@ -321,7 +322,7 @@ def _optimizers(look: TaskLook, left_out: list[str]) -> list[str]:
     if look.matrices:
         names.append("Muon")
     else:
-        left_out.append("Muon is left out, because the network has no hidden matrices.")
+        left_out.append(_left_out("Muon is", "the network has no hidden matrices"))
     return names + ([own] if own and own not in names else [])
 
 
@@ -345,7 +346,7 @@ def _runtime(look: TaskLook, run_seconds: float, left_out: list[str]) -> dict[st
         runtime["amp.level"] = ["O0", "O2"]
     else:
         no_format = f"this {look.device} has no instructions for it, and float16 because it is slow there"
-        left_out.append(f"bfloat16 is left out, because {no_format}.")
+        left_out.append(_left_out("bfloat16 is", no_format))
     if look.device == "cpu" and look.threads > 1:
         runtime["runtime.threads"] = [1]  # small networks wait for their threads
     if look.device == "cuda":
@@ -361,7 +362,7 @@ def _runtime(look: TaskLook, run_seconds: float, left_out: list[str]) -> dict[st
         runtime["runtime.compile"] = ["off", "default"]
     else:
         too_short = f"a run of {format_duration(run_seconds)} is too short to pay for compiling"
-        left_out.append(f"torch.compile is left out, because {too_short}.")
+        left_out.append(_left_out("torch.compile is", too_short))
     return runtime
 
 
