@@ -32,7 +32,7 @@ from workbench.study.run.side_by_side import train_rounds
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError
 from workbench.study.set_up import standing as standings
 from workbench.study.set_up.runtime_choice import ground_of, note_no_room
-from workbench.study.set_up.standing import Run, Standing, standing_now
+from workbench.study.set_up.standing import Run, Standing, TrainedPlan, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 from workbench.study.set_up.tuned_plain import PLAIN, plain_standing
 from workbench.study.store.stored_records import GIVEN, RUN_METRICS
@@ -228,7 +228,7 @@ class SetUpObjective(Objective):
         return trained
 
     def _standing(self, trial: optuna.Trial, runs: Sequence[Run], time: float) -> Standing:
-        also = (trial.number, trial.user_attrs["parameters"], runs, time) if runs else None
+        also = TrainedPlan(trial.number, trial.user_attrs["parameters"], runs, time) if runs else None
         # Tuned plain stands among its like: it shall be found, not only lead.
         standing = plain_standing if trial.user_attrs.get(PLAIN) else standing_now
         return standing(self._study, self._file, None, also)

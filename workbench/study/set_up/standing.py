@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import optuna
@@ -42,7 +42,16 @@ _FEWEST_SEEDS = 2  # nor does a plan lead by a single run
 _OWN_LUCK = 4  # pairs of runs that count for a seed's luck being the baseline's own
 
 Run = tuple[int, float]  # index of a seed, and the deficit on it
-Trying = tuple[int, Mapping[str, Any], Sequence[Run], float]  # of a trial that still runs: number, values, runs, time
+
+
+class TrainedPlan(NamedTuple):
+    """A trial's plan and what came of it, so far where the trial still runs."""
+
+    number: int  # of the trial
+    values: Mapping[str, Any]  # drawn, by config path
+    runs: Sequence[Run]
+    time: float  # in all, relative to the baseline's
+
 
 # The last ones: drawing, training and watching ask for the same, of all plans and of tuned plain by itself.
 _JUDGED: deque[tuple[Hashable, Standing]] = deque(maxlen=6)
@@ -82,7 +91,7 @@ def standing_of(
     allowed: float,
     n_confirming: int,
     attributes: Mapping[str, Any],
-    also: Trying | None = None,
+    also: TrainedPlan | None = None,
     margin: float = _MARGIN,
 ) -> Standing:
     """Judge the trials of a search that were trained to the end, and one that still runs.
@@ -90,32 +99,21 @@ def standing_of(
     A plan whose drop comes close to the allowed one cannot be confirmed with the seeds that a confirmation takes, so
     the search aims lower, by a number of its standard errors. ``attributes`` are the study's.
     """
-    values: dict[int, Mapping[str, Any]] = {}
-    runs: dict[int, list[Run]] = {}
-    times: dict[int, float] = {}
-    spread, further = 0.0, further_of(attributes)
-    for trial in trials:
-        own = trial.user_attrs
-        if own.get("baseline"):
-            spread = float(own.get("spread", 0.0))
-        elif trial.state == TrialState.COMPLETE and "deficits" in own:
-            values[trial.number] = own["parameters"]
-            seen = zip(own[SEEDS], map(_deficit, own["deficits"]), strict=True)
-            runs[trial.number] = [*seen, *further.get(trial.number, ())]
-            times[trial.number] = float(own["speed"]["ratio"])
+    plans = {plan.number: plan for plan in _trained_plans(trials, attributes)}
     if also is not None:
-        values[also[0]], runs[also[0]], times[also[0]] = also[1], list(also[2]), also[3]
+        plans[also.number] = also
     luck = _luck(attributes)
-    if len(luck) > 1:
-        spread = float(np.std(list(luck.values()), ddof=1))
+    spread = float(np.std(list(luck.values()), ddof=1)) if len(luck) > 1 else _first_spread(trials)
     expected = math.sqrt(2.0) * spread or allowed
     worst = WORST * max(expected, allowed)  # what is worse has failed, as a run that diverged
-    runs = {n: [(index, lost if lost <= worst else math.inf) for index, lost in row] for n, row in runs.items()}
+    runs = {n: [(at, lost if lost <= worst else math.inf) for at, lost in one.runs] for n, one in plans.items()}
     share = _own_luck(list(runs.values()), luck, spread)
     pairs, tried = dict[int, Tried](), dict[int, Tried]()
     for number, row in runs.items():
-        pairs[number] = Tried(values[number], tuple(deficit for _, deficit in row))
-        tried[number] = Tried(values[number], tuple(deficit - share * luck.get(index, 0.0) for index, deficit in row))
+        values = plans[number].values
+        pairs[number] = Tried(values, tuple(deficit for _, deficit in row))
+        tried[number] = Tried(values, tuple(deficit - share * luck.get(index, 0.0) for index, deficit in row))
+    times = {number: plan.time for number, plan in plans.items()}
     noise = noise_of(list(tried.values()), expected, allowed)
     error = noise_of(list(pairs.values()), expected, allowed) / math.sqrt(n_confirming)
     shared = share * spread / math.sqrt(max(len(luck), 1))
@@ -130,6 +128,23 @@ def standing_of(
     standing = Standing(tried, times, dict(zip(tried, map(float, sure), strict=True)), model, noise)
     _JUDGED.append((asked, standing))
     return standing
+
+
+def _trained_plans(trials: Sequence[FrozenTrial], attributes: Mapping[str, Any]) -> Iterator[TrainedPlan]:
+    """Yield the plans that were trained to the end, with their runs on further seeds; the baseline is none of them."""
+    further = further_of(attributes)
+    for trial in trials:
+        own = trial.user_attrs
+        if trial.state == TrialState.COMPLETE and "deficits" in own and not own.get("baseline"):
+            seen = zip(own[SEEDS], map(_deficit, own["deficits"]), strict=True)
+            runs = [*seen, *further.get(trial.number, ())]
+            yield TrainedPlan(trial.number, own["parameters"], runs, float(own["speed"]["ratio"]))
+
+
+def _first_spread(trials: Sequence[FrozenTrial]) -> float:
+    """Return the standard deviation of the baseline's metric as its trial found it; 0 before that."""
+    baselines = [one for one in trials if one.user_attrs.get("baseline")]
+    return float(baselines[-1].user_attrs.get("spread", 0.0)) if baselines else 0.0
 
 
 def _luck(attributes: Mapping[str, Any]) -> dict[int, float]:
@@ -155,7 +170,7 @@ def _own_luck(rows: Sequence[Sequence[Run]], luck: Mapping[int, float], spread: 
 
 
 def standing_now(
-    study: optuna.Study, file: StudyFile, allowed: float | None = None, also: Trying | None = None
+    study: optuna.Study, file: StudyFile, allowed: float | None = None, also: TrainedPlan | None = None
 ) -> Standing:
     """Return how a study with a finished baseline stands, at the target's allowed drop or another one."""
     attributes, n_confirming = study.user_attrs, file.confirm.usual_seeds

@@ -26,7 +26,7 @@ from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import plain, read_record
 from workbench.study.run.objective import baseline_trial
-from workbench.study.set_up.standing import Standing, Trying, standing_of
+from workbench.study.set_up.standing import Standing, TrainedPlan, standing_of
 from workbench.study.set_up.total_time import compile_seconds
 from workbench.study.store.stored_records import GIVEN, allowed_drop_of
 
@@ -43,7 +43,7 @@ _ERROR = 0.025  # of each end of the interval of a ratio of times
 
 
 def plain_standing(
-    study: optuna.Study, file: StudyFile, allowed: float | None = None, also: Trying | None = None
+    study: optuna.Study, file: StudyFile, allowed: float | None = None, also: TrainedPlan | None = None
 ) -> Standing:
     """Judge the trials of tuned plain by themselves, as bold as the allowed drop lets them be.
 
