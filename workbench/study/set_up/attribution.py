@@ -11,6 +11,7 @@ surely above 1 is no gain, and the set-up without it competes, too.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -65,6 +66,30 @@ class _Needed:
 
 
 @dataclass
+class _Apart:
+    """A set-up that is being taken apart."""
+
+    rest: list[Part]  # that are still in it
+    now: _Needed  # what is left
+    whole: _Needed  # the set-up without what is known to be no gain
+    bars: dict[str, GainPart] = field(default_factory=dict)  # of the parts taken out, by name, in that order
+    idle: list[str] = field(default_factory=list)  # parts that are no gain
+    suspects: list[Part] = field(default_factory=list)  # no gain where they were taken out, which was not the whole
+
+    def take_out(self, part: Part, bar: GainPart, without: _Needed) -> None:
+        """Note what a part contributes to what is left, and go on without it."""
+        is_whole = self.now is self.whole
+        self.rest.remove(part)
+        self.bars[part.name] = replace(bar, alone=bar.factor) if is_whole else bar
+        self.now = without
+        if _is_idle(bar) and is_whole:
+            self.whole = without
+            self.idle.append(part.name)
+        elif _is_idle(bar):
+            self.suspects.append(part)
+
+
+@dataclass
 class Attributor:
     """Takes a set-up apart; the study keeps the answer.
 
@@ -94,47 +119,44 @@ class Attributor:
         trial = self.study.get_trials(deepcopy=False)[number]
         config, values = self._set_up_of(trial)
         length = float(config.leaves()[_LENGTH])
-        now = _Needed(_time_of(trial), 0.0, length, values=values, runs=self._runs(number, length))
-        given = whole = now
-        rest, bars, idle = self._parts(config), list[GainPart](), list[str]()
-        suspects: list[Part] = []
-        self._measured = [now.runs]
-        kinds = {"time", "learning"}
-        try:
-            while any(part.kind in kinds for part in rest):
-                part = self._least_useful([one for one in rest if one.kind in kinds], now)
-                is_whole = now is whole
-                try:
-                    bar, now = self._without(part, now, number)
-                except OutOfTimeError:  # to train; the time of a step is known, or measured in seconds
-                    if part.kind == "time":
-                        raise
-                    kinds.remove("learning")
-                    continue
-                rest.remove(part)
-                bars.append(replace(bar, alone=bar.factor) if is_whole else bar)
-                if _is_idle(bar) and is_whole:
-                    whole = now
-                    idle.append(part.name)
-                elif _is_idle(bar):
-                    suspects.append(part)
-            for part in suspects:
-                alone, without = self._without(part, whole, number)
-                bars = [replace(bar, alone=alone.factor) if bar.part == part.name else bar for bar in bars]
-                if _is_idle(alone):
-                    whole = without
-                    idle.append(part.name)
-        except OutOfTimeError:
-            pass
-        bars = [*self._margin(given), *bars]
-        left = [part.name for part in rest]
+        whole = _Needed(_time_of(trial), 0.0, length, values=values, runs=self._runs(number, length))
+        self._measured = [whole.runs]
+        apart = _Apart(self._parts(config), whole, whole)
+        with contextlib.suppress(OutOfTimeError):
+            self._take_out_parts(apart, number)
+            self._judge_suspects(apart, number)
+        bars = [*self._margin(whole), *apart.bars.values()]
+        left = [part.name for part in apart.rest]
         note = "" if len(left) <= 1 else _CUT
         factor = 1.0 / _time_of(trial) / math.prod(bar.factor for bar in bars)
         bars.append(GainPart(_BESIDE.join(left) or _NO_SCHEDULE, factor, note=note))
         bars.reverse()
         self._keep(number, bars)
-        self.study.set_user_attr(_IDLE, {**self.study.user_attrs.get(_IDLE, {}), str(number): idle})
+        self.study.set_user_attr(_IDLE, {**self.study.user_attrs.get(_IDLE, {}), str(number): apart.idle})
         return bars
+
+    def _take_out_parts(self, apart: _Apart, number: int) -> None:
+        """Take out parts that change times or learning, the least useful first; an OutOfTimeError where time ends."""
+        kinds = {"time", "learning"}
+        while able := [part for part in apart.rest if part.kind in kinds]:
+            part = self._least_useful(able, apart.now)
+            try:
+                bar, without = self._without(part, apart.now, number)
+            except OutOfTimeError:  # to train; the time of a step is known, or measured in seconds
+                if part.kind == "time":
+                    raise
+                kinds.remove("learning")
+            else:
+                apart.take_out(part, bar, without)
+
+    def _judge_suspects(self, apart: _Apart, number: int) -> None:
+        """Take the suspects out of the whole, too, each by itself; an OutOfTimeError where time ends."""
+        for part in apart.suspects:
+            alone, without = self._without(part, apart.whole, number)
+            apart.bars[part.name] = replace(apart.bars[part.name], alone=alone.factor)
+            if _is_idle(alone):
+                apart.whole = without
+                apart.idle.append(part.name)
 
     def _without(self, part: Part, now: _Needed, number: int) -> tuple[GainPart, _Needed]:
         """Take a part out of a set-up; return what it contributed there, and what is left."""
