@@ -150,25 +150,9 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: TaskExpert)
     # file last, so that a study without it is one that never began.
     name = _stored_name(storage, file.study.name) or file.study.name
     study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
-    stored = study.user_attrs
-    if stored.get("study_file") is not None:
-        _refuse_changes(stored["study_file"], file.canonical())
-        before, now = stored.get("data_hash", ""), experimenter.data_hash
-        if before and now and before != now:
-            raise StudyChangedError(
-                f"the task's data changed since the study began ({_other_data(before, now)}); put them back, "
-                f"{_NEW_BASELINE}"
-            )
-        environment = plain(experimenter.environment())
-        known, found = (one.get("sources", {}) for one in (stored.get("environment", {}), environment))
-        edited = [name for name in known if name in found and not set(known[name].split()) & set(found[name].split())]
-        if edited and not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-            study.set_user_attr("environment", environment)  # a task that was corrected before anything was measured
-        elif edited:
-            raise StudyChangedError(
-                f"the task has changed since the study began ({', '.join(edited)}), and its trials are not "
-                f"comparable with new ones; put it back, {_NEW_BASELINE}"
-            )
+    if (asked := study.user_attrs.get("study_file")) is not None:
+        _refuse_changes(asked, file.canonical())
+        _refuse_another_task(study, experimenter)
     alive = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING))
     if not any(trial.user_attrs.get("baseline") for trial in alive):
         levels = next((one.choices for one in file.dimensions if one.path == "level"), ())
@@ -186,6 +170,28 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: TaskExpert)
         for key, value in attributes.items():
             study.set_user_attr(key, value)
     return study
+
+
+def _refuse_another_task(study: optuna.Study, experimenter: TaskExpert) -> None:
+    """Refuse to go on if the task's data or source has changed; a source may before anything has been measured."""
+    stored = study.user_attrs
+    before, now = stored.get("data_hash", ""), experimenter.data_hash
+    if before and now and before != now:
+        raise StudyChangedError(
+            f"the task's data changed since the study began ({_other_data(before, now)}); put them back, "
+            f"{_NEW_BASELINE}"
+        )
+    environment = plain(experimenter.environment())
+    known, found = (one.get("sources", {}) for one in (stored.get("environment", {}), environment))
+    edited = [name for name in known if name in found and not set(known[name].split()) & set(found[name].split())]
+    if not edited:
+        return
+    if study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        raise StudyChangedError(
+            f"the task has changed since the study began ({', '.join(edited)}), and its trials are not "
+            f"comparable with new ones; put it back, {_NEW_BASELINE}"
+        )
+    study.set_user_attr("environment", environment)
 
 
 def _other_data(before: str, now: str) -> str:
