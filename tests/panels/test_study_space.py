@@ -11,7 +11,7 @@ from workbench.config import ConfigError
 from workbench.panels.panel import Panel
 from workbench.panels.study_space import SearchSpace
 from workbench.study import StudyError
-from workbench.study.ask.search_space import read_space
+from workbench.study.ask.space_table import read_space
 
 SPACE: dict[str, Any] = {
     "level": ["O1", "O2"],

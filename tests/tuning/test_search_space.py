@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from workbench.config import HYPER_PARAMETERS, SWITCHES, BoostConfig, ConfigError, NetworkFacts, describe_parameters
 from workbench.study.ask.plans import StudyPlans, explicit_config, needs_warm_up
-from workbench.study.ask.search_space import Dimension, read_space, suggest
+from workbench.study.ask.search_space import Dimension, suggest
+from workbench.study.ask.space_table import read_space
 from workbench.study.errors import StudyError
 
 ONE_RANK = StudyPlans()

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from workbench.study.ask.search_space import read_space
+from workbench.study.ask.space_table import read_space
 from workbench.study.set_up.quality import QualityModel, Tried, noise_of, point_of
 
 ALLOWED, NOISE = 0.01, 0.006

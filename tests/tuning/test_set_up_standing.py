@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from workbench.study.ask.search_space import read_space
+from workbench.study.ask.space_table import read_space
 from workbench.study.run.job import Trained
 from workbench.study.set_up.standing import BASELINE_RUN, FURTHER, SEEDS, Standing, standing_of
 

@@ -25,7 +25,7 @@ from workbench.config.section import described
 from workbench.core.metric_scale import MetricScale
 from workbench.study.ask.network_limits import may_ask_for, why_off, within_network, without_equal_levels
 from workbench.study.ask.plans import FROM_SNAPSHOTS, StudyPlans
-from workbench.study.ask.search_space import Dimension, SearchedSpace, all_off, plans_by_level, read_space
+from workbench.study.ask.search_space import Dimension, SearchedSpace, all_off, plans_by_level
 from workbench.study.ask.sections import (
     ACCURACY_DROPS,
     AllowedDrop,
@@ -39,6 +39,7 @@ from workbench.study.ask.sections import (
     StudySection,
     WarmStartSection,
 )
+from workbench.study.ask.space_table import read_space
 from workbench.study.ask.study_text import flat
 from workbench.study.errors import StudyError
 from workbench.study.sample.sampling import check_sampler, make_pruner
