@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import typer
 from workbench.cli.output import DeviceOption, JsonOption, only_result_on_stdout, plain, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from workbench.bench import Answer, Finding
+    from workbench.bench import Answer, Benchmark, Finding
 
 
 def bench(
@@ -33,43 +33,57 @@ def bench(
     Sides of a ratio take turns in one process, so a busy machine slows both; an idle one gives narrower intervals.
     """
     with only_result_on_stdout(json):
-        from workbench.bench import benchmarks, chosen, run_benchmark
-        from workbench.bench.result_page import page, read_answers, shown_findings
-        from workbench.cli.progress import progress_bar
-        from workbench.core.devices import select_device
-        from workbench.core.files import write_text_atomically
-        from workbench.core.other_work import other_work_now
+        from workbench.bench import chosen
+        from workbench.bench.result_page import shown_findings
 
         wanted = chosen(names or [])
-        if not listed:
-            place = None if device == "auto" else select_device(device)
-            if out is not None:
-                out.mkdir(parents=True, exist_ok=True)  # now: an hour later would be too late to say that it cannot be
-            if warning := other_work_now().sentence():
-                say(f"{warning}.")  # now, while one can still wait for a quieter time
-            answers = []
-            with progress_bar(len(wanted), wanted[0].name) as bar:
-                for number, benchmark in enumerate(wanted):
-                    bar.update(number, text=benchmark.name)
-                    answers.append(run_benchmark(benchmark, rounds, peers=peers, device=place))
-                    if out is not None:
-                        text = json_text.dumps(plain(answers[-1].to_dict()), indent=2, allow_nan=False)
-                        write_text_atomically(out / f"{benchmark.name}.json", text + "\n")
-                        write_text_atomically(out / "results.md", page(read_answers(out)))
-                bar.update(len(wanted))
+        answers = [] if listed else _measured(wanted, rounds, peers=peers, device=device, out=out)
     if listed:
-        entries = list(benchmarks().values())
-        if json:
-            print_json({"benchmarks": [{"name": b.name, "question": b.question, "quick": b.quick} for b in entries]})
-        else:
-            print_table(
-                ("name", "run by default", "question"),
-                [(b.name, "yes" if b.quick else "no", b.question) for b in entries],
-            )
+        _print_names(json=json)
     elif json:
         print_json({"answers": [answer.to_dict() for answer in answers]})
     else:
         _say(answers, {} if names else {one.name: shown_findings(one.name, one.findings) for one in answers})
+
+
+def _print_names(*, json: bool) -> None:
+    from workbench.bench import benchmarks
+
+    entries = list(benchmarks().values())
+    if json:
+        print_json({"benchmarks": [{"name": b.name, "question": b.question, "quick": b.quick} for b in entries]})
+    else:
+        rows = [(b.name, "yes" if b.quick else "no", b.question) for b in entries]
+        print_table(("name", "run by default", "question"), rows)
+
+
+def _measured(
+    wanted: Sequence[Benchmark], rounds: int | None, *, peers: bool, device: str, out: Path | None
+) -> list[Answer]:
+    """Run benchmarks one after the other, and keep what is known after each."""
+    from workbench.bench import run_benchmark
+    from workbench.bench.result_page import page, read_answers
+    from workbench.cli.progress import progress_bar
+    from workbench.core.devices import select_device
+    from workbench.core.files import write_text_atomically
+    from workbench.core.other_work import other_work_now
+
+    place = None if device == "auto" else select_device(device)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # now: an hour later would be too late to say that it cannot be
+    if warning := other_work_now().sentence():
+        say(f"{warning}.")  # now, while one can still wait for a quieter time
+    answers = []
+    with progress_bar(len(wanted), wanted[0].name) as bar:
+        for number, benchmark in enumerate(wanted):
+            bar.update(number, text=benchmark.name)
+            answers.append(run_benchmark(benchmark, rounds, peers=peers, device=place))
+            if out is not None:
+                text = json_text.dumps(plain(answers[-1].to_dict()), indent=2, allow_nan=False)
+                write_text_atomically(out / f"{benchmark.name}.json", text + "\n")
+                write_text_atomically(out / "results.md", page(read_answers(out)))
+        bar.update(len(wanted))
+    return answers
 
 
 def _say(answers: list[Answer], shown: Mapping[str, list[Finding]]) -> None:
