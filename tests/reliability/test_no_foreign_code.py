@@ -36,7 +36,7 @@ TELLS_THE_TIME = {
     "study/run/ending.py": "when a trial began, as Optuna stored it",
     "study/store/study_storage.py": "when a trial began and ended, as Optuna's own storage says it",
     "cli/command_start.py": "when a command began, handed to its ranks",
-    "training/run.py": "when a run began",
+    "training/run_output.py": "when a run began",
     "runs/mirrors/mirror.py": "when a run began, for a library that asks",
     "mindspore/mirror_callback.py": "the same",
 }
