@@ -143,19 +143,8 @@ class Confirmation(ConfirmationRounds):
             begun = f" after {len(pairs)} of the {n_pilots} pairs of runs by which the length of its test is chosen"
             return f"it was not tested over seeds, since time ran out{begun if pairs else ''}"
         bounds = decide(pairs, 0.0, **self._scale).bounds
-        n_pairs = self.confirm_seeds or section.seeds_max
         is_bounded = bounds.n_pairs >= 2 and not has_diverged
-        if self.confirm_seeds is None and is_bounded:
-            n_pairs = paired_bounds.planned_pairs(
-                bounds.spread, drop, error=error, at_least=section.seeds_min, at_most=section.seeds_max
-            )
-            if self.runs.are_timed:  # the search has aimed below the allowed drop for this number
-                n_pairs = max(n_pairs, section.usual_seeds)
-            if self.deadline is not None:
-                n_pairs = self._affordable(contender, n_pilots, n_pairs)
-            elif self.runs.count_steps:
-                time_error = min(error, planned_tests.LARGEST_TIME_ERROR)
-                n_pairs = max(n_pairs, paired_bounds.fewest_pairs_for_a_ratio(time_error))
+        n_pairs = self._n_pairs(contender, bounds.spread if is_bounded else None, error, n_pilots)
         if is_bounded:
             smallest = paired_bounds.decidable_drop(bounds.spread, n_pairs, error=error)
             if not is_at_full_level and smallest > 2.0 * drop:
@@ -172,6 +161,23 @@ class Confirmation(ConfirmationRounds):
             test = planned_tests.first_test(n_pairs, section.seeds_min if self.runs.are_timed else 2)
         self.runs.keep_test(contender.target, contender.key, test, drop)
         return ""
+
+    def _n_pairs(self, contender: Contender, spread: float | None, error: float, n_pilots: int) -> int:
+        """Return how many pairs a first test takes, by the spread of its pilots' drops; None where there is none."""
+        section = self.file.confirm
+        if self.confirm_seeds is not None or spread is None:
+            return self.confirm_seeds or section.seeds_max
+        n_pairs = paired_bounds.planned_pairs(
+            spread, contender.allowed_drop, error=error, at_least=section.seeds_min, at_most=section.seeds_max
+        )
+        if self.runs.are_timed:  # the search has aimed below the allowed drop for this number
+            n_pairs = max(n_pairs, section.usual_seeds)
+        if self.deadline is not None:
+            return self._affordable(contender, n_pilots, n_pairs)
+        if self.runs.count_steps:
+            time_error = min(error, planned_tests.LARGEST_TIME_ERROR)
+            n_pairs = max(n_pairs, paired_bounds.fewest_pairs_for_a_ratio(time_error))
+        return n_pairs
 
     def _is_short(self, contender: Contender) -> bool:
         """Return whether the time is short for a contender's test while others are trained alongside."""
