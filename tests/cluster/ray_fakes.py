@@ -23,7 +23,7 @@ class MortalRunner(FakeRunner):
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         if not isinstance(job, TrainJob):
             return super().run(job, monitor)
-        self.log(f"process {os.getpid()}")
+        self.log(f"process {os.getpid()} {job.seed}")
         until = time.monotonic() + MEETING_SECONDS
         while job.run_id != FIRST and len(processes(self.directory)) < 2 and time.monotonic() < until:
             time.sleep(0.05)  # or one place has run everything before Ray has started the other
@@ -51,9 +51,10 @@ class TogetherRunner(FakeRunner):
         return super().run(job, monitor)
 
 
-def processes(directory: Path) -> set[str]:
-    """Return what processes have trained, as the log calls them."""
-    return {line for line in calls(directory) if line.startswith("process")}
+def processes(directory: Path, first_seed: int = 0) -> set[str]:
+    """Return the processes that trained, on this seed or later ones."""
+    trained = (line.split() for line in calls(directory) if line.startswith("process "))
+    return {process for _, process, seed in trained if int(seed) >= first_seed}
 
 
 def make_mortal(file: StudyFile, directory: Path) -> FakeRunner:

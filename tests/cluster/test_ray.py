@@ -93,7 +93,8 @@ def test_pairs_are_confirmed_in_all_places(address: str, tmp_path: Path) -> None
     directory = write_study(tmp_path / "s")
     result = tune(directory, make_experimenter=make_mortal, ray=RayEngine("CPU=0.5, slot=0.5", address), trials=5)
     assert result.candidates[0].n_seeds > 0
-    assert len(processes(directory)) == 4, "two places, one more for the dead, and a second place for the pairs"
+    assert len(processes(directory)) == 3, "two places, kept for the pairs, and one more for the dead"
+    assert len(processes(directory, first_seed=1000)) == 2
 
 
 def test_two_ranks_train_a_trial_together(address: str, tmp_path: Path) -> None:
