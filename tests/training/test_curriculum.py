@@ -89,6 +89,8 @@ def test_sequences_and_their_targets_keep_their_first_tokens() -> None:
     assert [one.shape[1] for one in short[2:]] == [32, 5, 16]
     assert short[0].is_contiguous()
     assert shortened(torch.ones(2, 32), 0.5) is None
+    sound = {"input_values": torch.ones(2, 32), "attention_mask": torch.ones(2, 32, dtype=torch.long), "labels": tokens}
+    assert shortened(sound, 0.5) is None, "a shorter mask is no shorter input"
 
 
 def test_inputs_grow_with_the_passes_and_end_at_full_size() -> None:
@@ -213,7 +215,7 @@ def test_a_network_of_one_size_trains_at_full_size_and_says_so() -> None:
 def test_facts_tell_a_search_what_grows_here() -> None:
     facts = network_facts(task(4))
     assert facts.no_resolution == ""
-    assert facts.no_sequence == "the batches hold no token sequences (2-D integer tensors)"
+    assert facts.no_sequence == "the batches hold no token sequences (2-D integer tensors as first input)"
     assert not GROWING.resolve("O0", network=facts).dropped
     one_size = network_facts(task(0))
     assert GROWING.resolve("O0", network=one_size).in_effect() == ()

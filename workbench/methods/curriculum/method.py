@@ -7,7 +7,8 @@ stage a whole run is at one size: so the time of a stage is measured.
 A *batch* is a tensor, or tuples, lists, named tuples and mappings of them. Images are its 4-D floating-point tensors
 ``[samples, channels, height, width]``; every other tensor of three or more axes that ends in the height and width of
 the first of them is a map that belongs to it, such as a segmentation's labels. Tokens are its 2-D tensors of integers
-or truth values ``[samples, length]`` of the length of the first of them.
+or truth values ``[samples, length]`` of the length of the first of them, unless something else of two or more axes
+comes before: integers beside sound or features are masks, transcripts or categories.
 
 Tan and Le, "EfficientNetV2", ICML 2021, arXiv:2104.00298, section 4 (images); Li et al., "The Stability-Efficiency
 Dilemma: Investigating Sequence Length Warmup for Training GPT Models", NeurIPS 2022, arXiv:2108.06084 (tokens).
@@ -200,7 +201,8 @@ def _image_in(batch: Any) -> Tensor | None:
 
 
 def _tokens_in(batch: Any) -> Tensor | None:
-    return next(filter(_are_tokens, tensors_of(batch)), None)
+    first = next((one for one in tensors_of(batch) if one.ndim > 1), None)
+    return first if first is not None and _are_tokens(first) else None
 
 
 def _are_tokens(tensor: Tensor) -> bool:
@@ -208,8 +210,9 @@ def _are_tokens(tensor: Tensor) -> bool:
 
 
 def _nothing_to_shrink(kind: Kind) -> str:
-    what = "images (4-D floating-point tensors)" if kind == "resolution" else "token sequences (2-D integer tensors)"
-    return f"the batches hold no {what}"
+    if kind == "resolution":
+        return "the batches hold no images (4-D floating-point tensors)"
+    return "the batches hold no token sequences (2-D integer tensors as first input)"
 
 
 def _two_samples(batch: Any, kind: Kind) -> Any:
