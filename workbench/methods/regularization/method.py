@@ -49,7 +49,7 @@ def why_no_smoothing(criterion: Any) -> str:
         own = type(inner).forward is not nn.CrossEntropyLoss.forward
         return f"{type(inner).__name__} has a forward of its own" if own else ""
     if isinstance(inner, nn.Module) or getattr(F, getattr(inner, "__name__", ""), None) is inner:
-        return f"{getattr(inner, '__name__', type(inner).__name__)} has no label smoothing"
+        return f"{getattr(inner, '__name__', type(inner).__name__)} has no `label_smoothing` to set"
     return "the loss is a function (model, batch), whose labels are its own; give the criterion alone to smooth them"
 
 
