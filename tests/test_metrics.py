@@ -163,6 +163,20 @@ def test_a_metric_of_the_user_s_computes_in_32_bits_whatever_the_model_does() ->
     assert found == pytest.approx(outputs.float().square().sum(1).mean().item(), rel=1e-6)
 
 
+def test_of_several_numbers_the_first_is_the_metric() -> None:
+    class MeanPrecision(MeanMetric):
+        higher_is_better = True
+
+        def update(self, outputs: Tensor, targets: Tensor) -> None:
+            super().update((outputs == targets).float())
+
+        def compute(self) -> dict[str, Tensor]:  # as torchmetrics' MeanAveragePrecision
+            return {"map": super().compute(), "map_50": torch.zeros(2)}
+
+    outputs = torch.arange(4)
+    assert measured(MeanPrecision(), None, outputs, outputs.clamp(max=2), (2, 2)) == 0.75
+
+
 def test_a_torchmetrics_class_may_be_named() -> None:
     rule = metric_rule("BinaryF1Score", None, CE)
     assert (rule.name, rule.higher_is_better) == ("BinaryF1Score", True)

@@ -378,6 +378,8 @@ def _unseen(name: str) -> MetricError:
 
 
 def _as_number(value: Any, name: str) -> float:
+    if isinstance(value, Mapping):  # MeanAveragePrecision's begins with ``map``
+        value = next(iter(value.values()), None)
     if isinstance(value, Tensor) and value.numel() != 1:
         raise MetricError(
             f"metric {name} must be one number, got shape {list(value.shape)}; average it, e.g. average='macro'"
