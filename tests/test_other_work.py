@@ -43,11 +43,14 @@ def test_own_work_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert other.sentence() == ""
 
 
-def test_a_busy_core_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_a_busy_core_is_told(monkeypatch: pytest.MonkeyPatch, threads: str) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
     machine = _Machine(monkeypatch)
     other = OtherWork()
     machine.go_on(10.0, others=15.0, mine=5.0)
     assert other.sentence().startswith("Other work keeps 1.5 of 2 cores busy: steps on the CPU take longer meanwhile")
+    assert ("OMP_NUM_THREADS=1" in other.sentence()) is (threads != "1")
 
 
 def test_a_moment_says_nothing_and_a_look_waits_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,7 +328,8 @@ def tune(
 def is_study(place: str | Path) -> bool:
     """Return whether an argument of the command line names a study (a folder, or a study.toml) and not a task."""
     path = Path(place)
-    return path.is_dir() or path.suffix == ".toml" or (path / "study.toml").exists()
+    is_path = len(path.parts) > 1 and ":" not in str(place) and path.suffix != ".py"
+    return path.is_dir() or path.suffix == ".toml" or is_path
 
 
 def export(

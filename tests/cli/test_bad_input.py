@@ -63,6 +63,9 @@ def bad_tasks(here: Path) -> Path:
     ("arguments", "words"),
     [
         ("tuen study", "no such command 'tuen'"),
+        ("tunee study", "no such command 'tunee'; did you mean 'tune'?"),
+        ("tune studies/gone", "studies/gone/study.toml: there is no such study file"),
+        ("export study --as keras", "'--as': 'keras' is not one of 'torch', 'transformers', 'lightning', 'mindspore'"),
         ("train", "missing option '--task'"),
         ("train --task wine.py --stepz 3", "--stepz"),
         ("train --task wine.py --steps 0", "'--steps' must be at least 1, got 0"),

@@ -60,6 +60,8 @@ _RULES = {
     ": Input should be a valid integer, unable to parse string as an integer": " must be a whole number",
     ": Input should be a valid number, unable to parse string as a number": " must be a number",
     "Invalid value for ": "",
+    ": Value error, ": ": ",
+    ". Did you mean": "; did you mean",
 }
 
 

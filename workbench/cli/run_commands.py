@@ -69,6 +69,8 @@ def train(
         def show(progress: RunProgress) -> None:
             bar.update(progress.step, progress.steps, text=task, note=_note(progress))
 
+        if resume is not None and not resume.exists() and is_first_rank():
+            typer.echo(f"{resume} is not there, so nothing is resumed: a new run begins in it", err=True)
         result = api.train(
             trained,
             config,

@@ -32,10 +32,11 @@ class OtherWork:
         """Return a sentence if that was much; empty if not, or if there was no time to see it."""
         if time.perf_counter() - self._began < _TOO_SHORT or (cores := self.cores()) < _BUSY_CORES:
             return ""
+        is_one = os.environ.get("OMP_NUM_THREADS") == "1"
+        several = ", with several threads many times as long (OMP_NUM_THREADS=1, set before Python starts, avoids that)"
         return (
-            f"Other work keeps {cores:.1f} of {usable_cores()} cores busy: steps on the CPU take longer meanwhile, "
-            "with several threads many times as long (OMP_NUM_THREADS=1 before the command avoids that), and what is "
-            "measured holds for a busy machine"
+            f"Other work keeps {cores:.1f} of {usable_cores()} cores busy: steps on the CPU take longer meanwhile"
+            f"{'' if is_one else several}, and what is measured holds for a busy machine"
         )
 
 

@@ -15,7 +15,7 @@ from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
 from workbench.figures.labels import plain
 from workbench.figures.theme import BLUE, GREEN, GREY, ORANGE, Theme
 
-_QUESTION = "Did the search still find something better?"
+_QUESTION = "Was the search still finding better set-ups?"
 _FEWEST_NUMBERS = 8  # from here on plotly chooses whole numbers by itself
 _KINDS = {"pruned": "pruned", "O0": "baseline", WITHIN: "feasible", UNSURE: "unsure", BEYOND: "infeasible"}
 _STYLES: dict[str, tuple[Mark, str]] = {

@@ -121,7 +121,8 @@ def task_sources(task: Task) -> dict[str, str]:
     foreign = re.compile(r"/(site|dist)-packages/|/workbench/|/lib/python3")
     named = {getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]}
     files = {_resolved(file) for file in named if file.endswith(".py")}
-    beside = [path for path in files if path.is_relative_to(home.parent)]
+    # Some modules of torch name a file that is none, relative to the working directory: _ops.py.
+    beside = [path for path in files if path.is_relative_to(home.parent) and path.is_file()]
     ours = {home, *(path for path in beside if not foreign.search(f"/{path.relative_to(home.parent).as_posix()}"))}
     return {path.relative_to(home.parent).as_posix(): _code_digest(path) for path in sorted(ours)}
 

@@ -223,7 +223,8 @@ class TrainingStep:
                 self.window.reset()
                 raise
         elif not self.frozen_groups:  # a loss that only frozen layers feed has none on such a step
-            raise RuntimeError("the loss has no gradient; was it detached, or computed under torch.no_grad()?")
+            hint = "was it detached, or computed under torch.no_grad(), or is every parameter frozen (requires_grad)?"
+            raise RuntimeError(f"the loss has no gradient; {hint}")
 
     def _scaled(self, loss: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what to differentiate, and the gradient to begin with (None: 1): the loss by its scale and window."""
