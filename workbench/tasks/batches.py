@@ -136,10 +136,14 @@ def endless_batches(source: Any, seed: int, start: int = 0, rank: int = 0, n_ran
     first = start * n_ranks + rank
     if isinstance(source, ShuffledBatches):
         yield from source.stream(first, n_ranks)
-        return
-    if isinstance(source, SeekableBatches):
+    elif isinstance(source, SeekableBatches):
         yield from islice(source.stream(first), 0, None, n_ranks)
-        return
+    else:
+        yield from _read_on(source, seed, first, n_ranks)
+
+
+def _read_on(source: Any, seed: int, first: int, every: int) -> Iterator[Any]:
+    """Yield a source's batch at position ``first``, counted over all epochs, and every so many-th after it."""
     has_length = isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset)
     n_batches = len(source) if has_length or isinstance(source, list | tuple) else 0  # where it can be trusted
     epoch, to_skip = divmod(first, n_batches) if n_batches else (0, first)
@@ -150,7 +154,7 @@ def endless_batches(source: Any, seed: int, start: int = 0, rank: int = 0, n_ran
             if to_skip > 0:
                 to_skip -= 1
             else:
-                to_skip = n_ranks - 1
+                to_skip = every - 1
                 yield batch
         if n_seen == 0:
             raise TaskError(f"`train` must yield at least one batch per epoch, got none in epoch {epoch}")
