@@ -27,7 +27,7 @@ from workbench.figures.drawing import figure_text
 from workbench.panels.study_answer import answer_html
 from workbench.study import read_result, tune
 from workbench.study.answer import result as answering
-from workbench.study.answer.selection import faster_untested
+from workbench.study.answer.not_exported import faster_untested
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
 from workbench.study.store.storage import default_storage, open_storage

@@ -10,12 +10,8 @@ import pytest
 
 from workbench.config import BoostConfig
 from workbench.core.records import CandidateRecord, TrialRecord, Verdict
-from workbench.study.answer.selection import (
-    competing_trials,
-    nothing_found,
-    select,
-    with_policy,
-)
+from workbench.study.answer.not_exported import nothing_found
+from workbench.study.answer.selection import competing_trials, select, with_policy
 from workbench.study.ask.study_file import StudyFile, parse_study
 
 CURVE = ((50, 0.8), (100, 0.9))

@@ -20,8 +20,9 @@ from workbench.core.text import first_line
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
 from workbench.study.answer.learning import learns_nothing
+from workbench.study.answer.not_exported import faster_untested, nothing_found
 from workbench.study.answer.notes import Notes, metric_name_of, note_trial, with_notes
-from workbench.study.answer.selection import faster_untested, nothing_found, select, with_policy
+from workbench.study.answer.selection import select, with_policy
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder

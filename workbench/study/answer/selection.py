@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +19,7 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
-from workbench.core.metric_scale import MetricScale
-from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict, timed_per
+from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
@@ -109,12 +108,12 @@ def competing_trials(
     # A diverged trial, whose deficit is NaN, never fits.
     fitting = [aimed_at(one) for one in others if one.metric_deficit <= allowed_drop]
     limit = price_of(aimed_at(baseline))
-    seen = {_plan(baseline, file.plans)[0]}
+    seen = {plan_of(baseline, file.plans)[0]}
     beyond = _BY_LEVEL.difference(LEVELS[TARGETS[target]])
     for trial in sorted(fitting, key=lambda one: (price_of(one), one.number)):
         if price_of(trial) >= limit:
             return
-        key, methods = _plan(trial, file.plans)
+        key, methods = plan_of(trial, file.plans)
         if key not in seen and beyond.isdisjoint(methods):
             seen.add(key)
             yield trial
@@ -124,6 +123,12 @@ def keep_remaining(study: optuna.Study, number: int, idle: Mapping[str, Any]) ->
     """Store which trial has what remained of the leader, and ``idle``: the set-up's values without its idle parts."""
     trials = study.get_trials(deepcopy=False)
     study.set_user_attr(_REMAINING, {"number": number, "idle": dict(idle), "drawn": _n_drawn(trials)})
+
+
+def idle_values(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values that a set-up has without the leader's idle parts, by path; empty where none is known."""
+    known: Mapping[str, Any] = attributes.get(_REMAINING, {}).get("idle", {})
+    return known
 
 
 def is_taken_apart(study: optuna.Study) -> bool:
@@ -229,75 +234,6 @@ def _why_not(candidate: CandidateRecord, taken: CandidateRecord | None) -> str:
     return f"not {candidate.label}: {candidate.summary}. {reason}"
 
 
-def faster_untested(
-    choice: Choice, trials: Sequence[TrialRecord], tested: Collection[int], attributes: Mapping[str, Any]
-) -> list[str]:
-    """Say why trials that were not tested over seeds are not exported, though they look faster: a sentence per reason.
-
-    The study's ``attributes`` name the leader's parts that are no gain; set-ups with such a part do not compete.
-    """
-    idle: Mapping[str, Any] = attributes.get(_REMAINING, {}).get("idle", {})
-    own = None if choice.candidate is None else choice.candidate.trial_number
-    limit = next((one.relative_step_time for one in trials if one.number == own), 1.0)
-    known = [one for one in trials if one.state == "complete" and one.number not in tested]
-    faster = [one for one in known if one.metric_deficit <= one.allowed_drop and one.relative_step_time < limit]
-    unsure = [one for one in faster if one.chance < SURE]
-    leaves = {one.number: BoostConfig.from_dict(one.config).leaves() for one in faster if not one.chance < SURE}
-    idling = [one for one in faster if any(leaves.get(one.number, idle)[path] != value for path, value in idle.items())]
-    ends = dict.fromkeys(f"{100 * end(one.chance for one in unsure):.0f}" for end in (min, max) if unsure)
-    chance = f"that the quality holds in a confirmation is {' to '.join(ends)} % likely"
-    words = _though_faster(unsure, "in few runs", f"{chance}, and {100 * SURE:.0f} % is asked")
-    return words + _though_faster(idling, "in the search", "a part of it was found to be no sure gain")
-
-
-def _though_faster(trials: Sequence[TrialRecord], where: str, why: str) -> list[str]:
-    more = f" or {len(trials) - 1} more" if len(trials) > 1 else ""
-    best = sorted((one.relative_step_time, one.number) for one in trials)[:1]
-    return [f"not trial {one}{more}, though faster {where} (up to {1.0 / at:.2f} x): {why}." for at, one in best]
-
-
-def nothing_found(trials: Sequence[TrialRecord], allowed_drop: float, metric_name: str, file: StudyFile) -> str:
-    """Say what a search without any candidate tried, what came nearest and what would help, without a full stop.
-
-    Trials that train alike count as one plan.
-    """
-    tried = [one for one in trials if one.number and one.state in {"complete", "pruned"} and one.relative_step_time > 0]
-    if not tried:
-        why_not = file.not_drawn() if file.most_plans() == 1 or not file.dimensions else ()
-        reasons = "; ".join(sentence.rstrip(".") for sentence in why_not)
-        acts = f"nothing that is searched acts on this network: {reasons}"
-        return acts if reasons else "no other set-up has been tried; the search needs more time or more trials"
-    objective, per = file.study.objective, timed_per(file.study.objective)
-    n_tried = len({_plan(one, file.plans)[0] for one in tried})
-    count = f"{n_tried} set-ups were tried" if n_tried > 1 else "one set-up was tried"
-    written = MetricScale(metric_name).difference_text
-    known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]
-    within = [one for one in known if one.metric_deficit <= allowed_drop and not one.chance < SURE]
-    beyond = [one for one in known if one.metric_deficit > allowed_drop and one.relative_step_time < 1.0]
-    # Without a candidate a faster one is there only if the search was ended before it confirmed any.
-    is_cut_short = objective != "time_to_target" and any(one.relative_step_time < 1.0 for one in within)
-    verdict = "no set-up has been confirmed yet to be" if is_cut_short else "no set-up was"
-    words = [f"{verdict} faster than O0 within the allowed {metric_name} drop of {written(allowed_drop)}; {count}"]
-    if within:
-        best = min(within, key=lambda one: one.relative_step_time)
-        late = f" {per}, but reaches the target later" if objective == "time_to_target" else f" {per}"
-        words.append(
-            f"of {len(within)} within the drop the fastest, trial {best.number} ({best.summary}), is "
-            f"{1.0 / best.relative_step_time:.2f} x O0{late if best.relative_step_time < 1.0 else f' {per}'}"
-        )
-    if beyond:
-        near = min(beyond, key=lambda one: one.metric_deficit)
-        words.append(
-            f"the nearest beyond it, trial {near.number} ({near.summary}), is {1.0 / near.relative_step_time:.2f} x "
-            f"{per} and loses {written(near.metric_deficit)}: a larger allowed drop or a longer training may admit it"
-        )
-    elif all(one.relative_step_time >= 1.0 for one in tried):
-        words.append("what is searched does not speed up this network: another space or another method would be needed")
-    elif not known:
-        words.append("all of them diverged or were given up early: gentler ranges or a longer training may help")
-    return "; ".join(words)
-
-
 def with_policy(config: BoostConfig, policy: Mapping[str, Any] | None, searched: Sequence[str]) -> BoostConfig:
     """Return a configuration with what `tune_loss_scale` chose, except for the parameters that the study searched.
 
@@ -310,7 +246,7 @@ def with_policy(config: BoostConfig, policy: Mapping[str, Any] | None, searched:
     return config.with_values({path: value for path, value in values.items() if path not in searched})
 
 
-def _plan(trial: TrialRecord, plans: StudyPlans) -> tuple[str, tuple[str, ...]]:
+def plan_of(trial: TrialRecord, plans: StudyPlans) -> tuple[str, tuple[str, ...]]:
     """Return the key of what a trial trains, and the methods in effect."""
     return _resolved(json.dumps(trial.config), trial.level, plans)
 
