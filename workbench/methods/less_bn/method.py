@@ -11,37 +11,29 @@ In evaluation a network with learned statistics computes the same but for roundi
 BatchNorm stays, with a sentence in the report; where the network can be called, the reduced one is compared with the
 original before anything is changed.
 
-The graph comes from a call with ``example_inputs`` on a copy, else from torch.fx, else from a call with noise. Where
-none of them shows it, all BatchNorms stay.
+The graph comes from a call with ``example_inputs`` on a copy, else from torch.fx, else from a call with noise
+(``found_graphs.py``). Where none of them shows it, all BatchNorms stay; what else keeps one is in
+``reasons_to_keep.py``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from workbench.core.torch_internals import BatchNorm
 from workbench.core.wrapped_model import unwrapped
-from workbench.methods.less_bn.batch_norm_folding import (
-    Removal,
-    can_fold_into,
-    has_learned_statistics,
-    parts_after,
-    take_out_,
-)
+from workbench.methods.less_bn.batch_norm_folding import Removal, has_learned_statistics, parts_after, take_out_
 from workbench.methods.less_bn.batch_norm_patterns import removable_by_reference
+from workbench.methods.less_bn.found_graphs import find_graphs
 from workbench.methods.less_bn.full_normalization import FNScope, HeadRule, normalize_heads_
-from workbench.methods.less_bn.network_graph import NetworkGraph, Step, TraceError, read_graph, record_graph
+from workbench.methods.less_bn.reasons_to_keep import is_unset, layers_before, read_elsewhere_in, reason_to_keep
 from workbench.methods.less_bn.structure_rule import removable_by_structure
-from workbench.methods.less_bn.trial import Call, caller, copy_of, keeping_the_function, noise_call
+from workbench.methods.less_bn.trial import caller, keeping_the_function, noise_call
 
 REPORT_ATTRIBUTE = "less_bn_report"  # on every module of a reduced model, so that a second call changes nothing
 
@@ -172,17 +164,15 @@ def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
 
 
 def _reduce_found(model: nn.Module, norms: Mapping[str, BatchNorm], match: str, example_inputs: Any) -> LessBNReport:
-    rests = {name: parts_after(norm) for name, norm in norms.items() if not _is_lazy(norm)}
-    found = _find_graphs(model, {name: rest for name, rest in rests.items() if rest}, example_inputs)
+    rests = {name: parts_after(norm) for name, norm in norms.items() if not is_unset(norm)}
+    found = find_graphs(model, {name: rest for name, rest in rests.items() if rest}, example_inputs)
     if not found.graphs:
         return LessBNReport((), tuple(norms), (), found.reason)
     steps = found.graphs[0].steps
     chosen = removable_by_structure(steps) if match == "structure" else removable_by_reference(steps)
-    before, read_elsewhere = _layers_before(model, found.graphs), _read_elsewhere(found.graphs)
-    left_alone: dict[str, str] = {}
-    for name in chosen:
-        if why := _reader_of(norms[name], model, read_elsewhere) or _must_stay(norms[name], rests.get(name)):
-            left_alone[name] = why
+    before, elsewhere = layers_before(model, found.graphs), read_elsewhere_in(found.graphs)
+    reasons = {name: reason_to_keep(norms[name], rests.get(name), model, elsewhere) for name in chosen}
+    left_alone = {name: why for name, why in reasons.items() if why}
     names = [name for name in norms if name in chosen and name not in left_alone]
     going = [Removal(name, before.get(name), rests.get(name) or ()) for name in names]
     if example_inputs is not None or any(has_learned_statistics(norms[removal.norm]) for removal in going):
@@ -208,7 +198,7 @@ def _with_head(model: nn.Module, report: LessBNReport, rule: HeadRule, example_i
     if rule.scope == "classifier" and not report.removed:
         return report  # the size of the features is as it was, and the report says already that nothing was removed
     network = unwrapped(model)
-    found = _find_graphs(network, {}, example_inputs)
+    found = find_graphs(network, {}, example_inputs)
     trained = bool(report.folded or report.affine)
     call = None
     if trained:
@@ -226,109 +216,3 @@ def _with_head(model: nn.Module, report: LessBNReport, rule: HeadRule, example_i
 def _mark(model: nn.Module, report: LessBNReport) -> None:
     for module in model.modules():
         object.__setattr__(module, REPORT_ATTRIBUTE, report)
-
-
-def _is_lazy(norm: BatchNorm) -> bool:
-    return any(is_lazy(tensor) for tensor in (norm.weight, norm.running_mean) if tensor is not None)
-
-
-def _must_stay(norm: BatchNorm, rest: tuple[str, ...] | None) -> str:
-    """Return why a BatchNorm cannot be replaced by a fixed map; empty when it can."""
-    if _is_lazy(norm):
-        return "it has no parameters before the first batch"
-    if rest is None:
-        return f"a call of this {type(norm).__name__} does something other than normalise and run its children"
-    if norm.running_mean is None and norm.affine and not bool((norm.weight == 1).all() and (norm.bias == 0).all()):
-        return "it keeps no running statistics and normalises by the batch in evaluation, too"
-    return ""
-
-
-def _reader_of(norm: BatchNorm, model: nn.Module, read_elsewhere: frozenset[str]) -> str:
-    """Return what other than a call of a BatchNorm needs its tensors, as a reason to keep it; empty if nothing does."""
-    own = {id(tensor) for tensor in [*norm.parameters(), *norm.buffers()]}
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    names = [tensor_name for tensor_name, tensor in named if id(tensor) in own]
-    if not read_elsewhere.isdisjoint(names):
-        return "the model reads its weight or statistics outside of its call"
-    parts = {id(part) for part in norm.modules()}
-    if any(id(model.get_submodule(tensor_name.rpartition(".")[0])) not in parts for tensor_name in names):
-        return "another module shares its parameters"
-    return ""
-
-
-def _read_elsewhere(graphs: Sequence[NetworkGraph]) -> frozenset[str]:
-    return frozenset[str]().union(*(graph.read_elsewhere for graph in graphs))
-
-
-def _layers_before(model: nn.Module, graphs: Sequence[NetworkGraph]) -> dict[str, str]:
-    """For each BatchNorm, the layer that can take it up: it alone reads the output, and nothing else the weight."""
-    if len(graphs) < 2:  # without what the network does in training nothing is promised
-        return {}
-    modules = dict(model.named_modules())
-    n_holders = Counter(id(p) for module in modules.values() for p in module.parameters(recurse=False))
-    elsewhere = _read_elsewhere(graphs)
-    read = {id(tensor) for name, tensor in model.named_parameters(remove_duplicate=False) if name in elsewhere}
-    before: dict[str, str] = {}
-    found = [_pairs_of(graph.steps) for graph in graphs]
-    for norm, layer in found[0].items():
-        # A layer may be out of use in training (a dropped block), but must not be used otherwise.
-        if any(layer in pairs.values() and pairs.get(norm) != layer for pairs in found[1:]):
-            continue
-        n_calls = (sum(step.module is not None and step.name == layer for step in graph.steps) for graph in graphs)
-        if any(n > (norm in pairs) for n, pairs in zip(n_calls, found, strict=True)):
-            continue
-        shared = any(n_holders[id(p)] > 1 or id(p) in read for p in modules[layer].parameters(recurse=False))
-        target = modules[norm]
-        if not shared and isinstance(target, BatchNorm) and can_fold_into(modules[layer], target):
-            before[norm] = layer
-    return before
-
-
-def _pairs_of(steps: Sequence[Step]) -> dict[str, str]:
-    """BatchNorm -> the layer whose output it alone reads, where both are called exactly once."""
-    readers = Counter(id(source) for step in steps for source in step.inputs)
-    calls = Counter(step.name for step in steps if step.module is not None)
-    return {
-        step.name: source.name
-        for step in steps
-        if step.kind == "bn" and step.inputs and calls[step.name] == 1
-        for source in step.inputs[:1]
-        if source.module is not None and readers[id(source)] == 1 and calls[source.name] == 1
-    }
-
-
-# The graph, and calls of the network
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What could be found out about a network."""
-
-    graphs: tuple[NetworkGraph, ...] = ()  # of evaluation and, if possible, of training
-    call: Call | None = None  # how to call it; None when it was traced
-    reason: str = ""  # what failed before
-
-
-def _find_graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], example_inputs: Any) -> _Found:
-    """Record the model on its example inputs, else trace it, else record it on noise."""
-    reasons: list[str] = []
-    for way in ("example", "trace", "noise") if example_inputs is not None else ("trace", "noise"):
-        call = None if way == "trace" else noise_call(model) if way == "noise" else caller(example_inputs)
-        if call is None and way == "noise":
-            break
-        try:
-            graphs = _graphs(model, rests, call)
-        except TraceError as error:
-            reasons.append(str(error))
-        else:
-            return _Found(graphs, call, reasons[0] if reasons and example_inputs is not None else "")
-    reasons.append("pass `example_inputs` that run, which show what the network does")
-    return _Found(reason="; ".join(reasons))
-
-
-def _graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], call: Call | None) -> tuple[NetworkGraph, ...]:
-    graph = partial(read_graph, model) if call is None else partial(record_graph, copy_of(model), call)
-    graphs = [graph(training=False, followed_by=rests)]
-    with contextlib.suppress(TraceError):  # without it nothing is folded
-        graphs.append(graph(training=True, followed_by=rests))
-    return tuple(graphs)
