@@ -21,13 +21,13 @@ from workbench.config import BoostConfig
 from workbench.core import devices
 from workbench.core.batch import move_batch
 from workbench.tasks import load_task
-from workbench.training import TraceBuffer, trace_buffer, training_loop
+from workbench.training import TraceBuffer, gradient_watch, training_loop
 from workbench.training.setup import prepare
 
 STEPS, LAST = 150, 10**9
 PARTS = (
-    (TraceBuffer, "_observe", "look at the gradients"),
-    (trace_buffer, "norm_and_maximum_of_finite", "  their norm and maximum"),
+    (gradient_watch.GradientWatch, "observe", "look at the gradients"),
+    (gradient_watch, "norm_and_maximum_of_finite", "  their norm and maximum"),
     (TraceBuffer, "record", "the row of the trace"),
     (devices, "memory_bytes", "  reading the memory"),
     (TraceBuffer, "drain", "handing out rows"),
@@ -56,8 +56,8 @@ def profile(*, recorded: bool) -> dict[str, float]:
     loop = training_loop(boosted, task.compute_loss, batches, trace=trace)
     patches = [patch.object(boosted.optimizer, "step", timed(boosted.optimizer.step, "optimizer", taken))]
     patches += [patch.object(where, name, timed(getattr(where, name), words, taken)) for where, name, words in PARTS]
-    if trace is not None:  # it was handed over as a bound method, before the class was patched
-        patches.append(patch.object(boosted, "observer", timed(trace._observe, PARTS[0][2], taken)))
+    if boosted.observer is not None:  # it was handed over as a bound method, before the class was patched
+        patches.append(patch.object(boosted, "observer", timed(boosted.observer, PARTS[0][2], taken)))
     for one in patches:
         one.start()
     try:
