@@ -67,7 +67,7 @@ def attributes(folder: Path) -> Mapping[str, Any]:
 
 def test_a_study_s_note_says_question_baseline_drop_command_and_answer(folder: Path) -> None:
     note = attributes(folder)["dashboard:note_str:0"]
-    assert "trains fake fastest without losing more accuracy than allowed?" in note
+    assert "trains fake fastest with accuracy within the allowed drop?" in note
     assert 'trial 0 is O0, everything off, with `loss_scale.kind` = "none"; it reached accuracy 0.' in note
     assert "0.02 for o1, 0.05 for o2" in note
     assert "`boost.grad_freeze`, `grad_freeze.freeze_p`" in note

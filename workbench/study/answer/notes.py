@@ -210,7 +210,7 @@ def study_note(
         "pareto": f"{metric} and time of a step, both at once",
     }
     lines = [
-        f"### Which set-up trains {file.study.task} fastest without losing more {metric} than allowed?",
+        f"### Which set-up trains {file.study.task} fastest with {metric} within the allowed drop?",
         "",
         f"* **Objective**: {aims[file.study.objective]}, relative to O0 measured side by side.",
         f"* **Baseline**: trial 0 is O0, everything off{f', with {settings}' if settings else ''}{reached}.",
