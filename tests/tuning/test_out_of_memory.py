@@ -28,6 +28,7 @@ from workbench.study.set_up.total_time import StepTimes
 
 OFF = BoostConfig.from_dict({"boost": {"mode": "disable_all"}})
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+UNEQUAL = ValueError("batches of shapes (32, 12), (32, 9) cannot be concatenated; leave `batch.factor` at 1")
 THREE_BATCHES = LINEAR + '\n"batch.factor" = [1.0, 2.0, 4.0]'
 
 
@@ -64,9 +65,10 @@ def test_what_lacks_memory_is_told_from_other_errors(error: Exception, is_one: b
     assert is_out_of_memory(error) == is_one
 
 
-def test_a_batch_that_did_not_fit_is_not_tried_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [FULL, UNEQUAL], ids=["memory", "shapes"])
+def test_a_batch_that_did_not_fit_is_not_tried_again(tmp_path: Path, error: Exception) -> None:
     folder = write(tmp_path / "study", space=THREE_BATCHES, n_trials=7, plain_runs=0, **SEARCH_ALONE)
-    result = run(folder, FullRunner(folder, room=2.0))
+    result = run(folder, FullRunner(folder, room=2.0, error=error))
     trials = stored_trials(folder)
     failed = [one for one in trials if one.state == TrialState.FAIL]
     tried = [one.user_attrs["parameters"]["batch.factor"] for one in failed]
@@ -76,7 +78,7 @@ def test_a_batch_that_did_not_fit_is_not_tried_again(tmp_path: Path) -> None:
     after = trials[max(one.number for one in failed) + 1 :]
     assert after
     assert all(one.user_attrs["parameters"].get("batch.factor", 1.0) == 1.0 for one in after)
-    assert all(result.trials[one.number].message.startswith("OutOfMemoryError") for one in failed)
+    assert all(result.trials[one.number].message.startswith(type(error).__name__) for one in failed)
 
 
 RUNTIME = RUNTIME_STUDY.format(choices='"amp.level" = ["O0", "O2"]').replace('"amp.dtype" = "bfloat16"', "")

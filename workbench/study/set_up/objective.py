@@ -21,6 +21,7 @@ import optuna
 from workbench.config import BoostConfig, Plan
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.methods.batch.section import BatchSection
+from workbench.methods.batch.unequal_batches import could_not_merge
 from workbench.study.answer.confirmation_runs import metric_of
 from workbench.study.ask.plans import needs_warm_up
 from workbench.study.ask.search_space import Suggestion
@@ -146,8 +147,8 @@ class SetUpObjective(Objective):
     def _run(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp) -> tuple[float, ...]:
         try:
             return self._timed_and_trained(trial, plan, warm_up)
-        except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
+        except (RuntimeError, MemoryError, ValueError) as error:
+            if is_out_of_memory(error) or could_not_merge(error):  # of texts, few batches may be of another length
                 note_no_room(self._study, plan.config.part(BatchSection).factor)
             raise
 

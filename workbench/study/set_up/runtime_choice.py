@@ -37,14 +37,14 @@ def ground_of(base: BoostConfig, attributes: Mapping[str, Any]) -> BoostConfig:
 
 
 def batches_without_room(attributes: Mapping[str, Any]) -> float:
-    """Return the smallest batch factor known not to fit into memory; infinity where none is."""
+    """Return the smallest batch factor known to fail, for want of memory as a rule; infinity where none is."""
     found = attributes.get(_CHOICE, {"values": {}, "measured": []})
     chosen = [row["no_room"] for row in found["measured"] if row["values"] == found["values"] and "no_room" in row]
     return float(min([*chosen, attributes.get(_NO_ROOM, math.inf)]))
 
 
 def note_no_room(study: optuna.Study, factor: float) -> None:
-    """Note that a batch of this factor did not fit into memory, whatever else the plan had that takes some."""
+    """Note that batches of this factor did not fit into memory, or could not be made; larger ones will not either."""
     if 1.0 < factor < batches_without_room(study.user_attrs):
         study.set_user_attr(_NO_ROOM, factor)
 
