@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import Trainer, TrainerCallback
+from transformers import T5Config, T5ForConditionalGeneration, Trainer, TrainerCallback
 
 from tests.kit.chains import assert_same_bits
 from tests.kit.hugging_face import NO_METHODS, arguments, classifier, padded, sentences
@@ -177,6 +177,18 @@ def test_labels_are_smoothed_in_training_alone(tmp_path: Path) -> None:
     assert logged(smooth, "loss") == pytest.approx(logged(theirs, "loss"), rel=1e-3)
     theirs.label_smoother = None
     assert smooth.evaluate()["eval_loss"] == pytest.approx(theirs.evaluate(HELD_OUT)["eval_loss"], rel=1e-2)
+
+
+def test_a_decoder_reads_the_labels_that_are_smoothed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=16, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    network = T5ForConditionalGeneration(config)
+    tokens = torch.arange(64).view(8, 8) % 15 + 1
+    data = [{"input_ids": row, "labels": row} for row in tokens]
+    smooth = NO_METHODS | {"regularization": {"label_smoothing": 0.2}}
+    trainer = BoostedTrainer(network, arguments(tmp_path, max_steps=2), train_dataset=data, boost=smooth)
+    trainer.train()
+    assert trainer.state.global_step == 2
 
 
 RESUMED: dict[str, Any] = {

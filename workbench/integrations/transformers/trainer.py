@@ -219,11 +219,14 @@ class BoostedTrainer(Trainer):
 
     def _training_loss(self, inputs: Any, num_items_in_batch: Any) -> Tensor:
         assert self.boosted is not None
-        usual = self.label_smoother
+        usual, inputs = self.label_smoother, dict(inputs)
         if self._smoothing:
             self.label_smoother = LabelSmoother(epsilon=self._smoothing)
+            shifted = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
+            if shifted is not None and "labels" in inputs:  # or a T5 would have nothing to decode
+                inputs.setdefault("decoder_input_ids", shifted(labels=inputs["labels"]))
         try:  # a smoother takes the labels out of the dictionary
-            loss = self.compute_loss(self.boosted.model, dict(inputs), num_items_in_batch=num_items_in_batch)
+            loss = self.compute_loss(self.boosted.model, inputs, num_items_in_batch=num_items_in_batch)
         finally:
             self.label_smoother = usual
         return loss  # type: ignore[return-value]  # a pair only where the outputs are asked for
