@@ -275,6 +275,15 @@ def test_attention_keeps_its_output_projection(scope: FNScope) -> None:
     net(torch.randn(5, 1, 4))
 
 
+def test_a_transformer_layer_which_reads_its_weights_in_evaluation_keeps_its_linears() -> None:
+    net = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), nn.Linear(4, 3))
+    assert replace_heads_(net, scope="every_module", bias="drop") == (("1",), "")
+    x = torch.randn(2, 5, 4)
+    trained = net(x)
+    with torch.no_grad():
+        torch.testing.assert_close(net.eval()(x), trained)
+
+
 def test_a_head_registered_under_two_names_is_replaced_under_both() -> None:
     net = LastRegisteredFirst({"last": (2, 5), "first": (5, 4)}, True)
     net.alias = net.last

@@ -272,12 +272,12 @@ def _size_of_scores(model: nn.Module, name: str, call: Callable[[nn.Module], Any
 
 def _last_of_every_module(model: nn.Module) -> dict[str, nn.Linear]:
     heads: dict[str, nn.Linear] = {}
-    # MultiheadAttention and its transformer layers read the weights of their Linear children themselves.
-    attentions = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
-    inside_attention = {id(child) for attention in attentions for child in attention.modules()}
+    # These read the weights of their Linear children themselves; the encoder layer in evaluation.
+    readers = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention | nn.TransformerEncoderLayer)]
+    inside_readers = {id(child) for reader in readers for child in reader.modules()}
     for prefix, parent in model.named_modules():
         linears = [name for name, child in parent.named_children() if isinstance(child, nn.Linear)]
-        if linears and id(parent) not in inside_attention:
+        if linears and id(parent) not in inside_readers:
             name = f"{prefix}.{linears[-1]}" if prefix else linears[-1]
             heads[name] = cast("nn.Linear", model.get_submodule(name))
     return heads
