@@ -780,6 +780,22 @@ def test_the_trace_tells_which_groups_were_found() -> None:
     ]
 
 
+def test_the_trace_sees_float16_gradients_once_groups_are_found() -> None:
+    torch.manual_seed(1)
+    net = BadlyScaled()
+    precision = Precision("O2", "float16", "cpu")
+    optimizer = SGD(net.parameters(), lr=1e-12, fused=True)
+    boosted = Boosted(net, optimizer, loss_scaling=automatic(net), precision=precision)
+    trace = TraceBuffer(boosted)
+    for _ in range(2):
+        with boosted.autocast():
+            loss = net(badly_scaled_data()[0]).sum()
+        boosted.backward(loss)
+        trace.record(boosted.step(), 64)
+    records, _ = trace.drain()
+    assert ["amp.float16_grad_amax" in record.columns for record in records] == [False, True]
+
+
 def test_the_underflow_share_is_that_at_every_gradients_own_scale() -> None:
     net, _, boosted = scaled_chain([2.0**40, 1.0], 2)
     trace = TraceBuffer(boosted, exponents_every=1)

@@ -80,7 +80,7 @@ class GradientWatch:
         self._nan = torch.full((), math.nan, device=boosted.device)
         self._positions: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # and whether in float16; by parameters
         self._float16: set[int] = set()  # parameters with gradients in it
-        self._graphs_seen: set[int] = set()  # by freezing group
+        self._graphs_seen: set[tuple[int, bool]] = set()  # by freezing group and whether in mixed precision
         self._seen = SeenGradients()
         self.updates = 0
 
@@ -90,11 +90,11 @@ class GradientWatch:
         return seen
 
     def look_at_graph(self, loss: Tensor) -> None:
-        """Note which parameters get float16 gradients; once per freezing group, whose graphs differ."""
-        group = self._boosted.frozen_groups
-        if group in self._graphs_seen:
+        """Note which parameters get float16 gradients; once per freezing group and precision, whose graphs differ."""
+        graph = self._boosted.frozen_groups, self._boosted.loss_scaling.autocast_allowed
+        if graph in self._graphs_seen:
             return
-        self._graphs_seen.add(group)
+        self._graphs_seen.add(graph)
         found = {id(p) for p in float16_gradient_parameters(loss)} - self._float16
         if found:
             self._float16 |= found
