@@ -86,6 +86,13 @@ def test_a_field_that_cannot_work_is_refused_where_the_task_is_written(changes: 
     assert "\n" not in str(caught.value)
 
 
+class SharpnessAware(torch.optim.SGD):
+    """An optimizer that cannot do without a closure."""
+
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -94,9 +101,10 @@ def test_a_field_that_cannot_work_is_refused_where_the_task_is_written(changes: 
         ({"optimizer": list}, "must return a torch.optim.Optimizer, got list"),
         ({"optimizer": lambda named: 2 * [torch.optim.SGD(named, lr=0.1)]}, "takes one loss and one optimizer"),
         ({"optimizer": lambda named: torch.optim.LBFGS([one for _, one in named])}, "LBFGS computes the loss several"),
+        ({"optimizer": SharpnessAware}, "SharpnessAware computes the loss several"),
         ({"scheduler": lambda optimizer, steps: None}, r"must return an object with step\(\), got NoneType"),
     ],
-    ids=["model", "lazy model", "optimizer", "two optimizers", "LBFGS", "scheduler"],
+    ids=["model", "lazy model", "optimizer", "two optimizers", "LBFGS", "closure", "scheduler"],
 )
 def test_a_function_that_returns_the_wrong_thing_is_named(changes: dict[str, Any], words: str) -> None:
     task = small_task(**changes)
@@ -136,12 +144,31 @@ def test_an_evaluation_feeds_the_metric_what_it_needs(metric: str, needs: str) -
 
 
 def test_a_model_of_named_inputs_is_called_with_a_mapping() -> None:
-    class Named(nn.Module):
+    class Sum(nn.Module):
         def forward(self, x: Tensor, labels: Tensor) -> Tensor:
             return x + labels
 
     task = small_task(loss=lambda model, batch: model(**batch).mean())
-    assert torch.equal(task.predict(Named(), {"x": X[:, 0], "labels": Y}), X[:, 0] + Y)
+    assert torch.equal(task.predict(Sum(), {"x": X[:, 0], "labels": Y}), X[:, 0] + Y)
+
+
+class Slope(nn.Linear):
+    """A model that answers with a derivative, as of an energy."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(super().forward(x).square().sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+def test_what_differentiates_by_itself_is_evaluated_too(metric: str) -> None:
+    task = small_task(model=lambda: Slope(3, 3), loss=model_loss, metric=metric)
+    model, accumulator = task.new_model(), task.new_metric()
+    with torch.no_grad():
+        task.update_metric(accumulator, model, (X, Y))
+    slopes = model(X)
+    expected = F.cross_entropy(slopes, Y) if metric == "loss" else (slopes.argmax(1) == Y).float().mean()
+    assert accumulator.compute() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @dataclasses.dataclass
@@ -151,16 +178,23 @@ class Weighted:
     target: Tensor
 
 
+@dataclasses.dataclass
+class Named:
+    input: Tensor
+    labels: Tensor
+
+
+class Weighing(nn.Linear):
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return super().forward(x) * weight
+
+
 @pytest.mark.parametrize(
     "batch",
     [(X, X[:, :1], Y), {"x": X, "weight": X[:, :1], "labels": Y}, Weighted(X, X[:, :1], Y)],
     ids=lambda batch: type(batch).__name__,
 )
 def test_a_criterion_takes_batches_of_several_inputs(batch: Any) -> None:
-    class Weighing(nn.Linear):
-        def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-            return super().forward(x) * weight
-
     task = small_task(metric="accuracy", train=[batch], evaluate=[batch])
     model = Weighing(X.shape[1], 3)
     scores = model(X, X[:, :1])
@@ -173,6 +207,31 @@ def test_a_criterion_takes_batches_of_several_inputs(batch: Any) -> None:
     assert type(other) is type(batch)
     assert small_task(train=[other], evaluate=[other]).data_digest() != task.data_digest()
     assert task.batch_size_of(concatenated([batch, other])) == 2 * len(X)
+
+
+@pytest.mark.parametrize("batch", [{"input": X, "labels": Y}, Named(X, Y)], ids=lambda batch: type(batch).__name__)
+def test_beside_a_loss_that_is_a_function_a_metric_finds_inputs_and_target_by_name(batch: Any) -> None:
+    task = small_task(loss=lambda model, batch: model(X).sum())
+    model, accumulator = task.new_model(), task.new_metric()
+    task.update_metric(accumulator, model, batch)
+    assert accumulator.compute() == pytest.approx(float((model(X).argmax(1) == Y).float().mean()))
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (
+            (X, X, Y),
+            r"needs model\(batch\[0\]\), which the model does not take \(missing .* 'weight'\)",
+        ),
+        ({"image": X, "y": Y}, r"needs model\(\*\*batch\), which .* 'x'\); let it, or let the metric be 'loss'"),
+    ],
+    ids=["items", "names"],
+)
+def test_a_call_that_a_metric_needs_and_a_model_does_not_take_is_named(batch: Any, words: str) -> None:
+    task = small_task(loss=lambda model, batch: model(X).sum())
+    with pytest.raises(TaskError, match=words):
+        task.predict(Weighing(3, 2), batch)
 
 
 def test_a_nested_tensor_is_refused_with_a_way_out() -> None:

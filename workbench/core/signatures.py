@@ -26,6 +26,17 @@ def arguments_taken(function: Callable[..., Any], named: Mapping[str, Any]) -> d
     return {name: named[name] for name in named if takes_any or not taken or name in taken}
 
 
+def why_not_called(function: Callable[..., Any], *arguments: Any, **named: Any) -> str:
+    """Return what a function's signature has against a call; empty where it has nothing, or there is no signature."""
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        pass
+    return ""
+
+
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())

@@ -19,6 +19,7 @@ from typing import Any
 
 from workbench.core.error_place import what_and_where
 from workbench.core.own_generators import kept_generators
+from workbench.core.signatures import why_not_called
 from workbench.tasks.errors import TaskError
 from workbench.tasks.task import Task
 
@@ -227,14 +228,10 @@ def _task_of(module: ModuleType, attribute: str, place: str) -> Task:
 
 
 def _called(function: Any, label: str) -> Any:
-    try:
-        inspect.signature(function).bind()
-    except TypeError:
+    if why_not_called(function):
         raise TaskError(
             f"{label} must be a Task or a function without arguments, got one with {inspect.signature(function)}"
-        ) from None
-    except ValueError:
-        pass  # no signature to look at: try it
+        )
     try:
         return function()
     except (Exception, SystemExit) as error:

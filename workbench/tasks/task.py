@@ -17,15 +17,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from workbench.core import distributed as ranks
 from workbench.core.batch import TARGET_KEYS, batch_size_of, inputs_and_target
 from workbench.core.metrics import Direction, MetricAccumulator, MetricError, MetricRule, metric_rule
-from workbench.core.signatures import arguments_needed, arguments_taken
+from workbench.core.signatures import arguments_needed, arguments_taken, why_not_called
 from workbench.core.wrapped_model import unwrapped
 from workbench.tasks import batches as _batches
 from workbench.tasks.errors import TaskError
@@ -156,7 +157,7 @@ class Task:
         """Return the task's own optimizer for this model.
 
         Raises:
-            TaskError: When ``optimizer(named_parameters)`` returns no torch optimizer, or LBFGS.
+            TaskError: When ``optimizer(named_parameters)`` returns no torch optimizer, or one that needs a closure.
         """
         optimizer = self.optimizer(model.named_parameters())
         if not isinstance(optimizer, Optimizer):
@@ -167,10 +168,10 @@ class Task:
                 f"task {self.name!r}: `optimizer(named_parameters)` must return a torch.optim.Optimizer, "
                 f"got {type(optimizer).__name__}{how}"
             )
-        if isinstance(optimizer, LBFGS):
+        if why_not_called(type(optimizer).step, optimizer):  # LBFGS needs a closure
             raise TaskError(
-                f"task {self.name!r}: LBFGS computes the loss several times in a step; a run computes it once a batch: "
-                "take an optimizer that steps on gradients, such as AdamW"
+                f"task {self.name!r}: {type(optimizer).__name__} computes the loss several times in a step; a run "
+                "computes it once a batch: take an optimizer that steps on gradients, such as AdamW"
             )
         return optimizer
 
@@ -276,15 +277,25 @@ class Task:
         Args:
             model: The model, or anything called like it.
             batch: What the loss takes, if that is a criterion. Else a pair (``model(x)``), a mapping
-                (``model(**batch)``, without what the model does not take), or anything else (``model(batch)``).
+                (``model(**batch)``, without what the model does not take), a dataclass (by name without the target, or
+                ``model(batch)``), or anything else (``model(batch)``). A TaskError if the model does not take it.
         """
-        if is_criterion(self.loss) and (sides := inputs_and_target(batch)) is not None:
-            inputs, named, _ = sides
-            return self._prediction(model(*inputs, **named))
-        if isinstance(batch, Mapping):
-            forward = unwrapped(model).forward if isinstance(model, nn.Module) else model
-            return self._prediction(model(**arguments_taken(forward, batch)))
-        return self._prediction(model(batch[0] if isinstance(batch, list | tuple) else batch))
+        sides, function = inputs_and_target(batch), unwrapped(model).forward if isinstance(model, nn.Module) else model
+        if is_criterion(self.loss) and sides is not None:
+            return self._prediction(model(*sides[0], **sides[1]))
+        by_name: list[Any] = [((), sides[1])] if sides is not None else []
+        call, ways = "model(batch)", [*by_name, ((batch,), {})]
+        if isinstance(batch, list | tuple):
+            call, ways = "model(batch[0])", [((batch[0],), {})]
+        elif isinstance(batch, Mapping):
+            call, ways = "model(**batch)", [((), arguments_taken(function, batch)), *by_name]
+        for inputs, named in ways:
+            if not (why_not := why_not_called(function, *inputs, **named)):
+                return self._prediction(model(*inputs, **named))
+        raise TaskError(
+            f"task {self.name!r}: where the loss is a function, the metric {self.metric_name} needs {call}, which the "
+            f"model does not take ({why_not}); let it, or let the metric be 'loss'"
+        )
 
     def batch_size_of(self, batch: Any) -> int:
         """Return the number of samples in a batch.
@@ -313,10 +324,15 @@ class Task:
             TaskError: When the metric needs a tensor and the model returns something else; a torchmetrics object takes
                 whatever a function as ``outputs`` gives.
         """
+        value_of = self.compute_loss if metric.needs == "loss" else self.predict
+        try:
+            prediction = value_of(model, batch)
+        except RuntimeError:  # model or loss may differentiate by themselves; an evaluation runs without gradients
+            with torch.enable_grad():
+                prediction = value_of(model, batch)
         if metric.needs == "loss":
-            metric.update(self.compute_loss(model, batch), batch)
+            metric.update(prediction, batch)
             return
-        prediction = self.predict(model, batch)
         # The outputs of Hugging Face's models say themselves where their logits are.
         is_tensor = isinstance(prediction, Tensor) or isinstance(getattr(prediction, "logits", None), Tensor)
         if not is_tensor and (isinstance(self.metric, str) or not callable(self.outputs)):
@@ -397,11 +413,9 @@ def is_criterion(loss: Any) -> bool:
         signature = inspect.signature(loss)
     except (TypeError, ValueError):
         return False  # a builtin without signature; the first step will show
-    try:
-        bound = signature.bind(None, None)
-    except TypeError:
-        raise TaskError(f"`loss` must take two arguments (model, batch), got {signature}") from None
-    first = next(iter(bound.arguments))
+    if why_not_called(loss, None, None):
+        raise TaskError(f"`loss` must take two arguments (model, batch), got {signature}")
+    first = next(iter(signature.parameters))
     if first.lower() in _PREDICTION_NAMES:
         raise TaskError(
             f"`loss` functions are called as loss(model, batch), got {signature}, which looks like a criterion; "

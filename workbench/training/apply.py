@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from workbench.config import BoostConfig, ConfigLike, Plan, read_config
 from workbench.core import distributed as ranks
 from workbench.core.devices import device_of
+from workbench.core.signatures import why_not_called
 from workbench.core.torch_internals import step_hooks
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
@@ -111,10 +112,10 @@ def apply(
         raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    if isinstance(optimizer, LBFGS):
+    if why_not_called(type(optimizer).step, optimizer):  # LBFGS needs a closure
         raise TypeError(
-            "LBFGS computes the loss several times in a step, with the same batch; take an optimizer that steps on "
-            "gradients, such as AdamW"
+            f"{type(optimizer).__name__} computes the loss several times in a step, with the same batch; take an "
+            "optimizer that steps on gradients, such as AdamW"
         )
     earlier = boost_plan_of(model)
     if earlier is not None and earlier.in_effect():  # an optimizer's settings or a loss scale leave no trace in a model
