@@ -142,6 +142,16 @@ def test_an_epoch_in_memory_shows_every_sample_at_most_once_in_full_batches(n: i
     assert set(shown) <= set(range(n))
 
 
+@pytest.mark.parametrize(
+    "options", [{"batch_size": SIZE}, {"batch_sampler": [[0, 1], [2, 3]]}], ids=lambda one: next(iter(one))
+)
+def test_workers_that_stay_carry_no_random_numbers_from_one_stream_to_the_next(options: Any) -> None:
+    loader = DataLoader(NoisyPoints(), num_workers=1, persistent_workers=True, **options)
+    first, second, later = (list(islice(endless_batches(loader, 0, start), 6 - start)) for start in (0, 0, 5))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert torch.equal(first[5], later[0])
+
+
 def test_evaluation_is_the_same_each_time_it_is_iterated() -> None:
     batches = EvaluationBatches(SOURCES["augmenting data loader"](), 0)
     assert taken(iter(batches), 3) == taken(iter(batches), 3)

@@ -26,6 +26,11 @@ from workbench.core.batch import fields_of, move_batch, tell_epoch
 from workbench.core.own_generators import cpu_generator
 from workbench.tasks.errors import TaskError
 
+_OF_WORKERS = (
+    *("collate_fn", "generator", "in_order", "multiprocessing_context", "num_workers", "persistent_workers"),
+    *("pin_memory", "prefetch_factor", "timeout", "worker_init_fn"),
+)
+
 
 @runtime_checkable
 class SeekableBatches(Protocol):
@@ -125,6 +130,8 @@ def endless_batches(source: Any, seed: int, start: int = 0, rank: int = 0, n_ran
             source = opened  # good for every epoch; otherwise it is opened again for each
     else:
         opened = source
+    if isinstance(source, DataLoader) and source.persistent_workers:
+        source = _with_own_workers(source)
     shares = _replicas(opened) if n_ranks > 1 else 1
     if shares not in (1, n_ranks):
         raise TaskError(
@@ -145,6 +152,7 @@ def endless_batches(source: Any, seed: int, start: int = 0, rank: int = 0, n_ran
 def _read_on(source: Any, seed: int, first: int, every: int) -> Iterator[Any]:
     """Yield a source's batch at position ``first``, counted over all epochs, and every so many-th after it."""
     has_length = isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset)
+    has_length = has_length and not source.persistent_workers  # their random numbers go on from epoch to epoch
     n_batches = len(source) if has_length or isinstance(source, list | tuple) else 0  # where it can be trusted
     epoch, to_skip = divmod(first, n_batches) if n_batches else (0, first)
     while True:
@@ -159,6 +167,22 @@ def _read_on(source: Any, seed: int, first: int, every: int) -> Iterator[Any]:
         if n_seen == 0:
             raise TaskError(f"`train` must yield at least one batch per epoch, got none in epoch {epoch}")
         epoch += 1
+
+
+def _with_own_workers(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return the same loader with workers of its own, which the former ones' random numbers do not reach.
+
+    One of a class of the user's is returned as it is.
+    """
+    if type(loader) is not DataLoader:
+        return loader
+    options: Any = {name: getattr(loader, name) for name in _OF_WORKERS}
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, **options)
+    sampler = None if isinstance(loader.dataset, IterableDataset) else loader.sampler
+    return DataLoader(
+        loader.dataset, batch_size=loader.batch_size, sampler=sampler, drop_last=loader.drop_last, **options
+    )
 
 
 @dataclass(frozen=True)
