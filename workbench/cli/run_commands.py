@@ -98,8 +98,8 @@ def train(
         raise Interrupted(f"interrupted; the {result.steps} steps so far are recorded in {result.path}, and {again}")
     if result.diverged:
         if is_first_rank():
-            ended = f"the run ended after {result.steps} steps: {result.message}"
-            typer.echo(f"workbench: {ended}; a lower learning rate may help", err=True)
+            advice = "; a lower learning rate may help" if "diverged" in result.message else ""
+            typer.echo(f"workbench: the run ended after {result.steps} steps: {result.message}{advice}", err=True)
         raise typer.Exit(1)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
 from workbench.core.metrics import MetricError
 from workbench.core.own_generators import kept_generators
@@ -23,12 +24,11 @@ _checked: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()
 def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int = 0) -> float:
     """Return the task's metric over its evaluation batches of a seed's split, in the metric's own unit.
 
-    The criterion is in evaluation mode, too. Modes and random generators are put back, so that training goes on as if
-    it had not been evaluated.
+    The criterion is in evaluation mode, too. Training goes on as if it had not been evaluated.
     """
     metric = task.new_metric()
     modules = [module for module in (model, task.loss) if isinstance(module, nn.Module)]
-    with evaluation_mode(modules, device), precision.autocast():
+    with _kept_state(modules), evaluation_mode(modules, device), precision.autocast():
         for batch in task.evaluation_batches(seed):
             task.update_metric(metric, model, move_batch(batch, device))
     return float(metric.compute())
@@ -49,34 +49,52 @@ def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Itera
             child.training = True
 
 
+@contextlib.contextmanager
+def _kept_state(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put back what modules gather in the block.
+
+    In buffers these are statistics, as of observers of numbers; in attributes, the hidden state of a recurrent network.
+    """
+    every = [child for module in modules for child in module.modules()]
+    attributes = [(child, dict(vars(child))) for child in every]
+    buffers = [(child, *named) for child in every for named in child.named_buffers(recurse=False)]
+    values = [buffer.detach().clone() for _, _, buffer in buffers]
+    try:
+        yield
+    finally:
+        for child, held in attributes:
+            for name in vars(child).keys() - held.keys():
+                delattr(child, name)
+            vars(child).update(held)
+        for (child, name, buffer), before in zip(buffers, values, strict=True):
+            if getattr(child, name) is not buffer:
+                setattr(child, name, buffer)
+            if buffer.shape != before.shape:  # an observer's first statistics change it
+                buffer.data = before
+            elif not torch.equal(buffer, before):  # in place: captured graphs know its address
+                with torch.no_grad():
+                    buffer.copy_(before)
+
+
 def check_outputs(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int) -> None:
     """Try a criterion and the metric on one batch each before anything is trained, once per task and process.
 
     The first evaluation may come after hours. Whatever else is wrong with a batch shows in the first step. Model and
-    criterion are left as they are, also where a model gathers statistics in evaluation, as observers of numbers do.
+    criterion are left as they are.
     """
     if _checked.get(id(task)) is task:
         return
     own = task.with_own_loss()
-    with kept_generators(device), evaluation_mode([model], device), _kept_buffers(model), precision.autocast():
+    with kept_generators(device), _kept_state([model]), evaluation_mode([model], device), precision.autocast():
         if is_criterion(own.loss):
             with _only_clear_errors():
                 own.compute_loss(model, move_batch(next(own.batches(seed)), device))
         with _only_clear_errors():
             batch = move_batch(next(iter(own.evaluation_batches(seed))), device)
-            own.update_metric(own.new_metric(), model, batch)
+            own.update_metric(metric := own.new_metric(), model, batch)
+            if ranks.world_size() == 1:  # torchmetrics' objects may wait for all others
+                metric.compute()
     _checked[id(task)] = task
-
-
-@contextlib.contextmanager
-def _kept_buffers(model: nn.Module) -> Iterator[None]:
-    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, values in kept:
-            if buffer.shape != values.shape or not torch.equal(buffer, values):
-                buffer.data = values  # not copied into it: an observer's first statistics may change its shape
 
 
 @contextlib.contextmanager

@@ -393,7 +393,9 @@ class _Run:
             return False
         state.evaluated = state.done
         if not math.isfinite(value):
-            state.diverge(f"{name} is {value:g} after {state.done} steps; training diverged")
+            sound = all(bool(weight.isfinite().all()) for weight in self.boosted.model.parameters())
+            why = ", though all weights are finite: look at the metric, or its data" if sound else "; training diverged"
+            state.diverge(f"{name} is {value:g} after {state.done} steps{why}")
             self.trace.emit(Event(state.done - 1, EventKind.DIVERGED, name, value, state.message))
             return False
         state.curve.append((round(state.done * self.prepared.batches_per_pass), value))
