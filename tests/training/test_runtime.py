@@ -319,6 +319,23 @@ def test_a_network_with_dropout_agrees_in_another_layout_where_it_drops_other_el
     assert gradient_agrees(*(first_gradient(task, one, "O0", 0, CPU) for one in (asked, config())), "float32") == ""
 
 
+def test_noise_that_a_loss_draws_in_the_layout_of_its_images_is_no_disagreement_but_a_wrong_loss_is() -> None:
+    def denoising(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0] + 0.5 * torch.randn_like(batch[0])), batch[1])
+
+    task, asked = replace(image_task(), loss=denoising), config(memory_format="channels_last")
+    wanted, redrawn = (first_losses(task, config(), "O0", 0, CPU, redraw=redraw) for redraw in (False, True))
+    losses = first_losses(task, asked, "O0", 0, CPU)
+    assert agrees(losses, wanted, "float32") != ""
+    assert agrees(losses, wanted, "float32", redrawn) == ""
+    assert agrees([3 * loss for loss in losses], wanted, "float32", redrawn) != ""
+    slope, other_slope = (first_gradient(task, config(), "O0", 0, CPU, redraw=redraw) for redraw in (False, True))
+    assert gradient_agrees(first_gradient(task, asked, "O0", 0, CPU), slope, "float32", other_slope) == ""
+    assert first_losses(image_task(), config(), "O0", 0, CPU, redraw=True) == first_losses(
+        image_task(), config(), "O0", 0, CPU
+    )
+
+
 def test_numbers_are_compared_without_dropout_but_in_the_training_mode_that_gradients_and_statistics_need() -> None:
     seen: list[Any] = []
 

@@ -271,10 +271,17 @@ class TaskExperimenter:
             before_batch()
             self._first_numbers = key, losses, first_gradient(*given)
         _, expected, expected_gradient = self._first_numbers
-        why_not = agrees(first_losses(*asked, before_batch=before_batch), expected, coarse)
-        if not why_not:
-            before_batch()
-            why_not = gradient_agrees(first_gradient(*asked), expected_gradient, coarse)
+        losses = first_losses(*asked, before_batch=before_batch)
+        why_not = agrees(losses, expected, coarse)
+        if why_not:  # perhaps by luck
+            why_not = agrees(losses, expected, coarse, first_losses(*given, before_batch=before_batch, redraw=True))
+        if why_not:
+            return Agreement(why_not)
+        before_batch()
+        gradient = first_gradient(*asked)
+        why_not = gradient_agrees(gradient, expected_gradient, coarse)
+        if why_not:
+            why_not = gradient_agrees(gradient, expected_gradient, coarse, first_gradient(*given, redraw=True))
         return Agreement(why_not)
 
     def _freezing_limit(self, job: FreezingLimitJob, stop: Callable[[], bool] | None) -> FreezingLimitMeasured:
