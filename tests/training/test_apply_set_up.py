@@ -178,6 +178,8 @@ def test_epochs_and_total_steps_must_agree() -> None:
     boosted = plain(OFF, 30)
     with pytest.raises(ValueError, match="4 epochs of 8 batches are 32 batches, but `total_steps` is 30"):
         boosted.batches(images(), 4)
+    with pytest.raises(TypeError, match="`epochs` must be a whole number, or None where `total_steps` says"):
+        boosted.batches(images(), 3.75)  # type: ignore[arg-type]
     assert len(list(boosted.batches(images()))) == 30  # as many epochs as that takes
 
 

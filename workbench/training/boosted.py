@@ -116,6 +116,7 @@ class Boosted(TrainingStep):
                 order in which they were trained on, and random generators are put back afterwards.
 
         Raises:
+            TypeError: When ``epochs`` is no whole number.
             ValueError: When the length of the run is not known, or not the ``total_steps`` that ``apply`` was given;
                 while iterating, when an epoch holds no batch or the loader ends before the run.
         """

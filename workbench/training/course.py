@@ -71,6 +71,8 @@ class Course:
         self, loader: Iterable[Any], epochs: int | None, device: torch.device, *, start: int = 0
     ) -> Generator[Any, None, None]:
         """Return the batches of the run, see `Boosted.batches`."""
+        if epochs is not None:
+            checked_count("epochs", epochs, kind="a whole number, or None where `total_steps` says how long")
         length = None if epochs is None else n_batches_of(loader)
         given = None if length is None or epochs is None else length * epochs
         if given is not None and self.total_steps is not None and given != self.total_steps:
