@@ -161,7 +161,7 @@ class LossScalePanel(WorkPanel):
         self.lists = {name: kit.text_box(first[name], f"{title}, with commas") for name, title in _LIST_TITLES.items()}
         judge_help = "Replay the run under every combination, at most 50"
         self.judge_button = self.button("Compare", judge_help, self._judge_lists)
-        self.choice = kit.Select(options=[], rows=8, css="wb-wide", tooltip="Judged policies, least waste first")
+        self.choice = kit.Select(options=[], rows=8, css="wb-wide", tooltip="Replayed policies, least waste first")
         self.on_change(self.choice, lambda number: None if number is None else self.choose(number))
         self.controls.children = (
             *section("Recorded run", *self.chooser.widgets, row(self.stop_button), self._facts),
@@ -170,7 +170,7 @@ class LossScalePanel(WorkPanel):
             row(self.use_button),
             self._use_note,
             *section("Compare policies", *(column(_LIST_TITLES[name], self.lists[name]) for name in first)),
-            *parts(row(self.judge_button), faint("Judged policies by their wasted steps"), self.choice),
+            *parts(row(self.judge_button), faint("Replayed policies, by their wasted steps"), self.choice),
         )
 
     def _open_first(self, run: Run | str | Path | None) -> None:
@@ -272,7 +272,7 @@ class LossScalePanel(WorkPanel):
         if replayed.n_windows <= _WITH_RANGES and not control.stop_requested():
             ranged = _with_ranges(table, replayed.ranges(policies).table)
             control.send(self._show_judged, replayed, policies, ranged)
-        return f"{counted(len(policies), 'policy', 'policies')} judged"
+        return f"{counted(len(policies), 'policy', 'policies')} replayed"
 
     def _answer(self, replayed: ReplayedRun, policy: ScalePolicy) -> None:
         table = replayed.judge([policy])
