@@ -289,6 +289,7 @@ def test_a_change_elsewhere_is_shown_here() -> None:
 
 
 def test_a_configuration_that_cannot_be_resolved_is_told_and_can_be_mended(panel: ConfigPanel) -> None:
+    assert "or switch boost.dim_reduce off" not in text_in(panel.controls)  # beneath a switch that is off
     panel.shared.change({"boost.mode": "enable_all"})
     assert "dim_reduce needs a source for its subspace" in text_in(panel.plots)
     box(panel, "dim_reduce.weight_load_dir").value = "snapshots"

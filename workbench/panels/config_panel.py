@@ -273,6 +273,7 @@ class ConfigPanel(Panel):
             switch.disabled = bool(reason)
             # It stands beneath its own name.
             short = reason.removeprefix(f"{name} is not in effect because ")
+            short = short.removesuffix(f", or switch `boost.{name}` off")  # it is
             self._switch_notes[name].value = faint(short) if reason else ""
             way = way_out(name, config, facts) if reason else None
             self.ways_out[name].present(way is not None)

@@ -78,7 +78,7 @@ class StudySection(Part):
     )
 
 
-_DROP = "How much of the metric the {} export may cost, in the metric's own unit; {} for accuracies when unset."
+_DROP = "How much of the metric the export {} may cost, in the metric's own unit; {} for accuracies when unset."
 _Drop = Annotated[float, Field(ge=0)] | Annotated[str, Field(pattern=r"^ *\d+(\.\d+)? *% *$")]
 
 
@@ -88,8 +88,8 @@ class AllowedDrop(Part):
     The search aims at one of them, its *target*; the other is a further question asked of the same trials.
     """
 
-    o1: _Drop | None = described(None, "How much may the metric drop?", _DROP.format("safe", ACCURACY_DROPS["o1"]))
-    o2: _Drop | None = described(None, "Allowed drop, o2", _DROP.format("bold", ACCURACY_DROPS["o2"]))
+    o1: _Drop | None = described(None, "How much may the metric drop?", _DROP.format("o1", ACCURACY_DROPS["o1"]))
+    o2: _Drop | None = described(None, "Allowed drop, o2", _DROP.format("o2", ACCURACY_DROPS["o2"]))
 
     @property
     def target(self) -> str:
