@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric
 
 from tests.kit.runs import run_task
 from tests.tasks.test_outputs import Net, X, Y, task_of
 from workbench.api import compare, train, tune
 from workbench.config import BoostConfig
-from workbench.core.metrics import MetricError
 from workbench.study import StudyFailedError
 from workbench.tasks import TaskError
 
@@ -40,26 +38,6 @@ def test_a_metric_that_cannot_work_is_told_before_the_first_step() -> None:
     with pytest.raises(TaskError, match="the metric accuracy needs a tensor, but the model returns a tuple of 2"):
         run_task(task_of("tuple", loss=loss), BoostConfig(), steps=3, device=CPU)
     assert seen == []
-
-
-class SeveralNumbers(MeanMetric):
-    """A metric whose result has names, as that of a detector has."""
-
-    higher_is_better = True
-
-    def update(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        super().update(outputs)
-
-    def compute(self) -> Any:
-        return {"map": super().compute(), "map_50": 0.0}
-
-
-def test_a_metric_of_several_numbers_is_told_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(
-        MetricError, match=r"must be one number, got 2 by name; .* e\.g\. super\(\)\.compute\(\)\['map'\]"
-    ):
-        run_task(task_of("tensor", metric=SeveralNumbers()), BoostConfig(), steps=3, device=CPU, out=tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("shape", "outputs"), [("dict", "out"), ("tuple", 0), ("hugging", "logits")])

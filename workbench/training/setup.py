@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from workbench.config import BoostConfig, Plan
@@ -27,7 +28,7 @@ from workbench.training import Boosted, apply
 from workbench.training.everything_trained import EverythingTrained
 
 # What an optimizer trained outside its model, as it was before the first run of this process.
-_at_first = WeakTensorKeyDictionary()
+_at_first: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,8 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
     model.train()
     optimizer = task.new_optimizer(model)
     for parameter in EverythingTrained(model, optimizer).outside().values():
-        if parameter not in _at_first:
-            _at_first[parameter] = parameter.detach().clone()
-        parameter.data.copy_(_at_first[parameter])
+        parameter.data.copy_(_at_first.setdefault(parameter, parameter.detach().clone()))
+        parameter.grad = None
     boosted = apply(
         config,
         model,
