@@ -129,7 +129,7 @@ def test_what_is_excluded_is_disabled_and_says_why(panel: ConfigPanel) -> None:
     assert (panel.switches["adasum"].value, panel.switches["adasum"].disabled) == (False, True)
     assert "grad_freeze is on; switch grad_freeze off to use it" in text_in(panel.controls)
     panel.switches["grad_freeze"].value = False
-    assert "there are 1 rank" in text_in(panel.controls)
+    assert "there is 1 rank" in text_in(panel.controls)
     panel.ranks.value = 16
     assert (panel.switches["adasum"].value, panel.switches["adasum"].disabled) == (True, False)
     freeze = panel.control("grad_freeze.freeze_p")

@@ -111,10 +111,10 @@ def _full_servers(config: BoostConfig, facts: Facts) -> str:
     power_of_two = servers > 1 and servers & (servers - 1) == 0
     if power_of_two and (eight or not left_over):  # As upstream: with eight, left-over ranks go unnoticed
         return ""
-    have = f"{facts.world_size} {'rank' if facts.world_size == 1 else 'ranks'}"
+    have = "there is 1 rank" if facts.world_size == 1 else f"there are {facts.world_size} ranks"
     return (
         f"it needs 2, 4, 8, ... full servers of {ranks} ranks "
-        f"({'fixed by `compatibility.adasum_servers`' if eight else '`common.device_number`'}), and there are {have}"
+        f"({'fixed by `compatibility.adasum_servers`' if eight else '`common.device_number`'}), and {have}"
     )
 
 
