@@ -278,7 +278,10 @@ class Task:
             model: The model, or anything called like it.
             batch: What the loss takes, if that is a criterion. Else a pair (``model(x)``), a mapping
                 (``model(**batch)``, without what the model does not take), a dataclass (by name without the target, or
-                ``model(batch)``), or anything else (``model(batch)``). A TaskError if the model does not take it.
+                ``model(batch)``), or anything else (``model(batch)``).
+
+        Raises:
+            TaskError: When the model does not take such a batch.
         """
         sides, function = inputs_and_target(batch), unwrapped(model).forward if isinstance(model, nn.Module) else model
         if is_criterion(self.loss) and sides is not None:
