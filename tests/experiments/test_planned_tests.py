@@ -121,10 +121,10 @@ def test_confirmed_is_faster_and_as_good() -> None:
 
 def test_sentences_say_what_is_open_and_what_would_close_it() -> None:
     good = judged([(first_test(3), pairs_of([0.0, 0.001, 0.0]))], 0.01, OPEN)
-    command = "workbench tune s --confirm-seeds {seeds}"
+    command = "workbench tune s{1} --confirm-seeds {seeds}"  # a folder may be called so
     told = sentence(good, "accuracy", seconds_per_pair=10.0, command=command)
     assert told.startswith("Undecided whether it is faster: not clearly faster or slower per step (1.03 x, 95 % ")
-    assert told.endswith("About 12 fresh seeds would decide (2 min): `workbench tune s --confirm-seeds 15`.")
+    assert told.endswith("About 12 fresh seeds would decide (2 min): `workbench tune s{1} --confirm-seeds 15`.")
     slower = sentence(judged([(first_test(3), pairs_of([0.0] * 3))], 0.01, SLOWER), "accuracy", per="to the target")
     assert slower == "Refuted: slower to the target (0.80 x, 95 % interval 0.70 to 0.90)."
     unfinished = judged([(first_test(10), pairs_of([0.01, 0.0, 0.02]))], 0.01)

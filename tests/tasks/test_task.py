@@ -27,6 +27,13 @@ def own_criterion(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target)
 
 
+class ModelLoss(nn.Module):
+    """A loss of model and batch that keeps something, as a teacher is kept."""
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        return model_loss(model, batch)
+
+
 def small_task(**changes: Any) -> Task:
     fields: dict[str, Any] = {
         "name": "small",
@@ -50,8 +57,18 @@ def small_task(**changes: Any) -> Task:
         (model_loss, False),
         (lambda m, b: m(b[0]).sum() * 0 + model_loss(m, b), False),
         (functools.partial(model_loss), False),
+        (ModelLoss(), False),
     ],
-    ids=["module", "functional", "partial functional", "partial module", "function", "lambda", "partial function"],
+    ids=[
+        "module",
+        "functional",
+        "partial functional",
+        "partial module",
+        "function",
+        "lambda",
+        "partial function",
+        "module of a model",
+    ],
 )
 def test_modules_and_functionals_are_criteria_and_other_callables_see_model_and_batch(
     loss: Any, criterion: bool

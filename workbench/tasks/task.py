@@ -396,7 +396,8 @@ class Task:
 def is_criterion(loss: Any) -> bool:
     """Return whether a loss is called as ``loss(model(x), y)`` rather than ``loss(model, batch)``.
 
-    Criteria are ``nn.Module`` objects and functions of ``torch.nn.functional``, also under ``functools.partial``. A
+    Criteria are functions of ``torch.nn.functional``, also under ``functools.partial``, and ``nn.Module`` objects,
+    unless their ``forward`` asks for a ``model`` first. A
     TaskError refuses what can be called in neither way, and plain functions whose first parameter is named like a
     prediction: they would be given a model.
     """
@@ -404,7 +405,7 @@ def is_criterion(loss: Any) -> bool:
         name = loss.__name__
         raise TaskError(f"`loss` must be an object or a function, got the class {name}; write {name}()")
     if isinstance(loss, nn.Module):
-        return True
+        return arguments_needed(loss.forward)[:1] != ["model"]
     function = loss
     while isinstance(function, functools.partial):
         function = function.func

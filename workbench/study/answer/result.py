@@ -268,5 +268,6 @@ def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float],
         return {}, f"There are too few trials to estimate the importance of the parameters ({first_line(error)})."
     settings = {dimension.path for dimension in file.dimensions if len(dimension.extremes) == 1}
     known = {name: float(one) for name, one in found.items() if math.isfinite(one)}
+    known = dict(sorted(known.items(), key=lambda one: (-one[1], one[0])))  # equal ones in the same order everywhere
     total = sum(known.values()) or 1.0
     return {name: one / total for name, one in known.items() if name not in settings}, ""
