@@ -168,7 +168,8 @@ def sentence(
     ask = f"About {more} fresh seeds would decide{against}"
     if math.isfinite(seconds_per_pair):
         ask += f" ({format_duration(more * seconds_per_pair)})"
-    return f"{text} {ask}{f': `{command.replace('{seeds}', str(judged.end + more))}`' if command else ''}."
+    told = ": `{}`".format(command.replace("{seeds}", str(judged.end + more))) if command else ""
+    return f"{text} {ask}{told}."
 
 
 def _faster(time: TimeRatio) -> str:
