@@ -230,7 +230,7 @@ def test_a_task_of_a_module_in_memory_leaves_it_as_it_is() -> None:
     ("options", "sentence"),
     [
         ({"metric": "val_f2x", "direction": "maximize"}, "must be what validation_step logs (val_loss, val_acc)"),
-        ({"metric": "score"}, "give `direction`"),
+        ({"metric": "score"}, "give direction="),
     ],
 )
 def test_a_task_without_a_known_metric_is_refused(options: Any, sentence: str) -> None:

@@ -84,7 +84,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         (objective, "score"),
         (objective, "_measured"),
         (objective, "_place_as_twin"),
-        (selection, "_plan"),
+        (selection, "plan_of"),
     ]:
         counting(owner, name)
     for clock in (
@@ -113,7 +113,7 @@ def test_a_later_trial_reads_and_scores_as_much_as_an_earlier_one(tmp_path: Path
     tune(write_study(tmp_path, SAME), on_progress=look, make_experimenter=lambda file, directory: Nothing())
     early, late = (Counter(by_trial[n + 1]) - by_trial[n] for n in (20, 50))
     assert early["statements"] > 10
-    assert early.keys() >= {"_build_frozen_trial_from_trial_model", "_record", "_measured", "_plan", "score"}
+    assert early.keys() >= {"_build_frozen_trial_from_trial_model", "_record", "_measured", "plan_of", "score"}
     assert late == early
 
 

@@ -87,7 +87,7 @@ def metric_rule(metric: Any, direction: Direction | None, loss: Any) -> MetricRu
     higher = known if direction is None else direction == "maximize"
     if higher is None:
         raise MetricError(
-            f"metric {name} does not say which direction is better; give the Task direction='maximize' or 'minimize'"
+            f"metric {name} does not say which direction is better; give direction='maximize' or 'minimize' beside it"
         )
     return MetricRule(name, higher, create)
 

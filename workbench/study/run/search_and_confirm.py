@@ -77,6 +77,7 @@ from workbench.study.store.write_ahead import writing_ahead
 
 _ATTRIBUTION = "the measurement of where the gain comes from"
 _GOES_ON = "goes_on"  # attribute of a study: what the next command does before it searches on; empty for nothing
+_LOADING_SHARE = 0.1  # of the time limit, which processes may take again for what this one has taken to load the task
 _WRITING_SECONDS = 1.0
 _WRITING_SHARE = 0.25
 """At least these seconds, and at most this share of the time limit, are kept for writing the answer."""
@@ -141,7 +142,9 @@ def tune(
                 expert = crew.experimenter
             else:
                 expert = experimenter_for(file, directory, make_experimenter, device)
-                takes_idle = finds_set_up and limit is not None and file.study.ranks == 1 and make_experimenter is None
+                loading = time.monotonic() - began
+                has_time = limit is not None and loading < _LOADING_SHARE * limit
+                takes_idle = finds_set_up and has_time and file.study.ranks == 1 and make_experimenter is None
                 n_jobs = jobs or (_idle_places(file) if takes_idle else 1)
                 crew = leaving.enter_context(ProcessCrew(file, directory, n_jobs, make_experimenter, expert))
             leading = LeadingExperimenter(expert) if ray is None and file.study.ranks > 1 else None
