@@ -14,6 +14,7 @@ from tests.cli.conftest import Command
 from tests.kit.processes import start_command
 from workbench.cli.failures import Interrupted
 from workbench.cli.interrupts import saying_on_ctrl_c, stop_on_ctrl_c
+from workbench.core.signals import Handler, handling_signals
 from workbench.runs import find_runs, read_run
 
 _PATIENCE_SECONDS = 60.0
@@ -108,18 +109,23 @@ def test_ctrl_c_while_comparing_says_what_is_kept(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such signals")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "on_ctrl_c"),
+    [
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_IGN),  # so a shell starts its background jobs
+        (signal.SIGHUP, signal.default_int_handler),
+    ],
+)
 def test_whatever_ends_a_command_is_ctrl_c_to_every_one_although_it_expects_none(
-    number: signal.Signals, workbench: Command, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, on_ctrl_c: Handler, workbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from workbench.core import doctor
 
     monkeypatch.setattr(doctor, "examine", lambda: signal.raise_signal(number))
-    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-    before = signal.signal(number, usual)  # under nohup it is ignored, and stays so
-    try:
+    handlers = {number: signal.SIG_DFL, signal.SIGINT: on_ctrl_c}  # SIGHUP is ignored under nohup, and stays so
+    with handling_signals(handlers):
         outcome = workbench("doctor")
-    finally:
-        signal.signal(number, before)
     assert outcome.code == 130
     assert outcome.err.startswith("interrupted; ")

@@ -16,12 +16,14 @@ from workbench.core.signals import handling_signals
 
 
 def ending_like_ctrl_c() -> AbstractContextManager[None]:
-    """Do on SIGTERM and SIGHUP what Ctrl-C does at that time; a SIGHUP that is ignored (``nohup``) stays so."""
+    """Do on SIGTERM and SIGHUP what Ctrl-C does at that time; a SIGHUP that is ignored (``nohup``) stays so.
+
+    A shell starts its background jobs with Ctrl-C ignored, and SIGTERM has to end them all the same.
+    """
 
     def press(number: int, frame: FrameType | None) -> None:
         on_ctrl_c = signal.getsignal(signal.SIGINT)
-        if callable(on_ctrl_c):
-            on_ctrl_c(signal.SIGINT, frame)
+        (on_ctrl_c if callable(on_ctrl_c) else signal.default_int_handler)(signal.SIGINT, frame)
 
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
     numbers = [signal.Signals[name] for name in names]

@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import sys
 import threading
 import webbrowser
 from pathlib import Path
-from types import FrameType
 
 import typer
 
 from workbench.cli.failures import Interrupted
 from workbench.cli.output import StorageOption, say
-from workbench.core.signals import handling_signals
 
 
 def view(
@@ -45,9 +42,7 @@ def view(
         sys.stdout.flush()  # the address is what a script waits for
         if not no_browser and has_browser():
             threading.Thread(target=_open, args=(server.address,), daemon=True).start()
-        # A shell starts its background jobs with Ctrl-C ignored, and SIGTERM has to end them all the same.
-        with handling_signals({signal.SIGTERM: _end}):
-            server.serve_forever()
+        server.serve_forever()
     except KeyboardInterrupt:
         raise Interrupted("workbench view has ended") from None
     finally:
@@ -59,10 +54,6 @@ def has_browser() -> bool:
     if sys.platform.startswith("linux"):
         return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return True
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _open(address: str) -> None:
