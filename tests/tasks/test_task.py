@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from workbench.core.batch import mapped
 from workbench.methods.batch.method import concatenated
 from workbench.tasks import Task, TaskError
-from workbench.tasks.task import is_criterion
+from workbench.tasks.criterion import is_criterion
 
 X, Y = torch.randn(6, 3), torch.randint(0, 2, (6,))
 

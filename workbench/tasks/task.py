@@ -12,29 +12,25 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from workbench.core import distributed as ranks
 from workbench.core.batch import TARGET_KEYS, batch_size_of, inputs_and_target
 from workbench.core.metrics import Direction, MetricAccumulator, MetricError, MetricRule, metric_rule
+from workbench.core.out_of_memory import is_out_of_memory
 from workbench.core.signatures import arguments_needed, arguments_taken, why_not_called
 from workbench.core.wrapped_model import unwrapped
 from workbench.tasks import batches as _batches
+from workbench.tasks.criterion import is_criterion
 from workbench.tasks.errors import TaskError
 
-# First parameter names that betray a criterion among the plain functions, see is_criterion.
-_PREDICTION_NAMES = frozenset(
-    {"input", "inputs", "output", "outputs", "logits", "pred", "preds", "prediction", "predictions", "y_hat", "y_pred"}
-)
 _DIGESTED_BATCHES = 8
 _USUAL_KEYS = ("logits", "out", "prediction", "predictions", "output")  # Hugging Face's, torchvision's, anybody's
 _SHOWN_KEYS = 6
@@ -330,7 +326,9 @@ class Task:
         value_of = self.compute_loss if metric.needs == "loss" else self.predict
         try:
             prediction = value_of(model, batch)
-        except RuntimeError:  # model or loss may differentiate by themselves; an evaluation runs without gradients
+        except RuntimeError as error:  # model or loss may differentiate by themselves, as no evaluation does
+            if is_out_of_memory(error):
+                raise
             with torch.enable_grad():
                 prediction = value_of(model, batch)
         if metric.needs == "loss":
@@ -391,41 +389,6 @@ class Task:
             f"{came}the model returns {_described(prediction)}; say in the Task which part is the prediction, for "
             f"example outputs={_likely_output(prediction)}"
         )
-
-
-def is_criterion(loss: Any) -> bool:
-    """Return whether a loss is called as ``loss(model(x), y)`` rather than ``loss(model, batch)``.
-
-    Criteria are functions of ``torch.nn.functional``, also under ``functools.partial``, and ``nn.Module`` objects,
-    unless their ``forward`` asks for a ``model`` first. A
-    TaskError refuses what can be called in neither way, and plain functions whose first parameter is named like a
-    prediction: they would be given a model.
-    """
-    if isinstance(loss, type):
-        name = loss.__name__
-        raise TaskError(f"`loss` must be an object or a function, got the class {name}; write {name}()")
-    if isinstance(loss, nn.Module):
-        return arguments_needed(loss.forward)[:1] != ["model"]
-    function = loss
-    while isinstance(function, functools.partial):
-        function = function.func
-    if isinstance(function, nn.Module) or getattr(F, getattr(function, "__name__", ""), None) is function:
-        return True
-    if not callable(loss):
-        raise TaskError(f"`loss` must be a criterion or a function (model, batch), got {loss!r}")
-    try:
-        signature = inspect.signature(loss)
-    except (TypeError, ValueError):
-        return False  # a builtin without signature; the first step will show
-    if why_not_called(loss, None, None):
-        raise TaskError(f"`loss` must take two arguments (model, batch), got {signature}")
-    first = next(iter(signature.parameters))
-    if first.lower() in _PREDICTION_NAMES:
-        raise TaskError(
-            f"`loss` functions are called as loss(model, batch), got {signature}, which looks like a criterion; "
-            "wrap it in an nn.Module, or write `lambda model, batch: ...`"
-        )
-    return False
 
 
 def _check_number(name: str, value: int) -> None:

@@ -14,7 +14,7 @@ from workbench.core.batch import move_batch
 from workbench.core.metrics import MetricError
 from workbench.core.own_generators import kept_generators
 from workbench.tasks import Task, TaskError
-from workbench.tasks.task import is_criterion
+from workbench.tasks.criterion import is_criterion
 from workbench.training.precision import Precision
 
 # Tasks that were looked at in this process, by their id: a study trains one task hundreds of times.

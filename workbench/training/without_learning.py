@@ -11,7 +11,7 @@ from workbench.config import BoostConfig
 from workbench.core.batch import inputs_and_target
 from workbench.core.wrapped_model import unwrapped
 from workbench.tasks import Task
-from workbench.tasks.task import is_criterion
+from workbench.tasks.criterion import is_criterion
 from workbench.training.evaluation import evaluate
 from workbench.training.setup import prepare
 

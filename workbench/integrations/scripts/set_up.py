@@ -13,8 +13,8 @@ from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.regularization.method import why_no_smoothing
 from workbench.tasks import Task
 from workbench.tasks.batches import SeekableBatches, opens_each_epoch, takes_seed
+from workbench.tasks.criterion import is_criterion
 from workbench.tasks.loading import BUILT_IN
-from workbench.tasks.task import is_criterion
 
 Source = Literal["stream", "again", "each epoch", "each epoch by number"]
 Metric = Literal["accuracy", "loss", "bits_per_byte", "object"]
