@@ -185,15 +185,17 @@ class Confirmation(ConfirmationRounds):
         return self.deadline is not None and self._affordable(contender, 0, fewest) < fewest
 
     def _affordable(self, contender: Contender, n_done: int, n_wanted: int) -> int:
-        """Return how many pairs the time allows: a pair takes the time of its missing runs."""
+        """Return how many pairs the time allows: a pair takes the time of its missing runs, at one of the places."""
         assert self.deadline is not None
         keys = self._trained_together(contender)
-        left = _SHARE_OF_TIME * (self.deadline - time.monotonic()) * self.places(keys.values())
+        left = _SHARE_OF_TIME * (self.deadline - time.monotonic())
+        busy = [0.0] * self.places(keys.values())  # seconds that each place has to train
         if not sum(self.seconds_of_run(key) for key in keys) > 0.0:
             return n_wanted
         for n_pairs, seed in enumerate(self.runs.seeds(n_done, n_wanted - n_done), start=n_done):
-            left -= sum(map(self.seconds_of_run, self.runs.lacking(keys, seed)))
-            if left < 0.0:
+            busy.sort()
+            busy[0] += sum(map(self.seconds_of_run, self.runs.lacking(keys, seed)))
+            if busy[0] > left:
                 return n_pairs
         return n_wanted
 
