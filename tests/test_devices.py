@@ -18,6 +18,15 @@ needs_accelerator = pytest.mark.skipif(not torch.accelerator.is_available(), rea
 needs_bare_cpu = pytest.mark.skipif(torch.accelerator.is_available(), reason="says what a machine without one does")
 
 
+def on_eight_cores(patch: pytest.MonkeyPatch, threads: int, accelerators: int) -> None:
+    """Let this machine seem to have eight cores, torch to use so many threads, and so many accelerators to be there."""
+    patch.setattr(devices, "usable_cores", lambda: 8)
+    patch.setattr(torch, "get_num_threads", lambda: threads)
+    patch.setattr(torch.accelerator, "device_count", lambda: accelerators)
+    kind = torch.device("cuda") if accelerators else None
+    patch.setattr(torch.accelerator, "current_accelerator", lambda check_available: kind)
+
+
 @pytest.mark.parametrize(
     ("device", "threads", "accelerators", "places"),
     [("auto", 1, 0, 8), ("auto", 3, 0, 2), ("cpu", 8, 4, 1), ("auto", 8, 4, 4), ("cpu", 1, 4, 8), ("cuda:1", 1, 4, 1)],
@@ -25,11 +34,7 @@ needs_bare_cpu = pytest.mark.skipif(torch.accelerator.is_available(), reason="sa
 def test_a_training_has_a_place_where_it_runs_as_here(
     monkeypatch: pytest.MonkeyPatch, device: str, threads: int, accelerators: int, places: int
 ) -> None:
-    monkeypatch.setattr(devices, "usable_cores", lambda: 8)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: accelerators)
-    kind = torch.device("cuda") if accelerators else None
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: kind)
+    on_eight_cores(monkeypatch, threads, accelerators)
     assert devices.places_to_train(device) == places
 
 
@@ -55,11 +60,7 @@ def test_idle_cores_are_places_to_train_where_there_is_memory(
     gib: int,
     places: int,
 ) -> None:
-    monkeypatch.setattr(devices, "usable_cores", lambda: 8)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: accelerators)
-    kind = torch.device("cuda") if accelerators else None
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: kind)
+    on_eight_cores(monkeypatch, threads, accelerators)
     monkeypatch.setattr(devices, "other_work_now", lambda: SimpleNamespace(cores=lambda: others))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=gib * 2**30))
     here = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=2**30))

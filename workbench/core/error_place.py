@@ -1,4 +1,4 @@
-"""Where in a user's own code an error came from: the line that its author can mend."""
+"""The line of a user's own code that an error came from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where what a run measures goes: its directory on the disk, mirrors, and whoever watches it.
+"""What receives a run's measurements: its directory on the disk, mirrors and monitors.
 
 What was drained from the device is kept until it is on the disk, so neither a full disk nor Ctrl-C loses a step that
 was measured.

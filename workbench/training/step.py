@@ -344,7 +344,7 @@ class TrainingStep:
         return overflow, columns
 
     def _with_gradients(self, optimizer: Optimizer) -> list[nn.Parameter]:
-        """Average the gradients over ranks; return the parameters that have one, or none where nobody looks at them."""
+        """Average the gradients over ranks; return the parameters that have one, or none if nothing needs them."""
         is_looked_at = self.loss_scaling.unscales or self.observer is not None or self.max_grad_norm is not None
         if self._reduction is None and not is_looked_at:
             return []
