@@ -91,6 +91,21 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.core.kernels.kernel_library", lambda: None)
 
 
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    """Join a process group of this process alone, and leave it after what the test made is gone.
+
+    A DistributedDataParallel that outlives its group takes it down while holding Python's lock, for which a thread of
+    gloo may wait: one run of .ci/run hung there for good.
+    """
+    from torch import distributed
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield
+    gc.collect()
+    distributed.destroy_process_group()
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Return two ranks that run functions together, the same for all tests of a module: their start takes seconds."""

@@ -58,19 +58,18 @@ def test_another_group_may_not_break_into_an_open_window() -> None:
     cells[0](torch.ones(1, 2))
 
 
-def test_gradients_are_averaged_over_ranks(tmp_path: Path) -> None:
+def test_an_average_over_ranks_needs_a_process_group() -> None:
     network = Distance()
     with pytest.raises(RuntimeError, match="no process group is initialised"):
         freeze_cell(True, network, freezing(network), 1.0, None, False)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    try:
-        alone = Distance()
-        x = torch.randn(4, 2)
-        # One rank is the whole sum; degree 2 shows that the mean divides by it.
-        freeze_cell(True, network, freezing(network), 2.0, None, False, degree=2)[0](x)
-        freeze_cell(False, alone, freezing(alone), 1.0, None, False)[0](x)
-    finally:
-        torch.distributed.destroy_process_group()
+
+
+def test_gradients_are_averaged_over_ranks(one_rank: None) -> None:
+    network, alone = Distance(), Distance()
+    x = torch.randn(4, 2)
+    # One rank is the whole sum; degree 2 shows that the mean divides by it.
+    freeze_cell(True, network, freezing(network), 2.0, None, False, degree=2)[0](x)
+    freeze_cell(False, alone, freezing(alone), 1.0, None, False)[0](x)
     assert_close(network, alone)
 
 

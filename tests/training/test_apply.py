@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +146,6 @@ def test_norms_of_float16_gradients_may_exceed_float16() -> None:
     _, maxima = tensor_norms_and_maxima([gradient, torch.tensor([-1e5])])
     assert maxima.dtype == torch.float32
     assert maxima.tolist() == [float(gradient[0]), 1e5]
-
-
-@pytest.fixture
-def one_rank(tmp_path: Path) -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def test_a_wrapper_that_would_not_notice_is_refused(one_rank: None) -> None:

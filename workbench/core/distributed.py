@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import gc
 import os
 import signal
 import sys
@@ -264,6 +265,9 @@ class _Session:
         """Leave: report why, close connections, and keep the store while others need it."""
         self.heartbeat.leave(error)
         if distributed.is_initialized() and (error is None or distributed.get_backend() == "gloo"):
+            # A wrapper in a cycle of references would outlive its group and take it down while it holds Python's lock,
+            # for which gloo's thread may wait.
+            gc.collect()
             # Closed connections wake ranks that wait for this one. nccl's would wait for its own collectives first.
             with contextlib.suppress(RuntimeError):
                 distributed.destroy_process_group()
