@@ -9,7 +9,7 @@ import pytest
 from tests.reports.synthetic_study import PARTS, candidate
 from workbench.core.records import GainPart
 from workbench.figures import attribution_figure, attribution_numbers, figure_text
-from workbench.figures.theme import BLUE, VERMILLION
+from workbench.figures.theme import BLUE, GREY, VERMILLION
 
 TAKEN = candidate(label="trial 7", speedup=2.0, speedup_low=1.8, speedup_high=2.25)
 
@@ -81,5 +81,14 @@ def test_without_parts_it_says_why() -> None:
     assert "there was no time for it" in figure_text(figure)
 
 
-def test_nothing_that_helps_is_no_answer() -> None:
-    assert figure_text(attribution_figure([GainPart("LessBN", 0.9)])).startswith("Where does the gain come from?")
+@pytest.mark.parametrize("part", [GainPart("LessBN", 0.9), GainPart("LessBN", 1.3, 0.9, 1.9)], ids=["costs", "unsure"])
+def test_nothing_that_surely_helps_is_no_answer(part: GainPart) -> None:
+    assert figure_text(attribution_figure([part])).startswith("Where does the gain come from?")
+
+
+def test_a_part_whose_interval_includes_1_is_not_said_to_cost_time() -> None:
+    figure = attribution_figure([GainPart("batch x 4", 2.0, 1.8, 2.2), GainPart("LessBN", 0.97, 0.88, 1.07)])
+    unsure, *others = (trace for trace in figure.data if "LessBN" in str(trace.customdata))
+    assert others == []
+    assert (unsure.name, unsure.marker.color) == ("one without a sure effect, 95 % interval", (GREY,))
+    assert "no sure effect: its interval includes 1" in str(unsure.customdata)

@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from tests.reports.synthetic_study import HOSTILE, PARTS, candidate, fastest_study, full_sources, full_study
 from workbench.config import BoostConfig
-from workbench.core.records import Choice, ExportedScript, StudyResult, TunedPlain, Verdict
+from workbench.core.records import Choice, ExportedScript, GainPart, StudyResult, TunedPlain, Verdict
 from workbench.figures import RunCurve, loss_curves_figure
 from workbench.report import Sources, study_report, study_report_html, write_study_report
 from workbench.report.page import packed_plotly
@@ -85,7 +85,7 @@ def page(html: str) -> _Page:
 
 
 def test_the_fastest_set_up_is_told_with_its_headline_its_parts_and_its_references() -> None:
-    study = fastest_study()
+    study = fastest_study(attribution={"o1": (*PARTS, GainPart("freezing", 0.97, 0.88, 1.07))})
     page = page_of(study)
     assert page.ids["figure-attribution-o1"] == 1
     assert page.ids["gains"] == page.ids["left-out"] == 1
@@ -94,8 +94,10 @@ def test_the_fastest_set_up_is_told_with_its_headline_its_parts_and_its_referenc
         study.headlines["o1"],
         "2.00 x as fast, 0.1 points worse",
         "Speed per run",
-        "batch x 4 1.25 x not measured by itself – Its runs do not bound the factor.",
-        "all together 2.00 x 1.80 to 2.25",
+        "batch x 4 Its runs do not bound the factor. 1.25 x not measured by itself –",
+        "freezing no sure effect: its interval includes 1 0.97 x 0.88 to 1.07",
+        "all together whole runs of trial 7; the parts multiply to 1.94 x, whole runs were measured at 2.00 x 2.00 x",
+        "2.00 x 1.80 to 2.25 –",
         "task as given",
         "1.25 x the export is 1.60 x as fast (1.50 to 1.70)",
         "torch.compile: it does not pay for itself within the time.",

@@ -116,6 +116,13 @@ def test_a_longer_form_of_a_set_up_has_a_larger_margin_and_else_the_same_parts(f
         assert getattr(margin, end) == pytest.approx(getattr(bars[-1], end) / 1.25)
 
 
+def test_a_margin_that_may_be_none_counts_with_the_schedule(file: StudyFile) -> None:
+    truth = Truth(margin=1.0)
+    bars = SimulatedAttributor(file, ADAMW | MERGED, truth, 0).take_apart(0)
+    assert [bar.part for bar in bars[1:]] == ["AdamW", "batch x 2"]
+    assert math.prod(bar.factor for bar in bars) == pytest.approx(truth.margin / truth.needed(ADAMW | MERGED))
+
+
 def test_a_part_takes_along_what_is_set_but_not_in_effect() -> None:
     off = {"boost": {"mode": "disable_all"}}
     given = BoostConfig.from_dict(off)

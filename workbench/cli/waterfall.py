@@ -41,8 +41,8 @@ def waterfall_rows(parts: Sequence[GainPart], candidate: CandidateRecord | None 
     for part, start, end in zip(parts, ends[:-1], ends[1:], strict=True):
         interval = _interval(part.low, part.high)
         drawn = bar(start, end, full if interval else light)
-        interval = interval or "not by itself"
-        rows.append((drawn, f"{part.factor:.2f} x", interval, f"{part.part}: {part.note}" if part.note else part.part))
+        told = f"{part.part}: {part.remark}" if part.remark else part.part
+        rows.append((drawn, f"{part.factor:.2f} x", interval or "not by itself", told))
     interval = "" if candidate is None else _interval(candidate.speedup_low, candidate.speedup_high)
     rows.append((bar(0.0, whole, full), f"{math.exp(whole):.2f} x", interval, "all together"))
     return rows

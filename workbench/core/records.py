@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from workbench.core.headline import headline, tuned_plain_speed
 from workbench.core.trial_counts import TrialCounts, count_trials
@@ -199,7 +199,19 @@ class GainPart:
     low: float = math.nan  # ends of the factor's 95 % interval; NaN where it was not measured by itself
     high: float = math.nan
     alone: float = math.nan  # the factor where it alone is left out of the whole; NaN where that was not measured
-    note: str = ""  # what a reader should know, a sentence; empty for most
+    note: str = ""  # what a reader should know, a clause; empty for most
+
+    @property
+    def effect(self) -> Literal["gain", "cost", "unsure", "unmeasured"]:
+        """Whether it surely helps or surely costs time; ``"unsure"`` where its interval includes 1."""
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            return "unmeasured"
+        return "gain" if self.low > 1.0 else "cost" if self.high < 1.0 else "unsure"
+
+    @property
+    def remark(self) -> str:
+        """What every list of parts says beside the numbers; empty for most."""
+        return self.note or ("no sure effect: its interval includes 1" if self.effect == "unsure" else "")
 
 
 @dataclass(frozen=True, slots=True)

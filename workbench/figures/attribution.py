@@ -18,6 +18,12 @@ from workbench.figures.theme import BLUE, GREEN, GREY, PURPLE, VERMILLION, Theme
 
 _QUESTION = "Where does the gain come from?"
 _UNMEASURED = "not measured by itself"
+_KINDS = (
+    ("gain", BLUE, "one part"),
+    ("cost", VERMILLION, "one that costs time"),  # such as the margin in the schedule's length
+    ("unsure", GREY, "one without a sure effect"),
+    ("unmeasured", translucent(BLUE, 0.25), f"one part, {_UNMEASURED}"),
+)
 _NAME_WIDTH = 26  # characters of a line beside a bar
 _BAR_WIDTH = 0.56  # of a row
 _MOST_TICKS = 5  # beside a panel's controls there is no room for more
@@ -96,14 +102,10 @@ def attribution_figure(
     total = parts_against_total(parts, candidate) or "the factors multiply to the total"
     subtitle = f"a bar is as long as its factor: time without the part / with it; {total}"
     height = 262 + max(40, 20 * max(map(len, names))) * len(bars)
-    drawing = Drawing(_answer(numbers), subtitle, theme=theme, height=height)
-    measured = [i for i, bar in enumerate(numbers.parts) if bar.is_measured]
-    gains = [i for i in measured if bars[i].factor >= 1.0]
-    costs = [i for i in measured if i not in gains]  # such as the margin in the schedule's length
-    unmeasured = [i for i, bar in enumerate(numbers.parts) if not bar.is_measured]
-    _add_bars(drawing, bars, gains, [BLUE] * len(gains), "one part")
-    _add_bars(drawing, bars, costs, [VERMILLION] * len(costs), "one that costs time")
-    _add_bars(drawing, bars, unmeasured, [translucent(BLUE, 0.25)] * len(unmeasured), f"one part, {_UNMEASURED}")
+    drawing = Drawing(_answer(parts, numbers.total), subtitle, theme=theme, height=height)
+    for effect, colour, name in _KINDS:
+        alike = [i for i, part in enumerate(parts) if part.effect == effect]
+        _add_bars(drawing, bars, alike, [colour] * len(alike), name)
     _add_bars(drawing, bars, [len(parts)], [GREEN], "all together")
     drawing.add(  # behind the end of each bar and its interval
         "scatter",
@@ -138,20 +140,20 @@ def attribution_figure(
 
 
 def _part_text(part: GainPart) -> str:
-    is_measured = math.isfinite(part.low) and math.isfinite(part.high)
-    measured = f"({part.low:.2f} to {part.high:.2f})" if is_measured else f"({_UNMEASURED})"
+    measured = f"({_UNMEASURED})" if part.effect == "unmeasured" else f"({part.low:.2f} to {part.high:.2f})"
     alone = f" Left out of the whole set-up: {part.alone:.2f} x." if math.isfinite(part.alone) else ""
-    note = f"<br>{plain(part.note)}" if part.note else ""
+    note = f"<br>{plain(part.remark)}" if part.remark else ""
     return f"{plain(part.part)}: {part.factor:.2f} x {measured}.{alone}{note}"
 
 
-def _answer(numbers: AttributionNumbers) -> str:
-    most = max(numbers.parts, key=lambda bar: bar.factor)
-    if most.factor <= 1.0:
+def _answer(parts: Sequence[GainPart], total: AttributionBar) -> str:
+    helping = [part for part in parts if part.factor > 1.0 and part.effect != "unsure"]
+    if not helping:
         return _QUESTION
-    if len(numbers.parts) == 1:
-        return f"All of the {numbers.total.end:.2f} x comes from {plain(most.name)}"
-    return f"{plain(most.name)} gives most: {most.factor:.2f} x of {numbers.total.end:.2f} x"
+    most = max(helping, key=lambda part: part.factor)
+    if len(parts) == 1:
+        return f"All of the {total.end:.2f} x comes from {plain(most.part)}"
+    return f"{plain(most.part)} gives most: {most.factor:.2f} x of {total.end:.2f} x"
 
 
 def _add_bars(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +44,8 @@ def _worth(name: str, bars: tuple[GainPart, ...]) -> str:
     if found is None:
         return ""
     speed = f"{found.factor:.2f} x as fast"
-    if math.isfinite(found.low) and math.isfinite(found.high):
+    if found.effect != "unmeasured":
         speed += f" (95 % interval {found.low:.2f} to {found.high:.2f})"
+    if found.remark:
+        speed += f", {found.remark}"
     return speed if found.part == name else f"not measured separately; {speed} with the others that were not"

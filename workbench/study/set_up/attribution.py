@@ -45,7 +45,7 @@ _SEEDS = 3
 _GAIN_LEVEL = 0.99  # a part stays only if this one-sided bound of its factor lies above 1
 _NO_LOSS = 1.2  # how much longer than the whole a set-up without its idle parts may take
 _MARGIN = "safety margin"  # among the parts: how much shorter a run would be that loses just what is allowed
-_IN_RESERVE = "length in reserve, so that the quality surely holds"
+_IN_RESERVE = "runs are longer than the allowed drop requires, so that the quality surely holds"
 _CUT = "no time was left to measure them one by one"
 _NO_SCHEDULE = "the task's own schedule"
 _BESIDE = ", "  # between the names of parts that were not measured one by one
@@ -166,7 +166,7 @@ class Attributor:
         return _bar(part, needed, now), replace(needed, values={**values, _LENGTH: min(needed.length, 1.0)})
 
     def _margin(self, whole: _Needed) -> list[GainPart]:
-        """Return the factor of the whole's margin to the allowed drop; nothing where its runs do not bound it."""
+        """Return the factor of the whole's margin to the allowed drop; nothing where there is not surely one."""
         lines = parallel_lines(self._measured)
         if lines is None or not whole.runs:
             return []
@@ -175,7 +175,7 @@ class Attributor:
         longer, spread = lines.apart(allowed, mean)
         shortest = self._needed_at(whole.values, whole.length * math.exp(longer), spread, lines.freedom)
         bar = replace(_bar(Part(_MARGIN, (), "schedule"), shortest, whole), note=_IN_RESERVE)
-        return [bar] if math.isfinite(bar.low) else []
+        return [bar] if bar.effect == "cost" else []
 
     def _keep(self, number: int, bars: Sequence[GainPart]) -> None:
         stored = self.study.user_attrs.get(_ATTRIBUTION, {})
