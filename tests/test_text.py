@@ -9,7 +9,15 @@ from workbench.core.text import first_line, format_duration, format_interval, fo
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0.2, "1 s"), (40, "40 s"), (720, "12 min"), (12600, "3.5 h"), (math.nan, "unknown"), (math.inf, "unknown")],
+    [
+        (0.2, "1 s"),
+        (40, "40 s"),
+        (90, "1.5 min"),
+        (720, "12 min"),
+        (12600, "3.5 h"),
+        (math.nan, "unknown"),
+        (math.inf, "unknown"),
+    ],
 )
 def test_durations_are_said_as_a_person_would(seconds: float, said: str) -> None:
     assert format_duration(seconds) == said

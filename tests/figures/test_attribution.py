@@ -81,6 +81,12 @@ def test_without_parts_it_says_why() -> None:
     assert "there was no time for it" in figure_text(figure)
 
 
+def test_parts_that_were_not_measured_one_by_one_are_not_said_to_be_where_the_gain_comes_from() -> None:
+    told = figure_text(attribution_figure([GainPart("SGD, length 0.4", 2.0, note="no time was left")], TAKEN))
+    assert told.startswith("The parts of the 2.00 x were not measured by themselves")
+    assert figure_text(attribution_figure([GainPart("length 0.4", 2.0)], TAKEN)).startswith("All of the 2.00 x")
+
+
 @pytest.mark.parametrize("part", [GainPart("LessBN", 0.9), GainPart("LessBN", 1.3, 0.9, 1.9)], ids=["costs", "unsure"])
 def test_nothing_that_surely_helps_is_no_answer(part: GainPart) -> None:
     assert figure_text(attribution_figure([part])).startswith("Where does the gain come from?")

@@ -53,6 +53,8 @@ def test_a_target_that_is_never_reached_is_told_as_such() -> None:
 def test_the_title_counts_the_runs_that_were_sooner() -> None:
     later = SubspacePair("seed 1", [(4, 0.1)], [(4, 0.4), (8, 0.1)], pair().steps)
     figure = dim_reduce_figure([pair(), later])
+    alone = unmarked(dim_reduce_figure([pair()]).layout.title.text)
+    assert alone == "DimReduce needs 3 steps to the end loss that the warm-up reached in 8"
     assert "in fewer steps in 1 of 2 runs, after 6 in the median" in unmarked(figure.layout.title.text)  # 3 and 8
     assert "12.5 % of the line searches failed" in unmarked(
         figure.layout.title.subtitle.text

@@ -70,7 +70,7 @@ def test_with_o0_alone_the_figure_says_so() -> None:
     choices = [Choice(target, None, "") for target in ("o1", "o2")]
     figure = speed_accuracy_figure(TRIALS[:1], metric=ACCURACY, choices=choices)
     assert figure_text(figure) == (
-        "Exported: O0, as nothing is clearly faster\nSo far only O0 has both a measured speed and a metric."
+        "Exported: O0, as nothing is surely faster and as good\nSo far only O0 has both a measured speed and a metric."
     )
 
 
@@ -90,7 +90,7 @@ def test_the_title_names_what_is_exported_and_nothing_else_and_its_point_is_mark
         return unmarked(figure.layout.title.text)
 
     assert title(Choice("o1", second, "")) == "Exported: trial 2, 1.40 x O0 (confirmed)"
-    assert title(Choice("o1", None, "")) == "Exported: O0, as nothing is clearly faster"
+    assert title(Choice("o1", None, "")) == "Exported: O0, as nothing is surely faster and as good"
     both = title(Choice("o1", None, ""), Choice("o2", second, ""))
     assert both == "Exported: o1 O0; o2 trial 2, 1.40 x O0 (confirmed)"
     assert title() == "How much faster can this task be trained, and what does that cost?"

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from workbench.figures.drawing import Drawing
 from workbench.loss_scale import ScalePolicy, simulate
 from workbench.panels.loss_scale_panel import LossScalePanel
 from workbench.panels.panel import PanelState
+from workbench.panels.replay_text import error_sentence
 from workbench.runs import Run, read_run
 from workbench.runs.replayed_run import ReplayedRun
 
@@ -62,6 +64,12 @@ def test_a_run_is_opened_with_its_trace_its_map_fifty_policies_and_what_the_repl
     assert panel.policy == POLICY, "the sliders begin at the recorded one, and predict what happened"
     assert "9 overflows in 60 updates (likely" in text
     assert "The recorded run had 9 overflows." in text
+
+
+@pytest.mark.parametrize(("error_log2", "told"), [(1.0, "by a factor of 2 either way"), (0.01, "calibrated.")])
+def test_thresholds_that_are_off_by_nothing_are_not_said_to_be_off(error_log2: float, told: str) -> None:
+    thresholds = SimpleNamespace(calibrated=False, error_log2=error_log2)
+    assert told in error_sentence(SimpleNamespace(thresholds=thresholds))  # type: ignore[arg-type]
 
 
 def test_a_moved_slider_is_answered_and_a_clicked_point_and_a_line_of_the_list_set_the_sliders(

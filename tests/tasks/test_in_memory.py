@@ -123,8 +123,8 @@ def test_progress_is_one_line_per_phase(capsys: pytest.CaptureFixture[str]) -> N
         line(TuneProgress(phase, done, 4.0, 150.0, "trial 1"))
     assert capsys.readouterr().out.split("\r") == [
         "",
-        "search: 1 of 4, 2 min left, leading trial 1\n",
-        "confirm: 0 of 4, 2 min left, leading trial 1",
+        "search: 1 of 4, 2.5 min left, leading trial 1\n",
+        "confirm: 0 of 4, 2.5 min left, leading trial 1",
     ]
 
 

@@ -102,7 +102,7 @@ def test_given_set_ups_are_counted_beside_the_trials() -> None:
     file = parse_study(STUDY)
     study = study_of(ended(1.0), given)
     sentence = SearchEnd(study, file, 10).out_of_time(study.get_trials())
-    assert "; 1 of 10 trials had finished, besides 1 not drawn, such as tuned plain." in sentence
+    assert "; 1 of 10 trials had finished, besides 1 that the search does not choose, such as tuned plain." in sentence
 
 
 @pytest.mark.parametrize(

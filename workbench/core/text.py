@@ -38,13 +38,13 @@ def format_interval(middle: float | None, low: float | None, high: float | None,
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as a person says it: ``"40 s"``, ``"12 min"``, ``"3.5 h"``; an unknown one as a word."""
+    """Return a duration as a person says it: ``"40 s"``, ``"1.5 min"``, ``"3.5 h"``; an unknown one as a word."""
     if not math.isfinite(seconds):
         return "unknown"
     if seconds < 90.0:
         return f"{max(seconds, 1.0):.0f} s"
     if seconds < 5400.0:
-        return f"{seconds / 60.0:.0f} min"
+        return f"{seconds / 60.0:.2g} min"
     return f"{seconds / 3600.0:.1f} h"
 
 

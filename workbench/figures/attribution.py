@@ -151,6 +151,8 @@ def _answer(parts: Sequence[GainPart], total: AttributionBar) -> str:
     if not helping:
         return _QUESTION
     most = max(helping, key=lambda part: part.factor)
+    if len(parts) == 1 and most.note:
+        return f"The parts of the {total.end:.2f} x were not measured by themselves"
     if len(parts) == 1:
         return f"All of the {total.end:.2f} x comes from {plain(most.part)}"
     return f"{plain(most.part)} gives most: {most.factor:.2f} x of {total.end:.2f} x"

@@ -111,6 +111,10 @@ def _answer(numbers: Sequence[DimReduceNumbers]) -> str:
     sooner = [one for one in there if one.reached < one.warm_up_steps]
     if not there:
         return f"DimReduce did not reach the end loss of its warm-up in {counted(len(numbers), 'run')}"
+    if len(numbers) == len(sooner) == 1:
+        (only,) = sooner
+        steps = f"{only.reached:.0f} steps to the end loss that the warm-up reached in {only.warm_up_steps:.0f}"
+        return f"DimReduce needs {steps}"
     middle = float(np.median([one.reached for one in there]))
     return (
         f"DimReduce reaches the warm-up's end loss in fewer steps in {len(sooner)} of {counted(len(numbers), 'run')}, "
@@ -129,7 +133,8 @@ def _details(numbers: Sequence[DimReduceNumbers]) -> str:
         parts.append(f"{np.mean(trials):.1f} trials per step")
     shares = [one.explained_variance for one in numbers if np.isfinite(one.explained_variance)]
     if shares:
-        parts.append(f"the components explain at least {percent(float(np.min(shares)))} of the snapshots' variance")
+        least = "at least " if len(shares) > 1 else ""
+        parts.append(f"the components explain {least}{percent(float(np.min(shares)))} of the snapshots' variance")
     return "; ".join(parts)
 
 

@@ -177,7 +177,7 @@ def _answer(choices: Sequence[Choice]) -> str:
         if choice.candidate is not None
     }
     if not taken:
-        return "Exported: O0, as nothing is clearly faster"
+        return "Exported: O0, as nothing is surely faster and as good"
     if len(set(taken.values())) == 1 and len(taken) == len(choices):
         return f"Exported: {next(iter(taken.values()))}"
     exports = [f"{choice.target} {taken.get(choice.target, 'O0')}" for choice in choices]

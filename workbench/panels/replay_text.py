@@ -56,11 +56,12 @@ def why_not(run: Run, error: ValueError) -> str:
 def error_sentence(replayed: ReplayedRun) -> str:
     """Say how far off the thresholds may be, and what they were calibrated on."""
     thresholds = replayed.thresholds
-    off = f"all thresholds may be off by a factor of {2.0**thresholds.error_log2:.2g} either way"
+    factor = f"{2.0**thresholds.error_log2:.2g}"
+    off = "" if factor == "1" else f"; all thresholds may be off by a factor of {factor} either way"
     if not thresholds.calibrated:
-        return f"Nothing overflowed in this run, so nothing could be calibrated; {off}."
+        return f"Nothing overflowed in this run, so nothing could be calibrated{off}."
     overflows = counted(len(replayed.run.overflow_steps), "overflow")
-    return f"Calibrated on {overflows}; {percent(thresholds.misclassified)} of the updates are misjudged; {off}."
+    return f"Calibrated on {overflows}; {percent(thresholds.misclassified)} of the updates are misjudged{off}."
 
 
 def prediction_sentence(replayed: ReplayedRun, policy: ScalePolicy, judged: Any) -> str:

@@ -29,7 +29,7 @@ class RunChooser:
         self.lister = panel.new_reader()
         self.folder = kit.text_box("runs", "A folder of runs, or one run directory", css="wb-growing")
         self.look_button = panel.button("Look", "List the runs of this folder", lambda: self.look(self.folder.value))
-        self._found = kit.text_of(faint("no run listed yet"))
+        self._found = kit.text_of(faint("press Look to list the runs of a folder"))
         self.runs = kit.Select(options=[], rows=4, css="wb-wide wb-wrapped-lines", tooltip="Recorded run")
         self.runs.present(False)
         self.widgets = (kit.row(self.folder, self.look_button), self._found, self.runs)

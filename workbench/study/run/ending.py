@@ -73,7 +73,7 @@ class SearchEnd:
     def _finished(self, trials: Sequence[FrozenTrial]) -> str:
         finished = sum(trial.state in FINISHED for trial in counted_among(trials))
         given = sum(GIVEN in one.user_attrs for one in trials if one.state in FINISHED)
-        beside = f", besides {given} not drawn, such as tuned plain" if given else ""
+        beside = f", besides {given} that the search does not choose, such as tuned plain" if given else ""
         return f"{finished} of {self._n_trials} trials had finished{beside}"
 
     def note(self, sentence: str) -> None:
