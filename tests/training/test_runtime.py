@@ -228,6 +228,19 @@ def test_a_convolution_that_would_overwrite_memory_is_refused(asked: dict[str, A
         apply(config(**asked), small, SGD(small.parameters(), lr=0.1), level="O0")
 
 
+def test_such_a_convolution_trains_where_cuda_graphs_have_no_effect() -> None:
+    small = ResNet((4, 16), 1)
+    with pytest.warns(UserWarning, match="cpu has no CUDA graphs"):
+        apply(config(cuda_graph=True), small, SGD(small.parameters(), lr=0.1), level="O0")
+
+
+def test_channels_last_leaves_kernels_of_volumes_as_they_are() -> None:
+    net = nn.ModuleDict({"frame": nn.Conv2d(3, 4, 3), "volume": nn.Conv3d(3, 4, 3)})
+    apply(config(memory_format="channels_last"), net, SGD(net.parameters(), lr=0.1), level="O0")
+    assert net["frame"].weight.is_contiguous(memory_format=torch.channels_last)
+    assert net["volume"].weight.is_contiguous()
+
+
 def test_a_group_norm_of_images_without_a_gradient_does_not_end_the_process() -> None:
     images, frozen = torch.randn(4, 3, 6, 6), nn.Conv2d(3, 4, 3).requires_grad_(False)
     gradients: dict[str, list[Tensor]] = {}

@@ -72,7 +72,7 @@ class RuntimeMethod(Method):
 
     def refusal(self, model: nn.Module) -> str:
         """Refuse to compile what is compiled, and to lay out what would overwrite memory."""
-        compiles = self._mode != "off" or self._cuda_graph
+        compiles = self._mode != "off" or self._replays(model)
         if compiles and is_compiled(model):
             return "the model is compiled already; set `runtime.compile` to off, or give apply() the plain model"
         on_cpu = devices.device_of(model).type == "cpu"
@@ -95,7 +95,9 @@ class RuntimeMethod(Method):
         if asked.matmul_precision != "highest" and not devices.has_fast_products(device):
             vain["matmul_precision"] = "this device multiplies float32 in one way only"
         if self._channels_last:
-            preparation.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as torch's stubs
+            for tensor in (*preparation.model.parameters(), *preparation.model.buffers()):
+                if tensor.ndim == 4:  # Module.to() refuses the 5-D ones of volumes
+                    tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
             if device.type == "cpu":
                 for norm in preparation.model.modules():
                     if isinstance(norm, nn.GroupNorm):
