@@ -210,6 +210,15 @@ def test_hyper_parameter_the_optimizer_lacks_is_dropped_with_a_sentence() -> Non
         ("O0", {"amp": {"level": "O2"}}, "amp O2 float16 + dynamic loss scale"),
         ("O2", {"boost": {"mode": "enable_all"}, "dim_reduce": SOURCE}, "DimReduce (32 components)"),
         ("O0", {"optimizer": {"name": "SGD", "lr": 0.5}}, "SGD (lr 0.5)"),
+        (
+            "O0",
+            {
+                "boost": MANUAL | {"loss_scale_group": True},
+                "loss_scale": {"kind": "dynamic"},
+                "runtime": {"compile": "default", "threads": 2},  # the compiler is left out
+            },
+            "2 threads + dynamic loss scale, 2 groups",
+        ),
     ],
 )
 def test_summary_is_for_people(level: str, sections: dict[str, Any], text: str) -> None:

@@ -18,7 +18,7 @@ from workbench.config.conditions import loss_scale_kind
 from workbench.config.errors import ConfigError, shown
 from workbench.config.facts import Facts
 from workbench.config.parameters import describe_parameters, parameters_by_section
-from workbench.config.section import MethodSection
+from workbench.config.section import MethodSection, Section
 from workbench.methods.registry import METHODS
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Plan:
         config = self.config
         methods = {one.name: one for one in METHODS}
         parts = [
-            getattr(config, one.section).summary() or one.title
+            self._acting_part(one.section).summary() or one.title
             for one in map(methods.__getitem__, self.in_effect())
             if one.section != "loss_scale"  # which stands further down
         ]
@@ -182,6 +182,12 @@ class Plan:
             rates = ", ".join(f"{name} {_brief(value)}" for name, value in config.optimizer.hyper_parameters().items())
             parts.append(f"{named} ({rates})" if rates else named)
         return " + ".join(parts) or "nothing switched on"
+
+    def _acting_part(self, section: str) -> Section:
+        """Return a section with what is left out of it at its default."""
+        part: Section = getattr(self.config, section)
+        left_out = part.left_out(self.config, self.facts) if isinstance(part, MethodSection) else {}
+        return part.model_copy(update={name: type(part).model_fields[name].default for name in left_out})
 
     def explicit_config(self) -> BoostConfig:
         """Return the configuration in mode manual, each switch set to what is in effect: any level means this plan."""
