@@ -31,6 +31,17 @@ def test_every_optimizer_of_a_search_trains_complex_parameters_too(name: str) ->
     assert (net[0].spectrum.imag != before.imag).any()
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
+@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
+def test_what_takes_sparse_gradients_trains_a_table_that_gives_them(name: str) -> None:
+    table = nn.Sequential(nn.Embedding(5, 2, sparse=True))
+    optimizer = build_optimizer(OptimizerConfig(name=name), table)
+    before = table[0].weight.detach().clone()
+    table(torch.tensor([1, 3])).sum().backward()
+    optimizer.step()
+    assert (table[0].weight != before).any(dim=1).tolist() == [False, True, False, True, False]
+
+
 def test_a_fused_kernel_that_is_wrong_for_a_format_is_not_used() -> None:
     """Torch 2.13's fused SGD leaves half of every vector of 16-bit weights as it was."""
     net = nn.Linear(32, 32, dtype=torch.bfloat16)

@@ -303,6 +303,13 @@ def test_other_optimizers_skip_too_and_warn_once_per_object(name: str) -> None:
         assert not bitwise_equal(contents(params, optimizer), before)
 
 
+def test_no_fused_kernel_is_advised_where_none_takes_the_gradients() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.warns(NonFusedOptimizerWarning, match="waits for the overflow flag$"):
+        step_if_finite(torch.optim.SGD(table.parameters(), lr=0.1), flag_of(None))
+
+
 def test_an_optimizer_with_one_group_that_is_not_fused_is_left_to_the_host() -> None:
     params = parameters()
     groups = [{"params": params[:2]}, {"params": params[2:], "fused": False}]

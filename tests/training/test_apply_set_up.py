@@ -334,6 +334,13 @@ def test_rates_that_all_stand_in_the_groups_keep_their_ratios() -> None:
     assert [group["lr"] for group in boosted.optimizer.param_groups] == pytest.approx([0.002, 0.001])
 
 
+def test_a_named_optimizer_that_does_not_take_sparse_gradients_is_refused_before_anything_is_trained() -> None:
+    net = nn.ModuleDict({"table": nn.Embedding(4, 2, sparse=True), "head": nn.Linear(2, 1)})
+    with pytest.raises(ValueError, match=r"Muon takes dense gradients only, but those of table.weight are sparse"):
+        apply({**OFF, "optimizer": {"name": "Muon"}}, net, SGD(net.parameters(), lr=0.1))
+    apply({**OFF, "optimizer": {"name": "Muon"}}, net, SGD(net["head"].parameters(), lr=0.1))  # without the table
+
+
 def test_without_a_name_the_given_optimizer_stays_with_the_settings_changed() -> None:
     model = Net()
     optimizer = sgd(model.parameters())

@@ -247,14 +247,24 @@ def _warn_once(optimizer: Optimizer) -> None:
         return
     _warned.add(optimizer)
     name = type(optimizer).__name__
-    if isinstance(optimizer, SGD | Adam | Adagrad):
-        advice = f"pass fused=True to {name}"
+    if not _may_be_fused(optimizer):
+        advice = ""
+    elif isinstance(optimizer, SGD | Adam | Adagrad):
+        advice = f"; pass fused=True to {name}"
     else:
-        advice = "use an optimizer that accepts fused=True (torch.optim.SGD, Adam, AdamW, Adagrad) and pass fused=True"
+        advice = "; use one that accepts fused=True (torch.optim.SGD, Adam, AdamW, Adagrad) and pass fused=True"
     warnings.warn(
-        f"{name} cannot skip a step on the device, so every step waits for the overflow flag; {advice}",
+        f"{name} cannot skip a step on the device, so every step waits for the overflow flag{advice}",
         NonFusedOptimizerWarning,
         stacklevel=_stacklevel_of_caller(),
+    )
+
+
+def _may_be_fused(optimizer: Optimizer) -> bool:
+    """Return whether torch's fused kernels, SGD's for example, take what the optimizer trains."""
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return all(
+        has_fused_kernel(one, "_fused_sgd_") and not (one.grad is not None and one.grad.is_sparse) for one in trained
     )
 
 

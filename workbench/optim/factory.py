@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from workbench.config import CompatibilityConfig, OptimizerConfig
 from workbench.core.fused_kernels import has_fused_kernel
+from workbench.core.sparse_tables import sparse_tables
 from workbench.optim.adam_offload.optimizer import AdamOffload
 from workbench.optim.muon.optimizer import Muon
 from workbench.optim.schedule_free import ScheduleFreeAdamW
@@ -52,7 +53,7 @@ def build_optimizer(
     # know it takes the word that there is a kernel.
     kernel = f"_fused_{config.name.lower()}_"
     known = all(has_fused_kernel(parameter, kernel) for parameter in network.parameters())
-    if known and "fused" in inspect.signature(kind).parameters:
+    if known and not sparse_tables(network) and "fused" in inspect.signature(kind).parameters:
         options["fused"] = True
     return kind(list(network.named_parameters()), **options)
 

@@ -22,6 +22,7 @@ from workbench.config import BoostConfig, ConfigLike, Plan, read_config
 from workbench.core import distributed as ranks
 from workbench.core.devices import device_of
 from workbench.core.signatures import why_not_called
+from workbench.core.sparse_tables import sparse_tables
 from workbench.core.torch_internals import step_hooks
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
@@ -290,6 +291,13 @@ def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimize
     if section.name is None:
         change_optimizer_(given, section)
         return given
+    held_before = {parameter for group in given.param_groups for parameter in group["params"]}
+    sparse = [name for name, table in sparse_tables(model).items() if table in held_before]
+    if sparse and section.name not in ("SGD", "Adagrad"):
+        raise ValueError(
+            f"{section.name} takes dense gradients only, but those of {sparse[0]} are sparse; build it with "
+            "sparse=False, or set `optimizer.name` to SGD or Adagrad"
+        )
     built = build_optimizer(section, model, config.compatibility)
     register_step_hooks(built, step_hooks(given))  # one that clips gradients, for example
     group_of = {parameter: index for index, group in enumerate(given.param_groups) for parameter in group["params"]}

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.core import devices
 from workbench.core.own_generators import kept_generators
+from workbench.core.sparse_tables import sparse_tables
 from workbench.core.torch_internals import BatchNorm
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.batch.method import why_not_merged
@@ -96,7 +97,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             no_merging="the loader gives one batch" if n_batches == 1 else why_not_merged(first),
             convolutions=sum(isinstance(module, nn.Conv2d) for module in model.modules()),
             matrices=sum(len(group["params"]) for group in parameter_groups(model) if group["matrices"]),
-            sparse_gradients=any(getattr(module, "sparse", False) is True for module in model.modules()),
+            sparse_gradients=bool(sparse_tables(model)),
             network=network,
             fast_bfloat16=devices.has_fast_bfloat16(device),
             device=device.type,

@@ -71,6 +71,7 @@ class EvictingEmbedding(nn.Module):
         3
     """
 
+    sparse = True  # its gradients, in the word of nn.Embedding
     owners: Tensor
     last_seen: Tensor
     clock: Tensor

@@ -47,6 +47,8 @@ class HashEmbedding(nn.Module):
         torch.Size([2, 2, 4])
     """
 
+    sparse = True  # its gradients, in the word of nn.Embedding
+
     def __init__(
         self,
         n_rows: int,
