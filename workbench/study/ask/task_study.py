@@ -347,8 +347,8 @@ def _runtime(look: TaskLook, run_seconds: float, left_out: list[str]) -> dict[st
     else:
         no_format = f"this {look.device} has no instructions for it, and float16 because it is slow there"
         left_out.append(_left_out("bfloat16 is", no_format))
-    if look.device == "cpu" and look.threads > 1:
-        runtime["runtime.threads"] = [1]  # small networks wait for their threads
+    if look.device == "cpu" and look.threads > 1:  # small networks wait for their threads
+        runtime["runtime.threads"] = [look.threads >> halvings for halvings in range(1, look.threads.bit_length())]
     if look.device == "cuda":
         runtime["runtime.cuda_graph"] = [True]  # small networks wait for the host, which launches their kernels
         runtime["runtime.matmul_precision"] = ["high"]
