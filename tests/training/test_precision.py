@@ -50,6 +50,28 @@ def test_o3_casts_the_weights_and_gives_float32_back(keep: bool | None) -> None:
     assert net[0].weight.grad is not None
 
 
+def test_o3_keeps_complex_numbers_whole() -> None:
+    net = nn.Linear(2, 2)
+    net.register_buffer("turns", torch.tensor([1j, -1j]))
+    net.register_parameter("spectrum", nn.Parameter(torch.tensor([2j, 3.0])))
+    cast_model_(net, Precision("O3", "bfloat16", "cpu"))
+    assert net.weight.dtype == torch.bfloat16
+    assert net.get_buffer("turns").tolist() == [1j, -1j]
+    assert net.get_parameter("spectrum").tolist() == [2j, 3.0]
+
+
+def test_an_lstm_is_trained_in_float16_or_refused_before_anything_is_trained() -> None:
+    net, before = nn.LSTM(2, 2), torch.get_rng_state()
+    try:
+        boosted = apply({"amp": {"level": "O2"}}, net, SGD(net.parameters(), lr=0.1, fused=True), level="O0")
+    except RuntimeError as refused:
+        assert str(refused).startswith("this processor computes no LSTM in float16; set `amp.dtype` to bfloat16")  # noqa: PT017  # some do
+    else:
+        with boosted.autocast():
+            assert boosted.model(torch.zeros(1, 1, 2))[0].isfinite().all()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_cast_model_is_saved_whole() -> None:
     net, x, file = nn.Linear(2, 2), torch.randn(3, 2), io.BytesIO()
     boosted = apply({"amp": {"level": "O3", "dtype": "bfloat16"}}, net, SGD(net.parameters(), lr=0.1), level="O0")

@@ -35,7 +35,7 @@ from workbench.optim import build_optimizer, change_optimizer_
 from workbench.training.boosted import Boosted
 from workbench.training.course import changes_length, has_schedule
 from workbench.training.pass_graphs import PassGraphs
-from workbench.training.precision import Precision, cast_model_and_state_, slow_bfloat16_sentence
+from workbench.training.precision import Precision, cast_model_and_state_, refuse_impossible, slow_bfloat16_sentence
 
 _log = logging.getLogger("workbench")
 _noted: set[str] = set()
@@ -132,15 +132,16 @@ def apply(
     inner = unwrapped(model)
     asked_for = MethodsInEffect(boost.plan)
     asked_for.refuse(model)
+    device = device_of(model)
+    precision = Precision(
+        settings.effective_amp_level(device.type), settings.amp.dtype, device.type, settings.amp.keep_batchnorm_fp32
+    )
+    refuse_impossible(inner, precision)
     if not boost.plan.why_not("optimizer.name"):
         _refuse_attached_scheduler(optimizer, asked_for, settings, scheduler is not None)
         optimizer = _configured_optimizer(settings, inner, optimizer)
     _, optimizer = boost.network_auto_process_train(
         inner, optimizer, criterion=criterion, example_inputs=example_inputs
-    )
-    device = device_of(model)
-    precision = Precision(
-        settings.effective_amp_level(device.type), settings.amp.dtype, device.type, settings.amp.keep_batchnorm_fp32
     )
     _say_once(slow_bfloat16_sentence(precision))
     cast_model_and_state_(inner, optimizer, precision)

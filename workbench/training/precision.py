@@ -60,6 +60,23 @@ def slow_bfloat16_sentence(precision: Precision) -> str:
     )
 
 
+def refuse_impossible(model: nn.Module, precision: Precision) -> None:
+    """Raise RuntimeError where this machine cannot compute a model in its precision: torch 2.13's LSTM in float16.
+
+    Few processors have what oneDNN needs for it (avx512_fp16 or AMX), and torch asks none; it fails at the first step.
+    """
+    in_float16 = precision.level == "O2" and precision.dtype == "float16" and precision.device_type == "cpu"
+    if not in_float16 or not any(isinstance(module, nn.LSTM) for module in model.modules()):
+        return
+    try:
+        with precision.autocast(), torch.enable_grad():
+            nn.LSTM(1, 1, device="meta").to_empty(device="cpu")(torch.zeros(1, 1, 1))  # which draws no number
+    except RuntimeError as error:
+        raise RuntimeError(
+            "this processor computes no LSTM in float16; set `amp.dtype` to bfloat16, or `amp.level` to O0"
+        ) from error
+
+
 def cast_model_and_state_(model: nn.Module, optimizer: Optimizer, precision: Precision) -> None:
     """Cast the model's weights, and what an optimizer keeps for them, if it has stepped or begins with a state."""
     formats = [parameter.dtype for parameter in model.parameters()]
@@ -84,7 +101,7 @@ def cast_model_(model: nn.Module, precision: Precision) -> None:
         return
     if getattr(model, "_weights_cast_to", None) == dtype:
         return
-    model.to(dtype)
+    (model.half if dtype == torch.float16 else model.bfloat16)()  # `to` would drop the imaginary part of complex ones
     if precision.keep_batchnorm_fp32:
         _cast_batch_norms_(model, torch.float32)
     model.register_forward_pre_hook(partial(_cast_inputs, dtype), with_kwargs=True)  # a lambda cannot be saved with it
