@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
 
 from workbench.loss_scale import ExponentTable
 from workbench.loss_scale.gradient_statistics import EXPONENT_BINS, exponent_counts
+from workbench.methods.loss_scale_group.first_derivative import first_derivative
 from workbench.methods.loss_scale_group.scale_borders import graph_regions, is_called, watched
 
 _NONFINITE_BIN = 255
@@ -169,7 +169,7 @@ class _CountExponents(torch.autograd.Function):
         return x.detach()  # not a view in autograd's books: an activation that works in place may follow
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.counts.add_(exponent_counts([gradient]))
-        return gradient, None, None
+        with torch.no_grad():
+            ctx.counts.add_(exponent_counts([gradient]))
+        return first_derivative(gradient.detach(), gradient), None, None

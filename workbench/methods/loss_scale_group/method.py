@@ -22,11 +22,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from workbench.core.arguments import checked_count, checked_number
 from workbench.loss_scale.overflow import unscale_and_check_
 from workbench.loss_scale.rule import FLOAT32_MAX, checked_bounds, checked_window, next_scales
+from workbench.methods.loss_scale_group.first_derivative import first_derivative
 from workbench.methods.loss_scale_group.groups import GroupMember, check_groups
 
 REDUCE_RATIO = 1.0 / math.sqrt(2.0)
@@ -331,15 +331,15 @@ class _ScaleGradient(torch.autograd.Function):
         return x.detach()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         into, out_of = ctx.indices
-        scaled = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True)
-        found = torch.zeros((), device=scaled.device)
-        unscale_and_check_([scaled], ctx.scales[into] / ctx.scales[out_of], found)
-        for flag in ctx.flags:
-            flag.copy_(torch.maximum(flag, found.to(flag.device, non_blocking=True)))
-        return scaled.to(ctx.dtype), None, None, None, None, None
+        with torch.no_grad():
+            scaled = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True)
+            found = torch.zeros((), device=scaled.device)
+            unscale_and_check_([scaled], ctx.scales[into] / ctx.scales[out_of], found)
+            for flag in ctx.flags:
+                flag.copy_(torch.maximum(flag, found.to(flag.device, non_blocking=True)))
+        return first_derivative(scaled.to(ctx.dtype), gradient), None, None, None, None, None
 
 
 def _checked_scales(name: str, value: object) -> float | tuple[float, ...]:
