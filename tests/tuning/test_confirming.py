@@ -326,6 +326,38 @@ def test_a_round_that_would_not_end_in_time_is_not_begun(tmp_path: Path, monkeyp
     assert calls(tmp_path) == before
 
 
+def test_a_test_that_the_time_cuts_is_read_there_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs take longer from the seventh seed on than the test was planned for."""
+
+    class Slowing(Busy):
+        now = 0.0
+
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            outcome = super().run(job, monitor)
+            self.now += outcome.seconds + 2.0 * (job.seed > 1005)
+            return outcome
+
+    def records(drop: float, more_seconds: float = 0.0) -> CandidateRecord:
+        folder = tmp_path / str(drop)
+        folder.mkdir(exist_ok=True)
+        experimenter = Slowing(folder, {0.5: drop}, noise=0.004)
+        monkeypatch.setattr(time, "monotonic", lambda: experimenter.now)
+        study = studies.setdefault(drop, optuna.create_study())
+        return judge_timed(experimenter, [contender(1, 0.5)], study, deadline=27.0 + more_seconds)[0]
+
+    studies: dict[float, optuna.Study] = {}
+    clear, close = records(-0.01), records(0.0165)
+    assert (clear.verdict, close.verdict) == (Verdict.CONFIRMED, Verdict.UNDECIDED)
+    assert clear.n_seeds == close.n_seeds == 7
+    assert "7 of 8 planned seeds are trained; the same command trains the rest" in close.sentence
+    later = records(0.0165, 100.0)
+    assert (later.verdict, later.n_seeds) == (Verdict.CONFIRMED, 8)
+    (test,) = studies[0.0165].user_attrs["confirm_tests:o1"]
+    assert test["looks"] == [[7, 0.005], [8, 0.035]]
+
+
 class Clocked(Scripted):
     """Moves a clock by what runs take: two seconds each, and as much beside what counts as theirs."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import optuna
 
-from workbench.study.answer.planned_tests import FIRST_ERROR, PlannedTest
+from workbench.study.answer.planned_tests import FIRST_ERROR, PlannedTest, read_early
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import SpeedMeasured, Trained
 
@@ -142,6 +142,13 @@ class ConfirmationRuns:
         looks = [list(look) for look in test.looks]
         row = {"key": key, "first": test.first, "looks": looks, "question": self.question(allowed_drop)}
         self._keep(f"confirm_tests:{target}", [*self._known.get(f"confirm_tests:{target}", []), row])
+
+    def read_early(self, target: str, key: str, n_pairs: int) -> None:
+        """Have a plan's last test read after so many pairs, too, since there is no time for all of them."""
+        rows, tests = [*self._known[f"confirm_tests:{target}"]], self.tests(target)
+        at = max(number for number, one in enumerate(tests) if one.key == key)
+        rows[at] = rows[at] | {"looks": [list(look) for look in read_early(tests[at].test, n_pairs).looks]}
+        self._keep(f"confirm_tests:{target}", rows)
 
     def _run_name(self, key: str, seed: int) -> str:
         return f"confirm:{key}:{seed}:{self._length}"

@@ -220,6 +220,9 @@ class Confirmation(ConfirmationRounds):
             self._train_pairs(contender, test, n_pairs)
             if self._judged(contender).verdict is not Verdict.UNDECIDED:
                 return
+        n_done = len(self.runs.metrics(contender.key, test))
+        if self.cut_short and FEWEST_PAIRS <= n_done < test.n_pairs:
+            self.runs.read_early(contender.target, contender.key, n_done)
 
     def _train_pairs(self, contender: Contender, test: PlannedTest, n_pairs: int) -> None:
         """Train what is missing of a test's first pairs, O0 and the contender seed by seed, as far as the time goes."""
