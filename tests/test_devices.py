@@ -61,7 +61,7 @@ def test_idle_cores_are_places_to_train_where_there_is_memory(
     places: int,
 ) -> None:
     on_eight_cores(monkeypatch, threads, accelerators)
-    monkeypatch.setattr(devices, "other_work_now", lambda: SimpleNamespace(cores=lambda: others))
+    monkeypatch.setattr(devices, "other_work_now", lambda: SimpleNamespace(idle_cores=lambda: 8 - others))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=gib * 2**30))
     here = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=2**30))
     monkeypatch.setattr(psutil, "Process", lambda: here)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from workbench.core import processor
 from workbench.core.other_work import OtherWork, other_work_now
 
 
@@ -51,6 +52,16 @@ def test_a_busy_core_is_told(monkeypatch: pytest.MonkeyPatch, threads: str) -> N
     machine.go_on(10.0, others=15.0, mine=5.0)
     assert other.sentence().startswith("Other work keeps 1.5 of 2 cores busy: steps on the CPU take longer meanwhile")
     assert ("OMP_NUM_THREADS=1" in other.sentence()) is (threads != "1")
+
+
+def test_what_a_container_s_neighbours_do_on_other_cores_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = _Machine(monkeypatch)
+    monkeypatch.setattr(processor, "cpu_quota", lambda: 1.0)
+    other = OtherWork()
+    machine.go_on(10.0, others=9.0)
+    assert (other.cores(), other.idle_cores(), other.sentence()) == (pytest.approx(0.9), 1.0, "")
+    machine.go_on(10.0, others=20.0)
+    assert other.idle_cores() == pytest.approx(0.55)
 
 
 def test_a_moment_says_nothing_and_a_look_waits_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:

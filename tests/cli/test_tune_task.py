@@ -34,7 +34,7 @@ def test_a_task_that_does_not_say_how_long_it_is_trained_asks_for_it(workbench: 
         ("tune wine.py:task --steps 10 --allowed-drop %", "must be a number of at least 0 or a share"),
         ("tune wine.py:task --steps 10 --epochs 2", "give only one of them"),
         ("tune wine.py:task --steps 10 --minutes 1 --timeout 60", "give only one of them"),
-        ("tune wine.py:task --steps 1000000000 --minutes 0.1", "0.1 minutes are too few"),
+        ("tune wine.py:task --steps 1000000000 --minutes 0.1", "6 s is too short a time"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_one_sentence_before_anything_is_written(

@@ -18,6 +18,7 @@ import typer
 
 from workbench.cli.command_start import for_ranks
 from workbench.cli.failures import FAILED
+from workbench.core.processor import usable_cores
 from workbench.core.signals import handling_signals
 
 _POLL_SECONDS = 0.1
@@ -31,7 +32,7 @@ def run_as_ranks(n_ranks: int, arguments: Sequence[str]) -> int:
     # Served here, so that it outlives every rank: who is left reads there who has died. Kept by its name until the end.
     store, meeting = serve_store()
     # Each rank's torch would take all cores.
-    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // n_ranks)), **os.environ, **meeting}
+    environment = {"OMP_NUM_THREADS": str(max(1, usable_cores() // n_ranks)), **os.environ, **meeting}
     environment |= {"WORLD_SIZE": str(n_ranks), **for_ranks()}
     command = [sys.executable, "-m", "workbench", *arguments]
     # A separate session: the terminal's Ctrl-C comes here, not to every rank.

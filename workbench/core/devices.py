@@ -21,6 +21,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from workbench.core.container import memory_left
 from workbench.core.other_work import other_work_now
 from workbench.core.processor import cpu_model
 from workbench.core.processor import usable_cores as usable_cores
@@ -126,8 +127,8 @@ def idle_places_to_train(device: str) -> int:
     number = min(places_to_train(device), _MOST_IDLE_PLACES)
     if number == 1 or (device != "cpu" and _accelerator() is not None):
         return 1
-    idle = round(usable_cores() - other_work_now().cores())
-    memory = psutil.virtual_memory().available // (2 * psutil.Process().memory_info().rss)
+    idle = round(other_work_now().idle_cores())
+    memory = min(psutil.virtual_memory().available, memory_left()) // (2 * psutil.Process().memory_info().rss)
     return max(1, min(number, idle // torch.get_num_threads(), int(memory)))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from workbench.core import devices
 from workbench.core.other_work import other_work_now
+from workbench.core.processor import too_many_threads
 
 _NEEDED = ("torch", "optuna", "plotly", "pandas", "pyarrow", "pydantic", "jupyterlab", "ipywidgets", "scikit-learn")
 _NO_KERNELS = "none; a C compiler (Debian: gcc) makes AdamOffload with moments in bfloat16 faster"
@@ -41,6 +42,8 @@ def examine(folder: Path | None = None) -> list[Finding]:
     ]
     if busy := other_work_now().sentence():
         findings.append(Finding("other work", busy))
+    if threads := too_many_threads(hardware["torch_threads"]):
+        findings.append(Finding("threads", threads))
     for name in _NEEDED:
         try:
             findings.append(Finding(name, metadata.version(name)))

@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from workbench.core.processor import usable_cores
+from workbench.core.processor import allowed_cores, usable_cores
 
 _KINDS = ("user", "nice", "system", "irq", "softirq", "steal")
 _BUSY_CORES = 0.5
@@ -28,14 +28,19 @@ class OtherWork:
         """Return how many cores other work kept busy on average."""
         return max(_others_seconds() - self._busy, 0.0) / max(time.perf_counter() - self._began, 1e-9)
 
+    def idle_cores(self) -> float:
+        """Return how many cores it left on average, of those that this process may use."""
+        return max(min(float(usable_cores()), len(allowed_cores()) - self.cores()), 0.0)
+
     def sentence(self) -> str:
         """Return a sentence if that was much; empty if not, or if there was no time to see it."""
-        if time.perf_counter() - self._began < _TOO_SHORT or (cores := self.cores()) < _BUSY_CORES:
+        taken = usable_cores() - self.idle_cores()  # not what a container's neighbours do on cores of their own
+        if time.perf_counter() - self._began < _TOO_SHORT or taken < _BUSY_CORES:
             return ""
         is_one = os.environ.get("OMP_NUM_THREADS") == "1"
         several = ", with several threads many times as long (OMP_NUM_THREADS=1, set before Python starts, avoids that)"
         return (
-            f"Other work keeps {cores:.1f} of {usable_cores()} cores busy: steps on the CPU take longer meanwhile"
+            f"Other work keeps {taken:.1f} of {usable_cores()} cores busy: steps on the CPU take longer meanwhile"
             f"{'' if is_one else several}, and what is measured holds for a busy machine"
         )
 
@@ -49,7 +54,7 @@ def other_work_now() -> OtherWork:
 
 def _others_seconds() -> float:
     """Return the seconds of processor time since boot that neither this process nor its children used."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    allowed = allowed_cores()
     cores = [times for core, times in enumerate(psutil.cpu_times(percpu=True)) if core in allowed]
     busy: float = sum(getattr(times, kind, 0.0) for times in cores for kind in _KINDS)
     here = psutil.Process()

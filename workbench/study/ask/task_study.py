@@ -19,6 +19,8 @@ from pydantic import ValidationError
 
 from workbench.config import BoostConfig, Facts, describe_parameters
 from workbench.core.files import write_text_atomically
+from workbench.core.other_work import other_work_now
+from workbench.core.processor import too_many_threads
 from workbench.core.text import format_duration
 from workbench.methods.registry import METHODS
 from workbench.study.ask.sections import SHORTENED, AllowedDrop
@@ -256,10 +258,12 @@ def _horizon(look: TaskLook, steps: int, minutes: float) -> int:
     least = math.ceil(steps / _SHORTEST_HORIZON)
     if most < least:
         needed = _RUNS_WANTED * (least * look.step_seconds + look.evaluation_seconds) / 60.0
+        why = (too_many_threads(look.threads) or other_work_now().sentence()) if look.device == "cpu" else ""
         raise StudyError(
-            f"{minutes:g} minutes are too few to search a training of {steps} batches of "
+            f"{format_duration(60.0 * minutes)} is too short a time to search a training of {steps} batches of "
             f"{1e3 * look.step_seconds:.3g} ms each, with an evaluation of {format_duration(look.evaluation_seconds)}; "
             f"give it at least {math.ceil(needed)} minutes (--minutes {math.ceil(needed)})"
+            f"{why and '. '}{why}"
         )
     return min(steps, most)
 
