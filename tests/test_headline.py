@@ -85,6 +85,8 @@ def test_tuned_plain_is_measured_beside_the_export_or_else_predicted() -> None:
     assert tuned_plain_speed(CHOICE, TUNED) == 2.0 / 1.6
     assert tuned_plain_speed(CHOICE, predicted) == 1.0 / 0.7
     assert tuned_plain_sentence(CHOICE, predicted) == "Tuned plain is predicted to need 0.70 of O0's time."
+    lossy = tuned_plain_sentence(CHOICE, replace(TUNED, drop=0.0051))
+    assert lossy.startswith("Tuned plain needs 0.80 of O0's time but loses more than is allowed; the export is 1.60 x")
     unknown = TunedPlain("", {}, math.nan)
     assert math.isnan(tuned_plain_speed(CHOICE, unknown))
     assert tuned_plain_sentence(CHOICE, unknown) == "Tuned plain was not tried, so that how long it takes is not known."

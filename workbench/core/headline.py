@@ -66,7 +66,8 @@ def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
     speed = tuned_plain_speed(choice, tuned)
     if not math.isfinite(speed):
         return "Tuned plain was not tried, so that how long it takes is not known."
-    share = f"{_share(1.0 / speed)} of O0's time"
+    lost = " but loses more than is allowed" if taken is not None and tuned.drop > taken.allowed_drop else ""
+    share = f"{_share(1.0 / speed)} of O0's time{lost}"
     if taken is None or not math.isfinite(tuned.speedup):
         return f"Tuned plain is predicted to need {share}."
     ratio = format_interval(tuned.speedup, tuned.speedup_low, tuned.speedup_high, " x")
