@@ -71,6 +71,19 @@ def adasum_training(rank: int, device_number: int = 1) -> dict[str, Any]:
     return {"weights": [p.detach() for p in net.parameters()], "losses": losses, "plan": boosted.plan.summary()}  # type: ignore[union-attr]
 
 
+def pull(rank: int) -> Tensor:
+    return torch.randn(3, dtype=torch.complex64, generator=torch.Generator().manual_seed(rank))
+
+
+def adasum_of_complex(rank: int) -> dict[str, Any]:
+    net = nn.ParameterDict({"spectrum": nn.Parameter(torch.zeros(3, dtype=torch.complex64))})
+    boosted = apply(ADASUM | {"common": {"device_number": 1}}, net, SGD(net.parameters(), lr=1.0), level="O0")
+    boosted.distribute()
+    boosted.backward((net["spectrum"] * pull(rank)).real.sum())
+    boosted.step()
+    return {"weights": [net["spectrum"].detach()]}
+
+
 def adasum_cell(rank: int) -> dict[str, Any]:
     net = network(seed=0)
     optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -163,6 +176,7 @@ def train_in_subspace(
 CASES: dict[str, Callable[[int], dict[str, Any]]] = {
     "adasum_training": adasum_training,
     "adasum_of_servers": partial(adasum_training, device_number=2),
+    "adasum_of_complex": adasum_of_complex,
     "adasum_cell": adasum_cell,
     "overflow_in_buckets": partial(overflow, ddp=False, adasum=False),
     "overflow_under_ddp": partial(overflow, ddp=True, adasum=False),

@@ -74,6 +74,13 @@ def test_training_with_adasum_is_servers_stepping_alone_and_a_tree(folder: Path,
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_adasum_takes_complex_weights_as_pairs_of_numbers(folder: Path) -> None:
+    results = [result["weights"] for result in loaded(folder, "adasum_of_complex")]
+    assert_equal_bits(results)
+    combined = adasum_tree([torch.view_as_real(program.pull(rank).conj().resolve_conj()) for rank in RANKS])
+    torch.testing.assert_close(torch.view_as_real(results[0][0]), -combined)
+
+
 def test_the_cell_says_that_adasum_is_in_effect_and_returns_the_loss(folder: Path) -> None:
     assert all(result["enabled"] and result["same"] for result in loaded(folder, "adasum_cell"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -28,20 +28,25 @@ class AdaSumUpdate(WeightUpdate):
 
     def __init__(self, parameters: Sequence[nn.Parameter], device_number: int) -> None:
         self.parameters = list(parameters)
-        servers = ranks.world_size() // device_number
-        self.adasum = AdaSum(ranks.rank(), device_number, servers, self.parameters)
         self._local = PlainUpdate()
+        servers = ranks.world_size() // device_number
+        self.adasum = AdaSum(ranks.rank(), device_number, servers, self._as_real())
         self.server_group = self.adasum.links.server_group
         self.averages_gradients = self.server_group is not None
 
     @torch.no_grad()
     def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
         """Update locally and combine."""
-        old = [parameter.detach().clone() for parameter in self.parameters]
+        old = [parameter.clone() for parameter in self._as_real()]
         columns = self._local(window)
-        changes = torch._foreach_sub(old, [parameter.detach() for parameter in self.parameters])
-        self.adasum(changes, self.parameters, old)
+        parameters = self._as_real()
+        self.adasum(torch._foreach_sub(old, parameters), parameters, old)
         return columns
+
+    def _as_real(self) -> list[Tensor]:
+        """Return views of the weights, of complex ones as pairs of numbers."""
+        plain = (parameter.detach() for parameter in self.parameters)
+        return [torch.view_as_real(one) if one.is_complex() else one for one in plain]
 
 
 class AdaSumMethod(Method):
