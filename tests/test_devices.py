@@ -266,3 +266,11 @@ def test_ranks_are_not_sent_to_one_accelerator(two_accelerators: list[int]) -> N
 
 def test_ranks_share_the_cpu() -> None:
     assert [devices.rank_device("cpu", local_rank) for local_rank in range(3)] == [torch.device("cpu")] * 3
+
+
+def test_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    with devices.kept_threads():
+        devices.use_threads(before + 1)
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before

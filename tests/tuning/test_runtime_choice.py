@@ -73,24 +73,6 @@ def test_threads_are_chosen_before_the_layout_and_kept_beside_it(tmp_path: Path)
     assert all(one["runtime.threads"] == 1 for one in layouts)
 
 
-@pytest.mark.parametrize(
-    ("times", "expected", "timed"),
-    [
-        ({4: 0.7, 2: 0.6, 1: 0.9}, {"runtime.threads": 2}, [4, 2, 1]),
-        ({4: 1.05, 2: 0.8, 1: 0.7}, {"runtime.threads": 1}, [4, 2, 1]),
-        ({4: 1.6, 2: 0.1, 1: 0.1}, {}, [4]),
-    ],
-    ids=["some", "one", "all"],
-)
-def test_threads_are_halved_until_that_is_clearly_slower(
-    times: Mapping[int, float], expected: dict[str, Any], timed: list[int], tmp_path: Path
-) -> None:
-    factors = {("runtime.threads", number): factor for number, factor in times.items()}
-    values, runner, _ = chosen(tmp_path, '"runtime.threads" = [1, 2, 4]', factors)
-    assert values == expected
-    assert list(dict.fromkeys(one.leaves()["runtime.threads"] for one in runner.timed))[1:] == timed
-
-
 LAYOUTS = '"runtime.memory_format" = ["contiguous", "channels_last"]'
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from workbench.config import NetworkFacts
+from workbench.core import devices
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
-from workbench.study.ask.task_study import SetUpQuestion, ask, begin_study, folder_of
+from workbench.study.ask.task_study import SetUpQuestion, ask, begin_study, folder_of, threads_and_places
 from workbench.study.errors import StudyError
 from workbench.tasks import Task
 from workbench.tasks.errors import TaskError
@@ -77,8 +80,54 @@ def asked(look: TaskLook = LOOK, *, steps: int = 180, minutes: float = 15.0, dro
 
 def test_threads_and_memory_are_tried_where_they_may_matter() -> None:
     assert not {"runtime.threads", "runtime.data"} & parse_study(asked().text).set_up.runtime.keys()
-    found = parse_study(asked(replace(LOOK, threads=8, gains_from_memory=True)).text).set_up.runtime
-    assert (found["runtime.threads"], found["runtime.data"]) == ([4, 2, 1], ["resident"])
+    look = replace(LOOK, threads=8, fewer_threads={4: 0.009, 2: 0.011, 1: 0.012}, gains_from_memory=True)
+    found = parse_study(asked(look).text)
+    assert (found.set_up.runtime["runtime.threads"], found.set_up.runtime["runtime.data"]) == ([4], ["resident"])
+    assert found.study.threads is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "idle", "expected"),
+    [
+        ({1: 0.012}, 2.0, (1, 2, " takes 0.83 x as long with 2, and so 2 runs are trained at a time.")),
+        ({1: 0.012}, 1.0, (None, 1, "")),
+        ({1: 0.009}, 1.0, (1, 1, " takes 1.1 x as long with 2.")),
+        ({}, 2.0, (None, 1, "")),
+    ],
+    ids=["about as quick", "about as quick, busy", "quicker, busy", "slower"],
+)
+def test_a_run_has_as_few_threads_as_are_about_enough_where_more_runs_then_go_at_a_time(
+    seconds: dict[int, float], idle: float, expected: tuple[int | None, int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "usable_cores", lambda: 2)
+    monkeypatch.setattr(devices, "other_work_now", lambda: SimpleNamespace(idle_cores=lambda: idle))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    look = replace(LOOK, threads=2, fewer_threads=seconds)
+    assert threads_and_places(look, "cpu", jobs=2) == ((1, 2) if seconds else (None, 1))
+    threads, places = threads_and_places(look, "cpu", jobs=None)
+    question = ask(look, "mine.py:task", steps=180, minutes=15.0, allowed_drop=None, places=places, threads=threads)
+    found, told = parse_study(question.text), [one for one in question.left_out if "thread" in one]
+    assert (threads, places, found.study.threads) == (*expected[:2], expected[0])
+    assert told == ([f"More than one thread for a run is left out: a step as given{expected[2]}"] if threads else [])
+    assert not (threads and "runtime.threads" in found.set_up.runtime)
+    assert question.run_seconds == pytest.approx(180 * (seconds[1] if threads else 0.01))
+
+
+def test_a_look_halves_the_threads_until_a_step_takes_clearly_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time goes by as the number of threads says."""
+    seconds, clock, threads = {8: 10.0, 4: 9.0, 2: 11.0, 1: 20.0}, [0.0], [8]
+
+    def tick() -> float:
+        clock[0] += seconds[threads[-1]]
+        return clock[0]
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(devices, "use_threads", threads.append)
+    monkeypatch.setattr(time, "perf_counter", tick)
+    look = look_at(regression(), CPU, 100)
+    assert threads == [8, 4, 2, 1, 8]
+    assert look.threads == 8
+    assert {n: round(one / look.step_seconds, 2) for n, one in look.fewer_threads.items()} == {4: 0.9, 2: 1.1}
 
 
 def test_a_gpu_is_asked_for_graphs_tf32_and_a_half_that_it_multiplies() -> None:

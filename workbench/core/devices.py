@@ -107,29 +107,40 @@ def use_threads(number: int) -> None:
     torch.set_num_threads(number)
 
 
-def places_to_train(device: str) -> int:
+@contextlib.contextmanager
+def kept_threads() -> Iterator[None]:
+    """Give CPU operations of this process the threads back that they had before the block."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        use_threads(before)
+
+
+def places_to_train(device: str, threads: int | None = None) -> int:
     """Return in how many processes a training on a device, named as in a study, runs as it does in this one.
 
-    On a CPU that is as many as have cores for the threads that torch has here; of accelerators there is one for each.
+    On a CPU that is as many as have cores for ``threads``, by default as many as torch has here; of accelerators there
+    is one for each.
     """
     n_accelerators = torch.accelerator.device_count() if device != "cpu" and _accelerator() is not None else 0
     if n_accelerators:
         return 1 if ":" in device else n_accelerators
-    return max(1, usable_cores() // torch.get_num_threads())
+    return max(1, usable_cores() // (threads or torch.get_num_threads()))
 
 
-def idle_places_to_train(device: str) -> int:
+def idle_places_to_train(device: str, threads: int | None = None) -> int:
     """Return how many of the `places_to_train` nothing else uses at this moment; at least 1.
 
     A CPU's cores count, at most four places, each with memory for as much as this process has taken and as much again.
     Accelerators do not: who else may want a second one is not known here.
     """
-    number = min(places_to_train(device), _MOST_IDLE_PLACES)
+    number = min(places_to_train(device, threads), _MOST_IDLE_PLACES)
     if number == 1 or (device != "cpu" and _accelerator() is not None):
         return 1
     idle = round(other_work_now().idle_cores())
     memory = min(psutil.virtual_memory().available, memory_left()) // (2 * psutil.Process().memory_info().rss)
-    return max(1, min(number, idle // torch.get_num_threads(), int(memory)))
+    return max(1, min(number, idle // (threads or torch.get_num_threads()), int(memory)))
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -32,12 +32,15 @@ class OtherWork:
         """Return how many cores it left on average, of those that this process may use."""
         return max(min(float(usable_cores()), len(allowed_cores()) - self.cores()), 0.0)
 
-    def sentence(self) -> str:
-        """Return a sentence if that was much; empty if not, or if there was no time to see it."""
+    def sentence(self, threads: int | None = None) -> str:
+        """Return a sentence if that was much; empty if not, or if there was no time to see it.
+
+        ``threads`` are those of a run, where they are not the environment's.
+        """
         taken = usable_cores() - self.idle_cores()  # not what a container's neighbours do on cores of their own
         if time.perf_counter() - self._began < _TOO_SHORT or taken < _BUSY_CORES:
             return ""
-        is_one = os.environ.get("OMP_NUM_THREADS") == "1"
+        is_one = threads == 1 or os.environ.get("OMP_NUM_THREADS") == "1"
         several = ", with several threads many times as long (OMP_NUM_THREADS=1, set before Python starts, avoids that)"
         return (
             f"Other work keeps {taken:.1f} of {usable_cores()} cores busy: steps on the CPU take longer meanwhile"

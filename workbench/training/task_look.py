@@ -9,8 +9,8 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -35,6 +35,7 @@ from workbench.training.loop import training_loop
 from workbench.training.setup import first_batch, prepare
 
 _TIMED_STEPS = 4
+_CLEARLY_LONGER = 1.25  # of a step, where fewer threads are no longer enough
 _MERGED = 4  # batches that a search puts together at most
 _EARLY = 0.2  # share of a run in which no schedule that was meant for it has ended
 _FALLEN = 0.01  # share of the highest rate below which little is learned
@@ -62,6 +63,7 @@ class TaskLook:
     threads: int  # that CPU operations use
     step_seconds: float
     evaluation_seconds: float
+    fewer_threads: Mapping[int, float] = field(default_factory=dict)  # and a step's seconds where they are about enough
     compared: str = ""  # which items of a batch the metric compares, a sentence; empty where that is unambiguous
     falls_early: str = ""  # where the schedule ends long before the run, a sentence; empty where it does not
     sets_rates: bool = False  # whether the schedule goes up to other rates than the optimizer's, as OneCycleLR does
@@ -76,7 +78,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
         warnings.simplefilter("ignore")
         network = network_facts(task)
         # Before there is another copy, since memory may be short.
-        step_seconds, evaluation_seconds = _seconds(task, device, steps, seed)
+        by_threads, evaluation_seconds = _seconds(task, device, steps, seed)
         model = task.new_model().to(device)
         optimizer = task.new_optimizer(model)
         groups = optimizer.param_groups
@@ -103,8 +105,9 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             device=device.type,
             gains_from_memory=gains_from_memory(task.train, seed, device),
             threads=torch.get_num_threads(),
-            step_seconds=step_seconds,
+            step_seconds=by_threads.pop(torch.get_num_threads()),
             evaluation_seconds=evaluation_seconds,
+            fewer_threads=by_threads,
             compared=task.what_is_compared(next(iter(task.evaluation_batches(seed)))),
             falls_early=_falls_early(course),
             sets_rates=sets_rates,
@@ -116,21 +119,42 @@ def _number(value: Any) -> float:
     return float(value.item() if isinstance(value, Tensor) else value) if is_known else 0.0
 
 
-def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[float, float]:
-    """Time some steps of the task as given, not counting the first, and an evaluation."""
+def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[dict[int, float], float]:
+    """Time some steps of the task as given, not counting the first, and an evaluation.
+
+    On a CPU they are timed again with half of the threads, and again, until a step takes clearly longer.
+    """
     off = BoostConfig().with_values({"boost.mode": "disable_all"})
     prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=steps)
-    loop = training_loop(prepared.boosted, prepared.task.compute_loss, prepared.batches(seed), steps=_TIMED_STEPS)
-    seconds, began = [], time.perf_counter()
-    for _ in loop:
-        devices.synchronize(device)
-        seconds.append(time.perf_counter() - began)
-        began = time.perf_counter()
+    most = torch.get_num_threads()
+    n_counts = most.bit_length() if device.type == "cpu" else 1
+    n_steps = n_counts * _TIMED_STEPS
+    loop = iter(training_loop(prepared.boosted, prepared.task.compute_loss, prepared.batches(seed), steps=n_steps))
+    found = {most: _least_seconds(loop, device)}
+    try:
+        for halvings in range(1, n_counts):
+            devices.use_threads(most >> halvings)
+            seconds = _least_seconds(loop, device)
+            if seconds > _CLEARLY_LONGER * min(found.values()):
+                break
+            found[most >> halvings] = seconds
+    finally:
+        devices.use_threads(most)
     model, precision = unwrapped(prepared.boosted.model), prepared.boosted.precision
     check_outputs(task, model, device, precision, seed)  # what is loaded for a metric is loaded once
     began = time.perf_counter()
     evaluate(task, model, device, precision, seed)
-    return min(seconds[1:]), time.perf_counter() - began
+    return found, time.perf_counter() - began
+
+
+def _least_seconds(loop: Iterator[Any], device: torch.device) -> float:
+    """Return what the quickest of some steps takes, not counting the first."""
+    seconds, began = [], time.perf_counter()
+    for _ in islice(loop, _TIMED_STEPS):
+        devices.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+        began = time.perf_counter()
+    return min(seconds[1:])
 
 
 def _course(task: Task, optimizer: Optimizer, steps: int) -> Sequence[tuple[float, ...]]:

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ _OWN_FAMILIES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
 _RATE_MULTIPLES = (1.0, 2.0, 4.0)
 _RUNS_WANTED = 50  # as long as today's that a search should have time for; else it asks at a shorter length
 _SHORTEST_HORIZON = 16
+_AS_QUICK = 1.05  # times today's step: fewer threads are taken that are slower only where more runs then go at a time
 _CONFIRM_SHARE = 0.38  # of the time
 _EXPECTED_TIME = 0.35  # of a candidate's run relative to today's
 _CANDIDATES = 3  # the leader, its safer form and its bolder one
@@ -94,9 +95,10 @@ def begin_study(
     except StoppedError:
         raise StudyStoppedError("stopped during the look at the task; nothing was written") from None
     minutes = DEFAULT_MINUTES if minutes is None else minutes
-    places = devices.idle_places_to_train(device) if jobs is None else min(jobs, devices.places_to_train(device))
+    threads, places = threads_and_places(look, device, jobs)
     asked = (look, _named_from(folder, task))
-    question = ask(*asked, steps=length, minutes=minutes, allowed_drop=allowed_drop, places=places)
+    options: Any = {"allowed_drop": allowed_drop, "places": places, "threads": threads}
+    question = ask(*asked, steps=length, minutes=minutes, **options)
     for sentence in [look.compared, look.falls_early, *question.left_out, question.forecast(minutes, places)]:
         if sentence:
             on_note(sentence)
@@ -104,6 +106,26 @@ def begin_study(
     folder.mkdir(parents=True, exist_ok=True)
     write_text_atomically(folder / "study.toml", question.text)
     return folder
+
+
+def threads_and_places(look: TaskLook, device: str, jobs: int | None) -> tuple[int | None, int]:
+    """Return how many threads a run has, None for torch's own, and how many runs are trained at a time.
+
+    ``jobs`` are the processes that are asked for; None is as many as have idle cores.
+    """
+    from workbench.core import devices
+
+    def places(threads: int | None) -> int:
+        if jobs is None:
+            return devices.idle_places_to_train(device, threads)
+        return min(jobs, devices.places_to_train(device, threads))
+
+    fewest, usual = min(look.fewer_threads, default=None), places(None)
+    if fewest is not None:
+        more = places(fewest)
+        if more > usual or look.fewer_threads[fewest] <= _AS_QUICK * look.step_seconds:
+            return fewest, more
+    return None, usual
 
 
 def _named_from(folder: Path, task: Task) -> str:
@@ -193,14 +215,30 @@ class SetUpQuestion:
 
 
 def ask(
-    look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: float | str | None, places: int = 1
+    look: TaskLook,
+    spec: str,
+    *,
+    steps: int,
+    minutes: float,
+    allowed_drop: float | str | None,
+    places: int = 1,
+    threads: int | None = None,
 ) -> SetUpQuestion:
     """Return the study that finds a task's fastest set-up in ``minutes``, confirmation included.
 
     ``spec`` is the task as on the command line, ``steps`` the loader batches that it is trained for today, ``places``
-    the runs that are trained at a time.
+    the runs that are trained at a time, ``threads`` one of the look's fewer threads that each of them has.
     """
-    horizon, left_out = _horizon(look, steps, minutes), list[str]()
+    left_out = list[str]()
+    if threads is not None:
+        ratio = look.step_seconds / look.fewer_threads[threads]
+        left_out.append(
+            f"More than {'one thread' if threads == 1 else f'{threads} threads'} for a run is left out: a step as "
+            f"given takes {ratio:.2g} x as long with {look.threads}"
+            f"{f', and so {places} runs are trained at a time' if places > 1 else ''}."
+        )
+        look = replace(look, step_seconds=look.fewer_threads[threads], fewer_threads={})
+    horizon = _horizon(look, steps, minutes)
     training_seconds = horizon * look.step_seconds
     run_seconds = training_seconds + look.evaluation_seconds
     if horizon < steps:
@@ -225,6 +263,7 @@ def ask(
             "n_trials": 1000,
             "timeout_seconds": round(60.0 * minutes, 1),
             "objective": "time_to_quality",
+            **({} if threads is None else {"threads": threads}),
         },
         "allowed_drop": {} if allowed_drop is None else {"o1": allowed_drop},
         "baseline": {"amp.dtype": "bfloat16" if look.fast_bfloat16 else "float16"} if "amp.level" in runtime else {},
@@ -351,8 +390,8 @@ def _runtime(look: TaskLook, run_seconds: float, left_out: list[str]) -> dict[st
     else:
         no_format = f"this {look.device} has no instructions for it, and float16 because it is slow there"
         left_out.append(_left_out("bfloat16 is", no_format))
-    if look.device == "cpu" and look.threads > 1:  # small networks wait for their threads
-        runtime["runtime.threads"] = [look.threads >> halvings for halvings in range(1, look.threads.bit_length())]
+    if quicker := [n for n, seconds in look.fewer_threads.items() if seconds < look.step_seconds]:
+        runtime["runtime.threads"] = quicker
     if look.device == "cuda":
         runtime["runtime.cuda_graph"] = [True]  # small networks wait for the host, which launches their kernels
         runtime["runtime.matmul_precision"] = ["high"]

@@ -141,6 +141,8 @@ def tune(
                 crew = leaving.enter_context(ray.crew(file, directory, make_experimenter, stop, end))
                 expert = crew.experimenter
             else:
+                if make_experimenter is None:  # a fake needs no torch
+                    leaving.enter_context(_kept_threads())
                 expert = experimenter_for(file, directory, make_experimenter, device)
                 loading = time.monotonic() - began
                 has_time = limit is not None and loading < _LOADING_SHARE * limit
@@ -186,7 +188,7 @@ def tune(
                 watch.note(doubt)
             # Of several ranks the others would count as other work.
             if ray is None and file.study.ranks == 1:
-                if busy := other.sentence():
+                if busy := other.sentence(file.study.threads):
                     watch.note(f"{busy}.")
                 elif finds_set_up and make_experimenter is None and (places := _about_places(file, jobs, n_jobs)):
                     watch.note(places)
@@ -339,6 +341,12 @@ def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[floa
     if file.study.objective == "time_to_quality":
         share += file.set_up.attribution_share
     return began + (limit - writing) * (1.0 - share), began + limit - writing
+
+
+def _kept_threads() -> AbstractContextManager[None]:
+    from workbench.core import devices
+
+    return devices.kept_threads()
 
 
 def _idle_places(file: StudyFile) -> int:

@@ -25,9 +25,7 @@ from workbench.study.set_up.total_time import StepTimes
 _CHOICE, _NO_ROOM = "runtime_choice", "no_room_for_batches"
 _BATCH_FACTORS = (1.0, 4.0)
 RUNTIME_SHARE = 0.2  # of the time, after which nothing more is timed
-_THREADS = "runtime.threads"
-_CLEARLY = 1.1  # slower, by step times that are off by some percent
-_FIRST = (_THREADS, "runtime.cuda_graph")
+_FIRST = ("runtime.threads", "runtime.cuda_graph")
 _LAST = ("runtime.cuda_graph", "runtime.data", "runtime.matmul_precision", "runtime.cudnn_benchmark")
 
 
@@ -85,12 +83,7 @@ def choose_runtime(
             # Values as given add nothing to what was chosen so far, nor does what was.
             others = [chosen["values"] | values for values in combined if timing.changes(values)]
             others = [values for values in others if all(values != row["values"] for row in rows)]
-            others.sort(key=lambda values: -(values.get(_THREADS) or 0))
-            tried = list[dict[str, Any]]()
-            for values in others:
-                tried.append(timing.row(values, max(1, len(chosen["ratios"]))))
-                if paths == [_THREADS] and _is_slower(tried[-1], [chosen, *tried]):
-                    break  # fewer still are slower still, and of a large network they would take minutes to time
+            tried = [timing.row(values, max(1, len(chosen["ratios"]))) for values in others]
             rows += tried
             chosen = timing.fastest(chosen, tried)
     except OutOfTimeError:
@@ -101,13 +94,6 @@ def choose_runtime(
         if row["message"]:
             values = ", ".join(f"{path} = {value}" for path, value in row["values"].items()) or "nothing"
             on_note(f"Left out: {values}, because {row['message']}.")
-
-
-def _is_slower(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a row is clearly slower than another one, by the batches that all were timed with."""
-    n_ratios = min(len(one["ratios"]) for one in (row, *others))
-    best = min(math.prod(one["ratios"][:n_ratios]) for one in others)
-    return bool(math.prod(row["ratios"][:n_ratios]) > _CLEARLY**n_ratios * best)
 
 
 def _chosen_together(choices: Mapping[str, Any]) -> Iterator[list[str]]:
