@@ -39,7 +39,26 @@ __all__ = [
     "plain_list",
 ]
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh}
+
+class RecordedTanh(torch.autograd.Function):
+    """The tanh of the recording processor: a quotient of polynomials, off by up to 1e-4, and its derivative 1 - y^2."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        square = x * x
+        above = (((square + 378) * square + 17325) * square + 135135) * x
+        y = above / (((28 * square + 3150) * square + 62370) * square + 135135)
+        y = torch.where(x.abs() > 5, x.sign(), y)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return gradients[0] * (1 - y * y)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": RecordedTanh.apply}
 
 
 def build_network(net: Mapping[str, Any], dtype: torch.dtype = torch.float64) -> nn.Module:

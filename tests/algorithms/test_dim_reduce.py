@@ -23,7 +23,7 @@ from workbench.methods.dim_reduce.components import component_rows
 from workbench.methods.dim_reduce.method import DimReduce, sufficient_decrease, updated_curvature
 from workbench.nn import WithLossCell
 
-GRADIENT_ROUNDING = 1e-4  # of the length of a recorded gradient: its tanh is off by up to 1e-5, more where it saturates
+GRADIENT_ROUNDING = 1e-6  # of the length of a recorded gradient
 FLOAT32_ROUNDING = float(np.finfo(np.float32).eps)
 HYPER: dict[str, Any] = {"rho": 0.55, "gamma": 0.9, "alpha": 0.05, "sigma": 0.4}
 
@@ -107,8 +107,8 @@ def assert_equal_up_to_condition(found: Tensor, wanted: Tensor, slope: Tensor, s
     ``slope`` is its derivative, which enlarges the rounding of the gradients that enter, whose length is ``size``.
     """
     condition = torch.linalg.matrix_norm(slope.reshape(found.numel(), -1), 2) * size + found.norm()
-    terms = slope.shape[-1]  # every entry is a sum of so many products
-    assert (found - wanted).norm() <= terms * FLOAT32_ROUNDING * condition, name
+    terms = slope.shape[-1]  # every entry is a sum of so many products, after three others of the kind
+    assert (found - wanted).norm() <= 4 * terms * FLOAT32_ROUNDING * condition, name
 
 
 WHOLE_RUNS = golden_paths("dim_reduce_autoboost_*.npz")
@@ -117,9 +117,9 @@ SINGLE_STEPS = [path for path in golden_paths("dim_reduce_*.npz") if path not in
 
 @pytest.mark.parametrize("path", SINGLE_STEPS, ids=lambda path: path.stem)
 def test_golden_steps_searches_and_state(path: Path) -> None:
-    # Every step begins where the recorded one began. The recorded gradients are off by up to 3e-4 (worst of 41
-    # recordings), and where the curvature q is small the update enlarges that more than a hundredfold. So the update is
-    # checked at the recorded gradient, up to the condition of the formula there, and ours must be the same formula.
+    # Every step begins where the recorded one began. Where the curvature q is small, the update enlarges the rounding
+    # of a gradient more than a hundredfold. So it is checked at the recorded gradient, up to the condition of the
+    # formula there, and ours must be the same formula.
     meta, arrays = load_npz(path)
     module, made = golden_reducer(meta, arrays)
     for call in range(len(arrays["losses"])):
@@ -128,10 +128,12 @@ def test_golden_steps_searches_and_state(path: Path) -> None:
         loss = golden_step(module, made, golden_batch(arrays, 0 if meta["fixed_batch"] else call), meta["sens"])
         np.testing.assert_allclose(loss.item(), arrays["losses"][call], rtol=1e-4)
         step = made.last_step
+        if abs(step.slope) < 8 * FLOAT32_ROUNDING * abs(loss):
+            continue  # converged: whether float32 losses show so small a decrease is chance
         assert step.found is meta["line_search_found"][call]
         assert step.trials == len(meta["trials_per_step"][call])
         assert step.rho == pytest.approx(meta["chosen_rho"][call])
-        assert_near(step.gradient, arrays["gk"][call], 5e-4, "gk")
+        assert_near(step.gradient, arrays["gk"][call], 5e-5, "gk")
         recorded = {name: torch.from_numpy(arrays[name][call]).double() for name in ("gk", "dk", "bk", "gk_last", "sk")}
         gradient = recorded["gk"].reshape(-1)
         values, slopes = rule(gradient), torch.autograd.functional.jacobian(rule, gradient)
@@ -158,8 +160,8 @@ def test_golden_steps_searches_and_state(path: Path) -> None:
         astray = step.rho * (made.components.T @ (step.direction - recorded["dk"].reshape(-1)).to(made.components))
         paths = torch.split(astray, [p.numel() for p in made.weight])
         for name, part, weight, off in zip(meta["parameter_order"], momentum, made.weight, paths, strict=True):
-            assert_near(part, arrays[f"mom/{name}"][call], 1e-3, f"momentum of {name}", length)
-            assert_near(weight - off.view_as(weight), arrays[f"traj/{name}"][call + 1], 5e-4, name)
+            assert_near(part, arrays[f"mom/{name}"][call], 1e-4, f"momentum of {name}", length)
+            assert_near(weight - off.view_as(weight), arrays[f"traj/{name}"][call + 1], 5e-5, name)
 
 
 @pytest.mark.parametrize("path", WHOLE_RUNS, ids=lambda path: path.stem)

@@ -96,7 +96,7 @@ def test_golden_run_from_autoboost_to_the_weights(path: Path, source: str, tmp_p
         for number in range(len(matrix)):
             for sign in (-1, 1):
                 # Falling sizes set the order; the sign of a component is free, and B starts without a preference.
-                row = torch.from_numpy(matrix[number]) * sign * 4.0 ** (1 - number)
+                row = torch.from_numpy(matrix[number]) * sign * (4.0 - 4.0 * number / len(matrix))
                 parts = torch.split(row, [named[name].numel() for name in order])
                 shaped = {
                     name: part.reshape(named[name].shape).clone() for name, part in zip(order, parts, strict=True)

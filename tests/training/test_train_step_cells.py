@@ -82,7 +82,9 @@ def test_golden_training_with_loss_scale(path: Path, is_fused: bool) -> None:
         momenta = [optimizer.state[p].get("momentum_buffer", p.new_zeros(())).clone() for p in net.parameters()]
         with pytest.warns(NonFusedOptimizerWarning) if step == 0 and not is_fused else nullcontext():
             loss, overflow, scale = cell(*golden_batch(arrays, step, torch.float32))
-        if step not in meta["nan_input_steps"]:  # the recorded ReLU maps NaN to 0, torch's hands it on
+        if meta["loss"] == "ce" and np.isinf(arrays["losses"][step]):
+            assert loss > 87  # the recorded cross entropy is -log of a probability that float32 counts as 0
+        elif step not in meta["nan_input_steps"]:  # the recorded ReLU maps NaN to 0, torch's hands it on
             np.testing.assert_allclose(float(loss), arrays["losses"][step], rtol=1e-4, atol=1e-5)
         assert bool(overflow) == bool(arrays["overflow"][step])
         assert float(scale) == pytest.approx(arrays["returned_scale"][step], rel=1e-6)
@@ -196,7 +198,7 @@ def test_golden_accumulation_through_autoboost_and_the_train_cell(path: Path) ->
         assert_trajectory(net, arrays, step + 1)
         for name, parameter in net.named_parameters():
             buffer = np.zeros_like(arrays[f"accum/{name}"][step]) if parameter.grad is None else parameter.grad.numpy()
-            np.testing.assert_allclose(buffer, arrays[f"accum/{name}"][step], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(buffer, arrays[f"accum/{name}"][step], rtol=1e-4, atol=1e-5 * meta["sens"])
 
 
 @pytest.mark.parametrize("path", golden_paths("autoboost_train_*.npz"), ids=ids)
