@@ -11,6 +11,7 @@ import pytest
 from tests.experiments.small_tasks import small_task
 from tests.panels.looking import LONG, drawn, ended, our_threads, run, text_in
 from workbench.config import BoostConfig, ConfigError
+from workbench.config.facts import NetworkFacts
 from workbench.panels.compare_panel import ComparePanel, seeds_of
 from workbench.panels.panel import PanelState
 from workbench.panels.shared_config import SharedConfig
@@ -119,6 +120,9 @@ def test_equal_set_ups_are_refused_beside_the_second_and_nothing_starts(made: Ma
     assert text_in(panel.sides[1].widget).strip() == "2"
     panel.sides[2].source.value = "This configuration"
     assert "same set-up" not in text_in(panel.sides[2].widget)
+    panel.shared.learn(NetworkFacts(0, 0, 3, 3, 0, 3))  # in which O1 finds nothing to do
+    panel.start_button.click()
+    assert "the same set-up as O0 (nothing switched on)" in text_in(panel.sides[1].widget)
 
 
 def test_what_is_wrong_with_a_side_stands_beside_it_and_nothing_starts(made: Make, tmp_path: Path) -> None:

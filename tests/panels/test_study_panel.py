@@ -305,8 +305,8 @@ def test_what_the_look_decides_is_said_once_in_a_section_and_what_is_no_number_i
 ) -> None:
     panel = keep(StudyPanel(tiny_task(), studies=tmp_path))
     for path, value, sentence in (
-        ("study.budget_steps", "ten", 'Steps per trial must be a whole number at least 1, got "ten"'),
-        ("study.timeout_seconds", -1.0, "How long may the search take? must be a finite number greater than 0"),
+        ("study.budget_steps", "ten", '✕ it must be a whole number at least 1, got "ten"'),
+        ("study.timeout_seconds", -1.0, "✕ it must be a finite number greater than 0"),
     ):
         before = panel.entries[path].value
         panel.entries[path].set(value)

@@ -278,6 +278,14 @@ def test_step_time_is_compared_with_o0_after_the_run_and_on_request(made: Make) 
     assert panel.result is result, "measuring is no run"
 
 
+def test_o0_is_not_compared_with_itself(made: Make) -> None:
+    panel = made(small_task(), measure=True)
+    run(panel)
+    panel.measure_button.click()
+    assert panel.speed is None
+    assert "this is O0 itself: there is nothing to compare" in text_in(panel)
+
+
 def test_many_clicks_on_start_begin_one_run(made: Make) -> None:
     begun: list[int] = []
     steps = Steps()

@@ -206,7 +206,7 @@ class ComparePanel(WorkPanel):
         """Say beside a side that it is the same set-up as one before it; return whether there is one."""
         seen, found = dict[str, str](), False
         for choice, (label, config, level) in zip(chosen, sides, strict=True):
-            plan = config.resolve(level)
+            plan = config.resolve(level, network=self.shared.network)
             same = seen.setdefault(plan.key(), label)
             if same != label:
                 choice.refuse(f"the same set-up as {same} ({plan.summary()}): there is nothing to compare")
@@ -327,7 +327,8 @@ class _SideChoice:
     def read(self) -> LabelledConfig:
         """Return label, configuration and level; a ConfigError says why it cannot be used."""
         label, config, level = self._chosen()
-        config.resolve(level)  # what must act and cannot would only be found out in the middle
+        # What must act and cannot would only be found out in the middle.
+        config.resolve(level, network=self._shared.network)
         return label, config, level
 
     def _show(self, source: str) -> None:

@@ -169,7 +169,7 @@ class StudyForm:
             value = control.value
             if value is not None and not (isinstance(value, (int, float)) and value > 0):
                 wrong.append(control)
-                control.refuse(f"`{control.info.title}` must {control.info.rule}, got {shown(value)}")
+                control.refuse(f"it must {control.info.rule}, got {shown(value)}")
         return not wrong
 
     def set_up_question(self, task: Task) -> dict[str, Any]:
