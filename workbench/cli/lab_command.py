@@ -33,14 +33,15 @@ def lab(
     port: int = typer.Option(8888, metavar="N", min=0, max=65535, help="Port, or the next free one; 0: any free one."),
 ) -> None:
     """Open JupyterLab on the notebooks; they are copied into ./notebooks first where they are missing."""
-    from workbench.cli.templates import copy_templates
+    from workbench.cli.templates import copy_templates, template_files
 
     path = Path(name) if name and name.endswith(_SUFFIX) and Path(name).is_file() else None
     if path is None:
+        shipped = {relative for _, relative in template_files() if relative.parent == _FOLDER}
+        path = notebook_named(name, sorted(shipped.union(_FOLDER.glob(f"*{_SUFFIX}")))) if name else _FOLDER
         written, _ = copy_templates(Path(), folder=str(_FOLDER))
         if written:
             say(f"wrote {len(written)} notebooks into {_FOLDER}/")
-        path = notebook_named(name, sorted(_FOLDER.glob(f"*{_SUFFIX}"))) if name else _FOLDER
     root = Path.cwd() if path.resolve().is_relative_to(Path.cwd()) else path.resolve().parent
     opened = path.resolve().relative_to(root).as_posix()
 

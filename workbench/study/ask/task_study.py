@@ -87,7 +87,7 @@ def begin_study(
     if (folder / "study.toml").exists() and not fresh:
         said = None if steps is None and epochs is None else _steps(task, steps, epochs, epoch_batches(task))
         _check_same_question(folder, task, said, allowed_drop)
-        on_note(f"Continuing {folder}; --fresh starts a new one.")
+        on_note(f"Continuing {folder}; to start a new one, use --fresh (fresh=True in Python).")
         return folder
     length = _steps(task, steps, epochs, epoch_batches(task))
     try:
