@@ -79,6 +79,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
         network = network_facts(task)
         # Before there is another copy, since memory may be short.
         by_threads, evaluation_seconds = _seconds(task, device, steps, seed)
+        threads = max(by_threads)
         model = task.new_model().to(device)
         optimizer = task.new_optimizer(model)
         groups = optimizer.param_groups
@@ -104,8 +105,8 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             fast_bfloat16=devices.has_fast_bfloat16(device),
             device=device.type,
             gains_from_memory=gains_from_memory(task.train, seed, device),
-            threads=torch.get_num_threads(),
-            step_seconds=by_threads.pop(torch.get_num_threads()),
+            threads=threads,
+            step_seconds=by_threads.pop(threads),
             evaluation_seconds=evaluation_seconds,
             fewer_threads=by_threads,
             compared=task.what_is_compared(next(iter(task.evaluation_batches(seed)))),
@@ -120,9 +121,9 @@ def _number(value: Any) -> float:
 
 
 def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[dict[int, float], float]:
-    """Time some steps of the task as given, not counting the first, and an evaluation.
+    """Time a step of the task as given, by number of threads, and an evaluation.
 
-    On a CPU they are timed again with half of the threads, and again, until a step takes clearly longer.
+    On a CPU some steps are timed with all threads, with half of them, and so on until a step takes clearly longer.
     """
     off = BoostConfig().with_values({"boost.mode": "disable_all"})
     prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=steps)
