@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cli.conftest import TASK, Command, Outcome
 from workbench import __version__
-from workbench.cli import _each_note_once
+from workbench.cli import _each_note_once, run_commands
 from workbench.config import BoostConfig
+from workbench.core.other_work import OtherWork
 from workbench.runs import read_run
 
 
@@ -30,6 +32,17 @@ def test_train_records_a_run_and_says_metric_and_place(workbench: Command, here:
     assert f"accuracy {run.summary['metric']:.5g} after 20 steps" in outcome.out
     assert f"recorded in runs/{path.name}" in outcome.out
     assert "wine.py: 20 of 20" in outcome.err
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1000.0])
+def test_a_training_beside_other_work_says_so_once_after_some_seconds(
+    workbench: Command, here: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(run_commands, "WATCHED_SECONDS", seconds)
+    monkeypatch.setattr(OtherWork, "sentence", lambda self, threads: f"Others are busy, beside {threads}")
+    outcome = workbench("train", "--task", "wine.py", "--steps", 20, "--device", "cpu")
+    told = f"Others are busy, beside {torch.get_num_threads()}."
+    assert outcome.err.splitlines().count(told) == (seconds == 0.0)
 
 
 def test_train_counts_epochs_in_batches_of_the_loader(workbench: Command, here: Path) -> None:

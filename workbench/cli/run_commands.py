@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +16,13 @@ from workbench.cli.failures import Interrupted
 from workbench.cli.interrupts import saying_on_ctrl_c, stop_on_ctrl_c
 from workbench.cli.output import DeviceOption, JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
 from workbench.cli.progress import progress_bar
-from workbench.core.rank_environment import is_first_rank
+from workbench.core.rank_environment import is_first_rank, rank_environment
 
 if TYPE_CHECKING:
     from workbench.tasks import Task
     from workbench.training.run import RunProgress, RunResult
+
+WATCHED_SECONDS = 3.0
 
 TaskOption = typer.Option(
     ..., "--task", metavar="TASK", help="Built-in task, package.module:attribute or path/to/file.py:attribute."
@@ -65,9 +69,12 @@ def train(
         from workbench import api
 
         trained, steps = (task, steps or 300) if epochs is None else _task_and_steps(task, epochs)
+        about_other_work = _about_other_work(device)
 
         def show(progress: RunProgress) -> None:
             bar.update(progress.step, progress.steps, text=task, note=_note(progress))
+            if sentence := next(about_other_work, ""):
+                bar.say(sentence)
 
         if resume is not None and not resume.exists() and is_first_rank():
             typer.echo(f"{resume} is not there, so nothing is resumed: a new run begins in it", err=True)
@@ -268,6 +275,22 @@ def mirror_recorded(
         return
     for run, places in sent.items():
         say(f"{run}: {'sent to ' + ', '.join(places) if places else 'was there already'}")
+
+
+def _about_other_work(device: str) -> Iterator[str]:
+    """Yield nothing for some seconds, and then once a sentence if other work slows a training on the CPU."""
+    import torch
+
+    from workbench.core import devices
+    from workbench.core.other_work import OtherWork
+
+    if rank_environment() is not None or devices.select_device(device).type != "cpu":  # other ranks would count
+        return
+    other, began = OtherWork(), time.monotonic()
+    while time.monotonic() - began < WATCHED_SECONDS:
+        yield ""
+    if sentence := other.sentence(torch.get_num_threads()):
+        yield f"{sentence}."
 
 
 def _print_run(result: RunResult) -> None:

@@ -234,7 +234,7 @@ def ask(
         ratio = look.step_seconds / look.fewer_threads[threads]
         left_out.append(
             f"More than {'one thread' if threads == 1 else f'{threads} threads'} for a run is left out: a step as "
-            f"given takes {ratio:.2g} x as long with {look.threads}"
+            f"given takes {float(f'{ratio:.2g}'):g} x as long with {look.threads}"
             f"{f', and so {places} runs are trained at a time' if places > 1 else ''}."
         )
         look = replace(look, step_seconds=look.fewer_threads[threads], fewer_threads={})
