@@ -431,7 +431,8 @@ def test_on_an_accelerator_a_whole_refresh_reads_nothing_and_a_spoilt_one_is_mad
 @pytest.mark.parametrize("scaling", ["boosted", "grad scaler", "constant", "told"])
 def test_a_loss_scale_leaves_no_trace_in_the_steps(scaling: str) -> None:
     net, plain = network(torch.float64), network(torch.float64)
-    optimizer, other = thor(net, loss_scale=512.0 if scaling == "constant" else 1.0), thor(plain)
+    scale = 37.0 if scaling == "constant" else 512.0  # a constant is rounded no more than the weights are
+    optimizer, other = thor(net, loss_scale=scale if scaling == "constant" else 1.0), thor(plain)
     scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
     boosted = None
     if scaling == "boosted":
@@ -450,13 +451,13 @@ def test_a_loss_scale_leaves_no_trace_in_the_steps(scaling: str) -> None:
             scaler.update()
         else:
             optimizer.zero_grad()
-            (loss * 512.0).backward()
+            (loss * scale).backward()
             if scaling == "told":
                 torch._foreach_div_([p.grad for p in net.parameters() if p.grad is not None], 512.0)
                 optimizer.hear(backward_scale=512.0)
             optimizer.step()
         train(plain, other, range(step, step + 1))
-        assert_close(net, plain, rtol=1e-7, atol=1e-9)
+        assert_close(net, plain, rtol=1e-10, atol=1e-12)
 
 
 def test_group_scales_reach_the_factors() -> None:

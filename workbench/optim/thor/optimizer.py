@@ -357,7 +357,7 @@ class Thor(StepOptimizer):
         if self._backward_scale is None and carried is None and constant == 1.0:
             return None
         device = self.preconditioner.device
-        scale = torch.full((len(layers),), constant, device=device)
+        scale = torch.full((len(layers),), constant, dtype=self.preconditioner.dtype, device=device)
         if carried is not None:
             scale *= carried.to(device)
         if self._backward_scale is not None:

@@ -72,19 +72,19 @@ class Preconditioner:
         self.position = {id(layer.weight): i for i, layer in enumerate(self.layers)}
         self.device = device = trained[0].device
         double = any(layer.weight.dtype == torch.float64 for layer in self.layers)
-        self._dtype = torch.float64 if double else torch.float32
-        self._vectors = LayerVectors(self.layers, device, self._dtype)
+        self.dtype = torch.float64 if double else torch.float32
+        self._vectors = LayerVectors(self.layers, device, self.dtype)
         embeddings = [layer for layer in self.layers if layer.kind == "embedding"]
         for layer in embeddings:
-            layer.counts = torch.zeros(layer.inputs, device=device, dtype=self._dtype)
-            layer.row_scale = torch.ones(layer.inputs, device=device, dtype=self._dtype)
+            layer.counts = torch.zeros(layer.inputs, device=device, dtype=self.dtype)
+            layer.row_scale = torch.ones(layer.inputs, device=device, dtype=self.dtype)
         reference_product: Tensor | None = None
         if rules.factors == "mindspore" and embeddings:
             reference_product = torch.zeros(len(self._vectors.sizes), dtype=torch.bool, device=device)
             reference_product[[layer.g for layer in embeddings]] = True
-        self.blocks = FactorBlocks(self._vectors.sizes, rules.block_size, device, self._dtype, reference_product)
+        self.blocks = FactorBlocks(self._vectors.sizes, rules.block_size, device, self.dtype, reference_product)
         n = len(self.layers)
-        self._traces = torch.full((n,), -1.0, device=device, dtype=self._dtype)  # of the factors in force
+        self._traces = torch.full((n,), -1.0, device=device, dtype=self.dtype)  # of the factors in force
         self._averaged = torch.zeros(n, dtype=torch.bool, device=device)
         self._armed: set[int] = set(range(n))
         self._unsettled: list[_Unsettled] = []
@@ -155,7 +155,7 @@ class Preconditioner:
         product = a_traces * g_traces
         take &= torch.isfinite(product) & ~skip
         if rules.factor_decay:
-            weight = self._averaged.to(self._dtype) * rules.factor_decay
+            weight = self._averaged.to(self.dtype) * rules.factor_decay
             blocks.average_(vectors.repeated(weight), vectors.repeated(take))
             self._averaged |= take
             a_traces, g_traces = vectors.of_layers(blocks.traces())
@@ -173,7 +173,7 @@ class Preconditioner:
                 fresh = (layer.counts + a_damping[i]).reciprocal()
                 layer.row_scale.copy_(torch.where(take[i], fresh, layer.row_scale))
             layer.tally = Tally()
-        report = torch.cat([skip.reshape(1).to(self._dtype), take.to(self._dtype), failed.to(self._dtype)])
+        report = torch.cat([skip.reshape(1).to(self.dtype), take.to(self.dtype), failed.to(self.dtype)])
         lag = 0 if self.blocks.host_decides else SETTLE_AFTER
         self._unsettled.append(_Unsettled(self.steps + lag, step, due, HostCopy(report), by_factor, multiplier))
         self.settle(events)
@@ -188,14 +188,14 @@ class Preconditioner:
         of_a, of_g = [pair[0] for pair in coefficients], [pair[1] for pair in coefficients]
         chosen, alive, a, g = self._vectors.over_layers(is_due, is_alive, of_a, of_g)
         if inverse_scale is not None:
-            g = g * inverse_scale.to(self._dtype).square()
+            g = g * inverse_scale.square()
         self.blocks.scale_(self._vectors.of_factors(a, g), self._vectors.repeated(chosen > 0))
         for i in due:
             if (counts := self.layers[i].counts) is not None:
                 counts.mul_(a[i])
-        skip = torch.zeros((), device=self.device, dtype=self._dtype)
+        skip = torch.zeros((), device=self.device, dtype=self.dtype)
         if found_inf is not None:
-            skip = (found_inf.reshape(()) != 0).to(self._dtype)
+            skip = (found_inf.reshape(()) != 0).to(self.dtype)
         self._exchange.average_(due, alive, skip)
         return (chosen > 0) & (alive > 0), skip > 0
 
