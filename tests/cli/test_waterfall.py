@@ -78,6 +78,7 @@ def test_status_says_what_its_speeds_are_of_and_what_was_left_out(
     monkeypatch.setattr(tuning, "read_result", lambda *_, **__: study)
     status(Path("fastest"), None, False)
     out = capsys.readouterr().out
+    assert f"2 of at most {study.n_trials} trials finished" in out
     assert "speed per run" in out
     assert "per step" not in out
     assert out.count(study.left_out[0]) == 1

@@ -66,6 +66,7 @@ def test_a_folder_lists_its_studies_and_runs_and_offers_o0_first(tmp_path: Path,
     page = visitor.get("")[1]
     assert '<a class="strong" href="mine/">mine</a>' in page
     assert "not begun" in page
+    assert '<th scope="col" class="number">Trials, at most</th>' in page
     for name in ("20260101-a", "20260102-b", "20260103-c"):
         assert f'href="runs/{name}/"' in page
     chosen = re.findall(r'name="run" value="([^"|]*)\|[^"]*" checked', page)

@@ -233,7 +233,7 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
         print_json(_as_json(result))
         return
     counts = result.counts
-    say(f"{result.name}: {counts.n_finished} of {result.n_trials} trials finished, objective {result.objective}")
+    say(f"{result.name}: {result.progress}, objective {result.objective}")
     if counts.n_finished or counts.others:
         say(f"  {counts.text()}")
     if known is not None and known.process is not None:

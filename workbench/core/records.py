@@ -299,6 +299,12 @@ class StudyResult:
         return count_trials(self.trials, self.allowed_drops)
 
     @property
+    def progress(self) -> str:
+        """How many trials have finished, of how many; a search for set-ups mostly ends with its time."""
+        at_most = "at most " if self.objective == "time_to_quality" else ""
+        return f"{self.counts.n_finished} of {at_most}{self.n_trials} trials finished"
+
+    @property
     def choice_sentences(self) -> list[str]:
         """What each export takes, then why not the others; exports that share a sentence share its line."""
         chosen = [(choice.target, choice.sentence) for choice in self.choices.values()]

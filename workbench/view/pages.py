@@ -185,7 +185,7 @@ class _StudyPage:
     def _state(self, answer: StudyResult) -> tuple[str, bool]:
         counts = answer.counts
         running = counts.others.get("running", 0)
-        done, more = f"{counts.n_finished} of {answer.n_trials} trials finished", f"`workbench tune {self._folder}`"
+        done, more = answer.progress, f"`workbench tune {self._folder}`"
         if answer.is_over:
             return f"This study has ended; {done}.", False
         changed = _changed([self._folder / name for name in ("study.db", "study.db-wal")])
