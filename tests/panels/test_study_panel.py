@@ -474,7 +474,7 @@ def test_more_trials_are_no_other_question_but_wait_for_another_process_that_tun
     panel.entries["study.n_trials"].set(3)
     panel.space.set({**SPACE})
     with holding_study(finished):
-        fails(panel, "this study is being tuned by another panel or cell of this notebook")
+        fails(panel, "this study is being tuned by this program already")
     asked = told()
     run(panel)
     assert (finished / "study.toml").read_text() == text

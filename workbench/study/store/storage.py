@@ -262,7 +262,7 @@ def holding_study(directory: Path) -> Iterator[None]:
         except OSError:
             handle.seek(0)
             owner = handle.read().strip() or "another process"
-            owner = "another panel or cell of this notebook" if owner == f"process {os.getpid()}" else owner
+            owner = "this program already (another panel or cell)" if owner == f"process {os.getpid()}" else owner
             raise StudyBusyError(
                 f"{directory}: this study is being tuned by {owner}; `workbench status {directory}` shows its progress"
             ) from None
