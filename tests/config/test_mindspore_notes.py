@@ -48,6 +48,15 @@ def test_freezing_with_accumulation_cannot_be_trained_there(switches: dict[str, 
     assert ("cannot train gradient freezing together with gradient accumulation" in text) is told
 
 
+@pytest.mark.parametrize("switches", [{"less_bn": True}, {"grad_freeze": True}, {"less_bn": True, "grad_freeze": True}])
+@pytest.mark.parametrize(("optimizer", "times"), [("Adam", 1), ("AdamW", 1), ("adam_offload", 1), ("SGD", 0)])
+def test_an_optimizer_that_cannot_be_built_anew_there_is_told_once(
+    switches: dict[str, bool], optimizer: str, times: int
+) -> None:
+    text = notes({"boost": {"mode": "manual", **OFF, **switches}, "optimizer": {"name": optimizer}})
+    assert text.count("cannot train LessBN or gradient freezing with Adam") == times
+
+
 def test_sections_and_keys_it_does_not_know_are_named() -> None:
     text = notes({"dim_reduce": {"line_search_trials": 3}, "optimizer": {"name": "SGD", "lr": 0.1}})
     assert (

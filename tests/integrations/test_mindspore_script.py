@@ -83,10 +83,10 @@ def test_layers_beyond_float16_are_read_from_the_recorded_exponents(scale: float
     assert float32_layers(run, ScalePolicy(init=scale, kind="fixed")) == layers
 
 
-@pytest.mark.parametrize("name", ["quickstart", "float16", "boosted"])
+@pytest.mark.parametrize("name", ["quickstart", "float16", "boosted", "boosted with Adam"])
 @needs_mindspore
 def test_the_file_trains_a_small_network_in_mindspore(tmp_path: Path, name: str) -> None:
-    configs = {"float16": FLOAT16, "boosted": BOOSTED}
+    configs = {"float16": FLOAT16, "boosted": BOOSTED, "boosted with Adam": BOOSTED | {"optimizer": {"name": "Adam"}}}
     config = BoostConfig.from_dict(configs[name]) if name in configs else BoostConfig.from_json(QUICKSTART)
     layers = ("0",) if name == "float16" else None
     script = write_script("mindspore", SetUp(config, "o1", 40, float32_layers=layers))

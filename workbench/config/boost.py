@@ -129,6 +129,18 @@ def _subspace_source(config: BoostConfig, _facts: Facts) -> str:
     )
 
 
+@condition("MindSpore can build the optimizer anew", "optimizer.name")
+def _built_anew_in_mindspore(config: BoostConfig, _facts: Facts) -> str:
+    optimizer = config.optimizer
+    if optimizer is None or optimizer.name not in ("Adam", "AdamW", "adam_offload"):
+        return ""
+    return (
+        "MindSpore 2.7 cannot train LessBN or gradient freezing with Adam, AdamWeightDecay or AdamOffload: it fails "
+        "with a KeyError or an AttributeError when it builds the optimizer anew. Train with Momentum or SGD there, or "
+        "switch both methods off."
+    )
+
+
 def line_search_trials(config: BoostConfig) -> int:
     """Return how many step lengths DimReduce tries: what is set, else 8, or 2 as the original where it is followed."""
     given = config.dim_reduce.line_search_trials
@@ -148,7 +160,10 @@ class BoostSwitches(Section, use_attribute_docstrings=True):
     enable_all and disable_all: every switch on or off (all on means dim_reduce, which runs alone).
     """
     less_bn: bool | None = _switch(
-        "LessBN", "Remove BatchNorms where a residual net can spare them.", needs=_ALONE & _spare_batch_norms
+        "LessBN",
+        "Remove BatchNorms where a residual net can spare them.",
+        needs=_ALONE & _spare_batch_norms,
+        in_mindspore=_built_anew_in_mindspore,
     )
     grad_freeze: bool | None = _switch(
         "Gradient freezing",
@@ -157,6 +172,7 @@ class BoostSwitches(Section, use_attribute_docstrings=True):
         & is_not("grad_freeze.param_groups", 1, "`grad_freeze.param_groups` is 1: the only group is the whole network")
         & is_not("grad_freeze.total_steps", 0, "`grad_freeze.total_steps` is 0: its schedule has no step")
         & _enough_layers,
+        in_mindspore=_built_anew_in_mindspore,
     )
     adasum: bool | None = _switch(
         "AdaSum",

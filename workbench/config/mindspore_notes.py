@@ -17,7 +17,7 @@ def mindspore_notes(config: BoostConfig, plan: Plan) -> list[str]:
     notes = [_how_to_pass(config, plan)]
     infos = describe_parameters()
     there = (infos[f"boost.{name}"].in_mindspore for name in SWITCHES if getattr(plan, name))
-    notes += [sentence for one in there if (sentence := one.why_not(config, plan.facts))]
+    notes += dict.fromkeys(sentence for one in there if (sentence := one.why_not(config, plan.facts)))
     own = (name for name in config.to_dict() if name not in BOOST_SECTIONS)
     passed_over = [f"`{name}`" for name in own if getattr(getattr(config, name), "enabled", True)]
     passed_over += [
