@@ -51,6 +51,7 @@ _SLOWER_REPETITIONS, _MOST_HELD_UP = 3, 300_000  # policies times windows, a sec
 _TABLE_CELLS = 1_000_000  # policies times steps for which the underflow is computed at once
 _MANY_SKIPPED = 0.1  # of all windows; below, what is held up is within what neighbouring windows differ
 _MOST_BINS = 4096  # a float64 has 2098
+_ROUNDED = 1e-5  # relative: a hundred changes of a scale in float32, and far less than any factor
 _BURST = 11  # windows of a running median, which removes bursts of up to five
 _ASSUMPTION = (
     "Assumes the recorded trajectory: weights and batches as recorded, so a skipped or additional update changes no "
@@ -105,10 +106,10 @@ def estimate_thresholds(run: Run) -> Thresholds:
     log_threshold = np.log2(_FLOAT16_MAX) - np.log2(np.maximum(amax, 1e-38))
     clean = log_threshold[~overflow]
     headroom, error, wrong = _calibrate(np.log2(scale) - log_threshold, overflow)
-    # Observations overrule the estimate. The next smaller float is enough: scales are compared exactly, and therefore
-    # as they are, not as logarithms, from which only powers of two come back to the last bit.
+    # Observations overrule the estimate, by more than what rounding does to a scale whose factor is no power of two.
     estimate = np.exp2(log_threshold - headroom)
-    estimate = np.where(overflow, np.minimum(estimate, np.nextafter(scale, 0.0)), np.maximum(estimate, scale))
+    below, above = scale * (1 - _ROUNDED), scale * (1 + _ROUNDED)
+    estimate = np.where(overflow, np.minimum(estimate, below), np.maximum(estimate, above))
     return Thresholds(
         steps=windows["step"].to_numpy().copy(),
         scale=estimate,
