@@ -49,6 +49,7 @@ def test_what_is_chosen_is_in_the_json_is_taken_back_and_kept_by_name_and_what_c
     before = box.input_value()
     for chosen in ("0.69", "0.68", "0.67"):
         share.get_by_role("slider").press("ArrowLeft")
+        expect(share.get_by_role("slider")).to_have_css("outline-style", "solid")  # where the keyboard is, is seen
         expect(share.get_by_role("textbox")).to_have_value(chosen)
     expect(box).to_have_value(re.compile('"freeze_p": 0.67'))
     dragged = box.input_value()
