@@ -211,7 +211,11 @@ class GainPart:
     @property
     def remark(self) -> str:
         """What every list of parts says beside the numbers; empty for most."""
-        return self.note or ("no sure effect: its interval includes 1" if self.effect == "unsure" else "")
+        if self.note or self.effect != "unsure":
+            return self.note
+        if self.alone > max(self.factor, 1.0):
+            return f"no sure effect in this order, but {self.alone:.2f} x where it alone is left out"
+        return "no sure effect: its interval includes 1"
 
 
 @dataclass(frozen=True, slots=True)
