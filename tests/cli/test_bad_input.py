@@ -69,6 +69,7 @@ def bad_tasks(here: Path) -> Path:
         ("train", "missing option '--task'"),
         ("train --task wine.py --stepz 3", "--stepz"),
         ("train --task wine.py --steps 0", "'--steps' must be at least 1, got 0"),
+        ("train --task wine.py --steps 5 --steps 0", "'--steps' must be at least 1, got 0"),
         ("train --task wine.py --steps=many", "'--steps' must be a whole number, got many"),
         ("train --task wine.py --level O7", '`level` must be one of "O0", "O1", "O2", got "O7"'),
         ("train --task wine.py --device npu:9", "`device` must be present on this machine, got 'npu:9'"),

@@ -182,7 +182,7 @@ def _usage_sentence(error: BaseException) -> str:
 def _given(options: Sequence[str]) -> str:
     """Return ``", got 0"`` for an option given on the command line; typer's own sentences leave it out."""
     arguments = sys.argv[1:]
-    for i, argument in enumerate(arguments):
+    for i, argument in reversed([*enumerate(arguments)]):  # of an option given twice the last counts
         name, equals, value = argument.partition("=")
         if name in options and (equals or i + 1 < len(arguments)):
             return f", got {value if equals else arguments[i + 1]}"
