@@ -380,6 +380,21 @@ def in_four_groups(net: nn.Module, freeze_type: int = 0) -> Boosted:
     return apply(freezing(4, kind=freeze_type, steps=40), net, SGD(net.parameters(), lr=0.1, fused=True))
 
 
+def test_an_update_begins_without_the_gradients_that_another_loss_has_left() -> None:
+    trained = []
+    for leaves_some in (False, True):
+        torch.manual_seed(0)
+        line = nn.Linear(3, 1)
+        boosted = apply({}, line, SGD(line.parameters(), lr=0.1, momentum=0.9), level="O0")
+        for x in torch.randn(4, 8, 3):
+            if leaves_some:
+                (100 * line(x).mean()).backward()
+            boosted.backward(line(x).square().mean())
+            boosted.step()
+        trained.append(line.weight.detach())
+    assert torch.equal(*trained)
+
+
 @pytest.mark.parametrize("freeze_type", [0, 1])
 def test_freezing_refuses_reentrant_activation_checkpoints_before_it_trains_a_step(freeze_type: int) -> None:
     net = Checkpointed(use_reentrant=True)

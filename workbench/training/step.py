@@ -112,13 +112,14 @@ class TrainingStep:
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of one micro-batch, scaled, from its loss (one element); gradients add up in ``.grad``.
 
-        Where it fails, or is interrupted, the gradients of its window are dropped, and the next pass begins a window.
+        An update begins without gradients: those that another loss has left are dropped, as by ``zero_grad``. Where the
+        pass fails, or is interrupted, the gradients of its window are dropped, and the next one begins a window.
 
         Raises:
             RuntimeError: If ``step`` did not follow the previous ``backward``, the loss has no gradient, or layers are
                 frozen in a model with reentrant activation checkpoints.
         """
-        self._check_pass_may_begin()
+        self._begin_pass()
         self._backward(loss)
         self._end_pass(loss.detach())
 
@@ -145,7 +146,7 @@ class TrainingStep:
         """Do what `forward_backward` does, if it is to be one graph; False where the passes are the caller's to do."""
         if self._passes is None:
             return False
-        self._check_pass_may_begin()
+        self._begin_pass()
 
         def work(batch: Any) -> Tensor:
             with self.autocast():
@@ -194,7 +195,7 @@ class TrainingStep:
             share = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient.detach()).div_(self.window.n_steps)
             parameter.grad = share if parameter.grad is None else parameter.grad.add_(share)
 
-    def _check_pass_may_begin(self) -> None:
+    def _begin_pass(self) -> None:
         if self._loss is not None:
             raise RuntimeError("backward() was already called for this micro-batch; call step() before the next one")
         if self.window.position and self._witness is not None and self._witness.grad is None:
@@ -202,6 +203,8 @@ class TrainingStep:
                 f"the gradients of {self.window.position} micro-batches are gone before their update; leave out "
                 "zero_grad(), since step() clears them after each update"
             )
+        if self.window.position == 0:  # a generator's loss, for example, leaves gradients in its discriminator
+            clear_gradients(self.optimizer)
 
     def _begin_overflow_watch(self) -> None:
         if self.window.position == 0:  # one watch for all micro-batches of a window
