@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -339,6 +340,16 @@ def test_a_named_optimizer_that_does_not_take_sparse_gradients_is_refused_before
     with pytest.raises(ValueError, match=r"Muon takes dense gradients only, but those of table.weight are sparse"):
         apply({**OFF, "optimizer": {"name": "Muon"}}, net, SGD(net.parameters(), lr=0.1))
     apply({**OFF, "optimizer": {"name": "Muon"}}, net, SGD(net["head"].parameters(), lr=0.1))  # without the table
+
+
+@pytest.mark.parametrize(
+    ("set_up", "refused"), [({}, False), ({"optimizer": {"name": "Muon"}}, True), ({"amp": {"level": "O3"}}, True)]
+)
+def test_lazy_layers_are_refused_where_something_has_to_see_their_sizes(set_up: dict[str, Any], refused: bool) -> None:
+    net = nn.Sequential(nn.LazyLinear(2))
+    said = pytest.raises(RuntimeError, match=r"lazy layers, .* call it once on inputs") if refused else nullcontext()
+    with said:
+        apply({**OFF, **set_up}, net, SGD(net.parameters(), lr=0.1))
 
 
 def test_without_a_name_the_given_optimizer_stays_with_the_settings_changed() -> None:

@@ -242,3 +242,6 @@ def test_bad_input_is_one_sentence_on_the_way_of_a_plan(tmp_path: Path) -> None:
     words = r"must have one column per trained weight \(44\), got 7; it was made for another network"
     with pytest.raises(ConfigError, match=f"^dim_reduce cannot start: .*{words}"):
         apply(config_of(pca_mat_path=str(matrix)), net, torch.optim.SGD(net.parameters(), lr=0.1), level="O0")
+    table = nn.Sequential(nn.EmbeddingBag(3, 2, sparse=True))
+    with pytest.raises(ConfigError, match=r"dense gradients only, but those of 0.weight are sparse"):
+        apply(config_of(pca_mat_path=str(matrix)), table, torch.optim.SGD(table.parameters(), lr=0.1), level="O0")

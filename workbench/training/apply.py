@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from workbench.config import BoostConfig, ConfigLike, Plan, read_config
@@ -95,8 +96,9 @@ def apply(
         TypeError: When the model is not a module, or the optimizer not one that steps on gradients.
         ValueError: When a scheduler is attached to the optimizer though the configuration has a schedule, another
             number of updates or another optimizer, or the optimizer lacks a hyper-parameter that the section sets.
-        RuntimeError: When the model was boosted before, is a DistributedDataParallel that would not notice what is done
-            to it, or a compiled one that hides what group scales have to see.
+        RuntimeError: When the model was boosted before, has lazy layers whose sizes matter here, is a
+            DistributedDataParallel that would not notice what is done to it, or a compiled one that hides what group
+            scales have to see.
 
     Example:
         >>> from torch import nn, randn
@@ -137,6 +139,11 @@ def apply(
         settings.effective_amp_level(device.type), settings.amp.dtype, device.type, settings.amp.keep_batchnorm_fp32
     )
     refuse_impossible(inner, precision)
+    if any(is_lazy(one) for one in inner.parameters()) and _changes_model(boost.plan, precision):
+        raise RuntimeError(
+            "`model` has lazy layers, whose sizes the first batch decides; call it once on inputs of the right shape "
+            "before apply()"
+        )
     if not boost.plan.why_not("optimizer.name"):
         _refuse_attached_scheduler(optimizer, asked_for, settings, scheduler is not None)
         optimizer = _configured_optimizer(settings, inner, optimizer)
@@ -278,6 +285,10 @@ class AutoBoost:
 
     def __repr__(self) -> str:
         return f"AutoBoost({self.level!r}: {self.plan.summary()})"
+
+
+def _changes_model(plan: Plan, precision: Precision) -> bool:
+    return bool(plan.in_effect()) or plan.config.optimizer is not None or precision.level == "O3"
 
 
 def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimizer) -> Optimizer:

@@ -12,6 +12,7 @@ from torch.optim import SGD, Optimizer
 from workbench.config import ConfigError, Plan, line_search_trials
 from workbench.core import distributed as ranks
 from workbench.core.records import Event, EventKind
+from workbench.core.sparse_tables import sparse_tables
 from workbench.methods.dim_reduce.components import component_rows
 from workbench.methods.dim_reduce.method import DimReduce
 from workbench.methods.dim_reduce.pca_files import (
@@ -51,6 +52,11 @@ class DimReduceMethod(Method):
         the others wait for it, each reads its own rows.
         """
         settings, arithmetic = self.config.dim_reduce, self.config.compatibility.dim_reduce
+        if tables := sparse_tables(model):
+            raise ConfigError(
+                f"dim_reduce takes dense gradients only, but those of {next(iter(tables))} are sparse; build it with "
+                "sparse=False"
+            )
         named = trained_parameters(model, optimizer)
         shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
         rank, rank_size, k = ranks.rank(), self.plan.world_size, settings.n_components
