@@ -380,6 +380,12 @@ def in_four_groups(net: nn.Module, freeze_type: int = 0) -> Boosted:
     return apply(freezing(4, kind=freeze_type, steps=40), net, SGD(net.parameters(), lr=0.1, fused=True))
 
 
+def test_a_run_that_is_shorter_than_an_update_says_that_it_trains_nothing() -> None:
+    line = nn.Linear(3, 1)
+    with pytest.warns(UserWarning, match="trains nothing: it has 3 forward passes, and an update takes 4"):
+        apply(accumulating(4), line, SGD(line.parameters(), lr=0.1), 3, level="O0")
+
+
 def test_an_update_begins_without_the_gradients_that_another_loss_has_left() -> None:
     trained = []
     for leaves_some in (False, True):

@@ -63,6 +63,9 @@ class Course:
         self.total_steps = total_steps
         self.passes = self._methods.passes(total_steps)
         self.updates = max(1, self.passes // self._n_micro)
+        if self.passes < self._n_micro:
+            made, needed = f"{self.passes} forward {'pass' if self.passes == 1 else 'passes'}", self._n_micro
+            warnings.warn(f"this run trains nothing: it has {made}, and an update takes {needed}", stacklevel=3)
         if self._takes_schedule:
             self.scheduler = self._made(total_steps, self.passes, self.updates)
         self._make_scheduler = None  # it may hold the task and its data, which copies need not

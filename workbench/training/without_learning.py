@@ -15,13 +15,15 @@ from workbench.tasks.criterion import is_criterion
 from workbench.training.evaluation import evaluate
 from workbench.training.setup import prepare
 
+_LONG = 10_000  # batches of a run that is not trained; one of few could be too short for an update
+
 
 def metric_without_learning(task: Task, config: BoostConfig, level: str, seed: int, device: torch.device) -> float:
     """Return the metric of the network before it is trained, evaluated once on a seed's split.
 
     An accuracy is at least the share of the commonest label, which a network reaches that always says the same.
     """
-    prepared = prepare(task, config, level=level, seed=seed, device=device, steps=1)
+    prepared = prepare(task, config, level=level, seed=seed, device=device, steps=_LONG)
     metric = evaluate(task, unwrapped(prepared.boosted.model), device, prepared.boosted.precision, seed)
     return max(metric, _commonest_share(task, seed)) if task.metric_name == "accuracy" else metric
 
