@@ -16,8 +16,10 @@ from tests.kit.set_up_search import LINEAR, predicted_time, run, searching, take
 from tests.kit.simulated_attribution import ADAMW, MERGED, SMOOTHED, SimulatedAttributor, Truth, true_and_shown
 from tests.kit.surface_runner import SurfaceRunner, optimizer_of
 from workbench.config import BoostConfig
+from workbench.core.records import GainPart
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
+from workbench.study.answer.worth import _worth
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, TrainJob
 from workbench.study.set_up.attribution import (
@@ -121,6 +123,18 @@ def test_a_margin_that_may_be_none_counts_with_the_schedule(file: StudyFile) -> 
     bars = SimulatedAttributor(file, ADAMW | MERGED, truth, 0).take_apart(0)
     assert [bar.part for bar in bars[1:]] == ["AdamW", "batch x 2"]
     assert math.prod(bar.factor for bar in bars) == pytest.approx(truth.margin / truth.needed(ADAMW | MERGED))
+
+
+@pytest.mark.parametrize(
+    ("bar", "said"),
+    [
+        (GainPart("LessBN", 0.8, 0.7, 0.9), "0.80 x as fast (95 % interval 0.70 to 0.90)"),
+        (GainPart("LessBN", 0.97, 0.88, 1.07), "(95 % interval 0.88 to 1.07), no sure effect: its interval includes 1"),
+        (GainPart("LessBN, linear", 2.0), "not measured separately; 2.00 x as fast with the others that were not"),
+    ],
+)
+def test_a_script_says_what_a_part_is_worth_and_how_surely(bar: GainPart, said: str) -> None:
+    assert _worth("LessBN", (bar,)).endswith(said)
 
 
 def test_a_part_takes_along_what_is_set_but_not_in_effect() -> None:
