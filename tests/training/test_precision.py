@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from tests.kit.configurations import freezing
 from workbench.core import devices
@@ -48,6 +48,13 @@ def test_o3_casts_the_weights_and_gives_float32_back(keep: bool | None) -> None:
     assert out.dtype == torch.float32
     out.sum().backward()
     assert net[0].weight.grad is not None
+
+
+@pytest.mark.parametrize("kind", [Adagrad, RMSprop])
+def test_squares_that_vanish_in_float16_are_told(kind: type[Optimizer]) -> None:
+    net = nn.Linear(2, 2)
+    with pytest.warns(UserWarning, match=f"{kind.__name__} keeps squares of float16 gradients in float16"):
+        apply({"amp": {"level": "O3"}}, net, kind(net.parameters(), lr=0.1), level="O0")  # type: ignore[call-arg]
 
 
 def test_o3_keeps_complex_numbers_whole() -> None:

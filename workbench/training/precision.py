@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, NAdam, Optimizer, RAdam
+from torch.optim import SGD, Adagrad, Adam, NAdam, Optimizer, RAdam, RMSprop
 
 from workbench.core import devices
 from workbench.core.batch import mapped
@@ -121,12 +121,12 @@ def avoid_broken_kernel_(optimizer: Optimizer, groups: list[dict[str, Any]]) -> 
 
 
 def warn_of_short_moments(optimizer: Optimizer) -> None:
-    """Warn if Adam keeps squares of gradients in float16, as it may under O3, where small ones vanish.
+    """Warn if an optimizer keeps squares of gradients in float16, as it may under O3, where small ones vanish.
 
     0.001 g**2 is 0 for gradients below 5e-3, and so is eps = 1e-8. A fused kernel, which computes in float32, then sees
     the last gradient alone and makes updates up to 30 times too large; arithmetic in float16 divides by 0.
     """
-    if isinstance(optimizer, Adam | NAdam | RAdam) and any(
+    if isinstance(optimizer, Adam | NAdam | RAdam | RMSprop | Adagrad) and any(
         parameter.dtype == torch.float16 for group in optimizer.param_groups for parameter in group["params"]
     ):
         warnings.warn(
