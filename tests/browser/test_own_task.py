@@ -56,7 +56,7 @@ def test_from_ten_lines_to_a_file_and_a_sentence(lab: Lab, notebook: View) -> No
         timeout=A_RUN
     )
     expect(badge).to_contain_text("done")
-    expect(train.get_by_text(re.compile(r"Steps are [\d.]+ x as fast as O0's"))).to_be_visible()
+    expect(train.get_by_text("as fast as O0's")).to_have_count(0)  # it is O0 itself
     (recorded,) = set(find_runs(notebooks / "own_runs")) - {stopped}
     run = read_run(recorded)
     assert (len(run.steps), run.environment["task"], run.environment["level"]) == (150, "mine", "O0")

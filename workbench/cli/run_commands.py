@@ -279,8 +279,6 @@ def mirror_recorded(
 
 def _about_other_work(device: str) -> Iterator[str]:
     """Yield nothing for some seconds, and then once a sentence if other work slows a training on the CPU."""
-    import torch
-
     from workbench.core import devices
     from workbench.core.other_work import OtherWork
 
@@ -289,7 +287,7 @@ def _about_other_work(device: str) -> Iterator[str]:
     other, began = OtherWork(), time.monotonic()
     while time.monotonic() - began < WATCHED_SECONDS:
         yield ""
-    if sentence := other.sentence(torch.get_num_threads()):
+    if sentence := other.sentence(devices.threads_in_use()):
         yield f"{sentence}."
 
 

@@ -102,6 +102,11 @@ def collective_backend(device: str | torch.device) -> str:
     return str(torch.distributed.get_default_backend_for_device(device_type(device)))
 
 
+def threads_in_use() -> int:
+    """Return how many threads CPU operations of this process use."""
+    return torch.get_num_threads()
+
+
 def use_threads(number: int) -> None:
     """Set how many threads CPU operations of this process use."""
     torch.set_num_threads(number)

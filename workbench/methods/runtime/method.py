@@ -97,7 +97,7 @@ class RuntimeMethod(Method):
         if self._channels_last:
             for tensor in (*preparation.model.parameters(), *preparation.model.buffers()):
                 if tensor.ndim == 4:  # Module.to() refuses the 5-D ones of volumes
-                    tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+                    tensor.data = tensor.data.to(memory_format=torch.channels_last)
             if device.type == "cpu":
                 for norm in preparation.model.modules():
                     if isinstance(norm, nn.GroupNorm):
