@@ -66,6 +66,7 @@ def test_idle_cores_are_places_to_train_where_there_is_memory(
     here = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=2**30))
     monkeypatch.setattr(psutil, "Process", lambda: here)
     assert devices.idle_places_to_train(device) == places
+    assert devices.idle_places_to_train(device, seconds=9.0) == 1
 
 
 class FakeNpuUtils(ModuleType):

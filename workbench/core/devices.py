@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import math
 import os
 import platform
 import warnings
@@ -29,6 +30,7 @@ from workbench.core.text import first_line
 
 # An MPS device shares its memory with the CPU, and "pinned" memory there is the device's (torch 2.13).
 _WITHOUT_PINNED_MEMORY = ("cpu", "mps", "meta")
+_WORTH_STARTING = 60.0  # seconds
 _MOST_IDLE_PLACES = 4  # more would take memory bandwidth from each other, and the machine from its user
 
 
@@ -134,14 +136,15 @@ def places_to_train(device: str, threads: int | None = None) -> int:
     return max(1, usable_cores() // (threads or torch.get_num_threads()))
 
 
-def idle_places_to_train(device: str, threads: int | None = None) -> int:
-    """Return how many of the `places_to_train` nothing else uses at this moment; at least 1.
+def idle_places_to_train(device: str, threads: int | None = None, seconds: float = math.inf) -> int:
+    """Return how many of the `places_to_train` nothing else uses at this moment, for so many seconds; at least 1.
 
-    A CPU's cores count, at most four places, each with memory for as much as this process has taken and as much again.
-    Accelerators do not: who else may want a second one is not known here.
+    In less than a minute a process hardly begins to train. A CPU's cores count, at most four places, each with memory
+    for as much as this process has taken and as much again. Accelerators do not: who else may want a second one is not
+    known here.
     """
     number = min(places_to_train(device, threads), _MOST_IDLE_PLACES)
-    if number == 1 or (device != "cpu" and _accelerator() is not None):
+    if number == 1 or seconds < _WORTH_STARTING or (device != "cpu" and _accelerator() is not None):
         return 1
     idle = round(other_work_now().idle_cores())
     memory = min(psutil.virtual_memory().available, memory_left()) // (2 * psutil.Process().memory_info().rss)

@@ -95,7 +95,7 @@ def begin_study(
     except StoppedError:
         raise StudyStoppedError("stopped during the look at the task; nothing was written") from None
     minutes = DEFAULT_MINUTES if minutes is None else minutes
-    threads, places = threads_and_places(look, device, jobs)
+    threads, places = threads_and_places(look, device, jobs, 60.0 * minutes)
     asked = (look, _named_from(folder, task))
     options: Any = {"allowed_drop": allowed_drop, "places": places, "threads": threads}
     question = ask(*asked, steps=length, minutes=minutes, **options)
@@ -108,16 +108,18 @@ def begin_study(
     return folder
 
 
-def threads_and_places(look: TaskLook, device: str, jobs: int | None) -> tuple[int | None, int]:
+def threads_and_places(
+    look: TaskLook, device: str, jobs: int | None, seconds: float = math.inf
+) -> tuple[int | None, int]:
     """Return how many threads a run has, None for torch's own, and how many runs are trained at a time.
 
-    ``jobs`` are the processes that are asked for; None is as many as have idle cores.
+    ``jobs`` are the processes that are asked for; None is as many as have idle cores for so many seconds.
     """
     from workbench.core import devices
 
     def places(threads: int | None) -> int:
         if jobs is None:
-            return devices.idle_places_to_train(device, threads)
+            return devices.idle_places_to_train(device, threads, seconds)
         return min(jobs, devices.places_to_train(device, threads))
 
     fewest, usual = min(look.fewer_threads, default=None), places(None)

@@ -147,7 +147,7 @@ def tune(
                 loading = time.monotonic() - began
                 has_time = limit is not None and loading < _LOADING_SHARE * limit
                 takes_idle = finds_set_up and has_time and file.study.ranks == 1 and make_experimenter is None
-                n_jobs = jobs or (_idle_places(file) if takes_idle else 1)
+                n_jobs = jobs or (_idle_places(file, limit) if takes_idle else 1)
                 crew = leaving.enter_context(ProcessCrew(file, directory, n_jobs, make_experimenter, expert))
             leading = LeadingExperimenter(expert) if ray is None and file.study.ranks > 1 else None
             guard = StoppableExperimenter(leading or crew.experimenter, stop)
@@ -349,10 +349,10 @@ def _kept_threads() -> AbstractContextManager[None]:
     return devices.kept_threads()
 
 
-def _idle_places(file: StudyFile) -> int:
+def _idle_places(file: StudyFile, limit: float | None) -> int:
     from workbench.core import devices
 
-    return devices.idle_places_to_train(file.study.device)
+    return devices.idle_places_to_train(file.study.device, seconds=math.inf if limit is None else limit)
 
 
 def _about_places(file: StudyFile, asked: int | None, jobs: int) -> str:
