@@ -129,14 +129,14 @@ def _subspace_source(config: BoostConfig, _facts: Facts) -> str:
     )
 
 
-@condition("MindSpore can build the optimizer anew", "optimizer.name")
-def _built_anew_in_mindspore(config: BoostConfig, _facts: Facts) -> str:
+@condition("MindSpore can rebuild the optimizer", "optimizer.name")
+def _rebuilt_in_mindspore(config: BoostConfig, _facts: Facts) -> str:
     optimizer = config.optimizer
     if optimizer is None or optimizer.name not in ("Adam", "AdamW", "adam_offload"):
         return ""
     return (
         "MindSpore 2.7 cannot train LessBN or gradient freezing with Adam, AdamWeightDecay or AdamOffload: it fails "
-        "with a KeyError or an AttributeError when it builds the optimizer anew. Train with Momentum or SGD there, or "
+        "with a KeyError or an AttributeError when it rebuilds the optimizer. Train with Momentum or SGD there, or "
         "switch both methods off."
     )
 
@@ -163,7 +163,7 @@ class BoostSwitches(Section, use_attribute_docstrings=True):
         "LessBN",
         "Remove BatchNorms where a residual net can spare them.",
         needs=_ALONE & _spare_batch_norms,
-        in_mindspore=_built_anew_in_mindspore,
+        in_mindspore=_rebuilt_in_mindspore,
     )
     grad_freeze: bool | None = _switch(
         "Gradient freezing",
@@ -172,7 +172,7 @@ class BoostSwitches(Section, use_attribute_docstrings=True):
         & is_not("grad_freeze.param_groups", 1, "`grad_freeze.param_groups` is 1: the only group is the whole network")
         & is_not("grad_freeze.total_steps", 0, "`grad_freeze.total_steps` is 0: its schedule has no step")
         & _enough_layers,
-        in_mindspore=_built_anew_in_mindspore,
+        in_mindspore=_rebuilt_in_mindspore,
     )
     adasum: bool | None = _switch(
         "AdaSum",

@@ -210,7 +210,7 @@ class GainPart:
 
     @property
     def remark(self) -> str:
-        """What every list of parts says beside the numbers; empty for most."""
+        """The remark shown with the numbers wherever parts are listed; empty for most."""
         if self.note or self.effect != "unsure":
             return self.note
         if self.alone > max(self.factor, 1.0):

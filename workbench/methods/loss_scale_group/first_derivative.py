@@ -10,7 +10,7 @@ from torch import Tensor
 
 def first_derivative(passed: Tensor, gradient: Tensor) -> Tensor:
     """Return what a border passes on, computed without a graph, such that a derivative of it is a RuntimeError."""
-    if not (torch.is_grad_enabled() and gradient.requires_grad):  # nobody asked for second derivatives
+    if not (torch.is_grad_enabled() and gradient.requires_grad):  # no second derivative will be taken
         return passed
     refusing: Tensor = _Refusing.apply(passed, gradient)  # type: ignore[no-untyped-call]
     return refusing
