@@ -109,7 +109,7 @@ def _chosen_together(choices: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 class _RuntimeTiming:
-    """Times runtime values against the baseline, in rows: values, ratios by batch factor, and a reason if one is missing."""
+    """Times runtime values against the baseline: rows of values, ratios by batch factor, a reason if one is missing."""
 
     def __init__(self, times: StepTimes, end: float) -> None:
         from workbench.core import devices
