@@ -24,6 +24,7 @@ from workbench.study.errors import StudyError
 from workbench.tasks import Task
 from workbench.tasks.errors import TaskError
 from workbench.tasks.loading import load_task
+from workbench.training import task_look
 from workbench.training.task_look import TaskLook, look_at
 
 CPU = torch.device("cpu")
@@ -466,12 +467,12 @@ def test_a_task_of_the_same_name_from_another_place_is_refused(here: Path) -> No
         begin_study(other, device="cpu")
 
 
-def test_what_a_shortened_study_was_asked_may_be_asked_again(here: Path) -> None:
-    task, many = regression(), 10_000_000
-    step_seconds = look_at(task, CPU, 100).step_seconds
-    minutes = many / 4 * 50 * step_seconds / 60  # time for a quarter of them, give or take
-    folder = begin_study(task, steps=many, minutes=minutes, device="cpu")
-    assert read_study(folder).study.budget_steps < many
+def test_what_a_shortened_study_was_asked_may_be_asked_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_second_each = replace(LOOK, step_seconds=1.0, evaluation_seconds=0.0)
+    monkeypatch.setattr(task_look, "look_at", lambda *_: a_second_each)
+    task, many = regression(), 400
+    folder = begin_study(task, steps=many, minutes=many / 4 * 50 / 60, device="cpu")  # 50 runs of a quarter of them
+    assert read_study(folder).study.budget_steps == many / 4
     assert begin_study(task, steps=many, device="cpu") == folder
     with pytest.raises(StudyError, match="--fresh starts a new one"):
         begin_study(task, steps=many - 1, device="cpu")
