@@ -273,9 +273,20 @@ def tune(
         study = task_in_memory(study, **about_model, steps=steps, epochs=epochs, on_note=on_note)
     elif unwanted := [key for key, value in about_model.items() if value is not None]:
         raise tuning.StudyError(f"`{unwanted[0]}` goes with a model; a study or a task sets it itself")
+    given = None
     if isinstance(study, Task) or not is_study(study):
         given = load_task(study if isinstance(study, Task) else str(study))
         task = given if isinstance(study, Task) and not given.spec else task
+    if task is not None:
+        if (jobs or 1) > 1:
+            raise tuning.StudyError(
+                f"`jobs` must be 1 for a task that only this program knows, got {jobs}: other processes load it by its "
+                "name"
+            )
+        if ray is not None:
+            raise tuning.StudyError("`ray` needs a task that the processes in the cluster can load by its name")
+        jobs = 1
+    if given is not None:
         study = tuning.begin_study(
             given,
             minutes=None if timeout is None else timeout / 60.0,
@@ -293,12 +304,6 @@ def tune(
             f"{study} is a study, whose study.toml sets how long a run is and what it may lose; `steps`, `epochs` and "
             "`allowed_drop` are for a task"
         )
-    if task is not None and (jobs or 1) > 1:
-        raise tuning.StudyError(
-            f"`jobs` must be 1 for a task that only this program knows, got {jobs}: other processes load it by its name"
-        )
-    if task is not None and ray is not None:
-        raise tuning.StudyError("`ray` needs a task that can be named: the processes in the cluster load it by that")
     if is_first_rank():
         from workbench.report import write_report  # now, and not when the time limit is nearly over
 

@@ -440,7 +440,7 @@ def test_a_refused_question_writes_no_file_and_two_studies_follow_each_other(
     asked = told()
     run(panel)
     assert read_study(Path("studies/other")).study.task == "tiny"
-    assert asked == [{"task": task, "jobs": 1, "fresh": False}]
+    assert asked == [{"task": task, "jobs": None, "fresh": False}]
     panel.folder.value = str(finished)
     assert panel.wait(LONG)
     assert panel.study is not None
@@ -462,7 +462,7 @@ def test_another_question_asks_for_a_fresh_start(
     ended(panel)
     assert not panel.fresh_button.is_present
     assert read_study(finished).study.budget_steps == 5
-    assert asked == [{"task": task, "jobs": 1, "fresh": True}]
+    assert asked == [{"task": task, "jobs": None, "fresh": True}]
 
 
 def test_more_trials_are_no_other_question_but_wait_for_another_process_that_tunes(
@@ -478,7 +478,7 @@ def test_more_trials_are_no_other_question_but_wait_for_another_process_that_tun
     asked = told()
     run(panel)
     assert (finished / "study.toml").read_text() == text
-    assert asked == [{"trials": 3, "task": task, "jobs": 1, "fresh": False}]
+    assert asked == [{"trials": 3, "task": task, "jobs": None, "fresh": False}]
 
 
 def test_a_picked_trial_goes_to_the_other_panels_and_its_curves_are_overlaid(made: Make, finished: Path) -> None:

@@ -28,6 +28,7 @@ from workbench.study.set_up.attribution import (
     _is_idle,
     _Needed,
     attribution_of,
+    told_apart,
 )
 from workbench.study.set_up.parallel_lines import mean_of, parallel_lines
 from workbench.study.set_up.parts import Part, parts_of
@@ -54,6 +55,22 @@ def test_runs_that_do_give_an_interval() -> None:
     assert 1.7 < bar.low < 2.0 < bar.high < 2.3
     assert not _is_idle(bar)
     assert _is_idle(_bar(part(), _Needed(0.202, 0.05, 0.5, 9), _Needed(0.2, 0.0, 0.25, 0)))
+
+
+def test_parts_whose_runs_tell_next_to_nothing_share_the_bar_of_the_schedule() -> None:
+    schedule = GainPart("length 0.638, linear", 1.03)
+    less_bn, smoothing = GainPart("LessBN", 2.47, 0.99, 6.18), GainPart("label smoothing 0.1", 0.86, 0.42, 1.77)
+    merged, layout = GainPart("batch x 4", 1.1, note="its runs do not bound it"), GainPart("layout", 1.12, 1.0, 1.2)
+    shared, alone = told_apart([schedule, layout, less_bn, merged, smoothing])
+    assert shared.part == "length 0.638, linear, LessBN, batch x 4, label smoothing 0.1"
+    assert shared.factor == pytest.approx(1.03 * 2.47 * 1.1 * 0.86)
+    assert (shared.effect, shared.remark) == ("unmeasured", "their runs scatter too much to tell them apart")
+    assert alone == layout
+    cut = replace(schedule, note="no time was left to measure them one by one")
+    assert told_apart([cut, less_bn])[0].note == cut.note
+    assert told_apart([GainPart("the task's own schedule", 1.0), less_bn])[0].part == "LessBN"
+    assert told_apart([schedule, layout]) == (schedule, layout)
+    assert told_apart([]) == ()
 
 
 def test_set_ups_on_parallel_lines_are_as_far_apart_as_these() -> None:

@@ -110,8 +110,10 @@ class StudyForm:
         for path in _FIRST:  # what everybody is asked says what it means, and what it is when left alone
             self.entries[path].note(self.entries[path].info.description)
         self.entries[_OBJECTIVE].observe(lambda _: self.show_baseline())
-        jobs_help = "Processes that train at the same time; on one device they slow each other down."
-        self.jobs = count_control("jobs", "Workers", jobs_help, 1)
+        jobs_help = (
+            "Processes that train at the same time; empty lets a search for a set-up take the cores that are idle."
+        )
+        self.jobs = count_control("jobs", "Workers", jobs_help, None, optional=True)
         self.space = SearchSpace(panel)
         self.space.set(_FIRST_SPACE)
         self._baseline = text_of("")

@@ -260,7 +260,7 @@ class StudyPanel(WorkPanel):
             asked = self.form.set_up_question(task)
             try:
                 stop = control.stop_requested
-                studies.begin_study(task, **asked, folder=folder, on_note=note, stop=stop, jobs=int(options["jobs"]))
+                studies.begin_study(task, **asked, folder=folder, on_note=note, stop=stop, jobs=options["jobs"])
             except studies.StudyStoppedError:
                 return None
             text = (folder / "study.toml").read_text(encoding="utf-8")

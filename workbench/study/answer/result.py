@@ -29,7 +29,7 @@ from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.errors import StudyError
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.warm_up import WarmUpError, find_warm_up
-from workbench.study.set_up.attribution import attribution_of
+from workbench.study.set_up.attribution import attribution_of, told_apart
 from workbench.study.set_up.standing import SURE, baseline_metrics, standing_now, without_reference
 from workbench.study.set_up.tuned_plain import plain_standing, tuned_plain_of
 from workbench.study.store import storage as kept
@@ -198,7 +198,7 @@ def _result(
         choices[target] = replace(choice, others=(*choice.others, *untested))
     known = attribution_of(attributes)
     taken = {target: choice.candidate for target, choice in choices.items() if choice.candidate is not None}
-    parts = {target: known.get(str(one.trial_number), ()) for target, one in taken.items()}
+    parts = {target: told_apart(known.get(str(one.trial_number), ())) for target, one in taken.items()}
     return StudyResult(
         name=file.study.name,
         directory=directory,

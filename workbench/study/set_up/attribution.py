@@ -47,6 +47,8 @@ _NO_LOSS = 1.2  # how much longer than the whole a set-up without its idle parts
 _MARGIN = "safety margin"  # among the parts: how much shorter a run would be that loses just what is allowed
 _IN_RESERVE = "runs are longer than the allowed drop requires, so that the quality surely holds"
 _CUT = "no time was left to measure them one by one"
+_SCATTERED = "their runs scatter too much to tell them apart"
+_VAGUE = 2.25  # ratio of the ends of a factor's interval from which a bar of its own tells a reader nothing
 _NO_SCHEDULE = "the task's own schedule"
 _BESIDE = ", "  # between the names of parts that were not measured one by one
 _SAFER, _SAFER_UNSURE = 1.12, 1.25  # how much longer a set-up's safer form is: where it is sure enough, and else
@@ -393,6 +395,19 @@ def attribution_of(attributes: Mapping[str, Any]) -> dict[str, tuple[GainPart, .
     """Return what a study keeps of its attributions among its attributes: the trial's number as text -> its parts."""
     stored: Mapping[str, Any] = attributes.get(_ATTRIBUTION, {})
     return {number: tuple(read_record(GainPart, bar) for bar in row) for number, row in stored.items()}
+
+
+def told_apart(bars: Sequence[GainPart]) -> tuple[GainPart, ...]:
+    """Return the parts as a reader is shown them: those whose runs do not tell their factors in the schedule's bar."""
+    if not bars:
+        return ()
+    schedule, *others = bars
+    vague = [bar for bar in others if not bar.high / bar.low < _VAGUE]  # NaN, too
+    names = [bar.part for bar in (schedule, *vague) if bar.part != _NO_SCHEDULE]
+    factor = math.prod(bar.factor for bar in (schedule, *vague))
+    note = schedule.note or (_SCATTERED if vague else "")
+    joint = replace(schedule, part=_BESIDE.join(names) or _NO_SCHEDULE, factor=factor, note=note)
+    return (joint, *(bar for bar in others if bar not in vague))
 
 
 def is_explained(study: optuna.Study, number: int) -> bool:
