@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -144,6 +145,23 @@ def test_json_has_the_fair_baseline_and_the_parts() -> None:
         {"part": "batch x 4", "factor": 1.25, "low": None, "high": None},
         {"part": "LessBN", "factor": 0.8, "low": 0.7, "high": 0.9},
     ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence", "is_said"),
+    [
+        ({}, "Confirmed.", False),
+        ({}, "Confirmed. Its time includes 9 s of compiling.", True),
+        ({"verdict": Verdict.UNDECIDED}, "About 9 fresh seeds would decide.", True),
+    ],
+)
+def test_what_a_headline_says_is_not_said_again(changed: dict[str, Any], sentence: str, is_said: bool) -> None:
+    choice = replace(_choice(**changed), sentence=sentence)
+    study = replace(
+        STUDY, choices={"o1": choice}, messages=[f"o1: {sentence}", "o1: not trial 3: slower.", "Cut short."]
+    )
+    assert study.remarks == study.messages[0 if is_said else 1 :]
+    assert (sentence in str(study)) == is_said
 
 
 def test_another_objective_has_no_headline() -> None:

@@ -366,8 +366,8 @@ def _print_answer(result: StudyResult) -> None:
             unlike = parts_against_total(parts, taken)
             if unlike:
                 say(unlike)
-    for message in result.messages:
-        say(message)
+    for remark in result.remarks:
+        say(remark)
 
 
 def _print_candidates(result: StudyResult) -> None:

@@ -6,7 +6,6 @@ between. The word ``"mindspore-2.7"`` in place of the section means the second c
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -16,6 +15,7 @@ from workbench.config.conditions import is_not, loss_scale_is, method_on
 from workbench.config.errors import did_you_mean, shown
 from workbench.config.optimizer import optimizer_is
 from workbench.config.section import Section, described
+from workbench.core.warning import warn
 
 PRESETS = ("mindspore-2.7",)
 """Words that may stand in place of the section."""
@@ -83,7 +83,7 @@ class CompatibilityConfig(Section, use_attribute_docstrings=True):
     def _preset(cls, value: Any) -> Any:
         if isinstance(value, Mapping):
             if value.get(_RETIRED) == "flushed":
-                warnings.warn(_NO_EFFECT, UserWarning, stacklevel=2)
+                warn(_NO_EFFECT)
             return {name: option for name, option in value.items() if name != _RETIRED}
         if not isinstance(value, str):
             return value

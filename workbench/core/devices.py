@@ -27,6 +27,7 @@ from workbench.core.other_work import other_work_now
 from workbench.core.processor import cpu_model
 from workbench.core.processor import usable_cores as usable_cores
 from workbench.core.text import first_line
+from workbench.core.warning import warn
 
 # An MPS device shares its memory with the CPU, and "pinned" memory there is the device's (torch 2.13).
 _WITHOUT_PINNED_MEMORY = ("cpu", "mps", "meta")
@@ -205,10 +206,9 @@ def host_room(n_elements: int, dtype: torch.dtype, device: torch.device) -> Tens
             return torch.empty(n_elements, dtype=dtype, device="cpu", pin_memory=True)
         except RuntimeError as error:
             size = n_elements * dtype.itemsize
-            warnings.warn(
+            warn(
                 f"{size:,} bytes of host memory could not be pinned ({first_line(error)}), so that copies to "
-                f"and from {device_type(device)} make the host wait; raise the limit on locked memory (`ulimit -l`)",
-                stacklevel=2,
+                f"and from {device_type(device)} make the host wait; raise the limit on locked memory (`ulimit -l`)"
             )
     return torch.empty(n_elements, dtype=dtype, device="cpu")
 

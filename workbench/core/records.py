@@ -365,12 +365,19 @@ class StudyResult:
             for target in self.taken
         }
 
+    @property
+    def remarks(self) -> list[str]:
+        """The messages that go beyond the headlines, which say again what is confirmed; not what compiling takes."""
+        confirmed = (self.choices[one] for one in self.headlines if self.choices[one].verdict == "confirmed")
+        told = {one.sentence for one in confirmed if "compiling" not in one.sentence}
+        return [one for one in self.messages if one.partition(": ")[2] not in told]
+
     def __str__(self) -> str:
         """Return the answer as a terminal shows it: a sentence per export, further messages, and the files."""
         files = [*self.exported.values(), *([self.report] if self.report is not None else [])]
         lines = [self.doubt] if self.doubt else []
         lines += [f"{target}: {sentence}" for target, sentence in self.headlines.items()]
-        return "\n".join([*lines, *self.messages, *(f"wrote {path}" for path in files)])
+        return "\n".join([*lines, *self.remarks, *(f"wrote {path}" for path in files)])
 
     def _repr_html_(self) -> str:
         """Return the same for a notebook cell that ends with the result."""

@@ -7,10 +7,7 @@ alone when it is set. Only an optimizer that cannot do this makes the host wait.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from weakref import WeakSet
 
 import torch
@@ -21,6 +18,7 @@ from workbench.core import devices
 from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.step_optimizer import exact_flag, skips_on_device
 from workbench.core.torch_internals import check_and_unscale_, mark_stepped, takes_found_inf
+from workbench.core.warning import warn
 from workbench.loss_scale.cached_adam import step_on_cached_lists
 
 _WIDENED_ELEMENTS = 1 << 26  # at once, unless a tensor has more: 256 MiB
@@ -253,10 +251,9 @@ def _warn_once(optimizer: Optimizer) -> None:
         advice = f"; pass fused=True to {name}"
     else:
         advice = "; use one that accepts fused=True (torch.optim.SGD, Adam, AdamW, Adagrad) and pass fused=True"
-    warnings.warn(
+    warn(
         f"{name} cannot skip a step on the device, so every step waits for the overflow flag{advice}",
         NonFusedOptimizerWarning,
-        stacklevel=_stacklevel_of_caller(),
     )
 
 
@@ -266,14 +263,6 @@ def _may_be_fused(optimizer: Optimizer) -> bool:
     return all(
         has_fused_kernel(one, "_fused_sgd_") and not (one.grad is not None and one.grad.is_sparse) for one in trained
     )
-
-
-def _stacklevel_of_caller() -> int:
-    """Return the stack level, for a warning raised by the calling function, of the first frame outside the package."""
-    package, level, frame = str(Path(__file__).resolve().parents[1]), 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _check_scalar(name: str, value: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch, widened
 from workbench.core.metrics import MetricAccumulator, MetricError, new_accumulator
+from workbench.core.warning import warn
 from workbench.mindspore.batch_calls import called_with, data_and_label
 from workbench.mindspore.callbacks import RunContext
 from workbench.training.apply import AutoBoost
@@ -36,7 +36,7 @@ def prepare_for_evaluation_(
     else:
         if config.resolve(level, world_size=ranks.world_size()).in_effect():
             message = "boosting has no effect without an optimizer; give Model an `optimizer` to train with it"
-            warnings.warn(message, UserWarning, stacklevel=3)
+            warn(message)
         amp, on = config.amp, device.type
         precision = Precision(config.effective_amp_level(on), amp.dtype, on, amp.keep_batchnorm_fp32)
         cast_model_(network, precision)

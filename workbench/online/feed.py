@@ -11,12 +11,12 @@ import queue
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 from workbench.core.signals import handling_signals
+from workbench.core.warning import warn
 from workbench.online.stream import OpenStream, Read, StreamPosition, read_stream
 
 _POLL_SECONDS = 0.1  # how late a waiting trainer notices that it was asked to stop
@@ -100,11 +100,7 @@ class ReadAhead:
             return
         thread.join(_JOIN_SECONDS)
         if thread.is_alive():
-            warnings.warn(
-                "the reader is still waiting for its source; its thread ends when that read returns",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            warn("the reader is still waiting for its source; its thread ends when that read returns", RuntimeWarning)
 
     def _read(self) -> None:
         ended: BaseException = StopIteration()

@@ -307,7 +307,7 @@ class StudyPanel(WorkPanel):
             return PanelState.STOPPED
         self.bar.value, self.bar.bar_style = self.bar.max, "success"
         self.tell(f"{ended} in {format_duration(outcome.seconds)}")
-        for sentence in outcome.result.messages:
+        for sentence in outcome.result.remarks:
             self.log(sentence)
         return PanelState.DONE
 

@@ -11,7 +11,6 @@ import importlib
 import inspect
 import re
 import sys
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -20,6 +19,7 @@ from typing import Any
 from workbench.core.error_place import what_and_where
 from workbench.core.own_generators import kept_generators
 from workbench.core.signatures import why_not_called
+from workbench.core.warning import warn
 from workbench.tasks.errors import TaskError
 from workbench.tasks.task import Task
 
@@ -105,7 +105,7 @@ def _warn_of_folder(place: str, tried: list[Path], found: Path | None) -> None:
     """Warn when what a study names does not lie in its folder but where the command was started."""
     if found is not None and found != tried[0].resolve() and found != tried[0]:
         sentence = f"{place} is not in {tried[0].parent}; {found}, of the working directory, is taken"
-        warnings.warn(sentence, UserWarning, stacklevel=4)
+        warn(sentence)
 
 
 def task_sources(task: Task) -> dict[str, str]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from workbench.core.batch import move_batch
+from workbench.core.warning import warn
 from workbench.tasks.batches import ShuffledBatches, opened_once
 
 _AHEAD = 4  # batches: enough to even out a slow one, few enough to hold twice
@@ -45,10 +46,9 @@ def resident(source: Any, device: torch.device) -> Any:
     tensors = _tensors_of(source)
     if isinstance(source, DataLoader) and tensors is not None:
         return _gathering(source, tuple(move_batch(tensors, device)))
-    warnings.warn(
+    warn(
         f"`runtime.data` = resident has no effect: how {type(source).__name__} makes its batches is not known; give a "
-        "list, a DataLoader over a TensorDataset, or ShuffledBatches with `held`",
-        stacklevel=2,
+        "list, a DataLoader over a TensorDataset, or ShuffledBatches with `held`"
     )
     return source
 
@@ -129,7 +129,7 @@ def read_ahead(batches: Iterator[Any], ahead: int = _AHEAD) -> Iterator[Any]:
         first = next(stream)
     except Exception as error:  # the source's own trouble comes back below, from where it can be seen
         said = str(error).strip().splitlines() or [type(error).__name__]
-        warnings.warn(f"`runtime.data` = prefetch has no effect: {said[-1]}", stacklevel=2)
+        warn(f"`runtime.data` = prefetch has no effect: {said[-1]}")
         yield from batches
         return
     yield first

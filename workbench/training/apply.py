@@ -7,7 +7,6 @@ alone (the reference keeps one for the whole process), its configuration is vali
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -25,6 +24,7 @@ from workbench.core.devices import device_of
 from workbench.core.signatures import why_not_called
 from workbench.core.sparse_tables import sparse_tables
 from workbench.core.torch_internals import step_hooks
+from workbench.core.warning import warn
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.facts import facts_of, learning_reasons
@@ -218,7 +218,7 @@ class AutoBoost:
         #: What became of the network, one line each; empty before it was processed.
         self.notes: tuple[str, ...] = ()
         for dropped in self.plan.dropped:
-            warnings.warn(dropped.reason, UserWarning, stacklevel=2)
+            warn(dropped.reason)
         if any(self.plan.level_defaults().values()):  # it switches on more than was set by hand
             _say_once(self.plan.level_default_sentence())
 
@@ -272,7 +272,7 @@ class AutoBoost:
             self.plan = self.config.resolve(self.level, self.plan.world_size, replace(facts, **reasons))
             for dropped in self.plan.dropped:
                 if dropped.name not in known:
-                    warnings.warn(dropped.reason, UserWarning, stacklevel=3)
+                    warn(dropped.reason)
         return self.plan
 
     def _common_seed(self) -> int | None:

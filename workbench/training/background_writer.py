@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from workbench.core.arguments import checked_count, checked_number
+from workbench.core.warning import warn
 
 
 class BackgroundWriter:
@@ -53,5 +53,5 @@ class BackgroundWriter:
         error = None if writing is None else writing.exception()
         if error is None:
             return True
-        warnings.warn(f"{self._what} could not be written: {error}", RuntimeWarning, stacklevel=3)
+        warn(f"{self._what} could not be written: {error}", RuntimeWarning)
         return False

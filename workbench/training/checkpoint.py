@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from workbench.core import devices
 from workbench.core.files import write_bytes_atomically
 from workbench.core.processor import usable_cores
+from workbench.core.warning import warn
 from workbench.training.boosted import Boosted
 from workbench.training.generator_states import generator_states, restore_generators
 
@@ -95,11 +95,10 @@ def with_threads_of(state: Mapping[str, Any] | None, device: torch.device) -> It
     before = torch.get_num_threads()
     threads = before if state is None or device.type != "cpu" else int(state.get("threads", before))
     if threads > max(before, usable_cores()):
-        warnings.warn(
+        warn(
             f"the checkpoint was written by {threads} threads, of which this machine offers {usable_cores()}: training "
             f"continues with {before}, and its numbers may differ in their last bits",
             RuntimeWarning,
-            stacklevel=3,
         )
         threads = before
     if threads == before:

@@ -7,7 +7,6 @@ killed and resumed trains on every record exactly once. Where the newest file is
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from workbench.core import distributed as ranks
 from workbench.core.arguments import checked_count
 from workbench.core.batch import entries_of, with_entries
 from workbench.core.files import replacing
+from workbench.core.warning import warn
 from workbench.training.background_writer import BackgroundWriter
 from workbench.training.checkpoint import read_checkpoint
 
@@ -107,7 +107,7 @@ class CheckpointFolder:
             try:
                 state = read_checkpoint(self.path_of(step), device)
             except (ValueError, FileNotFoundError) as error:
-                warnings.warn(f"{error}; it is skipped", RuntimeWarning, stacklevel=2)
+                warn(f"{error}; it is skipped", RuntimeWarning)
             if ranks.mean_over_ranks([float(state is not None)]) == [1.0]:
                 return state
         if steps:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from workbench.core.arguments import checked_count
 from workbench.core.batch import epochs_of, move_batch, n_batches_of
+from workbench.core.warning import warn
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.schedule.method import StandIn, recorded, stretched
 from workbench.tasks.reading import resident
@@ -65,7 +66,7 @@ class Course:
         self.updates = max(1, self.passes // self._n_micro)
         if self.passes < self._n_micro:
             made, needed = f"{self.passes} forward {'pass' if self.passes == 1 else 'passes'}", self._n_micro
-            warnings.warn(f"this run trains nothing: it has {made}, and an update takes {needed}", stacklevel=3)
+            warn(f"this run trains nothing: it has {made}, and an update takes {needed}")
         if self._takes_schedule:
             self.scheduler = self._made(total_steps, self.passes, self.updates)
         self._make_scheduler = None  # it may hold the task and its data, which copies need not
@@ -94,7 +95,7 @@ class Course:
             loader = resident(loader, device)
         elif reading == "prefetch":  # another process would draw other numbers than a loader does here
             advice = "give the loader `num_workers`"
-            warnings.warn(f"`runtime.data` = prefetch has no effect in a loop of your own; {advice}", stacklevel=3)
+            warn(f"`runtime.data` = prefetch has no effect in a loop of your own; {advice}")
 
         # The epochs of a loader with a length are counted above; it goes on, so that a last pass is merged in full.
         last = None if given is not None else epochs
@@ -134,7 +135,7 @@ class Course:
         if self.updates is not None and self.advanced == self.updates + 1:
             ended = f"the schedule has come to its end after {self.updates} updates"
             advice = "the batches of this run come from boosted.batches(loader, epochs)"
-            warnings.warn(f"{ended}; {advice}", UserWarning, stacklevel=4)
+            warn(f"{ended}; {advice}")
         self.scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ the model or the criterion holds, or where hooks act.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from workbench.core import graph_capture
 from workbench.core.batch import entries_of, fields_of, mapped, tensors_of
 from workbench.core.text import first_line
 from workbench.core.torch_internals import has_gradient_hooks, version_of
+from workbench.core.warning import warn
 from workbench.training.host_state import PLAIN, HostState
 
 _MOST_KINDS = 16
@@ -204,7 +204,7 @@ class PassGraphs:
     def _give_up(self, why: str) -> None:
         self.forget()
         self.why_not = why
-        warnings.warn(f"the CUDA graph is that of the model alone, not of the whole pass: {why}", stacklevel=6)
+        warn(f"the CUDA graph is that of the model alone, not of the whole pass: {why}")
 
     def _shape_of(self, part: Any) -> Hashable:
         """Return what of a batch a graph depends on; None where it cannot take other values."""

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +23,8 @@ from workbench.core import devices
 from workbench.core.batch import mapped
 from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.torch_internals import BatchNorm
+from workbench.core.warning import warn
 
-_OUTSIDE = 4  # frames from the warning to who called `apply`
 _AS_BUILT = nullcontext()
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -129,11 +128,10 @@ def warn_of_short_moments(optimizer: Optimizer) -> None:
     if isinstance(optimizer, Adam | NAdam | RAdam | RMSprop | Adagrad) and any(
         parameter.dtype == torch.float16 for group in optimizer.param_groups for parameter in group["params"]
     ):
-        warnings.warn(
+        warn(
             f"{type(optimizer).__name__} keeps squares of float16 gradients in float16, where most of them are 0, so "
             "that updates become up to 30 times too large, or infinite; set `amp.level` to O2, `amp.dtype` to "
-            "bfloat16, or `optimizer.name` to SGD or adam_offload",
-            stacklevel=_OUTSIDE,
+            "bfloat16, or `optimizer.name` to SGD or adam_offload"
         )
 
 

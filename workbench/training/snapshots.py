@@ -7,7 +7,6 @@ the training in the subspace starts again (Li et al., arXiv:2103.11154, section 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from workbench.core import distributed as ranks
 from workbench.core.arguments import checked_count
 from workbench.core.checksums import SEAL, crc_of_arrays
 from workbench.core.files import replacing
+from workbench.core.warning import warn
 from workbench.methods.plan_mark import trained_parameters
 from workbench.training import Boosted
 
@@ -93,7 +93,7 @@ class SnapshotRecorder:
         weights = {name: weight.contiguous() for name, weight in on_host.items()}
         path = self.folder / f"snapshot_{done:06d}.safetensors"
         if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
-            warnings.warn(f"the weights after {done} steps are inf or NaN; {path.name} was not written", stacklevel=2)
+            warn(f"the weights after {done} steps are inf or NaN; {path.name} was not written")
             return None
         crc = crc_of_arrays({name: weight.numpy() for name, weight in weights.items()})
         with replacing(path) as temporary:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from workbench.config import BoostConfig, ConfigLike, read_config
+from workbench.core.warning import warn
 from workbench.integrations.carried import ACCUMULATION, Carried, Sorting
 
 _PRECISIONS = {
@@ -76,5 +76,5 @@ def trainer_arguments(config: ConfigLike, *, level: str = "O1") -> dict[str, Any
     answer = carried(read_config(config), level=level)
     if not answer.is_whole:
         rest = "; ".join(f"{path} ({why})" for path, why in answer.left.items())
-        warnings.warn(f"arguments of Lightning's Trainer do not carry {rest}", stacklevel=2)
+        warn(f"arguments of Lightning's Trainer do not carry {rest}")
     return dict(answer.arguments)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from workbench.config import BoostConfig, ConfigLike, read_config
+from workbench.core.warning import warn
 from workbench.integrations.carried import ACCUMULATION, Carried, Sorting, learning_rate
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.in_effect import MethodsInEffect
@@ -89,11 +89,9 @@ def training_arguments(
     if found.left:
         reasons = dict.fromkeys(found.left.values())
         listed = [f"{', '.join(path for path in found.left if found.left[path] == why)} ({why})" for why in reasons]
-        warnings.warn(
+        warn(
             "these arguments are not the whole set-up; BoostedTrainer(..., boost=config) also takes "
-            + "; ".join(listed),
-            UserWarning,
-            stacklevel=2,
+            + "; ".join(listed)
         )
     return dict(found.arguments)
 

@@ -23,7 +23,6 @@ import copy
 import functools
 import json
 import math
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from workbench.config import ConfigLike, read_config
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
+from workbench.core.warning import warn
 from workbench.core.wrapped_model import unwrapped
 from workbench.integrations.transformers.batches import Passes, as_loader, joining
 from workbench.integrations.transformers.conflicts import conflict
@@ -86,9 +86,7 @@ class BoostedTrainer(Trainer):
             )
         self._methods = MethodsInEffect(plan)
         if self._methods.reading() == "prefetch":
-            warnings.warn(
-                "`runtime.data` = prefetch has no effect in the Trainer; set `dataloader_num_workers`", stacklevel=2
-            )
+            warn("`runtime.data` = prefetch has no effect in the Trainer; set `dataloader_num_workers`")
         self.args = copy.copy(self.args)  # the caller's stay as they are
         self.args.gradient_accumulation_steps = self._methods.n_micro()
         self._passes: Passes | None = None

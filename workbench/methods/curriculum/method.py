@@ -17,7 +17,6 @@ Dilemma: Investigating Sequence Length Warmup for Training GPT Models", NeurIPS 
 from __future__ import annotations
 
 import contextlib
-import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -30,6 +29,7 @@ from torch.nn import functional as F
 from workbench.config import BoostConfig
 from workbench.core.batch import mapped, tensors_of
 from workbench.core.own_generators import kept_generators
+from workbench.core.warning import warn
 from workbench.methods.curriculum.section import CurriculumSection
 from workbench.methods.protocol import FirstBatch, Method
 
@@ -78,7 +78,7 @@ def growing(
         smaller = batch if relative == 1 else _SHRINK[kind](batch, relative)
         if smaller is None and not warned:
             warned = True
-            warnings.warn(f"the curriculum had no effect: {_nothing_to_shrink(kind)}", UserWarning, stacklevel=2)
+            warn(f"the curriculum had no effect: {_nothing_to_shrink(kind)}")
         yield batch if smaller is None else smaller
 
 

@@ -17,7 +17,6 @@ import hashlib
 import json
 import math
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from safetensors.numpy import save_file
 
 from workbench.core.checksums import SEAL, crc_of_arrays
 from workbench.core.files import replacing, write_text_atomically
+from workbench.core.warning import warn
 from workbench.methods.dim_reduce.pca import principal_components
 
 TENSOR_NAME = "pca_mat"
@@ -148,10 +148,7 @@ def pca_matrix_path(
             raise ValueError(
                 f"`pca_mat_path` {stored} {problem}, and `weight_load_dir` names no snapshots to use instead"
             )
-        warnings.warn(
-            f"`pca_mat_path` {stored} {problem}; the matrix is made from the snapshots in {weight_load_dir}",
-            stacklevel=2,
-        )
+        warn(f"`pca_mat_path` {stored} {problem}; the matrix is made from the snapshots in {weight_load_dir}")
     if weight_load_dir is None:
         raise ValueError(
             "dim_reduce needs a PCA matrix (`pca_mat_path`) or a folder of weight snapshots (`weight_load_dir`), "

@@ -12,7 +12,6 @@ there. `OptimizerProcess` takes its behaviour from ``mindspore/python/mindspore/
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from workbench.core.torch_internals import NORMALIZATIONS, ConvNd
+from workbench.core.warning import warn
 from workbench.methods.parameter_groups import checked_optimizer, plain_name, rebuild_optimizer
 from workbench.methods.protocol import GroupSchedule, Method, Preparation
 
@@ -174,10 +174,9 @@ class OptimizerProcess:
         """
         groups = self.build_gc_params_group(self.build_params_dict(network), self.origin_params)
         if not any(group.get("grad_centralization") for group in groups):
-            warnings.warn(
+            warn(
                 "gradient centralization has no effect: the optimizer holds no weight of this network with two axes "
-                "outside normalizations and grouped convolutions",
-                stacklevel=2,
+                "outside normalizations and grouped convolutions"
             )
         self.origin_params = groups
         self._rule = rule

@@ -8,7 +8,6 @@ sequence says for each step how many leading groups rest, and every layer keeps 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from workbench.config import BoostConfig
 from workbench.config.boost import full_steps
 from workbench.core.arguments import checked_count
+from workbench.core.warning import warn
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, FreezeState, allow_one_graph_per_group
 from workbench.methods.parameter_groups import checked_optimizer, named_trainable_parameters, split_into_nested_groups
 from workbench.methods.protocol import Method, Preparation
@@ -203,10 +203,9 @@ def _groups_held(network: nn.Module, optimizer: torch.optim.Optimizer, n_groups:
         raise ValueError("the optimizer holds no trainable parameter of this network; was the network replaced?")
     groups: list[list[Any]] = list(_nested_parameters(named, n_groups))
     if n_groups > 1 and len(groups[-1]) == len(groups[0]):
-        warnings.warn(
+        warn(
             f"gradient freezing has no effect: the network has fewer layers than `grad_freeze.param_groups` = "
-            f"{n_groups} (stride 0), so every group is the whole network; lower it",
-            stacklevel=3,
+            f"{n_groups} (stride 0), so every group is the whole network; lower it"
         )
     always = [p for p in held if p not in in_network]
     return [group + always for group in groups]

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench.core.torch_internals import BatchNorm
+from workbench.core.warning import warn
 from workbench.methods.less_bn.full_normalization import NEEDS_CRITERION, HeadRule
 from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, LessBNReport, reduce_batch_norms_
 from workbench.methods.parameter_groups import named_trainable_parameters, rebuild_optimizer, split_into_chunks
@@ -79,7 +80,7 @@ class LessBNMethod(Method):
         if report.head_note:
             preparation.notes.append(report.head_note)
         if report.head_reason and rules.fn_scope != "classifier":  # asked for by name
-            warnings.warn(report.head_note, UserWarning, stacklevel=2)
+            warn(report.head_note)
         elif report.head_note:
             _log.log(logging.WARNING if report.head_reason == NEEDS_CRITERION else logging.INFO, report.head_note)
         preparation.optimizer = _following(preparation.optimizer, before, dict(model.named_parameters()))

@@ -15,7 +15,6 @@ CVPR 2018, arXiv:1712.05877, section 3.2.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from workbench.core.torch_internals import (
     has_backward_hooks,
     has_forward_hooks,
 )
+from workbench.core.warning import warn
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _PLAIN_LAYERS = (*_CONVOLUTIONS, nn.Linear)
@@ -268,9 +268,7 @@ def _load_bias(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: An
 
 def _warn_of_added(name: str, layer: nn.Module) -> None:
     if layer.training:
-        warnings.warn(
+        warn(
             f"the loaded weights add {name}, which this network did not have; an optimizer made before does not train "
-            "it. To continue training, give apply() a network whose BatchNorms have statistics, as the first time",
-            UserWarning,
-            stacklevel=2,
+            "it. To continue training, give apply() a network whose BatchNorms have statistics, as the first time"
         )

@@ -18,7 +18,6 @@ The graph comes from a call with ``example_inputs`` on a copy, else from torch.f
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -26,6 +25,7 @@ from typing import Any, Literal
 from torch import nn
 
 from workbench.core.torch_internals import BatchNorm
+from workbench.core.warning import warn
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.less_bn.batch_norm_folding import Removal, has_learned_statistics, parts_after, take_out_
 from workbench.methods.less_bn.batch_norm_patterns import removable_by_reference
@@ -100,7 +100,7 @@ def reduce_batch_norms_(
     if head is not None:
         report = _with_head(model, report, head, example_inputs)
     if message := report.notice():
-        warnings.warn(message, UserWarning, stacklevel=2)
+        warn(message)
     return report
 
 
@@ -137,9 +137,9 @@ class LessBN(nn.Module):
         if fn_flag:
             report = _with_head(network, report, HeadRule(fn_scope, fn_bias, criterion), example_inputs)
             if report.head_reason:
-                warnings.warn(report.head_note, UserWarning, stacklevel=2)
+                warn(report.head_note)
         if earlier is None and (message := report.notice()):
-            warnings.warn(message, UserWarning, stacklevel=2)
+            warn(message)
         self.report = report
         object.__setattr__(self, REPORT_ATTRIBUTE, report)
 

@@ -13,7 +13,6 @@ that training that cannot go on ends on the floor.
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.config import BoostConfig
+from workbench.core.warning import warn
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale import has_overflow, unscale_and_check_
 from workbench.loss_scale.scaler import LossScaling
@@ -310,10 +310,9 @@ class GroupLossScaling(LossScaling):
                     "begin and end; put all parameters of a module into one group"
                 )
         if loose := [self._names[key] for key in group_of if key not in self._region_of]:
-            warnings.warn(
+            warn(
                 f"{', '.join(loose)}: used by a module that also holds parameters of other groups, so the loss scale "
-                "there is 1",
-                stacklevel=5,
+                "there is 1"
             )
 
     def _look_at_graph(self, loss: Tensor) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from workbench.config import Plan
 from workbench.core import devices
 from workbench.core.batch import mapped
+from workbench.core.warning import warn
 from workbench.core.wrapped_model import is_compiled, unwrapped
 from workbench.methods.protocol import Method, Preparation
 from workbench.methods.runtime.compilation import compiled, compiling
@@ -105,7 +105,7 @@ class RuntimeMethod(Method):
             if all(parameter.ndim != 4 for parameter in preparation.model.parameters()):
                 vain["memory_format"] = "no weight of the model is 4-D, as those of convolutions"
         for name, reason in vain.items():
-            warnings.warn(f"`runtime.{name}` has no effect: {reason}", stacklevel=2)
+            warn(f"`runtime.{name}` has no effect: {reason}")
 
     def compiled(self, model: nn.Module) -> nn.Module:
         """Return the model compiled, where that is asked for."""

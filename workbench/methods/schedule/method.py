@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from workbench.core.warning import warn
 from workbench.methods.protocol import Method, Preparation
 from workbench.methods.schedule.section import ScheduleSection
 
@@ -120,7 +121,7 @@ class ScheduleMethod(Method):
     def prepare(self, preparation: Preparation) -> None:
         """Say where there is no rate to give a course."""
         if self.config.part(ScheduleSection).shape != "task" and not has_rate(preparation.optimizer):
-            warnings.warn("`schedule.shape` has no effect: the optimizer has no learning rate to change", stacklevel=2)
+            warn("`schedule.shape` has no effect: the optimizer has no learning rate to change")
 
     def length(self, n_batches: float) -> float:
         """Return the share of the batches that the run takes."""

@@ -7,13 +7,13 @@ their owner. The mark is an attribute of the parameter and outlives regrouping.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from workbench.core.torch_internals import NORMALIZATIONS
+from workbench.core.warning import warn
 
 # The reference's, torch's, those its schedulers leave behind (a rebuilt optimizer meets them again), and our own.
 _GROUP_KEYS = frozenset(
@@ -61,10 +61,9 @@ def read_parameters(params: Any, *, any_decay: bool) -> tuple[list[dict[str, Any
                 f"`params` must hold parameters, or pairs (name, parameter), or groups; got {type(item).__name__}"
             )
     if any_decay and not named:
-        warnings.warn(
+        warn(
             "`weight_decay` applies to every parameter, normalizations included, because parameters came without "
-            "names; pass model.named_parameters(), the model itself, or groups",
-            stacklevel=4,
+            "names; pass model.named_parameters(), the model itself, or groups"
         )
     if not _are_distinct([_tensor_of(item) for item in given]):
         raise ValueError("`params` must hold each parameter once, got one twice")

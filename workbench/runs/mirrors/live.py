@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from workbench.core.credentials import hide_passwords
 from workbench.core.rank_environment import is_first_rank
 from workbench.core.records import Event, StepRecord
+from workbench.core.warning import warn
 from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, MirrorWarning, reason_of
 from workbench.runs.mirrors.mlflow_mirror import MlflowMirror
 from workbench.runs.mirrors.tensorboard_mirror import TensorBoardMirror
@@ -66,11 +66,10 @@ class LiveMirrors:
         failed = [(thread, thread.error) for thread in self._threads if thread.error is not None]
         for thread, error in failed:
             self._threads.remove(thread)
-            warnings.warn(
+            warn(
                 f"the mirror to {thread.mirror} was stopped ({reason_of(error)}); the run continues, "
                 "`workbench runs mirror RUN --to ...` sends it again once it is finished",
                 MirrorWarning,
-                stacklevel=3,
             )
 
 
