@@ -38,8 +38,17 @@ from workbench.study.ask.sections import ACCURACY_DROPS
 from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyError, StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, SpeedJob, Trained, TrainJob
+from workbench.study.set_up.attribution import Attributor
 from workbench.study.set_up.objective import SKIPPED
-from workbench.study.set_up.stages import ends_of_search, has_found, settle, stage_ends
+from workbench.study.set_up.stages import (
+    confirmation_begins,
+    ends_of_search,
+    has_found,
+    search_ends,
+    settle,
+    stage_ends,
+    take_apart,
+)
 from workbench.study.set_up.standing import MOST_SEEDS, baseline_metrics, standing_now
 from workbench.study.set_up.tuned_plain import PLAIN
 
@@ -587,6 +596,20 @@ def test_a_search_that_finds_nothing_gets_the_confirmation_s_time(begun: Path) -
         assert ends_of_search(study, unconfirmed, end, 400.0) == [end]
 
 
+def test_what_the_confirmation_does_not_need_of_its_share_the_search_has(begun: Path) -> None:
+    with searching(begun, SurfaceRunner(begun)) as (file, study, _):
+        end, limit = time.monotonic() + 4000.0, 4000.0
+        later, latest = (end - (search_ends(study, file, end, limit, places) or 0.0) for places in (1, 2))
+        apart, share = file.set_up.attribution_share * limit, file.confirm.time_share * limit
+        assert latest - apart == pytest.approx((later - apart) / 2.0), "two pairs at a time take half as long"
+        assert later < apart + share
+        least = end - (confirmation_begins(study, file, end, limit) or 0.0)
+        assert least == pytest.approx((later - apart) * file.confirm.seeds_min / file.confirm.usual_seeds)
+        tight = search_ends(study, file, end, limit / 1000.0)
+        assert tight == pytest.approx(end - (apart + share) / 1000.0), "no more than the shares"
+        assert search_ends(study, file, None, None) is None
+
+
 def test_a_search_in_which_tuned_plain_leads_has_found_nothing_yet(begun: Path) -> None:
     with searching(begun, SurfaceRunner(begun, noise=0.001)) as (file, study, search):
         assert not has_found(study, file)
@@ -633,6 +656,25 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
     assert taken.speedup == max(one.speedup for one in confirmed)
     schedule = result.attribution["o1"][0].part
     assert f"length {config.part(ScheduleSection).length:.3g}" in schedule
+
+
+def test_a_leader_that_takes_half_of_todays_time_gets_both_forms_though_its_parts_take_all_their_time(
+    tmp_path: Path, clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take_all_the_time(attributor: Attributor, number: int) -> int:
+        assert attributor.deadline is not None
+        Clocked.passed += max(attributor.deadline - time.monotonic(), 0.0)
+        return number
+
+    monkeypatch.setattr(Attributor, "without_idle_parts", take_all_the_time)
+    folder = write(tmp_path / "study", plain_runs=0, candidates=3)
+    runner = Clocked(folder, noise=0.001)
+    run(folder, runner, trials=1)
+    with searching(folder, runner) as (_, study, search):
+        number = search.run_given({**BETTER, "schedule.length": 0.85}, {"n_seeds": 4})
+        take_apart(search, deadline=time.monotonic() + 100.0)  # a run of today's takes four
+        purposes = {one.user_attrs.get("purpose") for one in study.get_trials(deepcopy=False)}
+    assert {f"trial {number}, safer", f"trial {number}, bolder"} <= purposes
 
 
 @pytest.mark.slow

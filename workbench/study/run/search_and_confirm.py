@@ -63,6 +63,7 @@ from workbench.study.set_up.stages import (
     find_plain,
     half_way,
     has_found,
+    search_ends,
     settle,
     settle_runtime,
     stage_ends,
@@ -190,9 +191,11 @@ def tune(
             if ray is None and file.study.ranks == 1:
                 if busy := other.sentence(file.study.threads):
                     watch.note(f"{busy}.")
-                elif finds_set_up and make_experimenter is None and (places := _about_places(file, jobs, n_jobs)):
-                    watch.note(places)
+                elif finds_set_up and make_experimenter is None and (room := _about_places(file, jobs, n_jobs)):
+                    watch.note(room)
+            places = max(len(trainers()), 1) if finds_set_up else 1
             if finds_set_up:
+                search_deadline = search_ends(study, file, deadline, limit, places)
                 guard.deadline = stage_ends(search_deadline, limit, deadline)
                 settle_runtime(search, limit=limit, on_note=watch.note)
             guard.deadline = search_deadline
@@ -217,13 +220,13 @@ def tune(
             if not found:
                 # Nothing to take apart, or to confirm: the search has that time, too.
                 if finds_set_up:
-                    guard.deadline = confirmation_begins(study, file, deadline, limit)
+                    guard.deadline = confirmation_begins(study, file, deadline, limit, places)
                     try_runtime_alone(search)
                 else:
                     guard.deadline = half_way(deadline) if _measures_later(file) else deadline
                 search.run_until(guard.deadline)
             search.trainers = trainers()
-            for moment in ends_of_search(study, file, deadline, limit) if searches_on else ():
+            for moment in ends_of_search(study, file, deadline, limit, places) if searches_on else ():
                 guard.deadline = moment
                 settle(search, deadline=moment)
                 watch.phase("attribution")

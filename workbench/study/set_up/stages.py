@@ -98,34 +98,53 @@ def has_found(study: optuna.Study, file: StudyFile) -> bool:
     return first is not None and not study.get_trials(deepcopy=False)[first].user_attrs.get(PLAIN)
 
 
+def search_ends(
+    study: optuna.Study, file: StudyFile, deadline: float | None, limit: float | None, places: int = 1
+) -> float | None:
+    """Return when no more set-ups are drawn: the attribution has its share of the time then, the confirmation enough.
+
+    Arguments as for `confirmation_begins`, which is later, since a confirmation may do with its fewest seeds.
+    """
+    if deadline is None or limit is None:
+        return deadline
+    confirming = _confirmation_seconds(study, file, limit, file.confirm.usual_seeds, places)
+    return deadline - confirming - file.set_up.attribution_share * limit
+
+
 def ends_of_search(
-    study: optuna.Study, file: StudyFile, deadline: float | None, limit: float | None
+    study: optuna.Study, file: StudyFile, deadline: float | None, limit: float | None, places: int = 1
 ) -> list[float | None]:
     """Return when a search ends: first if it has found something, else later, and at last with all the time there is.
 
-    The second end leaves time for a test of the fewest pairs. ``deadline`` is when everything ends; all by
-    ``time.monotonic()``, None for never. ``limit`` is the seconds of the whole command.
+    The second end leaves time for a test of the fewest pairs. Arguments as for `confirmation_begins`.
     """
-    first, seconds = confirmation_begins(study, file, deadline, limit), _baseline_seconds(study)
+    first, seconds = confirmation_begins(study, file, deadline, limit, places), _baseline_seconds(study)
     if first is None or deadline is None or first == deadline:
         return [first]
-    later = deadline - _SLACK * FEWEST_PAIRS * (1.0 + _EXPECTED_TIME) * seconds
+    later = deadline - _SLACK * FEWEST_PAIRS * (1.0 + _EXPECTED_TIME) * seconds / places
     return [first, max(first, later), deadline]
 
 
 def confirmation_begins(
-    study: optuna.Study, file: StudyFile, deadline: float | None, limit: float | None
+    study: optuna.Study, file: StudyFile, deadline: float | None, limit: float | None, places: int = 1
 ) -> float | None:
     """Return when the confirmation must begin at the latest, to have its share of the time or its fewest seeds' time.
 
     ``deadline`` is when everything ends; both are by ``time.monotonic()``, None for never. ``limit`` is the seconds of
-    the whole command, of the study's file or the command's own.
+    the whole command, of the study's file or the command's own; ``places`` are the runs that are trained at a time.
     """
     if deadline is None or limit is None or baseline_trial(study) is None or not file.confirm.enabled:
         return deadline
-    pair = (1.0 + file.confirm.candidates * _EXPECTED_TIME) * _baseline_seconds(study)
-    seconds = min(file.confirm.time_share * limit, _SLACK * file.confirm.seeds_min * pair)
+    seconds = _confirmation_seconds(study, file, limit, file.confirm.seeds_min, places)
     return max(deadline - seconds, time.monotonic())
+
+
+def _confirmation_seconds(study: optuna.Study, file: StudyFile, limit: float, seeds: int, places: int) -> float:
+    """Return what a confirmation on so many seeds takes, its share of the time at most."""
+    if not file.confirm.enabled:
+        return 0.0
+    pair = (1.0 + file.confirm.candidates * _EXPECTED_TIME) * _baseline_seconds(study)
+    return min(file.confirm.time_share * limit, _SLACK * seeds * pair / places)
 
 
 def settle(search: Search, *, deadline: float | None) -> None:
@@ -196,8 +215,12 @@ def half_way(deadline: float | None) -> float | None:
 
 
 def _forms_seconds(study: optuna.Study, file: StudyFile) -> float:
-    """Return what the safer and the bolder form take to train, where the confirmation tests them: a baseline's run."""
-    return _baseline_seconds(study) if file.confirm.enabled and file.confirm.candidates > 1 else 0.0
+    """Return what the leader's safer form and its bolder one take to train, where the confirmation tests them."""
+    if not file.confirm.enabled or file.confirm.candidates < 2:
+        return 0.0
+    standing, n_forms = standing_now(study, file), min(file.confirm.candidates - 1, 2)
+    leading = _EXPECTED_TIME if standing.leader is None else standing.best_time
+    return _SLACK * n_forms * leading * _baseline_seconds(study)
 
 
 def _baseline_seconds(study: optuna.Study) -> float:
