@@ -339,21 +339,25 @@ def test_a_test_that_the_time_cuts_is_read_there_and_goes_on_later(
             self.now += outcome.seconds + 2.0 * (job.seed > 1005)
             return outcome
 
-    def records(drop: float, more_seconds: float = 0.0) -> CandidateRecord:
+    def records(drop: float, more_seconds: float = 0.0) -> tuple[CandidateRecord, tuple[bool, bool]]:
         folder = tmp_path / str(drop)
         folder.mkdir(exist_ok=True)
         experimenter = Slowing(folder, {0.5: drop}, noise=0.004)
         monkeypatch.setattr(time, "monotonic", lambda: experimenter.now)
         study = studies.setdefault(drop, optuna.create_study())
-        return judge_timed(experimenter, [contender(1, 0.5)], study, deadline=27.0 + more_seconds)[0]
+        warm_ups = WarmUps(TIMED, folder, experimenter)
+        confirmation = Confirmation(study, TIMED, experimenter, warm_ups, deadline=27.0 + more_seconds)
+        (record,) = confirmation.judge({"o1": [contender(1, 0.5)]})
+        return record, (confirmation.cut_short, confirmation.is_open)
 
     studies: dict[float, optuna.Study] = {}
-    clear, close = records(-0.01), records(0.0165)
+    (clear, clear_lacks), (close, close_lacks) = records(-0.01), records(0.0165)
     assert (clear.verdict, close.verdict) == (Verdict.CONFIRMED, Verdict.UNDECIDED)
+    assert (clear_lacks, close_lacks) == ((False, False), (True, True)), "nothing is left to train for what is decided"
     assert clear.n_seeds == close.n_seeds == 7
     assert "7 of 8 planned seeds are trained; the same command trains the rest" in close.sentence
-    later = records(0.0165, 100.0)
-    assert (later.verdict, later.n_seeds) == (Verdict.CONFIRMED, 8)
+    later, later_lacks = records(0.0165, 100.0)
+    assert (later.verdict, later.n_seeds, later_lacks) == (Verdict.CONFIRMED, 8, (False, False))
     (test,) = studies[0.0165].user_attrs["confirm_tests:o1"]
     assert test["looks"] == [[7, 0.005], [8, 0.035]]
 

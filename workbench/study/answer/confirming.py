@@ -52,7 +52,7 @@ class Confirmation(ConfirmationRounds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.is_open = False  # whether a test that has begun lacks pairs since the time was over
+        self.is_open = False  # whether an undecided test lacks pairs since the time was over
         self._trained_alongside: list[Contender] = []
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
         gap = paired_bounds.smallest_gap(metrics_seen(self.study))
@@ -65,7 +65,10 @@ class Confirmation(ConfirmationRounds):
         Those for which there was no time stay undecided.
         """
         tested = [one for target, pool in pools.items() for one in self._tested(target, pool)]
-        self.is_open = self.cut_short and any(self._judged(contender).missing for contender, _ in tested)
+        judged = [self._judged(contender) for contender, _ in tested]
+        undecided = [one for one in judged if one.verdict is Verdict.UNDECIDED]
+        self.cut_short = self.cut_short and bool(undecided)  # what is decided lacks nothing
+        self.is_open = self.cut_short and any(one.missing for one in undecided)
         # After all runs, so that a second call says the same.
         return [self._record(contender, why_untested) for contender, why_untested in tested]
 
