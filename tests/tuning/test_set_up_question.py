@@ -114,6 +114,17 @@ def test_a_run_has_as_few_threads_as_are_about_enough_where_more_runs_then_go_at
     assert question.run_seconds == pytest.approx(180 * (seconds[1] if threads else 0.01))
 
 
+@pytest.mark.parametrize(("jobs", "expected"), [(None, (2, 4)), (4, (2, 4)), (1, (2, 1))])
+def test_more_threads_than_the_fewest_are_taken_where_they_leave_as_much_room(
+    jobs: int | None, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "usable_cores", lambda: 8)
+    monkeypatch.setattr(devices, "other_work_now", lambda: SimpleNamespace(idle_cores=lambda: 8.0))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    look = replace(LOOK, threads=8, step_seconds=0.01, fewer_threads={4: 0.01, 2: 0.0102, 1: 0.0124})
+    assert threads_and_places(look, "cpu", jobs) == expected
+
+
 def test_a_look_halves_the_threads_until_a_step_takes_clearly_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time goes by as the number of threads says."""
     seconds, clock, threads = {8: 10.0, 4: 9.0, 2: 11.0, 1: 20.0}, [0.0], [8]
@@ -326,6 +337,8 @@ def test_a_schedule_is_looked_at_over_the_length_that_it_will_have() -> None:
     look = look_at(one_cycle, CPU, 200)
     assert look.has_scheduler
     assert 0.0 < look.evaluation_seconds < 5.0
+    shorter_than_what_is_timed = regression(scheduler=lambda optimizer, n: OneCycleLR(optimizer, 0.1, total_steps=n))
+    assert look_at(shorter_than_what_is_timed, CPU, 3).sets_rates
 
 
 @pytest.mark.parametrize(

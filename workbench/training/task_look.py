@@ -126,21 +126,20 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[d
     On a CPU some steps are timed with all threads, with half of them, and so on until a step takes clearly longer.
     """
     off = BoostConfig().with_values({"boost.mode": "disable_all"})
-    prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=steps)
     most = torch.get_num_threads()
     n_counts = most.bit_length() if device.type == "cpu" else 1
     n_steps = n_counts * _TIMED_STEPS
-    loop = iter(training_loop(prepared.boosted, prepared.task.compute_loss, prepared.batches(seed), steps=n_steps))
+    # A schedule may not go on beyond its end, and a training may be shorter than what is timed.
+    prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=max(steps, n_steps))
+    loop = training_loop(prepared.boosted, prepared.task.compute_loss, prepared.batches(seed), steps=n_steps)
     found = {most: _least_seconds(loop, device)}
-    try:
+    with devices.kept_threads():
         for halvings in range(1, n_counts):
             devices.use_threads(most >> halvings)
             seconds = _least_seconds(loop, device)
             if seconds > _CLEARLY_LONGER * min(found.values()):
                 break
             found[most >> halvings] = seconds
-    finally:
-        devices.use_threads(most)
     model, precision = unwrapped(prepared.boosted.model), prepared.boosted.precision
     check_outputs(task, model, device, precision, seed)  # what is loaded for a metric is loaded once
     began = time.perf_counter()

@@ -38,7 +38,7 @@ _OWN_FAMILIES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
 _RATE_MULTIPLES = (1.0, 2.0, 4.0)
 _RUNS_WANTED = 50  # as long as today's that a search should have time for; else it asks at a shorter length
 _SHORTEST_HORIZON = 16
-_AS_QUICK = 1.05  # times today's step: fewer threads are taken that are slower only where more runs then go at a time
+_AS_QUICK = 1.05  # times the quickest step, among the numbers of threads with which most runs go at a time
 _CONFIRM_SHARE = 0.38  # of the time
 _EXPECTED_TIME = 0.35  # of a candidate's run relative to today's
 _CANDIDATES = 3  # the leader, its safer form and its bolder one
@@ -113,21 +113,22 @@ def threads_and_places(
 ) -> tuple[int | None, int]:
     """Return how many threads a run has, None for torch's own, and how many runs are trained at a time.
 
-    ``jobs`` are the processes that are asked for; None is as many as have idle cores for so many seconds.
+    ``jobs`` are the processes that are asked for; None is as many as have idle cores for so many seconds. As many runs
+    as possible go at a time, with the fewest threads whose step takes about as long as the quickest.
     """
     from workbench.core import devices
 
-    def places(threads: int | None) -> int:
+    def places(threads: int) -> int:
         if jobs is None:
             return devices.idle_places_to_train(device, threads, seconds)
         return min(jobs, devices.places_to_train(device, threads))
 
-    fewest, usual = min(look.fewer_threads, default=None), places(None)
-    if fewest is not None:
-        more = places(fewest)
-        if more > usual or look.fewer_threads[fewest] <= _AS_QUICK * look.step_seconds:
-            return fewest, more
-    return None, usual
+    times = {look.threads: look.step_seconds, **look.fewer_threads}
+    room = {threads: places(threads) for threads in times}
+    roomy = [threads for threads in times if room[threads] == max(room.values())]
+    enough = _AS_QUICK * min(times[threads] for threads in roomy)
+    fewest = min(threads for threads in roomy if times[threads] <= enough)
+    return None if fewest == look.threads else fewest, room[fewest]
 
 
 def _named_from(folder: Path, task: Task) -> str:
@@ -234,10 +235,10 @@ def ask(
     left_out = list[str]()
     if threads is not None:
         ratio = look.step_seconds / look.fewer_threads[threads]
+        number = "one thread for a run is" if threads == 1 else f"{threads} threads for a run are"
         left_out.append(
-            f"More than {'one thread' if threads == 1 else f'{threads} threads'} for a run is left out: a step as "
-            f"given takes {float(f'{ratio:.2g}'):g} x as long with {look.threads}"
-            f"{f', and so {places} runs are trained at a time' if places > 1 else ''}."
+            f"More than {number} left out: a step as given takes {float(f'{ratio:.2g}'):g} x as long with "
+            f"{look.threads}{f', and so {places} runs are trained at a time' if places > 1 else ''}."
         )
         look = replace(look, step_seconds=look.fewer_threads[threads], fewer_threads={})
     horizon = _horizon(look, steps, minutes)
