@@ -205,6 +205,8 @@ def test_opening_a_study_shows_its_state_and_trains_nothing(made: Make, finished
     assert text_in(panel.progress_text) == "2 trials; its answer is shown"
     assert panel.bar.value == panel.bar.max
     assert sorted(path for path in finished.rglob("*") if "runs" in path.parts) == before
+    panel._opened(replace(panel.study, exported={}, objective="time_to_quality"))
+    assert text_in(panel.progress_text) == "2 of at most 2 trials finished; Continue resumes the search"
     panel.folder.value = str(finished.parent / "another")
     assert panel.machine.wait_for(PanelState.IDLE, timeout=0.0)
     assert (panel.start_button.description, panel.start_button.button_style) == ("Start", "success")
@@ -298,6 +300,21 @@ def test_stop_between_the_look_and_the_first_run_is_no_failure(
 
     monkeypatch.setattr("workbench.api.tune", stopped)
     assert "stopped; everything finished is kept; Start resumes it" in run(panel, PanelState.STOPPED)
+
+
+def test_a_task_that_only_this_program_knows_is_planned_for_one_run_at_a_time(
+    keep: Callable[[StudyPanel], StudyPanel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel, asked = keep(StudyPanel(replace(tiny_task(), steps=16), studies=tmp_path)), list[int | None]()
+
+    def stopped(_: Task, *, jobs: int | None, **__: Any) -> None:
+        asked.append(jobs)
+        panel.stop()
+        raise StudyStoppedError("during the look")
+
+    monkeypatch.setattr("workbench.study.begin_study", stopped)
+    run(panel, PanelState.STOPPED)
+    assert asked == [1]
 
 
 def test_what_the_look_decides_is_said_once_in_a_section_and_what_is_no_number_is_refused_beneath_its_field(

@@ -258,9 +258,10 @@ class StudyPanel(WorkPanel):
             task = options.get("task") or look_for_task(str(self.entries["study.task"].value), folder)
             note = functools.partial(control.send, self.log)
             asked = self.form.set_up_question(task)
+            jobs = 1 if "task" in options else options["jobs"]  # what only this program knows is trained here alone
             try:
                 stop = control.stop_requested
-                studies.begin_study(task, **asked, folder=folder, on_note=note, stop=stop, jobs=options["jobs"])
+                studies.begin_study(task, **asked, folder=folder, on_note=note, stop=stop, jobs=jobs)
             except studies.StudyStoppedError:
                 return None
             text = (folder / "study.toml").read_text(encoding="utf-8")
@@ -335,8 +336,7 @@ class StudyPanel(WorkPanel):
         if result.exported:  # there may be many more trials than the time was for
             self.tell(f"{counted(ended, 'trial')}; its answer is shown")
         else:
-            of_all = f"{ended} of {counted(result.n_trials, 'trial')}"
-            self.tell(f"{of_all}; {self.start_button.description} resumes the search")
+            self.tell(f"{result.progress}; {self.start_button.description} resumes the search")
         if result.is_over:
             self.machine.try_to(PanelState.DONE)
 
