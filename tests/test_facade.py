@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import workbench
 from workbench import BoostConfig, Task
 from workbench.config import ConfigError
 from workbench.runs import read_run
-from workbench.study import StudyError, StudyStoppedError, TuneProgress
+from workbench.study import StudyError, StudyStoppedError, TuneProgress, read_study
 from workbench.training.run import RunProgress
 
 ACCUMULATE = {
@@ -197,3 +198,19 @@ def test_a_task_that_only_this_program_knows_is_tuned_and_stopped(here: Path) ->
     trained = lambda: any(one.trials for one in seen)  # noqa: E731  # a whole trial of it
     with pytest.raises(StudyStoppedError, match="the same study can be continued"):
         workbench.tune("study", task=make_task(), on_progress=seen.append, stop=trained)
+
+
+def test_a_study_of_fewer_threads_gives_the_others_back(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, before = Path("s"), torch.get_num_threads()
+    study.mkdir()
+    (study / "study.toml").write_text(STUDY.replace('device = "cpu"', f'device = "cpu"\nthreads = {before + 1}'))
+
+    def tune(place: Path, *, make_experimenter: Any, **_: Any) -> None:
+        make_experimenter(read_study(place), place)
+        assert torch.get_num_threads() == before + 1
+        raise StudyStoppedError("enough")
+
+    monkeypatch.setattr("workbench.study.tune", tune)
+    with pytest.raises(StudyStoppedError):
+        workbench.tune(study, task=make_task())
+    assert torch.get_num_threads() == before

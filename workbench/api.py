@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.config import BoostConfig, ConfigLike, read_config
 from workbench.config.run_request import RunRequest
+from workbench.core import devices
 from workbench.core import distributed as ranks
 from workbench.core.rank_environment import is_first_rank
 from workbench.core.records import Event, StepRecord
@@ -188,6 +189,7 @@ def replay(
     return replay_run(recorded, policies)
 
 
+@devices.kept_threads()  # a study may train with fewer
 def tune(
     study: str | Path | Task | nn.Module | Callable[[], nn.Module],
     train: Any = None,
@@ -304,6 +306,7 @@ def tune(
             f"{study} is a study, whose study.toml sets how long a run is and what it may lose; `steps`, `epochs` and "
             "`allowed_drop` are for a task"
         )
+    assert not isinstance(study, Task)  # its folder has taken its place
     if is_first_rank():
         from workbench.report import write_report  # now, and not when the time limit is nearly over
 

@@ -142,8 +142,6 @@ def tune(
                 crew = leaving.enter_context(ray.crew(file, directory, make_experimenter, stop, end))
                 expert = crew.experimenter
             else:
-                if make_experimenter is None:  # a fake needs no torch
-                    leaving.enter_context(_kept_threads())
                 expert = experimenter_for(file, directory, make_experimenter, device)
                 loading = time.monotonic() - began
                 has_time = limit is not None and loading < _LOADING_SHARE * limit
@@ -344,12 +342,6 @@ def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[floa
     if file.study.objective == "time_to_quality":
         share += file.set_up.attribution_share
     return began + (limit - writing) * (1.0 - share), began + limit - writing
-
-
-def _kept_threads() -> AbstractContextManager[None]:
-    from workbench.core import devices
-
-    return devices.kept_threads()
 
 
 def _idle_places(file: StudyFile, limit: float | None) -> int:
