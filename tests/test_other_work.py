@@ -52,6 +52,7 @@ def test_a_busy_core_is_told(monkeypatch: pytest.MonkeyPatch, threads: str) -> N
     machine.go_on(10.0, others=15.0, mine=5.0)
     assert other.sentence().startswith("Other work keeps 1.5 of 2 cores busy: steps on the CPU take longer meanwhile")
     assert ("OMP_NUM_THREADS=1" in other.sentence()) is (threads != "1")
+    assert ["OMP_NUM_THREADS=1" in other.sentence(number) for number in (1, 2)] == [False, True]
 
 
 def test_what_a_container_s_neighbours_do_on_other_cores_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:

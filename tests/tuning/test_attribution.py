@@ -148,6 +148,7 @@ def test_a_margin_that_may_be_none_counts_with_the_schedule(file: StudyFile) -> 
         (GainPart("LessBN", 0.8, 0.7, 0.9), "0.80 x as fast (95 % interval 0.70 to 0.90)"),
         (GainPart("LessBN", 0.97, 0.88, 1.07), "(95 % interval 0.88 to 1.07), no sure effect: its interval includes 1"),
         (GainPart("LessBN, linear", 2.0), "not measured separately; 2.00 x as fast with the others that were not"),
+        (GainPart("LessBN, linear", 2.0, note="no time was left"), "with the others that were not: no time was left"),
     ],
 )
 def test_a_script_says_what_a_part_is_worth_and_how_surely(bar: GainPart, said: str) -> None:

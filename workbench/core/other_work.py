@@ -40,7 +40,7 @@ class OtherWork:
         taken = usable_cores() - self.idle_cores()  # not what a container's neighbours do on cores of their own
         if time.perf_counter() - self._began < _TOO_SHORT or taken < _BUSY_CORES:
             return ""
-        is_one = threads == 1 or os.environ.get("OMP_NUM_THREADS") == "1"
+        is_one = os.environ.get("OMP_NUM_THREADS") == "1" if threads is None else threads == 1
         several = ", with several threads many times as long (OMP_NUM_THREADS=1, set before Python starts, avoids that)"
         return (
             f"Other work keeps {taken:.1f} of {usable_cores()} cores busy: steps on the CPU take longer meanwhile"

@@ -213,7 +213,7 @@ class GainPart:
         """The remark shown with the numbers wherever parts are listed; empty for most."""
         if self.note or self.effect != "unsure":
             return self.note
-        if self.alone > max(self.factor, 1.0):
+        if self.alone > self.high:
             return f"no sure effect in this order, but {self.alone:.2f} x where it alone is left out"
         return "no sure effect: its interval includes 1"
 

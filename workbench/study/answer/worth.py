@@ -44,8 +44,9 @@ def _worth(name: str, bars: tuple[GainPart, ...]) -> str:
     if found is None:
         return ""
     speed = f"{found.factor:.2f} x as fast"
+    if found.part != name:
+        beside = f"not measured separately; {speed} with the others that were not"
+        return f"{beside}: {found.remark}" if found.remark else beside
     if found.effect != "unmeasured":
         speed += f" (95 % interval {found.low:.2f} to {found.high:.2f})"
-    if found.remark:
-        speed += f", {found.remark}"
-    return speed if found.part == name else f"not measured separately; {speed} with the others that were not"
+    return f"{speed}, {found.remark}" if found.remark else speed
