@@ -401,6 +401,18 @@ def test_an_update_begins_without_the_gradients_that_another_loss_has_left() -> 
     assert torch.equal(*trained)
 
 
+def test_gradients_handed_over_may_be_those_that_a_backward_pass_has_left() -> None:
+    line = nn.Linear(3, 1)
+    boosted = apply({}, line, SGD(line.parameters(), lr=0.1), level="O0")
+    loss = line(torch.randn(8, 3)).mean()
+    loss.backward()
+    gradients = [parameter.grad for parameter in line.parameters() if parameter.grad is not None]
+    expected = line.weight.detach() - 0.1 * gradients[0]
+    boosted.accept_gradients(loss, list(line.parameters()), gradients)
+    boosted.step()
+    torch.testing.assert_close(line.weight, expected)
+
+
 @pytest.mark.parametrize("freeze_type", [0, 1])
 def test_freezing_refuses_reentrant_activation_checkpoints_before_it_trains_a_step(freeze_type: int) -> None:
     net = Checkpointed(use_reentrant=True)

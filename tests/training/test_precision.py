@@ -67,6 +67,7 @@ def test_o3_keeps_complex_numbers_whole() -> None:
     assert net.get_parameter("spectrum").tolist() == [2j, 3.0]
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_an_lstm_is_trained_in_float16_or_refused_before_anything_is_trained() -> None:
     net, before = nn.LSTM(2, 2), torch.get_rng_state()
     try:
@@ -77,6 +78,11 @@ def test_an_lstm_is_trained_in_float16_or_refused_before_anything_is_trained() -
         with boosted.autocast():
             assert boosted.model(torch.zeros(1, 1, 2))[0].isfinite().all()
     assert torch.equal(torch.get_rng_state(), before)
+    projecting = nn.LSTM(2, 2, proj_size=1)  # which torch computes by itself
+    boosted = apply({"amp": {"level": "O2"}}, projecting, SGD(projecting.parameters(), lr=0.1, fused=True), level="O0")
+    with boosted.autocast():
+        boosted.backward(boosted.model(torch.zeros(1, 1, 2))[0].float().sum())
+    assert boosted.step().applied
 
 
 def test_a_cast_model_is_saved_whole() -> None:

@@ -307,8 +307,8 @@ def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimize
     sparse = [name for name, table in sparse_tables(model).items() if table in held_before]
     if sparse and section.name not in ("SGD", "Adagrad"):
         raise ValueError(
-            f"{section.name} takes dense gradients only, but those of {sparse[0]} are sparse; build it with "
-            "sparse=False, or set `optimizer.name` to SGD or Adagrad"
+            f"{section.name} takes dense gradients only, but those of {sparse[0]} are sparse; set `optimizer.name` to "
+            "SGD or Adagrad, or take an nn.Embedding with sparse=False"
         )
     built = build_optimizer(section, model, config.compatibility)
     register_step_hooks(built, step_hooks(given))  # one that clips gradients, for example

@@ -63,9 +63,10 @@ def refuse_impossible(model: nn.Module, precision: Precision) -> None:
     """Raise RuntimeError where this machine cannot compute a model in its precision: torch 2.13's LSTM in float16.
 
     Few processors have what oneDNN needs for it (avx512_fp16 or AMX), and torch asks none; it fails at the first step.
+    An LSTM with projections is computed without oneDNN.
     """
     in_float16 = precision.level == "O2" and precision.dtype == "float16" and precision.device_type == "cpu"
-    if not in_float16 or not any(isinstance(module, nn.LSTM) for module in model.modules()):
+    if not in_float16 or not any(isinstance(one, nn.LSTM) and not one.proj_size for one in model.modules()):
         return
     try:
         with precision.autocast(), torch.enable_grad():

@@ -54,8 +54,8 @@ class DimReduceMethod(Method):
         settings, arithmetic = self.config.dim_reduce, self.config.compatibility.dim_reduce
         if tables := sparse_tables(model):
             raise ConfigError(
-                f"dim_reduce takes dense gradients only, but those of {next(iter(tables))} are sparse; build it with "
-                "sparse=False"
+                f"dim_reduce takes dense gradients only, but those of {next(iter(tables))} are sparse; take an "
+                "nn.Embedding with sparse=False"
             )
         named = trained_parameters(model, optimizer)
         shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
