@@ -286,14 +286,17 @@ def test_several_trainers_confirm_what_one_does(tmp_path: Path) -> None:
     assert all(trainer.jobs for trainer in trainers)
 
 
-def test_pairs_are_planned_for_the_rounds_that_several_trainers_have_time_for(tmp_path: Path) -> None:
+def test_pairs_are_planned_for_the_rounds_that_several_trainers_have_time_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     trainers, told = [Busy(tmp_path, {0.5: 0.015}, noise=0.02) for _ in range(2)], list[str]()
     (record,) = judge_timed(
         Busy(tmp_path, {}),
         [contender(1, 0.5)],
         trainers=trainers,
         on_note=told.append,
-        deadline=time.monotonic() + 6.2,
+        deadline=6.2,
     )
     # After five pilots; a pair takes three seconds, and an eighth one would take a second round.
     assert told[0].startswith("o1: trial 1 is trained on 7 paired seeds")
