@@ -33,10 +33,11 @@ def start(target: Callable[..., Any], *arguments: Any, **options: Any) -> BasePr
 
 def start_command(words: Sequence[str], said: Path) -> BaseProcess:
     """Start a command of workbench here, in this folder; it writes to ``said`` with the endings .out and .err."""
-    return start(_command, list(words), str(said), str(Path.cwd()))
+    return start(run_command, list(words), str(said), str(Path.cwd()))
 
 
-def _command(words: list[str], said: str, folder: str) -> None:
+def run_command(words: list[str], said: str, folder: str) -> None:
+    """Run a command of workbench in this process, which is started for it."""
     os.chdir(folder)
     for number, ending in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{said}.{ending}", os.O_CREAT | os.O_WRONLY), number)

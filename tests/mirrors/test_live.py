@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.experiments.small_tasks import small_task
+from tests.kit.processes import wait_until
 from tests.mirrors.fake_mirror import CONFIG, ENVIRONMENT, SUMMARY, FakeMirror, events_of_a_run, steps_of_a_run
 from workbench.api import train
 from workbench.cli import main
@@ -21,6 +22,11 @@ def begun(*mirrors: FakeMirror, wait_seconds: float = 30.0) -> LiveMirrors:
     live = LiveMirrors(mirrors, wait_seconds=wait_seconds)
     live.begin("run", CONFIG.to_dict(), ENVIRONMENT)
     return live
+
+
+def mirroring() -> list[threading.Thread]:
+    """Return the threads that feed mirrors."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("mirror to")]
 
 
 def test_a_training_reaches_its_mirrors_from_its_first_step_to_its_summary(tmp_path: Path) -> None:
@@ -76,6 +82,7 @@ def test_a_mirror_that_hangs_holds_neither_the_run_nor_its_end() -> None:
             live.finish(SUMMARY)
     finally:
         gate.set()
+        wait_until(lambda: not mirroring())
 
 
 def test_a_slow_mirror_gets_fewer_points_and_every_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +106,7 @@ def test_events_that_are_no_evaluation_arrive_as_they_are() -> None:
     live.write(steps_of_a_run(), events_of_a_run())
     live.finish(SUMMARY)
     assert [event.kind for event in mirror.events] == [EventKind.OVERFLOW]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("mirror to")]
+    assert not mirroring()
 
 
 @pytest.mark.parametrize(

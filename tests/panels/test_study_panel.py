@@ -624,13 +624,14 @@ def test_a_task_that_cannot_be_loaded_is_a_sentence(made: Make, tmp_path: Path) 
     fails(made(f"{tmp_path / 'broken.py'}:task"), "NameError: no such thing")
 
 
-def test_closing_ends_a_study_that_runs(made: Make) -> None:
+def test_closing_ends_a_study_that_runs(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     loss = Loss()
     loss.hold_at = 4
     panel = made(tiny_task(loss))
     panel.start_button.click()
     assert loss.reached.wait(LONG)
-    threading.Timer(0.05, loss.go_on.set).start()
+    stop = panel.worker.stop
+    monkeypatch.setattr(panel.worker, "stop", lambda: (stop(), loss.go_on.set()))
     panel.close()
     assert loss.computed <= 5
     assert all(live.closed for live in panel.live.values())

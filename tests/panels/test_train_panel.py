@@ -169,6 +169,7 @@ def test_a_paused_run_waits_until_it_is_resumed_or_stopped(made: Make, stopped: 
     panel._draw_after = math.inf  # as if drawing were costly
     panel.pause_or_resume()
     steps.release()
+    wait_until(lambda: len(panel.trace.steps) == 4)
     assert not panel.wait(0.3)
     assert not steps.reached.acquire(blocking=False), "no further step was begun"
     assert panel.trace.steps["step"].tolist() == [0, 1, 2, 3], "what was trained is shown while it waits"

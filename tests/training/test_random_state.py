@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.experiments.small_tasks import Net, small_task
+from tests.kit.processes import wait_until
 from workbench import api
 from workbench.config import BoostConfig
 from workbench.panels.worker import Worker, short_turns
@@ -74,8 +75,10 @@ class Drawing(Net):
         return super().forward(x + float(np.random.normal(scale=0.1)) + 0.1 * random.random())  # noqa: NPY002
 
 
-def train_drawing(seed: int) -> tuple[float, float, tuple[tuple[int, float], ...]]:
-    task = small_task(model=Drawing)
+def train_drawing(
+    seed: int, on_loss: Callable[[int], None] | None = None
+) -> tuple[float, float, tuple[tuple[int, float], ...]]:
+    task = small_task(model=Drawing, on_loss=on_loss)
     result = api.train(task, steps=30, seed=seed, evaluate_every=10, out=None, device="cpu", exponents_every=0)
     return result.metric, result.final_loss, result.curve
 
@@ -95,17 +98,22 @@ def test_threads_that_train_at_once_give_what_each_gives_alone() -> None:
 
 
 def test_what_a_cell_draws_and_seeds_and_what_a_thread_trains_do_not_change_each_other() -> None:
+    def draw_meanwhile(step: int) -> None:
+        n_seen = len(seen)
+        if step == 5:
+            wait_until(lambda: len(seen) > n_seen + 1)
+
+    seen: list[Any] = []
     alone = train_drawing(3)
     with short_turns(), ThreadPoolExecutor(1) as threads:
         for _ in range(2):
-            training, seen = threads.submit(train_drawing, 3), []
-            while not training.done() or not seen:
+            training = threads.submit(train_drawing, 3, draw_meanwhile)
+            while not training.done():
                 seed_all(7)
                 seen.append((drawn(), drawn()))
             assert training.result() == alone
             seed_all(7)
             assert set(seen) == {(drawn(), drawn())}
-            assert len(seen) > 1, "drawn while the thread trained"
 
 
 def test_a_panel_s_work_draws_numbers_of_its_own() -> None:

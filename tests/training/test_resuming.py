@@ -7,7 +7,6 @@ import functools
 import itertools
 import os
 import signal
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from typer.testing import CliRunner
 
 from tests.experiments.small_tasks import Net, small_task
 from tests.kit.configurations import accumulating, freezing
-from tests.kit.processes import start_command
+from tests.kit.processes import run_command, start, wait_until
 from tests.kit.runs import run_task
 from tests.ranks import Ranks
 from workbench import api
@@ -394,6 +393,18 @@ def test_a_job_of_a_study_whose_checkpoints_are_damaged_is_trained_from_the_star
     assert (trained.metric, trained.curve, trained.steps) == (whole.metric, whole.curve, STEPS)
 
 
+def _held_behind_its_first_checkpoint(words: list[str], said: str, folder: str) -> None:
+    """Run a command that waits, once its first checkpoint is on the disk, until somebody lets it go on."""
+    save = CheckpointFolder.save
+
+    def save_and_wait(self: CheckpointFolder, *state: Any, **how: Any) -> None:
+        save(self, *state, **how)
+        wait_until(Path(f"{said}.goes_on").exists)
+
+    CheckpointFolder.save = save_and_wait  # type: ignore[method-assign]
+    run_command(words, said, folder)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no such signals")
 @pytest.mark.filterwarnings("ignore:less_bn had no effect")
@@ -405,11 +416,12 @@ def test_a_command_that_was_ended_goes_on_where_its_checkpoint_is(end: signal.Si
     command = ["train", "--task", "digits-lenet", "--level", "O1", "--device", "cpu"]
     command += ["--steps", "40", "--evaluate-every", "20"]
     whole = _said([*command, "--out", str(tmp_path / "whole")])
-    process = start_command([*command, "--out", str(tmp_path / "cut"), "--checkpoint-every", "5"], tmp_path / "said")
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "cut").glob("*/checkpoints/checkpoint-*.pt")) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    words = [*command, "--out", str(tmp_path / "cut"), "--checkpoint-every", "5"]
+    process = start(_held_behind_its_first_checkpoint, words, str(tmp_path / "said"), str(Path.cwd()))
+    wait_until(lambda: any((tmp_path / "cut").glob("*/checkpoints/checkpoint-*.pt")))
+    assert process.pid is not None
     os.kill(process.pid, end)
+    (tmp_path / "said.goes_on").touch()
     process.join()
     said = (tmp_path / "said.err").read_text()
     if end is not signal.SIGKILL:

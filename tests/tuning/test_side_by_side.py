@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ class Meeting(FakeRunner):
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         assert isinstance(job, TrainJob)
-        self.barrier.wait(10.0)
+        self.barrier.wait(60.0)
         self.seeds.append(job.seed)
         return Trained(float(job.seed), (), 0.0)
 
@@ -56,23 +58,30 @@ def test_each_round_is_trained_by_one_and_several_at_a_time(tmp_path: Path) -> N
     assert all(trainer.seeds[1::2] == [seed + 1 for seed in trainer.seeds[::2]] for trainer in trainers)
 
 
-def test_after_an_error_no_round_is_begun_and_those_that_run_are_kept(tmp_path: Path) -> None:
+def test_after_an_error_no_round_is_begun_and_those_that_run_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Failing(FakeRunner):
         def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
             assert isinstance(job, TrainJob)
             if job.seed == 0:
                 raise ValueError("no such layer")
-            failed.wait(10.0)
+            assert failed.wait(60.0)
             return Trained(0.5, (), 0.0)
 
-    failed, ended, asked = threading.Event(), list[int](), list[int]()
+    failed, ended, asked, fail = threading.Event(), list[int](), list[int](), Future.set_exception
+
+    def tell(future: Future[Any], error: BaseException) -> None:
+        fail(future, error)
+        failed.set()
+
+    monkeypatch.setattr(Future, "set_exception", tell)
 
     def rounds() -> Iterator[list[TrainJob]]:
         for seed in range(4):
             asked.append(seed)
             yield [job(seed)]
 
-    threading.Timer(0.2, failed.set).start()
     with pytest.raises(ValueError, match="no such layer"):
         ended.extend(one.number for one in train_rounds([Failing(tmp_path), Failing(tmp_path)], rounds()))
     assert (ended, asked) == ([1], [0, 1])
@@ -127,7 +136,7 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path)
             trainer.run(job(14))
         with pytest.raises(RuntimeError, match="OutOfMemoryError: 3 GiB on the device"):
             trainer.run(job(15))
-        asked = (answer for answer in [False, False] + 10 * [True])
+        asked = itertools.chain([False, False], itertools.repeat(True))
         with pytest.raises(StudyStoppedError):
             StoppableExperimenter(trainer, stop=lambda: next(asked)).run(replace(job(4), steps=10_000))
         assert trainer.run(job(5)).to_json() == here.run(job(5)).to_json()  # the stop was that run's alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +21,12 @@ from tests.kit.fake_runner import (
     FakeRunner,
     calls,
     make_fake,
-    make_slow_fake,
     stored_trials,
     write_study,
 )
+from tests.kit.processes import wait_until
 from workbench.config import BoostConfig
-from workbench.study import StudyStoppedError, TaskExperimenter, TuneProgress, read_result, tune
+from workbench.study import StudyFile, StudyStoppedError, TaskExperimenter, TuneProgress, read_result, tune
 from workbench.study.run.job import (
     UNMONITORED,
     AgreementJob,
@@ -34,6 +35,7 @@ from workbench.study.run.job import (
     Monitor,
     RunStep,
     SpeedJob,
+    Trained,
     TrainJob,
 )
 
@@ -112,16 +114,32 @@ def test_a_request_before_the_first_step_trains_nothing(tmp_path: Path) -> None:
     assert {trial.state for trial in result.trials} <= {"complete", "pruned"}
 
 
+class Endless(FakeRunner):
+    """Comes to no end in trials after the first two, unless it is asked to."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if not isinstance(job, TrainJob) or job.run_id in {"trial_0000", "trial_0001"}:
+            return super().run(job, monitor)
+        self.log("endless")
+        assert monitor.stop is not None
+        wait_until(monitor.stop)
+        return Trained(math.nan, (), 0.01, message="stopped")
+
+
+def make_endless(file: StudyFile, directory: Path) -> Endless:
+    return Endless(directory)
+
+
 @pytest.mark.slow
 def test_workers_end_too_and_their_trials_wait_for_the_next_time(tmp_path: Path) -> None:
     directory, asked = write_study(tmp_path / "s", STUDY), threading.Event()
 
     def watch(progress: TuneProgress) -> None:
-        if progress.phase == "search" and any("trial_0002" in line for line in calls(directory)):
+        if progress.phase == "search" and "endless" in calls(directory):
             asked.set()
 
     with pytest.raises(StudyStoppedError):
-        tune(directory, jobs=2, make_experimenter=make_slow_fake, on_progress=watch, stop=asked.is_set)
+        tune(directory, jobs=2, make_experimenter=make_endless, on_progress=watch, stop=asked.is_set)
     assert asked.is_set()
     assert TrialState.RUNNING not in states(directory)
     result = tune(directory, make_experimenter=make_fake)
