@@ -101,7 +101,7 @@ def lab(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             try:
                 server.wait(timeout=180)  # it ends its kernels one by one
             finally:
-                _, left = psutil.wait_procs(begun, timeout=10)
+                _, left = psutil.wait_procs(begun, timeout=60)
                 for process in [*left, server]:
                     process.kill()
     assert left == [], "kernels outlived JupyterLab"

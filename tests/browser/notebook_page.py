@@ -157,7 +157,7 @@ def click_point(plot: Locator, number: int) -> None:
     """Click the point that stands for a number (a trial, a policy) in a figure, with the mouse."""
     page, element = plot.page, plot.element_handle()
     plot.scroll_into_view_if_needed()
-    for _ in range(6):
+    for _ in range(30):
         place = plot.evaluate(_PLACE_OF_POINT, number)
         assert place is not None, f"no point stands for {number}"
         page.mouse.move(place[0] + 1, place[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from playwright.sync_api import expect
@@ -16,6 +16,7 @@ from tests.kit.fake_runner import STUDY, FakeRunner, write_study
 from tests.view.conftest import Visitor, record_run, served
 from workbench.study import tune
 from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.job import UNMONITORED, Job, Monitor, TrainJob
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -30,9 +31,17 @@ def visit() -> Iterator[Visit]:
     yield from served()
 
 
+class Patient(FakeRunner):
+    """Begins the second half of the trials once somebody has seen the first."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, TrainJob) and job.run_id >= "trial_0004":
+            processes.wait_until((self.directory / "seen").exists)
+        return super().run(job, monitor)
+
+
 def make_patient(file: StudyFile, directory: Path) -> FakeRunner:
-    """Return a runner whose trials take about a second, so that there is something to watch."""
-    return FakeRunner(directory, seconds=0.1)
+    return Patient(directory, seconds=0.1)
 
 
 def tune_slowly(folder: Path) -> None:
@@ -69,6 +78,7 @@ def test_a_study_is_followed_without_reloading_and_says_when_it_has_ended(
         page.get_by_label("Took").check()
         page.get_by_label("Search trials").fill("trial")
         before = rows.count()
+        (folder / "seen").touch()
         expect(rows).not_to_have_count(before, timeout=60_000)  # a new trial came by itself
         expect(page.get_by_role("region", name="Trial 0", exact=True)).to_be_visible()
         expect(page.get_by_label("Search trials")).to_have_value("trial")

@@ -521,10 +521,14 @@ def test_schedulers_count_updates_not_micro_batches() -> None:
 
 
 class Gate:
-    """Hold a run once, before the step of a number, for a while on the run's own clock."""
+    """Hold a run once, before the step of a number, and let time pass meanwhile by a clock that looks hardly move."""
 
-    def __init__(self, before: int, seconds: float) -> None:
-        self.before, self.seconds, self.asked, self.held_at = before, seconds, 0, -1
+    def __init__(self, before: int, seconds: float = 0.0) -> None:
+        self.before, self.seconds, self.asked, self.held_at, self.now = before, seconds, 0, -1, 0.0
+
+    def clock(self) -> float:
+        self.now += 1e-5
+        return self.now
 
     def requested(self) -> bool:
         self.asked += 1
@@ -532,11 +536,14 @@ class Gate:
 
     def wait(self) -> None:
         self.held_at = self.asked
-        time.sleep(self.seconds)
+        self.now += self.seconds
 
 
-def test_a_pause_holds_the_run_between_two_steps_and_counts_as_no_time_of_it(tmp_path: Path) -> None:
-    gate, seen = Gate(before=4, seconds=0.5), []
+def test_a_pause_holds_the_run_between_two_steps_and_counts_as_no_time_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, seen = Gate(before=4, seconds=100.0), []
+    monkeypatch.setattr(time, "perf_counter", gate.clock)
     result = run(
         small_task(), steps=10, pause=gate, out=tmp_path, on_records=lambda records, events: seen.append(len(records))
     )
@@ -551,7 +558,7 @@ def test_a_pause_holds_the_run_between_two_steps_and_counts_as_no_time_of_it(tmp
 
 
 def test_a_run_can_be_stopped_while_it_is_held() -> None:
-    gate = Gate(before=4, seconds=0.0)
+    gate = Gate(before=4)
     result = run(small_task(), steps=10, pause=gate, stop=lambda: gate.held_at > 0)
     assert (result.stopped, result.steps) == (True, 4)
 

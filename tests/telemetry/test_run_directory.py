@@ -127,9 +127,9 @@ def test_100_000_steps_are_read_whole(tmp_path: Path) -> None:
     for first in range(0, 100_000, 10_000):
         recorder.write(some_steps(first, 10_000))
     recorder.finish({})
-    began = time.perf_counter()
+    began = time.process_time()  # others may have the processor meanwhile
     steps = read_run(recorder.path).steps
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     assert steps["step"].tolist() == list(range(100_000))
     assert int(steps["overflow"].sum()) == 25_000
     assert np.isinf(steps["grad_norm"]).sum() == 25_000

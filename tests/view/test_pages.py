@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,12 @@ from workbench.study.run.search_and_confirm import tune
 from workbench.study.store.storage import default_storage, open_storage
 
 Visit = Callable[[Path], Visitor]
+
+
+@pytest.fixture(autouse=True)
+def without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a page again at once: it rests some times as long as it took to make, which may be seconds."""
+    monkeypatch.setattr("workbench.view.pages._PAUSE", 0.0)
 
 
 def version_of(page: str) -> str:
@@ -35,10 +40,7 @@ def test_a_run_shows_its_curves_its_events_and_its_configuration(tmp_path: Path,
     assert 'href="../"' not in page  # what is above the served folder is not shown
 
 
-def test_a_run_that_goes_on_is_news_when_it_has_more_steps(
-    tmp_path: Path, visit: Visit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("workbench.view.pages._PAUSE", 0.5)
+def test_a_run_that_goes_on_is_news_when_it_has_more_steps(tmp_path: Path, visit: Visit) -> None:
     recorder = record_run(tmp_path, "one", finish=False)
     visitor = visit(tmp_path)
     page = visitor.get("one/")[1]
@@ -47,11 +49,8 @@ def test_a_run_that_goes_on_is_news_when_it_has_more_steps(
     known = version_of(page)
     assert visitor.get(f"one/?part=main&known={known}") == (204, "")
     recorder.write([StepRecord(40, 0.4, 10.0, 0.02)])
-    for _ in range(50):  # a page rests some times as long as it took to make
-        status, part = visitor.get(f"one/?part=main&known={known}")
-        if status == 200:
-            break
-        time.sleep(0.1)
+    status, part = visitor.get(f"one/?part=main&known={known}")
+    assert status == 200
     assert part.startswith("<main")
     assert "Live: 41 steps so far" in part
     recorder.close()
