@@ -456,6 +456,7 @@ class Clocked(SurfaceRunner):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let time pass by what the runs of `Clocked` take, and by nothing else."""
+    monkeypatch.setattr(Clocked, "passed", 0.0)
     monkeypatch.setattr(time, "monotonic", lambda: Clocked.passed)
 
 
