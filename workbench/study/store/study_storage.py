@@ -62,19 +62,14 @@ TAKEN_ERRORS = (TrialTakenError, UpdateFinishedTrialError)
 """What writing to a trial raises when another process has it by now, or has even finished it."""
 
 
-def _now() -> float:
-    """Return what ``time.monotonic()`` says now; the function itself would stay the clock of when this was imported."""
-    return time.monotonic()
-
-
 @dataclass(slots=True)
 class _Held:
     """A trial that this process runs, as it stands, and what of it is not written yet."""
 
     trial: FrozenTrial
     thread: int = field(default_factory=threading.get_ident)  # that runs it, and alone may look at it meanwhile
-    began: float = field(default_factory=_now)
-    written_at: float = field(default_factory=_now)
+    began: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108  # the clock of now, not of the import
+    written_at: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108
     # (method of RDBStorage, what it sets: a name or a step) -> its further arguments
     changes: dict[tuple[Callable[..., None], Any], Sequence[Any]] = field(default_factory=dict)
 
