@@ -61,11 +61,13 @@ def test_parts_whose_runs_tell_next_to_nothing_share_the_bar_of_the_schedule() -
     schedule = GainPart("length 0.638, linear", 1.03)
     less_bn, smoothing = GainPart("LessBN", 2.47, 0.99, 6.18), GainPart("label smoothing 0.1", 0.86, 0.42, 1.77)
     merged, layout = GainPart("batch x 4", 1.1, note="its runs do not bound it"), GainPart("layout", 1.12, 1.0, 1.2)
-    shared, alone = told_apart([schedule, layout, less_bn, merged, smoothing])
+    sure, margin = GainPart("Muon", 3.9, 2.2, 6.9), GainPart("safety margin", 0.5, 0.3, 0.82)
+    shared, alone, *others = told_apart([schedule, layout, less_bn, merged, smoothing, sure, margin])
     assert shared.part == "length 0.638, linear, LessBN, batch x 4, label smoothing 0.1"
     assert shared.factor == pytest.approx(1.03 * 2.47 * 1.1 * 0.86)
     assert (shared.effect, shared.remark) == ("unmeasured", "their runs scatter too much to tell them apart")
     assert alone == layout
+    assert others == [sure, margin], "wide, but surely a gain and surely a cost"
     cut = replace(schedule, note="no time was left to measure them one by one")
     assert told_apart([cut, less_bn])[0].note == cut.note
     assert told_apart([GainPart("the task's own schedule", 1.0), less_bn])[0].part == "LessBN"

@@ -48,7 +48,7 @@ _MARGIN = "safety margin"  # among the parts: how much shorter a run would be th
 _IN_RESERVE = "runs are longer than the allowed drop requires, so that the quality surely holds"
 _CUT = "no time was left to measure them one by one"
 _SCATTERED = "their runs scatter too much to tell them apart"
-_VAGUE = 2.25  # ratio of the ends of a factor's interval from which a bar of its own tells a reader nothing
+_VAGUE = 2.25  # ratio of the ends of an interval around 1 from which a bar of its own tells a reader nothing
 _NO_SCHEDULE = "the task's own schedule"
 _BESIDE = ", "  # between the names of parts that were not measured one by one
 _SAFER, _SAFER_UNSURE = 1.12, 1.25  # how much longer a set-up's safer form is: where it is sure enough, and else
@@ -398,11 +398,12 @@ def attribution_of(attributes: Mapping[str, Any]) -> dict[str, tuple[GainPart, .
 
 
 def told_apart(bars: Sequence[GainPart]) -> tuple[GainPart, ...]:
-    """Return the parts as a reader is shown them: those whose runs do not tell their factors in the schedule's bar."""
+    """Return the parts as a reader is shown them: those of which runs tell next to nothing in the schedule's bar."""
     if not bars:
         return ()
     schedule, *others = bars
-    vague = [bar for bar in others if not bar.high / bar.low < _VAGUE]  # NaN, too
+    unsure = [bar for bar in others if bar.effect in ("unsure", "unmeasured")]
+    vague = [bar for bar in unsure if not bar.high / bar.low < _VAGUE]  # NaN, too
     names = [bar.part for bar in (schedule, *vague) if bar.part != _NO_SCHEDULE]
     factor = math.prod(bar.factor for bar in (schedule, *vague))
     note = schedule.note or (_SCATTERED if vague else "")
