@@ -269,8 +269,8 @@ def test_strategies_cover_every_parameter() -> None:
 
 def test_files_that_name_the_retired_reciprocal_still_load() -> None:
     assert BoostConfig.from_dict({"compatibility": {"loss_scale_reciprocal": "exact"}}) == BoostConfig()
-    with pytest.warns(
-        UserWarning, match=r"`compatibility\.loss_scale_reciprocal` is no longer there .* on the machine"
-    ):
+    message = r"`compatibility\.loss_scale_reciprocal` is no longer there .* on the machine"
+    with pytest.warns(UserWarning, match=message) as caught:
         read = BoostConfig.from_dict({"compatibility": {"loss_scale_reciprocal": "flushed", "fn_bias": "drop"}})
+    assert caught[0].filename == __file__, "though pydantic lies between"
     assert read == BoostConfig.from_dict({"compatibility": {"fn_bias": "drop"}})
