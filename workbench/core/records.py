@@ -367,7 +367,7 @@ class StudyResult:
 
     @property
     def remarks(self) -> list[str]:
-        """The messages that go beyond the headlines, which say again what is confirmed; not what compiling takes."""
+        """The messages but for those that a headline repeats: of confirmed exports, unless they tell of compiling."""
         confirmed = (self.choices[one] for one in self.headlines if self.choices[one].verdict == "confirmed")
         told = {one.sentence for one in confirmed if "compiling" not in one.sentence}
         return [one for one in self.messages if one.partition(": ")[2] not in told]

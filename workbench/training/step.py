@@ -185,9 +185,9 @@ class TrainingStep:
     def accept_gradients(self, loss: Tensor, parameters: list[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         """Take gradients computed elsewhere in place of ``backward``; they add up in ``.grad``, divided by the window.
 
-        They must be multiplied by the loss scale in force; an update begins without others, as in ``backward``. If
-        overflows show only in the device's flag (an NPU in saturation mode), those of the passes that computed the
-        gradients go unnoticed.
+        They must be multiplied by the loss scale in force. What ``.grad`` held before the first pass of an update is
+        dropped, as in ``backward``. If overflows show only in the device's flag (an NPU in saturation mode), those of
+        the passes that computed the gradients go unnoticed.
         """
         self._begin_pass()
         self._begin_overflow_watch()

@@ -257,7 +257,7 @@ class ConfirmSection(Part):
         None, "Steps per run", "Length of one run; unset means that of a trial.", unit="batches", ge=1
     )
     time_share: float = described(
-        0.4, "Time kept", "Share of `study.timeout_seconds` kept for confirming, at most.", ge=0, lt=1
+        0.4, "Time kept", "Largest share of `study.timeout_seconds` kept for confirming.", ge=0, lt=1
     )
 
     @property

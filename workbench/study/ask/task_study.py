@@ -38,7 +38,7 @@ _OWN_FAMILIES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
 _RATE_MULTIPLES = (1.0, 2.0, 4.0)
 _RUNS_WANTED = 50  # as long as today's that a search should have time for; else it asks at a shorter length
 _SHORTEST_HORIZON = 16
-_AS_QUICK = 1.05  # times the quickest step, among the numbers of threads with which most runs go at a time
+_AS_QUICK = 1.05  # times the quickest step, of the numbers of threads that leave room for the most runs
 _CONFIRM_SHARE = 0.38  # of the time
 _EXPECTED_TIME = 0.35  # of a candidate's run relative to today's
 _CANDIDATES = 3  # the leader, its safer form and its bolder one
@@ -114,7 +114,7 @@ def threads_and_places(
     """Return how many threads a run has, None for torch's own, and how many runs are trained at a time.
 
     ``jobs`` are the processes that are asked for; None is as many as have idle cores for so many seconds. As many runs
-    as possible go at a time, with the fewest threads whose step takes about as long as the quickest.
+    as possible are trained at a time, each with the fewest threads whose step takes about as long as the quickest.
     """
     from workbench.core import devices
 

@@ -398,7 +398,7 @@ def attribution_of(attributes: Mapping[str, Any]) -> dict[str, tuple[GainPart, .
 
 
 def told_apart(bars: Sequence[GainPart]) -> tuple[GainPart, ...]:
-    """Return the parts as a reader is shown them: those of which runs tell next to nothing in the schedule's bar."""
+    """Return the parts as readers see them: those of which the runs say next to nothing share the schedule's bar."""
     if not bars:
         return ()
     schedule, *others = bars

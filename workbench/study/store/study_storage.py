@@ -68,7 +68,7 @@ class _Held:
 
     trial: FrozenTrial
     thread: int = field(default_factory=threading.get_ident)  # that runs it, and alone may look at it meanwhile
-    began: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108  # the clock of now, not of the import
+    began: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108  # of now, not of the import
     written_at: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108
     # (method of RDBStorage, what it sets: a name or a step) -> its further arguments
     changes: dict[tuple[Callable[..., None], Any], Sequence[Any]] = field(default_factory=dict)
