@@ -88,6 +88,13 @@ def test_a_run_ends_in_done_and_its_figures_show_what_was_trained(made: Make) ->
     assert [bar.name for bar in panel.live.figure.shown.data] == ["data", "forward", "backward", "update", "other"]
 
 
+def test_a_run_that_its_schedule_shortens_fills_the_bar(made: Make) -> None:
+    shared = SharedConfig(BoostConfig.from_dict({"schedule": {"length": 0.5, "shape": "linear"}}), "O0")
+    panel = made(small_task(), shared=shared, steps=20)
+    assert "10 steps in" in run(panel)
+    assert panel.bar.value == panel.bar.max == 10
+
+
 @pytest.mark.parametrize(
     ("optimizer", "view", "axis"),
     [

@@ -251,10 +251,10 @@ class ComparePanel(WorkPanel):
             seed, side = divmod(run, len(asked.sides))
             asked.metrics[side][seed] = progress.metric
             self._draw()
-        share = (run + progress.step / asked.steps) / len(runs)
+        share = (run + progress.step / progress.steps) / len(runs)
         # A twentieth of the bar is kept for the measurement of speeds, whose length is not known beforehand.
         self.bar.value = 0.95 * share
-        parts = [f"run {run + 1} of {len(runs)}", runs[run], f"{progress.step} of {counted(asked.steps, 'step')}"]
+        parts = [f"run {run + 1} of {len(runs)}", runs[run], f"{progress.step} of {counted(progress.steps, 'step')}"]
         parts.append(f"loss {progress.loss:.4g}")
         if share > 0:
             left = (time.monotonic() - asked.began) * (1 - share) / share

@@ -286,7 +286,7 @@ class TrainPanel(WorkPanel):
         self._in_effect.value = error_html(problem) if plan is None else in_effect_html(plan)
 
     def _show_progress(self, progress: RunProgress) -> None:
-        self.bar.value = progress.step
+        self.bar.max, self.bar.value = progress.steps, progress.step  # its schedule may shorten the run
         left = (progress.steps - progress.step) * progress.seconds / progress.step if progress.step else math.nan
         parts = [f"{progress.step} of {counted(progress.steps, 'step')}", f"{format_duration(progress.seconds)} so far"]
         if math.isfinite(left) and progress.step < progress.steps:
