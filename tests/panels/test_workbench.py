@@ -10,7 +10,7 @@ from torch import nn
 import workbench
 import workbench.panels
 from tests.experiments.small_tasks import small_task
-from tests.panels.looking import ended, everything, our_threads, text_in
+from tests.panels.looking import LONG, ended, everything, our_threads, text_in
 from workbench.config import BoostConfig
 from workbench.panels.workbench import Workbench
 
@@ -82,6 +82,22 @@ def test_a_run_goes_on_while_another_tab_is_looked_at(bench: Workbench) -> None:
     bench.tabs.selected_index = 4
     ended(train)
     assert "4 steps in" in bench.static_html()
+
+
+def test_loss_scale_lists_the_runs_that_were_recorded_while_another_tab_was_open(bench: Workbench) -> None:
+    bench.tabs.selected_index = 2
+    scale, train = bench.panel("Loss scale"), bench.panel("Train")
+    assert "✕" not in text_in(scale), "a folder that no run has made yet is no mistake"
+    assert "runs here yet: train something" in text_in(scale)
+    train.measure.value = False
+    for n_runs in (1, 2):
+        bench.tabs.selected_index = 1
+        train.start()
+        ended(train)
+        bench.tabs.selected_index = 2
+        assert scale.chooser.lister.wait(LONG)
+        assert len(scale.runs.options) == n_runs
+    assert "here yet" not in text_in(scale)
 
 
 def test_export_offers_what_the_study_of_the_tune_tab_has_found(bench: Workbench) -> None:

@@ -121,6 +121,12 @@ class LossScalePanel(WorkPanel):
             name = source if isinstance(source, (str, Path)) else source.name
             self.begin(partial(self._open, source), saying=f"reading {name}")
 
+    def look_again(self) -> None:
+        """List the folder of runs once more: a training may have recorded one meanwhile."""
+        folder = Path(self.folder.value).expanduser()
+        if folder.is_dir() and not self.state.busy:
+            self.chooser.list_folder(folder)
+
     def choose(self, number: int) -> None:
         """Put the judged policy of a row on the sliders."""
         policy = self.policies[number]
@@ -178,10 +184,10 @@ class LossScalePanel(WorkPanel):
             self.open(run)
             return
         path = Path("runs" if run is None else run)
-        if run is None and not path.is_dir():
-            self.tell("no folder `runs` here yet: train something, or name a folder of runs")
-        else:
+        if path.exists():
             self.chooser.look(path)
+        else:
+            self.chooser.expect(path)
 
     def _judge_lists(self) -> None:
         from workbench.runs.replayed_run import policy_grid

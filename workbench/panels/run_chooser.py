@@ -45,6 +45,12 @@ class RunChooser:
         if is_run or (path.exists() and not path.is_dir()):
             self._open_run(path)
 
+    def expect(self, folder: Path) -> None:
+        """Name a folder that the first run is still to make."""
+        with self._panel.showing():
+            self.folder.value = str(folder)
+        self._found.value = faint(f"no folder `{folder}` here yet: train something, or name a folder of runs")
+
     def list_folder(self, folder: Path) -> None:
         """Read which runs a folder holds, and list them."""
         with self._panel.showing():

@@ -137,5 +137,7 @@ class Workbench(Panel):
             return
         title = list(self._makers)[index]
         panel = self.panel(title)
-        if title == "Export" and "Tune" in self._panels:  # its study may have found something meanwhile
+        if title == "Loss scale":  # a run may have been recorded meanwhile
+            panel.look_again()
+        elif title == "Export" and "Tune" in self._panels:  # its study may have found something meanwhile
             panel.offer(self.panel("Tune").folder.value)
