@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import sqlite3
 import threading
@@ -323,7 +324,11 @@ def test_what_the_look_decides_is_said_once_in_a_section_and_what_is_no_number_i
     panel = keep(StudyPanel(tiny_task(), studies=tmp_path))
     for path, value, sentence in (
         ("study.budget_steps", "ten", '✕ it must be a whole number at least 1, got "ten"'),
+        ("study.budget_steps", 0.5, "✕ it must be a whole number at least 1, got 0.5"),
+        ("study.budget_steps", math.inf, "✕ it must be a whole number at least 1, got inf"),
         ("study.timeout_seconds", -1.0, "✕ it must be a finite number greater than 0"),
+        ("study.timeout_seconds", math.inf, "✕ it must be a finite number greater than 0"),
+        ("allowed_drop.o1", "much", '✕ it must be a finite number at least 0, got "much"'),
     ):
         before = panel.entries[path].value
         panel.entries[path].set(value)

@@ -164,14 +164,12 @@ class StudyForm:
         return self.file is None and self.entries[_OBJECTIVE].value == _SET_UPS
 
     def can_be_asked(self) -> bool:
-        """Return whether time and length are numbers above 0, and show beneath each what is wrong if they are not."""
-        wrong = []
-        for path in (_MINUTES, _STEPS):
-            control = self.entries[path]
-            value = control.value
-            if value is not None and not (isinstance(value, (int, float)) and value > 0):
-                wrong.append(control)
-                control.refuse(f"it must {control.info.rule}, got {shown(value)}")
+        """Return whether a study may have this time, drop and length, and show beneath each what is wrong if not."""
+        from workbench.study.ask.study_file import wrong_paths
+
+        wrong = wrong_paths({path: self.entries[path].value for path in (_MINUTES, _DROP, _STEPS)})
+        for control in [self.entries[path] for path in wrong]:
+            control.refuse(f"it must {control.info.rule}, got {shown(control.value)}")
         return not wrong
 
     def set_up_question(self, task: Task) -> dict[str, Any]:

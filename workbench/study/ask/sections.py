@@ -78,7 +78,10 @@ class StudySection(Part):
     )
 
 
-_DROP = "How much of the metric the export {} may cost, in the metric's own unit; {} for accuracies when unset."
+_DROP = (
+    "How much of the metric the export {} may cost, in the metric's own unit or as a share of O0's (2 %); {} for "
+    "accuracies when unset."
+)
 _Drop = Annotated[float, Field(ge=0)] | Annotated[str, Field(pattern=r"^ *\d+(\.\d+)? *% *$")]
 
 

@@ -261,6 +261,20 @@ def parse_study(text: str, *, source: str = "study.toml", default_name: str = "s
         raise StudyError(f"{source}: {error}") from None
 
 
+def wrong_paths(values: Mapping[str, Any]) -> list[str]:
+    """Return the paths of values, by path, that no study's file takes, such as ``study.budget_steps`` of 0.5."""
+    tables: dict[str, dict[str, Any]] = {"study": {"task": "any", "budget_steps": 1, "n_trials": 1}}
+    for path, value in values.items():
+        section, _, key = path.partition(".")
+        tables.setdefault(section, {})[key] = value
+    try:
+        StudyFile.model_validate(tables)
+    except ValidationError as error:
+        found = {".".join(map(str, problem["loc"][:2])) for problem in error.errors()}
+        return [path for path in values if path in found]
+    return []
+
+
 def _checked(content: dict[str, Any], default_name: str) -> StudyFile:
     file = StudyFile.model_validate(content)
     if not file.study.name:
