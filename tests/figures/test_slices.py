@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,8 @@ def test_the_most_important_pair_is_drawn_with_the_number_of_each_trial() -> Non
     assert contour_pair(trials, {"z": 0.5, "y": 0.2}) == ("z", "y")
     figure = contour_figure(trials, "x", "y", objective="Score")
     assert [trace.type for trace in figure.data] == ["contour", "scatter"]
+    shades = [shade for _, shade in figure.data[0].colorscale]
+    assert all(re.fullmatch("#[0-9A-F]{6}", shade) for shade in shades), "a colour bar is never translucent"
     assert [point[0] for point in figure.data[1].customdata] == list(range(25))
     assert figure.data[0].colorbar.title.text == "Score"
 

@@ -15,7 +15,7 @@ from workbench.core.records import TrialRecord
 from workbench.figures.drawing import Drawing, Mark, empty_figure
 from workbench.figures.labels import compact, counted, plain
 from workbench.figures.study_history import value_ceiling
-from workbench.figures.theme import DENSITY_SCALE, ORANGE, Theme
+from workbench.figures.theme import BLUE, ORANGE, SKY, Theme
 from workbench.figures.thinning import Floats, thin_marks
 
 _GRID = 40  # points of the surface in each direction
@@ -24,6 +24,8 @@ _FAR = 0.25  # from the next trial, as a share of each axis: there nothing is kn
 _MOST = 1000  # points that are drawn, of more an even choice
 _FEWEST = 8  # trials, below which a surface would be made up
 _WIDE = 30.0  # highest over lowest value, from which an axis is logarithmic
+# Opaque: plotly draws the colour bar without transparency, so that other shades would not be those of the plane.
+_SHADES = ((0.0, "#CDE9FA"), (0.35, SKY), (0.7, BLUE), (1.0, "#6E40AA"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +84,14 @@ def contour_figure(
     numbers = contour_numbers(trials, x, y)
     if numbers is None:
         return empty_figure(title, f"Fewer than {_FEWEST} finished trials differ in both.", theme=theme)
-    detail = f"smoothed over {counted(len(numbers.numbers), 'trial')}; fainter is better, blank means unknown"
+    detail = f"smoothed over {counted(len(numbers.numbers), 'trial')}; lighter is better, blank means unknown"
     drawing = Drawing(title, detail, theme=theme, height=height)
     drawing.add(
         "contour",
         x=numbers.grid_x,
         y=numbers.grid_y,
         z=[[round(value, 6) if math.isfinite(value) else None for value in row] for row in numbers.surface.tolist()],
-        colorscale=[list(stop) for stop in DENSITY_SCALE],
+        colorscale=[list(stop) for stop in _SHADES],
         ncontours=12,
         line={"width": 0.5},
         colorbar={"title": {"text": objective}},
