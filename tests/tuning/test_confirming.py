@@ -21,6 +21,7 @@ from workbench.study.answer.confirming import Confirmation
 from workbench.study.answer.selection import Contender
 from workbench.study.ask.study_file import StudyFile, parse_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedMeasured, Trained, TrainJob
+from workbench.study.run.runner import StoppableExperimenter
 from workbench.study.run.warm_up import WarmUps
 
 FILE = parse_study(STUDY)
@@ -66,7 +67,8 @@ def judge(
     for one in pool:
         pools[one.target].append(one)
     warm_ups = WarmUps(file, experimenter.directory, experimenter)
-    return Confirmation(study or optuna.create_study(), file, experimenter, warm_ups, **options).judge(pools)
+    guard = StoppableExperimenter(experimenter)
+    return Confirmation(study or optuna.create_study(), file, guard, warm_ups, **options).judge(pools)
 
 
 def test_seeds_differ_from_the_search_s() -> None:

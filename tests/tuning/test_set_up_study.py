@@ -36,7 +36,7 @@ from workbench.study import read_result
 from workbench.study.answer.selection import FORM_OF, first_contender
 from workbench.study.ask.sections import ACCURACY_DROPS
 from workbench.study.ask.study_file import read_study
-from workbench.study.errors import StudyError, StudyStoppedError
+from workbench.study.errors import StudyError, StudyFailedError, StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, SpeedJob, Trained, TrainJob
 from workbench.study.set_up.attribution import Attributor
 from workbench.study.set_up.objective import SKIPPED
@@ -534,6 +534,16 @@ def test_a_seed_on_which_o0_diverges_compares_nothing_and_the_search_goes_on(los
     assert told.startswith(f"The task as given diverged on {where}")
 
 
+def test_o0_that_diverges_on_one_of_its_seeds_ends_the_study_and_the_seed_is_told(tmp_path: Path) -> None:
+    class Diverging(SurfaceRunner):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            return replace(super().run(job, monitor), **(LOST if isinstance(job, TrainJob) and job.seed == 3 else {}))
+
+    folder = write(tmp_path / "study", plain_runs=0)
+    with pytest.raises(StudyFailedError, match=r"with seed 3, so there is nothing to compare with: the loss is nan"):
+        run(folder, Diverging(folder))
+
+
 def test_several_trainers_learn_of_a_set_up_what_one_learns(baseline_known: Path, tmp_path: Path) -> None:
     given = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}
     found = []
@@ -609,6 +619,31 @@ def test_what_the_confirmation_does_not_need_of_its_share_the_search_has(begun: 
         tight = search_ends(study, file, end, limit / 1000.0)
         assert tight == pytest.approx(end - (apart + share) / 1000.0), "no more than the shares"
         assert search_ends(study, file, None, None) is None
+
+
+class Evaluating(Clocked):
+    """Takes three times as long to evaluate as O0 does to train."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        Clocked.passed += 12.0 * isinstance(job, TrainJob)
+        return super().run(job, monitor)
+
+
+def test_evaluations_and_a_slow_leader_count_in_the_time_that_is_kept_for_the_confirmation(
+    tmp_path: Path, clock: None
+) -> None:
+    folder = write(tmp_path / "study", plain_runs=0, candidates=2)
+    runner = Evaluating(folder, noise=0.001)
+    run(folder, runner, trials=1)
+    with searching(folder, runner) as (file, study, search):
+        end = time.monotonic() + 1e5
+
+        def kept() -> float:
+            return end - (confirmation_begins(study, file, end, 1e5) or 0.0)
+
+        assert kept() == pytest.approx(1.25 * 10 * (3 * 12.0 + 4.0 * (1.0 + 2 * 0.35)), rel=0.02)
+        search.run_given({**BETTER, "schedule.length": 0.85}, {"n_seeds": 4})
+        assert kept() == pytest.approx(1.25 * 10 * (3 * 12.0 + 4.0 * (1.0 + 2 * 0.85 * 1.1)), rel=0.02)
 
 
 def test_a_search_in_which_tuned_plain_leads_has_found_nothing_yet(begun: Path) -> None:

@@ -52,7 +52,7 @@ class Meeting(FakeRunner):
 def test_each_round_is_trained_by_one_and_several_at_a_time(tmp_path: Path) -> None:
     trainers = [Meeting(tmp_path, barrier) for barrier in [threading.Barrier(2)] * 2]  # alone each would wait in vain
     ended = {one.number: one for one in train_rounds(trainers, [[job(2 * at), job(2 * at + 1)] for at in range(6)])}
-    assert [[trained.metric for trained, _ in ended[at].runs] for at in range(6)] == [
+    assert [[trained.metric for trained in ended[at].runs] for at in range(6)] == [
         [2.0 * at, 2.0 * at + 1.0] for at in range(6)
     ]
     assert all(trainer.seeds[1::2] == [seed + 1 for seed in trainer.seeds[::2]] for trainer in trainers)

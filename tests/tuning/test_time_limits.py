@@ -28,7 +28,7 @@ from tests.kit.fake_runner import (
 )
 from workbench.config import BoostConfig
 from workbench.core.records import Verdict
-from workbench.study import OutOfTimeError, StudyError, TuneProgress, join_study, tune
+from workbench.study import OutOfTimeError, StudyError, StudyStoppedError, TuneProgress, join_study, tune
 from workbench.study.run.job import (
     UNMONITORED,
     FreezingLimitJob,
@@ -216,6 +216,23 @@ def test_a_confirmation_that_was_cut_short_goes_on_before_the_search_does(tmp_pa
     assert seeds[0] < seeds[1] == 20, "its first look"
     assert result.candidates[0].verdict is Verdict.CONFIRMED
     run(directory, clock, None, trials=8)
+    assert len(states(directory)) > n_trials
+
+
+@pytest.mark.slow
+def test_a_confirmation_that_was_stopped_goes_on_before_the_search_does(tmp_path: Path, clock: Clock) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+
+    def is_in_second_pair() -> bool:
+        return sum(line.startswith("trained confirmation") for line in calls(directory)) == 3
+
+    with pytest.raises(StudyStoppedError):
+        run(directory, clock, 1e5, stop=is_in_second_pair)
+    n_trials = len(states(directory))
+    result, _ = run(directory, clock, 1e5, trials=8)
+    assert len(states(directory)) == n_trials, "no trial is drawn while the confirmation is not finished"
+    assert Verdict.CONFIRMED in {one.verdict for one in result.candidates}
+    run(directory, clock, 1e5, trials=8)
     assert len(states(directory)) > n_trials
 
 

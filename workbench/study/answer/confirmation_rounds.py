@@ -7,10 +7,8 @@ and a minute. A run is stored as soon as it ends, or its round where there are s
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from statistics import median
 
 import optuna
 from optuna.trial import TrialState
@@ -54,11 +52,10 @@ class ConfirmationRounds:
         self.runs = runs = ConfirmationRuns(self.study, self.file)
         self.cut_short = False  # whether the time was over before all were trained
         self._n_ended = 0  # over all tests: a further one does not seem to begin from zero
-        self._beside_seconds: list[float] = []  # time of runs that their own seconds leave out: building, evaluation
         complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         known = (one.user_attrs for one in complete if {"plan_key", "trained"} <= one.user_attrs.keys())
         length = runs.steps / self.file.study.budget_steps
-        self._searched_seconds = {one["plan_key"]: Trained.from_json(one["trained"]).seconds * length for one in known}
+        self._searched_seconds = {one["plan_key"]: Trained.from_json(one["trained"]).by_clock(length) for one in known}
 
     def train(self, rounds: Mapping[int, Mapping[str, Plan]], is_over: Callable[[], bool] = lambda: False) -> None:
         """Train on each seed its plans, which take turns, as far as the time goes or until it is asked to be over.
@@ -85,8 +82,7 @@ class ConfirmationRounds:
     def seconds_of_run(self, key: str) -> float:
         """Return what a plan's run takes by the clock, by its runs here or else in the search; NaN when unknown."""
         seconds = self.runs.seconds(key)
-        seconds = self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds
-        return seconds + (median(self._beside_seconds) if self._beside_seconds else 0.0)
+        return self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds
 
     def _begun(
         self, rounds: Mapping[int, Mapping[str, Plan]], is_over: Callable[[], bool]
@@ -109,18 +105,14 @@ class ConfirmationRounds:
                 yield [self._job(asked, NO_WARM_UP) for asked in one]
 
         for ended in side_by_side.train_rounds(self.trainers, jobs()):
-            for asked, (trained, seconds) in zip(begun[ended.number], ended.runs, strict=True):
-                self._beside_seconds.append(max(seconds - trained.seconds, 0.0))
-                yield asked, trained
+            yield from zip(begun[ended.number], ended.runs, strict=True)
 
     def _train(self, asked: _Asked) -> Trained:
         try:
             warm_up = self.warm_ups.before(asked.plan, asked.seed)
         except WarmUpError as error:
             return Trained(math.nan, (), 0.0, diverged=True, message=str(error))
-        began = time.monotonic()
         trained = self.experimenter.run(self._job(asked, warm_up), Monitor(on_step=self.on_step))
-        self._beside_seconds.append(max(time.monotonic() - began - trained.seconds, 0.0))
         # What one more seed would take, which needs its own warm-up.
         return replace(trained, seconds=trained.seconds + warm_up.seconds)
 

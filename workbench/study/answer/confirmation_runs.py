@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import optuna
@@ -118,10 +119,10 @@ class ConfirmationRuns:
         return any(math.isfinite(metric_of(a)) and not math.isfinite(metric_of(b)) for a, b in one_by_one)
 
     def seconds(self, key: str, n_pairs: int = 10) -> float:
-        """Return the mean time of a plan's first runs, those that diverged left out; NaN when none has ended."""
+        """Return what a plan's runs take by the clock, the median of the first ones; NaN when none has ended well."""
         runs = (self.run(key, seed) for seed in self.seeds(0, n_pairs))
-        known = [run.seconds for run in runs if run is not None and is_usable(run)]
-        return sum(known) / len(known) if known else math.nan
+        known = [run.by_clock() for run in runs if run is not None and is_usable(run)]
+        return median(known) if known else math.nan
 
     def question(self, allowed_drop: float) -> str:
         """Return what a test asks today."""

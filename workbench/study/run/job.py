@@ -23,7 +23,7 @@ from pydantic_core import to_jsonable_python
 from workbench.config import BoostConfig
 from workbench.config.run_request import RunRequest
 
-_KEPT_LATER = ("baseline_ms", "cold_ms", "cold_again", "untrained")
+_KEPT_LATER = ("baseline_ms", "cold_ms", "cold_again", "untrained", "beside_seconds")
 
 Side = tuple[BoostConfig, str]
 """A configuration and its boost level."""
@@ -74,6 +74,11 @@ class Trained(Outcome):
     overflows: int = 0  # updates whose gradients overflowed
     steps: int = 0
     untrained: float = math.nan  # the metric without any learning; NaN where the job did not ask for it
+    beside_seconds: float = 0.0  # by the clock, beyond those that count: building the model, evaluating it
+
+    def by_clock(self, time: float = 1.0) -> float:
+        """Return what a run takes by the clock that takes ``time`` times as long as this one, and as much beside."""
+        return time * self.seconds + self.beside_seconds
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:

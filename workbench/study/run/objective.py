@@ -282,7 +282,7 @@ class Objective:
             speed = self._experimenter.run(warm_up.speed_job(plan, file, file.study.seed))
             trial.set_user_attr("speed", speed.to_json())
             self._database.write(id_of(trial))  # an interrupted trial finds it here
-        end_if_over(self.deadline, speed.ratio * self._baseline_run.seconds)
+        end_if_over(self.deadline, self._baseline_run.by_clock(speed.ratio))
         every_run = objective == "pareto" or isinstance(self._study.pruner, optuna.pruners.NopPruner)
         limits = {} if every_run else self._limits(baseline)
         curve: list[tuple[int, float]] = []

@@ -1,20 +1,17 @@
-"""The whole way of a study: search, loss-scale policy, confirmation, export.
+"""A study from O0 to its files: search, loss-scale policy, confirmation, export.
 
-    trial 0 = O0
-    while fewer than n_trials plans have run and time is left:   draw, measure speed, train, score
-    record one float16 run, replay the policies, verify the best        (when the study asks for it)
-    time every freezing trial beside its limit                          (when the study asks for it)
-    for the best of each export: train it and O0 over fresh seeds until the verdict is in
-    choose what each export takes (`selection.select`); write the files
+    trial 0 = O0, and then trials until there are enough of them or time is over    (`searching`, `places`)
+    or the stages of a search for the fastest set-up                                (`set_up.stages`)
+    a float16 run, and policies judged by it, where the study asks for it           (`answer.loss_scale_policy`)
+    freezing timed beside its limit, likewise                                       (`answer.freezing_limits`)
+    the best for each export beside O0 over fresh seeds, until the verdict is in    (`answer.confirming`)
+    what each export takes, and the files                                           (`answer.selection`, `result`)
 
-The first line and its loop are ``searching.py`` (at several places: ``places.py``), the second
-``loss_scale_policy.py``, the third ``confirming.py``, the last ``selection.py``, ``export.py`` and ``result.py``, all
-three in ``answer/``.
-Every step of this way is stored when it is done, so the same command continues wherever the last one ended, whatever
-ended it.
+`tune` opens the study, and `_Stages` has a method for each line. Everything is stored when it is done, so the same
+command continues wherever the last one ended, whatever ended it.
 
 With ``ranks`` above 1 in the file every trial trains over several processes, which torchrun or ``workbench tune`` has
-started: rank 0 goes this way, the others follow it (``rank_experimenter.py``).
+started: rank 0 goes through the stages, the others follow it (``rank_experimenter.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +73,8 @@ from workbench.study.store.liveness import StaleTrials
 from workbench.study.store.stored_records import candidates_of, keep_candidates, refuse_other_targets
 from workbench.study.store.write_ahead import writing_ahead
 
-_ATTRIBUTION = "the measurement of where the gain comes from"
-_GOES_ON = "goes_on"  # attribute of a study: what the next command does before it searches on; empty for nothing
+_CONFIRMATION, _ATTRIBUTION = "the confirmation", "the measurement of where the gain comes from"
+_BEGUN = "goes_on"  # attribute of a study: which of these the next command does before it searches on; empty for none
 _LOADING_SHARE = 0.1  # of the time limit, which processes may take again for what this one has taken to load the task
 _WRITING_SECONDS = 1.0
 _WRITING_SHARE = 0.25
@@ -176,106 +173,182 @@ def tune(
                 return [guard.beside(one) for one in crew.trainers()]
 
             search.at_places = functools.partial(crew.search, on_poll=on_poll)
-            guard.deadline, loaded, other = deadline, time.monotonic(), OtherWork()
+            stages = _Stages(study, file, directory, guard, search, watch, trainers, limit, deadline, confirm_seeds)
+            loaded, other = time.monotonic(), OtherWork()
             try:
-                if finds_set_up and baseline_trial(study) is None:
-                    search.trainers = trainers()
-                search.run_baseline(deadline)
+                stages.train_baseline()
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
-            if doubt := learns_nothing(study, file):
-                watch.note(doubt)
             # Of several ranks the others would count as other work.
             if ray is None and file.study.ranks == 1:
                 if busy := other.sentence(file.study.threads):
                     watch.note(f"{busy}.")
                 elif finds_set_up and make_experimenter is None and (room := _about_places(file, jobs, n_jobs)):
                     watch.note(room)
-            places = max(len(trainers()), 1) if finds_set_up else 1
-            if finds_set_up:
-                search_deadline = search_ends(study, file, deadline, limit, places)
-                guard.deadline = stage_ends(search_deadline, limit, deadline)
-                settle_runtime(search, limit=limit, on_note=watch.note)
-            guard.deadline = search_deadline
-            goes_on = "" if limit is None else str(study.user_attrs.get(_GOES_ON, ""))
-            is_open = any(one.verdict is Verdict.UNDECIDED and one.n_seeds > 0 for one in candidates_of(study))
-            if confirm_seeds is not None and is_open:
-                goes_on = goes_on or "the confirmation"
-                watch.note("the confirmation, for which more seeds are asked, goes on before the search does")
-            elif goes_on:
-                watch.note(f"{goes_on}, which the time limit ended, goes on before the search does")
-            else:
-                if finds_set_up:
-                    guard.deadline = stage_ends(search_deadline, limit, deadline, file.set_up.plain_share)
-                    search.until(guard.deadline)
-                    search.trainers = trainers()
-                    find_plain(search, deadline=guard.deadline, limit=limit)
-                    guard.deadline = search_deadline
-                    search.until(search_deadline)
-                search.run()
-            searches_on = finds_set_up and not goes_on
-            found = has_found(study, file) if searches_on else any(contenders(study, file).values())
-            if not found:
-                # Nothing to take apart, or to confirm: the search has that time, too.
-                if finds_set_up:
-                    guard.deadline = confirmation_begins(study, file, deadline, limit, places)
-                    try_runtime_alone(search)
-                else:
-                    guard.deadline = half_way(deadline) if _measures_later(file) else deadline
-                search.run_until(guard.deadline)
-            search.trainers = trainers()
-            for moment in ends_of_search(study, file, deadline, limit, places) if searches_on else ():
-                guard.deadline = moment
-                settle(search, deadline=moment)
-                watch.phase("attribution")
-                take_apart(search, deadline=moment)
-                if any(contenders(study, file).values()):
-                    break
-            guard.deadline = half_way(deadline)
-            cut_short = _measure_more(study, file, guard, watch)
-
-            guard.deadline = deadline
-            confirmation = Confirmation(
-                study,
-                file,
-                guard,
-                search.warm_ups,
-                trainers=search.trainers,
-                command=f"workbench tune {shlex.quote(str(directory))} --confirm-seeds {{seeds}}",
-                confirm_seeds=confirm_seeds,
-                deadline=deadline,
-                on_run=watch.run_finished,
-                on_step=watch.step,
-                on_note=watch.note,
-            )
-            candidates = confirmation.judge(contenders(study, file))
-            keep_candidates(study, candidates)
-            cut_short += ["the confirmation"] if confirmation.cut_short else []
-            goes_on = "the confirmation" if confirmation.is_open else ""
-            if finds_set_up:
-                targets = dict.fromkeys(one.target for one in candidates)
-                taken = [one for target in targets if (one := select(target, candidates).candidate) is not None]
-                compare_with_plain(confirmation, taken)
-                watch.phase("attribution")
-                known = [explain(search, one.trial_number, deadline=deadline) for one in taken]
-                if not all(known):
-                    cut_short.append(_ATTRIBUTION)
-                    goes_on = goes_on or _ATTRIBUTION
-            study.set_user_attr(_GOES_ON, goes_on)
-            by_time = f"The time limit ended {' and '.join(cut_short)}; the same command continues from there."
-            study.set_user_attr("cut_short", by_time if cut_short else "")
-            watch.phase("export")
-            folder = directory / "result"
-            result = write_answer(study, file, directory, folder, require_confirmed=require_confirmed)
-            if not (cut_short or study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))):
-                shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)  # of runs that will not be asked for again
-            watch.done()
+            find = stages.find_set_up if finds_set_up else stages.find_trials
+            find(searches=not stages.goes_on())
+            stages.measure_more()
+            stages.confirm()
+            result = stages.answer(require_confirmed=require_confirmed)
         if archived is not None:
             result = replace(result, messages=[*result.messages, f"The earlier study is archived in {archived}."])
         result = replace(result, n_trials=n_trials, seconds=time.monotonic() - began)
         if leading is not None:
             leading.end(result)
         return result
+
+
+@dataclass
+class _Stages:
+    """The stages of a study in one command; what an earlier command has done is not done again.
+
+    Each stage says in ``guard.deadline`` when its last run ends.
+    """
+
+    study: optuna.Study
+    file: StudyFile
+    directory: Path
+    guard: StoppableExperimenter  # trains for all stages
+    search: Search
+    watch: StudyWatch
+    trainers: Callable[[], list[Experimenter]]  # gives those that train side by side now
+    limit: float | None  # seconds of the whole command
+    deadline: float | None  # when the last stage ends, by ``time.monotonic()``; None for no end
+    confirm_seeds: int | None
+
+    def __post_init__(self) -> None:
+        self._finds_set_up = self.file.study.objective == "time_to_quality"
+        self._cut_short = list[str]()  # what the time limit has ended
+
+    def train_baseline(self) -> None:
+        """Train O0, if it has not been; an OutOfTimeError where the time is too short for that."""
+        self.guard.deadline = self.deadline
+        if self._finds_set_up and baseline_trial(self.study) is None:
+            self.search.trainers = self.trainers()
+        self.search.run_baseline(self.deadline)
+        if doubt := learns_nothing(self.study, self.file):
+            self.watch.note(doubt)
+
+    def goes_on(self) -> bool:
+        """Return whether what follows the search goes on first: it was begun before, or more seeds are asked for."""
+        stage = "" if self.limit is None else self.study.user_attrs.get(_BEGUN, "")
+        is_open = any(one.verdict is Verdict.UNDECIDED and one.n_seeds > 0 for one in candidates_of(self.study))
+        asks_more = self.confirm_seeds is not None and is_open
+        if asks_more:
+            self.watch.note(f"{_CONFIRMATION}, for which more seeds are asked, goes on before the search does")
+        elif stage:
+            self.watch.note(f"{stage}, which was not finished, goes on before the search does")
+        return asks_more or bool(stage)
+
+    def find_set_up(self, *, searches: bool) -> None:
+        """Search for the fastest set-up, in the stages of ``set_up/stages.py``, and find out what its parts are."""
+        study, file, search, guard, limit = self.study, self.file, self.search, self.guard, self.limit
+        times = (self.deadline, limit, max(len(self.trainers()), 1))
+        end = search_ends(study, file, *times)
+        guard.deadline = stage_ends(end, limit, self.deadline)
+        settle_runtime(search, limit=limit, on_note=self.watch.note)
+        if searches:
+            guard.deadline = stage_ends(end, limit, self.deadline, file.set_up.plain_share)
+            search.until(guard.deadline)
+            search.trainers = self.trainers()
+            find_plain(search, deadline=guard.deadline, limit=limit)
+            guard.deadline = end
+            search.run_until(end)
+        if not (has_found(study, file) if searches else self._compete()):
+            # Nothing to take apart, or to confirm: the search has that time, too.
+            guard.deadline = confirmation_begins(study, file, *times)
+            try_runtime_alone(search)
+            search.run_until(guard.deadline)
+        search.trainers = self.trainers()
+        for moment in ends_of_search(study, file, *times) if searches else ():
+            guard.deadline = moment
+            settle(search, deadline=moment)
+            self.watch.phase("attribution")
+            take_apart(search, deadline=moment)
+            if self._compete():
+                break
+
+    def find_trials(self, *, searches: bool) -> None:
+        """Run the trials of another objective; where none competes for an export, they have all the time there is."""
+        self.guard.deadline = self.search.deadline
+        if searches:
+            self.search.run()
+        if not self._compete():
+            later = (self.file.loss_scale_replay, self.file.freezing_limit)
+            measures = any(one is not None and one.enabled for one in later)
+            self.guard.deadline = half_way(self.deadline) if measures else self.deadline
+            self.search.run_until(self.guard.deadline)
+
+    def measure_more(self) -> None:
+        """Choose a loss-scale policy and time freezing, where the study asks for it."""
+        study, file, guard, watch = self.study, self.file, self.guard, self.watch
+        guard.deadline = half_way(self.deadline)
+        if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
+            watch.phase("loss scale")
+        try:
+            tune_loss_scale(study, file, guard, on_step=watch.step)
+        except OutOfTimeError:
+            self._cut_short.append("the choice of a loss-scale policy")
+        if file.freezing_limit is not None and file.freezing_limit.enabled:
+            watch.phase("freezing limit")
+        try:
+            measure_freezing_limits(study, file, guard)
+        except OutOfTimeError:
+            self._cut_short.append("the measurement of what freezing could save")
+
+    def confirm(self) -> None:
+        """Train the best for each export and O0 over fresh seeds, and compare what is taken with tuned plain.
+
+        Find out where its gain comes from, too, if that is not known.
+        """
+        study, file, search, watch = self.study, self.file, self.search, self.watch
+        self.guard.deadline = self.deadline
+        study.set_user_attr(_BEGUN, _CONFIRMATION)
+        confirmation = Confirmation(
+            study,
+            file,
+            self.guard,
+            search.warm_ups,
+            trainers=self.trainers(),
+            command=f"workbench tune {shlex.quote(str(self.directory))} --confirm-seeds {{seeds}}",
+            confirm_seeds=self.confirm_seeds,
+            deadline=self.deadline,
+            on_run=watch.run_finished,
+            on_step=watch.step,
+            on_note=watch.note,
+        )
+        candidates = confirmation.judge(contenders(study, file))
+        keep_candidates(study, candidates)
+        self._cut_short += [_CONFIRMATION] if confirmation.cut_short else []
+        open_stage = _CONFIRMATION if confirmation.is_open else ""
+        if self._finds_set_up:
+            study.set_user_attr(_BEGUN, open_stage or _ATTRIBUTION)
+            targets = dict.fromkeys(one.target for one in candidates)
+            taken = [one for target in targets if (one := select(target, candidates).candidate) is not None]
+            compare_with_plain(confirmation, taken)
+            watch.phase("attribution")
+            known = [explain(search, one.trial_number, deadline=self.deadline) for one in taken]
+            if not all(known):
+                self._cut_short.append(_ATTRIBUTION)
+                open_stage = open_stage or _ATTRIBUTION
+        study.set_user_attr(_BEGUN, open_stage)
+
+    def answer(self, *, require_confirmed: bool) -> StudyResult:
+        """Choose what each export takes and write the files."""
+        study, cut_short = self.study, " and ".join(self._cut_short)
+        by_time = f"The time limit ended {cut_short}; the same command continues from there."
+        study.set_user_attr("cut_short", by_time if cut_short else "")
+        self.watch.phase("export")
+        folder = self.directory / "result"
+        result = write_answer(study, self.file, self.directory, folder, require_confirmed=require_confirmed)
+        if not (cut_short or study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))):
+            shutil.rmtree(self.directory / CHECKPOINTS, ignore_errors=True)  # of runs that will not be asked for again
+        self.watch.done()
+        return result
+
+    def _compete(self) -> bool:
+        """Return whether any trial competes for an export."""
+        return any(contenders(self.study, self.file).values())
 
 
 def _keep_question(study: optuna.Study, file: StudyFile, guard: Experimenter, n_trials: int) -> None:
@@ -291,24 +364,6 @@ def _keep_question(study: optuna.Study, file: StudyFile, guard: Experimenter, n_
     study.set_user_attr("target", target)
     study.set_user_attr("usual_seeds", file.confirm.usual_seeds)
     study.set_user_attr("n_trials", n_trials)  # for workers that join
-
-
-def _measure_more(study: optuna.Study, file: StudyFile, guard: Experimenter, watch: StudyWatch) -> list[str]:
-    """Choose a loss-scale policy and time freezing, where the study asks for it; return what the time limit ended."""
-    cut_short = list[str]()
-    if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
-        watch.phase("loss scale")
-    try:
-        tune_loss_scale(study, file, guard, on_step=watch.step)
-    except OutOfTimeError:
-        cut_short.append("the choice of a loss-scale policy")
-    if file.freezing_limit is not None and file.freezing_limit.enabled:
-        watch.phase("freezing limit")
-    try:
-        measure_freezing_limits(study, file, guard)
-    except OutOfTimeError:
-        cut_short.append("the measurement of what freezing could save")
-    return cut_short
 
 
 def _joined(file: StudyFile) -> AbstractContextManager[Any]:
@@ -333,14 +388,15 @@ def _check_ranks(file: StudyFile, study_dir: str | Path, jobs: int | None) -> No
 
 
 def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[float | None, float | None]:
-    """Return when the search must end, to leave the confirmation its share, and when all runs must."""
+    """Return when the search must end, to leave the confirmation its share, and when all runs must.
+
+    A search for a set-up ends by `search_ends` instead, once it is known how long a run takes.
+    """
     if limit is None:
         return None, None
     # How quick the machine is, starting has shown: writing the answer and ending take less than half of that.
     writing = min(max(0.5 * (time.monotonic() - began), _WRITING_SECONDS), _WRITING_SHARE * limit)
     share = file.confirm.time_share if file.confirm.enabled else 0.0
-    if file.study.objective == "time_to_quality":
-        share += file.set_up.attribution_share
     return began + (limit - writing) * (1.0 - share), began + limit - writing
 
 
@@ -358,10 +414,6 @@ def _about_places(file: StudyFile, asked: int | None, jobs: int) -> str:
     if asked is None and jobs > 1:
         return f"Trains {jobs} runs at a time, on cores that were idle; --jobs 1 trains one."
     return f"There is room to train {number} runs at a time here; --jobs {number} does." if number > jobs else ""
-
-
-def _measures_later(file: StudyFile) -> bool:
-    return any(one is not None and one.enabled for one in (file.loss_scale_replay, file.freezing_limit))
 
 
 def _too_short(limit: float, needed: float) -> str:

@@ -7,7 +7,6 @@ as a `ProcessTrainer` in a process of its own; here a thread waits for it.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from workbench.study.run.runner import Experimenter
 
 @dataclass(frozen=True, slots=True)
 class EndedRound:
-    """A round that has ended: which one, counted from 0, and of each of its runs the outcome and the time it took."""
+    """A round that has ended: which one, counted from 0, and its runs."""
 
     number: int
-    runs: tuple[tuple[Trained, float], ...]  # seconds by the clock
+    runs: tuple[Trained, ...]
 
 
 def train_rounds(trainers: Sequence[Experimenter], rounds: Iterable[Sequence[TrainJob]]) -> Iterator[EndedRound]:
@@ -34,12 +33,7 @@ def train_rounds(trainers: Sequence[Experimenter], rounds: Iterable[Sequence[Tra
     given_up = threading.Event()
 
     def train(trainer: Experimenter, number: int, jobs: Sequence[TrainJob]) -> EndedRound:
-        runs = []
-        for job in jobs:
-            began = time.monotonic()
-            trained = trainer.run(job, Monitor(stop=given_up.is_set))
-            runs.append((trained, time.monotonic() - began))
-        return EndedRound(number, tuple(runs))
+        return EndedRound(number, tuple(trainer.run(job, Monitor(stop=given_up.is_set)) for job in jobs))
 
     waiting, free = enumerate(rounds), list(trainers)
     running: dict[Future[EndedRound], Experimenter] = {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -74,21 +73,22 @@ class SetUpObjective(Objective):
             self._train_baseline_side_by_side(plan, n_runs)
         known = standings.baseline_runs(self._study.user_attrs)
         runs: list[Trained] = []
-        seconds: list[float] = []
         for index in range(n_runs):
-            began = time.monotonic()
             try:
                 trained = known.get(index) or self._train_seed(plan, index)
             except OutOfTimeError as error:
-                each = float(np.fmax.reduce([error.needed_seconds, *seconds]))  # NaN only where nothing is known
+                known_seconds = [error.needed_seconds, *(run.by_clock() for run in runs)]
+                each = float(np.fmax.reduce(known_seconds))  # NaN only where nothing is known
                 raise OutOfTimeError(str(error), (n_runs - index) * each) from None
             if not math.isfinite(metric_of(trained)):
                 why = trained.message or f"its {self._experimenter.metric_name} is NaN or infinite"
-                raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
+                seed = self._file.study.seed + index
+                raise StudyFailedError(
+                    f"O0 itself does not train with seed {seed}, so there is nothing to compare with: {why}"
+                )
             if index not in known:
                 self._keep_baseline(index, trained)
             runs.append(trained)
-            seconds.append(max(trained.seconds, time.monotonic() - began))
         return runs
 
     def _train_baseline_side_by_side(self, plan: Plan, n_runs: int) -> None:
@@ -103,13 +103,12 @@ class SetUpObjective(Objective):
             waves = math.ceil((len(missing) - n_done) / len(self.trainers))
             raise OutOfTimeError(str(error), waves * error.needed_seconds) from None
 
-    def _side_by_side(self, rounds: Sequence[Sequence[TrainJob]]) -> Iterator[tuple[int, list[Trained]]]:
+    def _side_by_side(self, rounds: Sequence[Sequence[TrainJob]]) -> Iterator[tuple[int, Sequence[Trained]]]:
         """Give each round's number and its runs as it ends."""
         for n_done, ended in enumerate(train_rounds(self.trainers, rounds), start=1):
-            runs = [run for run, _ in ended.runs]
             if self._on_step is not None:
-                self._on_step(RunStep(n_done, len(rounds), runs[-1].metric))
-            yield ended.number, runs
+                self._on_step(RunStep(n_done, len(rounds), ended.runs[-1].metric))
+            yield ended.number, ended.runs
 
     def _n_places(self, plan: Plan) -> int:
         """Return how many runs of a plan are trained at a time: one where its warm-up has to be recorded here."""
@@ -119,7 +118,9 @@ class SetUpObjective(Objective):
         """Return the mean of some runs, to be scored at a metric; NaN where one of them diverged."""
         curve = () if math.isnan(metric) else ((self._file.study.budget_steps, metric),)
         seconds = float(np.mean([run.seconds for run in runs]))
-        return replace(runs[0], metric=metric, curve=curve, seconds=seconds, diverged=math.isnan(metric))
+        beside = float(np.median([run.beside_seconds for run in runs]))  # the first may load what the others find
+        mean = replace(runs[0], metric=metric, curve=curve, diverged=math.isnan(metric))
+        return replace(mean, seconds=seconds, beside_seconds=beside)
 
     def _keep_baseline(self, index: int, run: Trained) -> None:
         self._study.set_user_attr(f"{standings.BASELINE_RUN}{index}", run.to_json())
@@ -166,7 +167,7 @@ class SetUpObjective(Objective):
             trial.set_user_attr("message", "not trained: it cannot be faster than the leader")
             raise optuna.TrialPruned
         n_turns = math.ceil(int(trial.user_attrs.get("n_seeds", 1)) / self._n_places(plan))
-        end_if_over(self.deadline, n_turns * speed.ratio * self._baseline_run.seconds)
+        end_if_over(self.deadline, n_turns * self._baseline_run.by_clock(speed.ratio))
         runs, deficits = self._train_seeds(trial, plan, speed.ratio)
         mean = float(np.mean(deficits))
         metric = baseline.metric - mean if baseline.higher_is_better else baseline.metric + mean
@@ -256,8 +257,8 @@ class SetUpObjective(Objective):
             indices = unused[: min(self._n_places(plan), n_seeds - len(standing.tried[leader].deficits))]
             if not indices:  # the baseline diverges on some of them
                 return
-            missing = 0.0 if {*indices} <= standings.baseline_metrics(attributes).keys() else 1.0
-            end_if_over(self.deadline, (missing + standing.times[leader]) * self._baseline_run.seconds)
+            missing = () if {*indices} <= standings.baseline_metrics(attributes).keys() else (1.0,)
+            end_if_over(self.deadline, sum(map(self._baseline_run.by_clock, (*missing, standing.times[leader]))))
             row += [of_seed for _, of_seed in self._beside_baseline(plan, indices)]
             stored = {str(number): [[one, plain(lost)] for one, lost in runs] for number, runs in further.items()}
             self._study.set_user_attr(standings.FURTHER, stored)

@@ -21,6 +21,7 @@ from workbench.study.answer.confirming import FEWEST_PAIRS
 from workbench.study.answer.selection import FORM_OF, first_contender, is_taken_apart
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
+from workbench.study.run.job import Trained
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor, is_explained
@@ -101,7 +102,7 @@ def has_found(study: optuna.Study, file: StudyFile) -> bool:
 def search_ends(
     study: optuna.Study, file: StudyFile, deadline: float | None, limit: float | None, places: int = 1
 ) -> float | None:
-    """Return when no more set-ups are drawn: the attribution has its share of the time then, the confirmation enough.
+    """Return when the last set-up is drawn, so that attribution has its share of the time and confirmation enough.
 
     Arguments as for `confirmation_begins`, which is later, since a confirmation may do with its fewest seeds.
     """
@@ -118,10 +119,10 @@ def ends_of_search(
 
     The second end leaves time for a test of the fewest pairs. Arguments as for `confirmation_begins`.
     """
-    first, seconds = confirmation_begins(study, file, deadline, limit, places), _baseline_seconds(study)
+    first = confirmation_begins(study, file, deadline, limit, places)
     if first is None or deadline is None or first == deadline:
         return [first]
-    later = deadline - _SLACK * FEWEST_PAIRS * (1.0 + _EXPECTED_TIME) * seconds / places
+    later = deadline - _SLACK * FEWEST_PAIRS * _seconds_by_clock(study, 1.0, _EXPECTED_TIME) / places
     return [first, max(first, later), deadline]
 
 
@@ -143,7 +144,7 @@ def _confirmation_seconds(study: optuna.Study, file: StudyFile, limit: float, se
     """Return what a confirmation on so many seeds takes, its share of the time at most."""
     if not file.confirm.enabled:
         return 0.0
-    pair = (1.0 + file.confirm.candidates * _EXPECTED_TIME) * _baseline_seconds(study)
+    pair = _seconds_by_clock(study, 1.0, *[_leading_time(study, file)] * file.confirm.candidates)
     return min(file.confirm.time_share * limit, _SLACK * seeds * pair / places)
 
 
@@ -201,7 +202,7 @@ def explain(search: Search, number: int, *, deadline: float | None) -> bool:
         return True
     whole = int(trial.user_attrs.get(FORM_OF, number))
     # Else it would end in the middle of a run.
-    if deadline is None or deadline - time.monotonic() >= _baseline_seconds(study):
+    if deadline is None or deadline - time.monotonic() >= _seconds_by_clock(study, 1.0):
         search.until(deadline)
         attributor = Attributor(study, file, search.step_times(), search.run_given, deadline)
         attributor.take_apart(whole)
@@ -218,12 +219,17 @@ def _forms_seconds(study: optuna.Study, file: StudyFile) -> float:
     """Return what the leader's safer form and its bolder one take to train, where the confirmation tests them."""
     if not file.confirm.enabled or file.confirm.candidates < 2:
         return 0.0
-    standing, n_forms = standing_now(study, file), min(file.confirm.candidates - 1, 2)
-    leading = _EXPECTED_TIME if standing.leader is None else standing.best_time
-    return _SLACK * n_forms * leading * _baseline_seconds(study)
+    n_forms = min(file.confirm.candidates - 1, 2)
+    return _SLACK * _seconds_by_clock(study, *[_leading_time(study, file)] * n_forms)
 
 
-def _baseline_seconds(study: optuna.Study) -> float:
-    """Return what a run of the baseline takes; 0 while it has not finished."""
+def _leading_time(study: optuna.Study, file: StudyFile) -> float:
+    """Return the time of the leader's run relative to the baseline's, or what is expected of it while nothing leads."""
+    standing = standing_now(study, file)
+    return _EXPECTED_TIME if standing.leader is None else standing.best_time
+
+
+def _seconds_by_clock(study: optuna.Study, *times: float) -> float:
+    """Return what runs of some times, relative to the baseline's, take by the clock; 0 while that has not finished."""
     baseline = baseline_trial(study)
-    return 0.0 if baseline is None else float(baseline.user_attrs["trained"]["seconds"])
+    return 0.0 if baseline is None else sum(map(Trained.from_json(baseline.user_attrs["trained"]).by_clock, times))
