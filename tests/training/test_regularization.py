@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from torch.optim import SGD
 
 import workbench
@@ -199,6 +200,51 @@ def test_buffers_other_than_statistics_are_the_models_own() -> None:
     used = boosted.weights_to_use(model)
     assert all(value.isfinite().all() for name, value in used.items() if name != "mask")
     assert torch.equal(used["mask"], own["mask"])
+
+
+class Odd(nn.Module):
+    """Has a parameter of whole numbers, a complex one, one that two layers share, and one computed of two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.calls = nn.Parameter(torch.tensor([3, 4]), requires_grad=False)
+        self.wave = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+        self.first, self.last = parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2)
+        self.tied = nn.Linear(4, 4)
+        self.tied.bias = self.first.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        waves = torch.fft.ifft(torch.fft.fft(self.first(x)) * self.wave).real
+        return self.last(self.tied(waves))  # type: ignore[no-any-return]
+
+
+def test_weights_of_every_kind_are_averaged_evaluated_and_resumed() -> None:
+    model, x = Odd(), batches(1)[0][0]
+    boosted = apply(EMA, model, SGD(model.parameters(), lr=0.1), level="O0")
+    wanted = {name: value.detach().clone() for name, value in model.named_parameters()}
+    saved = {}
+    for t, batch in enumerate(batches()):
+        if t == 4:
+            saved = copy.deepcopy(boosted.state_dict())
+        step(boosted, batch)
+        for name, value in model.named_parameters():
+            if name != "calls":
+                wanted[name].lerp_(value.detach(), 1 - decay_at(t, 0.5))
+    twin = Odd()
+    resumed = apply(EMA, twin, SGD(twin.parameters(), lr=0.1), level="O0")
+    resumed.load_state_dict(saved)
+    for batch in batches()[4:]:
+        step(resumed, batch)
+    assert_same(twin, model)
+    expected = torch.func.functional_call(model, wanted, (x,), tie_weights=True)
+    for pair in (boosted, resumed):
+        as_trained = state(pair.model)
+        with pair.evaluating():
+            torch.testing.assert_close(pair.model(x), expected)
+            assert pair.model.calls.tolist() == [3, 4]
+        assert all(torch.equal(one, other) for one, other in zip(state(pair.model), as_trained, strict=True))
+    assert not torch.allclose(model(x), expected)
 
 
 def test_an_earlier_checkpoint_with_averages_of_all_buffers_still_loads() -> None:

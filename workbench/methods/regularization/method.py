@@ -9,7 +9,9 @@ The average after update t, counted from 0, with decay d::
     average <- average + (1 - min(d, (1 + t) / (10 + t))) * (weights - average)
 
 so that a short run, too, forgets its initial weights (as TensorFlow's). Parameters and BatchNorm's running statistics
-are averaged; other buffers stay the model's own, for what they hold need not have an average (a mask of -inf has none).
+are averaged; whole numbers and other buffers stay the model's own, for what they hold need not have an average (a mask
+of -inf has none).
+
 Morales-Brotons et al., "Exponential Moving Average of Weights in Deep Learning: Dynamics and Benefits", TMLR 2024,
 arXiv:2411.18704.
 """
@@ -136,7 +138,8 @@ class WeightAverage(StepHook):
         self._averages = [average.to(value.device, copy=True) for average, value in pairs]
 
     def _values(self) -> list[Tensor]:
-        return [*self.module.parameters(), *running_statistics(self.module)]
+        numbers = (one for one in self.module.parameters() if one.is_floating_point() or one.is_complex())
+        return [*numbers, *running_statistics(self.module)]
 
 
 class RegularizationMethod(Method):
