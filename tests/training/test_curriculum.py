@@ -144,7 +144,21 @@ def test_sizes_are_tried_without_a_trace() -> None:
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(parameter.grad is None for parameter in network.parameters())
     reason = why_not_smaller(cross_entropy, network, images()[0], "resolution", [0.5, 0.75])
-    assert reason == "this network takes inputs of 8 x 8, 16 x 16, but not of 12 x 12"
+    assert reason == "the loss can be computed with inputs of 8 x 8, 16 x 16, but not of 12 x 12"
+
+
+def test_maps_go_with_their_images_and_where_they_cannot_the_size_stays() -> None:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        scores, target = model(batch[0]), batch[1]
+        if target.is_floating_point():
+            return F.binary_cross_entropy_with_logits(scores, target.view(scores.shape))
+        return F.cross_entropy(torch.cat([scores, -scores], 1), target)
+
+    network, x = nn.Conv2d(1, 1, 3, padding=1), torch.randn(2, 1, 16, 16)
+    for target in (torch.ones(2, 16, 16, dtype=torch.long), torch.ones(2, 1, 16, 16), torch.ones(2, 16, 16)):
+        assert why_not_smaller(loss, network, (x, target), "resolution") == ""
+    channels_behind = why_not_smaller(loss, network, (x, torch.ones(2, 16, 16, 1)), "resolution")
+    assert channels_behind == "the loss can be computed with inputs of 16 x 16, but not of 8 x 8"
 
 
 def test_columns_of_integers_are_not_called_tokens() -> None:
@@ -154,7 +168,7 @@ def test_columns_of_integers_are_not_called_tokens() -> None:
 
     table = {"columns": torch.zeros(4, 3, dtype=torch.long), "target": torch.zeros(4)}
     reason = why_not_smaller(takes_three, nn.Linear(1, 1), table, "sequence")
-    assert reason == "this network takes inputs of length 3, but not of length 2"
+    assert reason == "the loss can be computed with inputs of length 3, but not of length 2"
 
 
 @pytest.mark.parametrize("fewest", [1, 3])
@@ -206,7 +220,9 @@ def test_a_run_trains_on_growing_inputs_and_evaluates_at_full_size() -> None:
 
 def test_a_network_of_one_size_trains_at_full_size_and_says_so() -> None:
     seen: list[tuple[bool, int]] = []
-    with pytest.warns(UserWarning, match=r"curriculum is not in effect because this network takes inputs of 16 x 16, "):
+    with pytest.warns(
+        UserWarning, match=r"curriculum is not in effect because the loss can be computed with inputs of 16"
+    ):
         result = workbench.train(task(0, seen), GROWING, level="O0", steps=4, out=None)
     assert result.plan.in_effect() == ()
     assert {size for training, size in seen if training} == {16}

@@ -145,7 +145,7 @@ def why_not_smaller(call: Call, network: nn.Module, batch: Any, kind: Kind, size
     if not refused:
         return ""
     taken = ", ".join(_shape(smaller.get(relative, batch), kind) for relative in sorted(accepted))
-    return f"this network takes inputs of {taken}, but not of {_shape(smaller[refused[0]], kind)}"
+    return f"the loss can be computed with inputs of {taken}, but not of {_shape(smaller[refused[0]], kind)}"
 
 
 class CurriculumMethod(Method):
