@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import io
 import sys
 from typing import Any
@@ -55,6 +56,37 @@ def test_squares_that_vanish_in_float16_are_told(kind: type[Optimizer]) -> None:
     net = nn.Linear(2, 2)
     with pytest.warns(UserWarning, match=f"{kind.__name__} keeps squares of float16 gradients in float16"):
         apply({"amp": {"level": "O3"}}, net, kind(net.parameters(), lr=0.1), level="O0")  # type: ignore[call-arg]
+
+
+class Casting(nn.Module):
+    """Computes a layer in float32, whatever its weights are in."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x.float())
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Linear(4, 4), nn.Conv1d(4, 4, 1), nn.LSTM(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_model_that_casts_by_itself_hears_of_the_level_that_casts_its_weights(layer: nn.Module) -> None:
+    net = Casting(copy.deepcopy(layer))
+    boosted = apply({"amp": {"level": "O3", "dtype": "bfloat16"}}, net, SGD(net.parameters(), lr=0.1), level="O0")
+    told = r"`amp.level` O3 casts the weights to bfloat16, which .*; where it casts by itself, set `amp.level` to O2 or"
+    with pytest.raises(RuntimeError, match=told), boosted.autocast():
+        boosted.model(torch.ones(4, 4))
+
+
+def test_other_errors_under_o3_are_told_as_they_are() -> None:
+    net = nn.Linear(4, 4)
+    boosted = apply({"amp": {"level": "O3", "dtype": "bfloat16"}}, net, SGD(net.parameters(), lr=0.1), level="O0")
+    with pytest.raises(RuntimeError, match=r"^mat1 and mat2 shapes"), boosted.autocast():
+        boosted.model(torch.ones(4, 3))
 
 
 def test_o3_keeps_complex_numbers_whole() -> None:

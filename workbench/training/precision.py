@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,9 @@ from workbench.core.warning import warn
 
 _AS_BUILT = nullcontext()
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_OF_FORMATS = re.compile(
+    "Half|BFloat16|mixed dtype|weight dtype"
+)  # in what torch says of operands that do not go together
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +44,26 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which the forward pass runs."""
-        if self.level != "O2":
-            return _AS_BUILT
-        return torch.autocast(self.device_type, _DTYPES[self.dtype])
+        if self.level == "O2":
+            return torch.autocast(self.device_type, _DTYPES[self.dtype])
+        return _WithCastWeights(self.dtype) if self.level == "O3" else _AS_BUILT
+
+
+class _WithCastWeights:
+    """Surrounds a forward pass with cast weights: where the model casts by itself, it computes with both formats."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, RuntimeError | ValueError) and _OF_FORMATS.search(str(error)):
+            raise RuntimeError(
+                f"`amp.level` O3 casts the weights to {self._dtype}, which does not go with what the model computes "
+                f"({str(error).splitlines()[0]}); where it casts by itself, set `amp.level` to O2 or O0"
+            ) from error
 
 
 def slow_bfloat16_sentence(precision: Precision) -> str:
