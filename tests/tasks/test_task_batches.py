@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from collections.abc import Iterator
 from itertools import islice
@@ -155,6 +156,16 @@ def test_workers_that_stay_carry_no_random_numbers_from_one_stream_to_the_next(o
 def test_evaluation_is_the_same_each_time_it_is_iterated() -> None:
     batches = EvaluationBatches(SOURCES["augmenting data loader"](), 0)
     assert taken(iter(batches), 3) == taken(iter(batches), 3)
+
+
+@pytest.mark.parametrize("is_opened", [False, True], ids=["a loader", "a function that returns it"])
+def test_workers_that_stay_evaluate_with_the_same_random_numbers_each_time(is_opened: bool) -> None:
+    loader = DataLoader(NoisyPoints(), batch_size=SIZE, num_workers=1, persistent_workers=True)
+    batches = EvaluationBatches((lambda seed: loader) if is_opened else loader, 0)
+    others = set(multiprocessing.active_children())
+    first, second = (torch.cat(list(batches)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert set(multiprocessing.active_children()) <= others
 
 
 @pytest.mark.parametrize(

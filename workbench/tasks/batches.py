@@ -130,8 +130,7 @@ def endless_batches(source: Any, seed: int, start: int = 0, rank: int = 0, n_ran
             source = opened  # good for every epoch; otherwise it is opened again for each
     else:
         opened = source
-    if isinstance(source, DataLoader) and source.persistent_workers:
-        source = _with_own_workers(source)
+    source = _with_own_workers(source)
     shares = _replicas(opened) if n_ranks > 1 else 1
     if shares not in (1, n_ranks):
         raise TaskError(
@@ -169,12 +168,12 @@ def _read_on(source: Any, seed: int, first: int, every: int) -> Iterator[Any]:
         epoch += 1
 
 
-def _with_own_workers(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return the same loader with workers of its own, which the former ones' random numbers do not reach.
+def _with_own_workers(loader: Any) -> Any:
+    """Return a loader whose workers stay with workers of its own, which the former ones' random numbers do not reach.
 
-    One of a class of the user's is returned as it is.
+    Everything else is returned as it is, one of a class of the user's, too.
     """
-    if type(loader) is not DataLoader:
+    if type(loader) is not DataLoader or not loader.persistent_workers:
         return loader
     options: Any = {name: getattr(loader, name) for name in _OF_WORKERS}
     if loader.batch_size is None and loader.batch_sampler is not None:
@@ -287,6 +286,8 @@ def _one_epoch(source: Any, seed: int, epoch: int, role: str) -> Iterator[Any]:
                 "`evaluate` must yield all samples, since rank 0 evaluates alone, got a loader whose sampler gives it "
                 f"one part of {_replicas(opened)}; leave the sampler out"
             )
+        if role == "evaluate":  # each pass draws the same numbers, while those of training go on from epoch to epoch
+            opened = _with_own_workers(opened)
         for holder in (opened, getattr(opened, "sampler", None)):
             generator = getattr(holder, "generator", None)
             if isinstance(generator, torch.Generator):
