@@ -20,6 +20,7 @@ from tests.kit.twins import through_file
 from tests.network_families import Block, DenseNet, Net, ResNet, learned
 from tests.ranks import Ranks
 from workbench.core import distributed as ranks
+from workbench.methods.less_bn.acting import LessBNMethod
 from workbench.methods.less_bn.batch_norm_folding import ChannelAffine
 from workbench.methods.less_bn.method import LessBN, LessBNReport, reduce_batch_norms_
 from workbench.training import AutoBoost, Boosted, apply
@@ -307,6 +308,46 @@ def test_a_compiled_network_is_reduced_inside_its_wrapper() -> None:
     assert type(net.block.bn1) is nn.Identity
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
     assert LessBN(net).report == model.report
+
+
+# Parts that are not trained
+
+
+@pytest.mark.parametrize("by", ["requires_grad", "the optimizer"])
+@pytest.mark.parametrize("build", [lambda: Net(Block()), lambda: DenseNet((3, 2), 4, 8)], ids=["folded", "affine"])
+def test_a_frozen_body_computes_what_it_did_and_stays_as_it_is(build: Callable[[], nn.Module], by: str) -> None:
+    torch.manual_seed(0)
+    body, x = learned(build()), torch.randn(4, 3, 32, 32)
+    before = body(x).detach()
+    model = nn.Sequential(body, nn.ReLU(), nn.Linear(before.shape[1], 2))
+    body.requires_grad_(by != "requires_grad")
+    trained = model[2] if by == "the optimizer" else model
+    held = set(trained.parameters())
+    untrained = [name for name, parameter in model.named_parameters() if parameter not in held]
+    foreseen = LessBNMethod.foreseen(copy.deepcopy(model), lambda: copy.deepcopy(model), untrained, None)
+    tuned = apply(ONLY_LESS_BN, model, SGD(trained.parameters(), lr=0.1))
+    assert len(body.less_bn_report.removed) == foreseen["removable"] > 0
+    assert tuned.plan.network.layers == foreseen["layers_left"]
+    reduced = body(x).detach()
+    torch.testing.assert_close(reduced, before, rtol=1e-4, atol=1e-5)
+    train(tuned, size=32)
+    assert torch.equal(body(x), reduced)
+
+
+def test_new_parameters_join_the_group_of_their_neighbours() -> None:
+    model = nn.Sequential(learned(Net(Block())), nn.Linear(5, 2))
+    groups = [{"params": model[0].parameters(), "lr": 0.001}, {"params": model[1].parameters()}]
+    tuned = apply(ONLY_LESS_BN, model, SGD(groups, lr=0.1))
+    rates = {id(p): group["lr"] for group in tuned.optimizer.param_groups for p in group["params"]}
+    assert rates[id(model[0].block.conv1.bias)] == 0.001
+
+
+def test_what_a_frozen_batch_norm_added_stays_frozen_in_the_layer_that_takes_it_up() -> None:
+    net = learned(Net(Block()))
+    net.block.bn1.requires_grad_(False)
+    assert reduce_batch_norms_(net).folded == ("block.bn1",)
+    assert net.block.conv1.weight.requires_grad
+    assert not net.block.conv1.bias.requires_grad
 
 
 # Checkpoints: which parameters there are depends on what the network had learned before.

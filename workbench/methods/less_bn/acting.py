@@ -48,11 +48,17 @@ class LessBNMethod(Method):
             return {}
 
         def reduced(network: nn.Module, match: Literal["reference", "structure"]) -> tuple[int, int]:
+            before = [name for name, _ in named_trainable_parameters(network)]
+            trained = dict.fromkeys((name for name in before if name not in untrained), 0)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that none is removed is an answer here
                 report = reduce_batch_norms_(network, match=match, example_inputs=call)
-            names = [name for name, _ in named_trainable_parameters(network) if name not in untrained]
-            return len(report.removed), len(split_into_chunks(names))
+            left = [
+                name
+                for name, _ in named_trainable_parameters(network)
+                if (name in trained if name in before else _group_beside(name, before, trained) is not None)
+            ]
+            return len(report.removed), len(split_into_chunks(left))
 
         counts = dict(zip(("removable", "layers_left"), reduced(network, "structure"), strict=True))
         by_reference = reduced(new_network(), "reference")
@@ -99,7 +105,8 @@ def _following(
     """Return an optimizer over the network's parameters after a change; the same object when nothing changed.
 
     The successor of a parameter is the one that now bears its name; a parameter without predecessor joins the group of
-    its neighbour in the same module. What never belonged to the network stays, a group that lost all is gone.
+    its nearest neighbours, and is left out where the optimizer trains none of them. What never belonged to the network
+    stays, a group that lost all is gone.
     """
     name_of = {id(parameter): name for name, parameter in before.items()}
     kept = {id(parameter) for parameter in after.values()}
@@ -115,18 +122,32 @@ def _following(
             new = [other for other in waiting if other not in before and _module(other) == _module(name)]
             yield from map(waiting.pop, [name, *new])
 
-    groups: list[dict[str, Any]] = []
+    groups = [{**group, "params": []} for group in optimizer.param_groups]
+    group_of: dict[str, int] = {}
     changed = False
-    for group in optimizer.param_groups:
+    for index, group in enumerate(optimizer.param_groups):
         changed = changed or any(map(is_gone, group["params"]))
         members = [new for one in group["params"] for new in (successors(one) if is_gone(one) else (one,))]
-        if members:
-            groups.append({**group, "params": members})
-            groups[-1].pop("param_names", None)
-    if groups and waiting:
-        groups[-1]["params"].extend(waiting.values())
-        changed = True
+        groups[index]["params"] = members
+        groups[index].pop("param_names", None)
+        group_of |= {name_of[id(one)]: index for one in group["params"] if id(one) in name_of}
+    for name, parameter in waiting.items():
+        beside = _group_beside(name, before, group_of)
+        if beside is not None:
+            groups[beside]["params"].append(parameter)
+            changed = True
+    groups = [group for group in groups if group["params"]]
     return rebuild_optimizer(optimizer, groups) if changed else optimizer
+
+
+def _group_beside(name: str, before: Collection[str], group_of: Mapping[str, int]) -> int | None:
+    """Return the group of the parameters nearest to a new one: in the smallest module around it that had any."""
+    place = name
+    while place:
+        place = _module(place)
+        if beside := [other for other in before if not place or other.startswith(f"{place}.")]:
+            return next((group_of[other] for other in beside if other in group_of), None)
+    return None
 
 
 def _module(name: str) -> str:

@@ -113,7 +113,13 @@ def fold_into_(layer: nn.Module, norm: BatchNorm) -> None:
         if target.bias is not None:
             target.bias.copy_(bias)
         else:
-            target.bias = nn.Parameter(bias.to(target.weight.dtype), requires_grad=target.weight.requires_grad)
+            trains = target.weight.requires_grad and _trains(norm)
+            target.bias = nn.Parameter(bias.to(target.weight.dtype), requires_grad=trains)
+
+
+def _trains(norm: BatchNorm) -> bool:
+    """Return whether what takes the place of a BatchNorm may be trained: frozen stays frozen."""
+    return not norm.affine or bool(norm.weight.requires_grad)
 
 
 def parts_after(norm: BatchNorm) -> tuple[str, ...] | None:
@@ -202,7 +208,7 @@ def take_out_(
             scale, shift = affine_of(norm)
             dtype = norm.weight.dtype if norm.affine else torch.get_default_dtype()
             substitute = ChannelAffine(scale.to(dtype), shift.to(dtype))
-            substitute.requires_grad_(not norm.affine or norm.weight.requires_grad)  # frozen stays frozen
+            substitute.requires_grad_(_trains(norm))
             affine.append(removal.norm)
         substitute.train(norm.training)
         if removal.rest:
