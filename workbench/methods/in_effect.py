@@ -101,6 +101,11 @@ class MethodsInEffect:
         return any(type(method).batches is not Method.batches for method in self._acting)
 
     @property
+    def needs_shapes(self) -> bool:
+        """Whether a method has to know the shapes of all parameters before training."""
+        return any(method.needs_shapes for method in self._acting)
+
+    @property
     def may_schedule(self) -> bool:
         """Whether a method is of a kind that may have a learning-rate schedule."""
         return any(type(method).scheduler is not Method.scheduler for method in self._acting)

@@ -213,6 +213,8 @@ class Method:
 
     #: Whether `common.gradient_split_groups` marks the parameters when this method is in effect.
     splits_gradients: ClassVar[bool] = False
+    #: Whether it looks at shapes of parameters before training; those of lazy layers are known after a forward pass.
+    needs_shapes: bool = True
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

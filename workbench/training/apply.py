@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
+from torch.optim import SGD, Adagrad, Optimizer
 
 from workbench.config import BoostConfig, ConfigLike, Plan, read_config
 from workbench.core import distributed as ranks
@@ -95,7 +95,8 @@ def apply(
         ConfigError: When the configuration is not valid.
         TypeError: When the model is not a module, or the optimizer not one that steps on gradients.
         ValueError: When a scheduler is attached to the optimizer though the configuration has a schedule, another
-            number of updates or another optimizer, or the optimizer lacks a hyper-parameter that the section sets.
+            number of updates or another optimizer, the optimizer lacks a hyper-parameter that the section sets, or it
+            would have to decay a table with sparse gradients.
         RuntimeError: When the model was boosted before, has lazy layers whose sizes matter here, is a
             DistributedDataParallel that would not notice what is done to it, or a compiled one that hides what group
             scales have to see.
@@ -139,7 +140,9 @@ def apply(
         settings.effective_amp_level(device.type), settings.amp.dtype, device.type, settings.amp.keep_batchnorm_fp32
     )
     refuse_impossible(inner, precision)
-    if any(is_lazy(one) for one in inner.parameters()) and _changes_model(boost.plan, precision):
+    named = settings.optimizer is not None and settings.optimizer.name is not None
+    needs_shapes = asked_for.needs_shapes or named or precision.level == "O3"  # bfloat16() takes no lazy parameter
+    if needs_shapes and any(is_lazy(one) for one in inner.parameters()):
         raise RuntimeError(
             "`model` has lazy layers, whose sizes the first batch decides; call it once on inputs of the right shape "
             "before apply()"
@@ -147,6 +150,8 @@ def apply(
     if not boost.plan.why_not("optimizer.name"):
         _refuse_attached_scheduler(optimizer, asked_for, settings, scheduler is not None)
         optimizer = _configured_optimizer(settings, inner, optimizer)
+        if together == 1:  # several ranks make sparse gradients dense
+            _refuse_decay_of_rows(inner, optimizer)
     _, optimizer = boost.network_auto_process_train(
         inner, optimizer, criterion=criterion, example_inputs=example_inputs
     )
@@ -287,10 +292,6 @@ class AutoBoost:
         return f"AutoBoost({self.level!r}: {self.plan.summary()})"
 
 
-def _changes_model(plan: Plan, precision: Precision) -> bool:
-    return bool(plan.in_effect()) or plan.config.optimizer is not None or precision.level == "O3"
-
-
 def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimizer) -> Optimizer:
     """Return the optimizer that section ``optimizer`` names, else the given one with the section's hyper-parameters.
 
@@ -328,6 +329,19 @@ def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimize
         if "param_names" in built.param_groups[0]:
             groups[-1]["param_names"] = [f"outside.{place}" for place in range(len(others))]
     return rebuild_optimizer(built, groups)
+
+
+def _refuse_decay_of_rows(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise ValueError where torch would have to decay weights with sparse gradients, which fails in the first step."""
+    if type(optimizer) not in (SGD, Adagrad):
+        return
+    decayed = {parameter for group in optimizer.param_groups if group["weight_decay"] for parameter in group["params"]}
+    if rows := [name for name, table in sparse_tables(model).items() if table in decayed]:
+        raise ValueError(
+            f"{type(optimizer).__name__} cannot decay {rows[0]}, whose gradients are sparse; train it without weight "
+            "decay (`optimizer.weight_decay` 0, or a parameter group of its own), or take an nn.Embedding with "
+            "sparse=False"
+        )
 
 
 def _part(group: dict[str, Any], members: set[Tensor], theirs: dict[str, Any], given: Optimizer) -> dict[str, Any]:

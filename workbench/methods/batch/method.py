@@ -136,6 +136,8 @@ def _are_equal(one: Any, other: Any) -> bool:
 class BatchMethod(Method):
     """Changes what one pass sees, and lets the rates follow."""
 
+    needs_shapes = False
+
     @staticmethod
     def reasons(
         network: nn.Module, criterion: Any, example_inputs: Any, config: BoostConfig | None

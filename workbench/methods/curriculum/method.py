@@ -151,6 +151,8 @@ def why_not_smaller(call: Call, network: nn.Module, batch: Any, kind: Kind, size
 class CurriculumMethod(Method):
     """Lets the inputs grow; whether the network takes them is known beforehand."""
 
+    needs_shapes = False
+
     @staticmethod
     def reasons(
         network: nn.Module, criterion: Any, example_inputs: Any, config: BoostConfig | None

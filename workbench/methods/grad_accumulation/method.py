@@ -26,6 +26,8 @@ Loss = TypeVar("Loss")
 class AccumulationMethod(Method):
     """Makes the window longer; the training step averages over it."""
 
+    needs_shapes = False
+
     def n_micro(self) -> int:
         """Return the micro-batches per update."""
         return self.config.grad_accumulation.grad_accumulation_step

@@ -145,6 +145,8 @@ class WeightAverage(StepHook):
 class RegularizationMethod(Method):
     """Smooths labels, averages weights, or both."""
 
+    needs_shapes = False  # an average begins at the first update
+
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self._average: WeightAverage | None = None

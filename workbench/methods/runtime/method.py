@@ -69,6 +69,7 @@ class RuntimeMethod(Method):
         self._mode = "off" if plan.why_not("runtime.compile") else asked.compile
         self._cuda_graph = asked.cuda_graph and not plan.why_not("runtime.cuda_graph")
         self._channels_last = asked.memory_format == "channels_last"
+        self.needs_shapes = self._mode != "off" or self._cuda_graph or self._channels_last
 
     def refusal(self, model: nn.Module) -> str:
         """Refuse to compile what is compiled, and to lay out what would overwrite memory."""

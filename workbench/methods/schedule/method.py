@@ -118,6 +118,8 @@ def has_rate(optimizer: Optimizer) -> bool:
 class ScheduleMethod(Method):
     """Shortens the run and gives the rate its course, unless that is the task's own or there is no rate."""
 
+    needs_shapes = False
+
     def prepare(self, preparation: Preparation) -> None:
         """Say where there is no rate to give a course."""
         if self.config.part(ScheduleSection).shape != "task" and not has_rate(preparation.optimizer):
