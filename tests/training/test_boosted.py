@@ -236,6 +236,19 @@ def test_clipping_sees_the_whole_gradient_without_the_scale(scale: float) -> Non
         torch.testing.assert_close(clipped, parameter - parameter.grad)
 
 
+def test_clipping_takes_tables_with_sparse_gradients() -> None:
+    net = nn.ModuleDict({"table": nn.EmbeddingBag(6, 3, sparse=True), "head": nn.Linear(3, 2)})
+    dense = copy.deepcopy(net)
+    dense["table"].sparse = False
+    for one in (net, dense):
+        boosted = apply(accumulating(2), one, SGD(one.parameters(), lr=1.0), level="O0", max_grad_norm=0.01)
+        for rows in ([[1, 1, 4]], [[1, 2, 5]]):  # one looked up twice, and in both
+            boosted.backward(one["head"](one["table"](torch.tensor(rows))).square().sum())
+            boosted.step()
+    for clipped, wanted in zip(net.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(clipped, wanted)
+
+
 def test_gradients_cleared_within_a_window_are_an_error_and_not_a_smaller_update() -> None:
     net = nn.Linear(5, 3)
     boosted = Boosted(net, SGD(net.parameters(), lr=0.1), accumulation_steps=2)

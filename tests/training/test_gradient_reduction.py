@@ -9,6 +9,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, SparseAdam
 
+from tests.kit.configurations import freezing
 from tests.ranks import Ranks
 from workbench.core import distributed as ranks
 from workbench.training import apply, gradient_reduction
@@ -156,6 +157,26 @@ def a_trained_criterion() -> None:
     assert all(torch.equal(one, own) for one, own in zip(first, (shift, *model.parameters()), strict=True))
 
 
+def a_table_that_rests() -> None:
+    def network() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.EmbeddingBag(4, 3, sparse=True), *(nn.Linear(3, 3) for _ in range(4)))
+
+    net = network()
+    boosted = apply(freezing(2), net, SGD(net.parameters(), lr=0.1), level="O0")
+    with pytest.raises(ValueError, match=r"needs a gradient of 0\.weight in every step, since it is sparse"):
+        boosted.distribute(ddp=True)
+    wrapped = DistributedDataParallel(network(), find_unused_parameters=True)
+    with pytest.raises(RuntimeError, match=r"needs a gradient of 0\.weight in every step, since it is sparse"):
+        apply(freezing(2), wrapped, SGD(wrapped.parameters(), lr=0.1), level="O0")
+    boosted.distribute()
+    frozen = []
+    for _ in range(6):
+        boosted.backward(net(torch.tensor([[0, ranks.rank()]])).sum())
+        frozen.append(boosted.step().frozen_groups)
+    assert set(frozen) == {0, 1}
+
+
 def criteria_of_different_shapes() -> None:
     model, shift = nn.Linear(3, 2), nn.Parameter(torch.zeros(2 + ranks.rank() // 2))
     boosted = apply({}, model, SGD([*model.parameters(), shift], lr=0.1), level="O0")
@@ -176,6 +197,7 @@ def criteria_of_different_shapes() -> None:
         ("every rank takes the first one's values", broadcasting),
         ("what only the optimizer holds is trained together, too", a_trained_criterion),
         ("and must be alike on all ranks", criteria_of_different_shapes),
+        ("a table whose gradients are sparse may rest, but not under DistributedDataParallel", a_table_that_rests),
     ],
 )
 def test_on_three_ranks(three: Ranks, what: str, on_each_rank: Callable[[], None]) -> None:

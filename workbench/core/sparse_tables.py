@@ -14,3 +14,20 @@ def sparse_tables(network: nn.Module) -> dict[str, Tensor]:
         for own, weight in module.named_parameters(recurse=False)
         if weight.requires_grad
     }
+
+
+def values_of(gradient: Tensor) -> Tensor:
+    """Return the values of a gradient; of a sparse one those of its rows, with what came for the same row added up."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def why_not_at_rest(network: nn.Module) -> str:
+    """Return why a network cannot be frozen in part under DistributedDataParallel; empty where it can."""
+    table = next(iter(sparse_tables(network)), None)
+    if table is None:
+        return ""
+    return (
+        f"DistributedDataParallel needs a gradient of {table} in every step, since it is sparse, also where gradient "
+        "freezing lets it rest; apply() to the plain model and call boosted.distribute() without ddp=True, or take an "
+        "nn.Embedding with sparse=False"
+    )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from workbench.core.sparse_tables import values_of
 from workbench.core.torch_internals import flatten_tensors
 from workbench.loss_scale import host_values
 
@@ -39,7 +40,7 @@ def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor
 
 
 def _real_values(gradient: Tensor) -> Tensor:
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    values = values_of(gradient)
     return torch.view_as_real(values) if values.is_complex() else values
 
 

@@ -16,6 +16,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from workbench.core import devices
 from workbench.core.fused_kernels import has_fused_kernel
+from workbench.core.sparse_tables import values_of
 from workbench.core.step_optimizer import exact_flag, skips_on_device
 from workbench.core.torch_internals import check_and_unscale_, mark_stepped, takes_found_inf
 from workbench.core.warning import warn
@@ -144,7 +145,7 @@ def has_overflow(grads: Iterable[Tensor | None]) -> Tensor:
         for grad in grads:
             if grad is None:
                 continue
-            values = grad.coalesce().values() if grad.is_sparse else grad
+            values = values_of(grad)
             if values.is_complex():
                 values = torch.view_as_real(values)
             if flag is None:

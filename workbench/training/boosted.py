@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer, SparseAdam
 
 from workbench.config import Plan
+from workbench.core.sparse_tables import why_not_at_rest
 from workbench.core.torch_internals import step_hooks
 from workbench.core.wrapped_model import by_plain_names, unwrapped
 from workbench.loss_scale.scaler import LossScaling
@@ -158,8 +159,12 @@ class Boosted(TrainingStep):
         """
         if not (distributed.is_available() and distributed.is_initialized()):
             raise RuntimeError("distribute() needs a process group; call torch.distributed.init_process_group() first")
-        if ddp and (reason := self.update.refuses_ddp or self._trained.why_not_under_ddp()):
-            raise ValueError(reason)
+        freezes = not isinstance(self._schedule, NoFreezing)
+        if ddp:
+            with self._schedule.unfreeze_all():
+                at_rest = why_not_at_rest(unwrapped(self.model)) if freezes else ""
+            if reason := self.update.refuses_ddp or self._trained.why_not_under_ddp() or at_rest:
+                raise ValueError(reason)
         if options and not ddp:
             raise TypeError(f"distribute() takes {', '.join(options)} with ddp=True only")
         trained = self._trained.named()
@@ -169,7 +174,7 @@ class Boosted(TrainingStep):
         broadcast_from_first(tensor for _, tensor in judges)
         self.loss_scaling.agree = largest_over_ranks
         if ddp:
-            defaults = {} if isinstance(self._schedule, NoFreezing) else {"find_unused_parameters": True}
+            defaults = {"find_unused_parameters": True} if freezes else {}
             with self._schedule.unfreeze_all():
                 self.model = DistributedDataParallel(self.model, **{**defaults, **options})
             self._passes = None  # its exchange is hooked to the passes

@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench.core.records import EventSink
+from workbench.core.sparse_tables import values_of
 from workbench.core.step_optimizer import clear_gradients
 from workbench.core.torch_internals import mark_stepped
 from workbench.core.wrapped_model import allow_one_graph_per_group
@@ -321,7 +322,7 @@ class TrainingStep:
             self.observer(parameters)
         left = self._one if scaling.unscales or scaling.is_unit else scaling.scale.reshape(())
         if self.max_grad_norm is not None:
-            norm = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+            norm = nn.utils.get_total_norm([values_of(one.grad) for one in parameters if one.grad is not None])
             nn.utils.clip_grads_with_norm_(parameters, self.max_grad_norm, norm / left)
         window = CompleteWindow(
             self.step_index,

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from workbench.config import BoostConfig
 from workbench.config.boost import full_steps
 from workbench.core.arguments import checked_count
+from workbench.core.sparse_tables import why_not_at_rest
 from workbench.core.warning import warn
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, FreezeState, allow_one_graph_per_group
 from workbench.methods.parameter_groups import checked_optimizer, named_trainable_parameters, split_into_nested_groups
@@ -225,8 +226,10 @@ class FreezingMethod(Method):
     def refusal(self, model: nn.Module) -> str:
         """Refuse a DistributedDataParallel that would wait for gradients of frozen parameters."""
         wrapper = next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
-        if wrapper is None or wrapper.find_unused_parameters:
+        if wrapper is None:
             return ""
+        if wrapper.find_unused_parameters:
+            return why_not_at_rest(wrapper.module)
         return (
             "with gradient freezing DistributedDataParallel needs find_unused_parameters=True, or it waits for the "
             "gradients of frozen parameters; pass it, or apply() to the plain model first and call "
