@@ -89,6 +89,7 @@ def test_modules_and_functionals_are_criteria_and_other_callables_see_model_and_
         ({"loss": own_criterion}, "looks like a criterion; wrap it in an nn.Module"),
         ({"loss": lambda model: 0}, r"`loss` must take two arguments \(model, batch\)"),
         ({"loss": "mse"}, "`loss` must be a criterion or a function"),
+        ({"loss": None}, r"`loss` must be a criterion or a function \(model, batch\), got None"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(X)], lr=0.1)}, "`optimizer` must be a function of the named"),
         ({"scheduler": 3}, "`scheduler` must be a function, got 3"),
         ({"train": iter([(X, Y)])}, "`train` must be iterable again"),

@@ -31,6 +31,8 @@ def is_criterion(loss: Any) -> bool:
     if isinstance(loss, type):
         name = loss.__name__
         raise TaskError(f"`loss` must be an object or a function, got the class {name}; write {name}()")
+    if not callable(loss):
+        raise TaskError(f"`loss` must be a criterion or a function (model, batch), got {loss!r}")
     if isinstance(loss, nn.Module):
         return arguments_needed(loss.forward)[:1] != ["model"]
     function = loss
@@ -38,8 +40,6 @@ def is_criterion(loss: Any) -> bool:
         function = function.func
     if isinstance(function, nn.Module) or getattr(F, getattr(function, "__name__", ""), None) is function:
         return True
-    if not callable(loss):
-        raise TaskError(f"`loss` must be a criterion or a function (model, batch), got {loss!r}")
     try:
         signature = inspect.signature(loss)
     except (TypeError, ValueError):
