@@ -409,8 +409,9 @@ def test_a_short_training_keeps_its_length() -> None:
     assert parse_study(question.text).set_up.shortened == ""
     assert parse_study(question.text).set_up.todays_steps is None
     assert question.run_seconds == pytest.approx(1.8)
-    assert question.forecast(15.0) == "A run as given takes about 1.8 s; 15 min are enough for 500 of them."
-    assert question.forecast(15.0, 4).endswith("15 min are enough for 2000 of them, 4 at a time.")
+    share = "of which starting and timing take a share"
+    assert question.forecast(15.0) == f"A run as given takes about 1.8 s; at most 500 of them fit into 15 min, {share}."
+    assert question.forecast(15.0, 4).endswith(f"; at most 2000 of them, 4 at a time, fit into 15 min, {share}.")
 
 
 @pytest.mark.parametrize(

@@ -208,13 +208,13 @@ class SetUpQuestion:
     run_seconds: float  # of such a run as given, evaluated at its end
 
     def forecast(self, minutes: float, places: int = 1) -> str:
-        """Return in a sentence what a time allows, where so many runs are trained at a time."""
+        """Return in a sentence what a time allows at most, where so many runs are trained at a time."""
         runs = places * minutes * 60.0 / max(self.run_seconds, 1e-9)
         one = f"{self.run_seconds:.1f} s" if self.run_seconds < 10.0 else format_duration(self.run_seconds)
         one = "less than a second" if self.run_seconds < 1.0 else f"about {one}"
-        at_a_time = f", {places} at a time" if places > 1 else ""
-        time = format_duration(60.0 * minutes)
-        return f"A run as given takes {one}; {time} are enough for {runs:.0f} of them{at_a_time}."
+        them = f"them, {places} at a time," if places > 1 else "them"
+        fit = f"at most {runs:.0f} of {them} fit into {format_duration(60.0 * minutes)}"
+        return f"A run as given takes {one}; {fit}, of which starting and timing take a share."
 
 
 def ask(
