@@ -161,7 +161,7 @@ class BoostSwitches(Section, use_attribute_docstrings=True):
     """
     less_bn: bool | None = _switch(
         "LessBN",
-        "Remove BatchNorms where a residual net can spare them.",
+        "Remove the BatchNorms that the network can spare.",
         needs=_ALONE & _spare_batch_norms,
         in_mindspore=_rebuilt_in_mindspore,
     )

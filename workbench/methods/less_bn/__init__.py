@@ -1,11 +1,11 @@
-"""LessBN: remove the BatchNorms that fold into a neighbouring layer, and normalise the classifier instead."""
+"""LessBN: remove the BatchNorms that the network can spare, and normalise the head of a classifier."""
 
 from workbench.methods.protocol import Description, alone
 
 DESCRIPTION = Description(
     name="less_bn",
     title="LessBN",
-    summary="Removes the BatchNorms that a residual network can do without, and may normalize its head.",
+    summary="Removes the BatchNorms that the network can spare, and may normalise its head.",
     section="less_bn",
     switch="boost.less_bn",
     enabled_by=alone(boost__less_bn=True, less_bn__fn_flag=True, less_bn__gc_flag=False),

@@ -82,7 +82,7 @@ class LessBNReport:
 def reduce_batch_norms_(
     model: nn.Module, *, match: Match = "structure", example_inputs: Any = None, head: HeadRule | None = None
 ) -> LessBNReport:
-    """Remove the BatchNorms that the network can do without, in place, and normalise its head if that is asked for.
+    """Remove the BatchNorms that the network can spare, in place, and normalise its head if that is asked for.
 
     Build the optimizer afterwards: parameters disappear, and folding may add biases. In a network whose BatchNorms
     have seen no data the other weights stay as they are; in a trained one the evaluation output stays the same.
@@ -105,7 +105,7 @@ def reduce_batch_norms_(
 
 
 class LessBN(nn.Module):
-    """Wrap a network whose BatchNorms are reduced and whose head may be normalized.
+    """Wrap a network whose BatchNorms are reduced and whose head may be normalised.
 
     The network is changed in place, also one inside ``torch.compile``, which stays compiled. Wrapping the same network
     twice does nothing the second time, and says nothing.
