@@ -129,16 +129,18 @@ def _subspace_source(config: BoostConfig, _facts: Facts) -> str:
     )
 
 
+NOT_REBUILT = (
+    "MindSpore 2.7 cannot train LessBN or gradient freezing with Adam, AdamWeightDecay or AdamOffload: it fails "
+    "with a KeyError or an AttributeError when it rebuilds the optimizer. Train with Momentum or SGD there, or "
+    "switch both methods off."
+)
+
+
 @condition("MindSpore can rebuild the optimizer", "optimizer.name")
-def _rebuilt_in_mindspore(config: BoostConfig, _facts: Facts) -> str:
+def rebuilt_in_mindspore(config: BoostConfig, _facts: Facts) -> str:
+    """Hold where no optimizer is named that MindSpore cannot rebuild; the task's own may still be one."""
     optimizer = config.optimizer
-    if optimizer is None or optimizer.name not in ("Adam", "AdamW", "adam_offload"):
-        return ""
-    return (
-        "MindSpore 2.7 cannot train LessBN or gradient freezing with Adam, AdamWeightDecay or AdamOffload: it fails "
-        "with a KeyError or an AttributeError when it rebuilds the optimizer. Train with Momentum or SGD there, or "
-        "switch both methods off."
-    )
+    return NOT_REBUILT if optimizer and optimizer.name in ("Adam", "AdamW", "adam_offload") else ""
 
 
 def line_search_trials(config: BoostConfig) -> int:
@@ -163,7 +165,7 @@ class BoostSwitches(Section, use_attribute_docstrings=True):
         "LessBN",
         "Remove the BatchNorms that the network can spare.",
         needs=_ALONE & _spare_batch_norms,
-        in_mindspore=_rebuilt_in_mindspore,
+        in_mindspore=rebuilt_in_mindspore,
     )
     grad_freeze: bool | None = _switch(
         "Gradient freezing",
@@ -172,7 +174,7 @@ class BoostSwitches(Section, use_attribute_docstrings=True):
         & is_not("grad_freeze.param_groups", 1, "`grad_freeze.param_groups` is 1: the only group is the whole network")
         & is_not("grad_freeze.total_steps", 0, "`grad_freeze.total_steps` is 0: its schedule has no step")
         & _enough_layers,
-        in_mindspore=_rebuilt_in_mindspore,
+        in_mindspore=rebuilt_in_mindspore,
     )
     adasum: bool | None = _switch(
         "AdaSum",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.config.boost import SWITCHES
+from workbench.config.boost import NOT_REBUILT, SWITCHES, rebuilt_in_mindspore
 from workbench.config.boost_config import BOOST_SECTIONS, BoostConfig
 from workbench.config.parameters import describe_parameters
 from workbench.config.resolve import Plan
@@ -16,8 +16,10 @@ def mindspore_notes(config: BoostConfig, plan: Plan) -> list[str]:
     """
     notes = [_how_to_pass(config, plan)]
     infos = describe_parameters()
-    there = (infos[f"boost.{name}"].in_mindspore for name in SWITCHES if getattr(plan, name))
+    there = [infos[f"boost.{name}"].in_mindspore for name in SWITCHES if getattr(plan, name)]
     notes += dict.fromkeys(sentence for one in there if (sentence := one.why_not(config, plan.facts)))
+    if rebuilt_in_mindspore in there and not (config.optimizer and config.optimizer.name):
+        notes.append(NOT_REBUILT)  # of the task's own optimizer the file does not say what it is
     own = (name for name in config.to_dict() if name not in BOOST_SECTIONS)
     passed_over = [f"`{name}`" for name in own if getattr(getattr(config, name), "enabled", True)]
     passed_over += [
