@@ -16,6 +16,8 @@ from workbench import study as tuning
 from workbench.cli.study_commands import _print_result, status
 from workbench.cli.waterfall import waterfall_rows
 from workbench.core.records import GainPart
+from workbench.study.store import status_file
+from workbench.study.store.status_file import KeptStatus
 
 TAKEN = candidate(label="trial 7", speedup=2.0, speedup_low=1.8, speedup_high=2.25)
 
@@ -71,6 +73,15 @@ def test_a_row_of_the_waterfall_fits_into_eighty_columns(
     (row,) = [line for line in capsys.readouterr().out.splitlines() if line.endswith("LessBN")]
     assert row.strip().startswith("█")
     assert len(row) <= 80
+
+
+def test_status_says_who_is_at_work_and_in_which_phase(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = KeptStatus(fastest_study(), process=4711, phase="attribution", age_seconds=3.0)
+    monkeypatch.setattr(status_file, "read_status", lambda _: known)
+    status(Path("fastest"), None, False)
+    assert "process 4711 is working on it (attribution); this is what it wrote 3 s ago" in capsys.readouterr().out
 
 
 def test_status_says_what_its_speeds_are_of_and_what_was_left_out(

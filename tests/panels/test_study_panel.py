@@ -27,6 +27,7 @@ from workbench.panels.study_panel import StudyPanel
 from workbench.study import StudyStoppedError, read_result, read_study
 from workbench.study.answer.result import open_begun
 from workbench.study.ask.study_text import values_of
+from workbench.study.store.status_file import stamp_of, write_status
 from workbench.study.store.storage import holding_study
 from workbench.tasks import Task
 
@@ -208,6 +209,10 @@ def test_opening_a_study_shows_its_state_and_trains_nothing(made: Make, finished
     assert sorted(path for path in finished.rglob("*") if "runs" in path.parts) == before
     panel._opened(replace(panel.study, exported={}, objective="time_to_quality"))
     assert text_in(panel.progress_text) == "2 of at most 2 trials finished; Continue resumes the search"
+    write_status(finished, panel.study, stamp_of(finished), phase="attribution")
+    panel._opened(panel.study)
+    at_work = "attribution, 2 of at most 2 trials finished; another command is at work on it"
+    assert text_in(panel.progress_text) == at_work
     panel.folder.value = str(finished.parent / "another")
     assert panel.machine.wait_for(PanelState.IDLE, timeout=0.0)
     assert (panel.start_button.description, panel.start_button.button_style) == ("Start", "success")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from workbench.study import StudyFile, StudyStoppedError, join_study, read_resul
 from workbench.study.answer import status_keeper
 from workbench.study.answer.status_keeper import StatusKeeper
 from workbench.study.run.job import UNMONITORED, Job, Monitor
-from workbench.study.store.status_file import STATUS_NAME, read_status
+from workbench.study.store.status_file import STATUS_NAME, phase_now, read_status
 from workbench.study.store.storage import default_storage, find_study, open_storage
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 3").replace("candidates = 2", "candidates = 1")
@@ -131,6 +132,26 @@ def test_who_works_is_known_while_trials_run(tmp_path: Path, way: str) -> None:
     assert known.result.counts.n_finished == 3
 
 
+def test_the_phase_of_the_work_is_known_while_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_keeper, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(status_keeper, "_SHARE", math.inf)
+    directory = write_study(tmp_path / "study", SHORT)
+    seen: list[tuple[str, str]] = []
+
+    class Watched(FakeRunner):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            known = read_status(directory)
+            assert known is not None
+            seen.append((known.phase, phase_now(directory)))
+            return super().run(job, monitor)
+
+    tune(directory, make_experimenter=making(Watched))
+    assert list(dict.fromkeys(seen)) == [("search", "search"), ("confirm", "confirm")]
+    known = read_status(directory)
+    assert known is not None
+    assert known.phase == phase_now(directory) == ""
+
+
 def test_a_study_that_was_stopped_leaves_its_last_state(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "study", SEARCH)
     finished: list[int] = []
@@ -182,7 +203,7 @@ def test_it_is_written_once_a_second_and_in_a_hundredth_of_the_time(monkeypatch:
     def writes_within(seconds: float) -> int:
         before, end = written[0], now[0] + seconds
         while now[0] < end:
-            keeper.refresh()
+            keeper.refresh("search")
             now[0] += 0.25
         return written[0] - before
 

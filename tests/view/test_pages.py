@@ -12,7 +12,9 @@ import pytest
 from tests.kit.fake_runner import SHORT, make_fake, write_study
 from tests.view.conftest import Visitor, record_run
 from workbench.core.records import StepRecord
+from workbench.study.answer.result import read_result
 from workbench.study.run.search_and_confirm import tune
+from workbench.study.store.status_file import stamp_of, write_status
 from workbench.study.store.storage import default_storage, open_storage
 
 Visit = Callable[[Path], Visitor]
@@ -132,3 +134,13 @@ def test_a_study_that_has_only_its_report_shows_that(tmp_path: Path, visit: Visi
     (folder / "result").mkdir()
     (folder / "result" / "report.html").write_text("<main>what was found</main>", encoding="utf-8")
     assert visit(folder).get("")[1] == "<main>what was found</main>"
+
+
+def test_a_study_at_work_says_its_phase(tmp_path: Path, visit: Visit) -> None:
+    folder = write_study(tmp_path / "mine", SHORT)
+    tune(folder, make_experimenter=make_fake)
+    visitor = visit(folder)
+    at_work = "Live: attribution, 4 of 4 trials finished. This page follows."
+    for phase, said in (("attribution", at_work), ("", "This study has ended")):
+        write_status(folder, read_result(folder), stamp_of(folder), phase=phase)
+        assert said in visitor.get("")[1]

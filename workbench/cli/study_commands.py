@@ -238,7 +238,7 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
         say(f"  {counts.text()}")
     if known is not None and known.process is not None:
         ago = format_duration(known.age_seconds)
-        say(f"  process {known.process} is working on it; this is what it wrote {ago} ago")
+        say(f"  process {known.process} is working on it ({known.phase}); this is what it wrote {ago} ago")
     best = sorted(result.ended, key=_feasible_then_value)[:_SHOWN_TRIALS]
     if len(best) < counts.n_finished:
         say(f"  the lowest {len(best)} scores of {counts.n_finished}, one run each:")

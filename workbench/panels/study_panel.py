@@ -326,6 +326,8 @@ class StudyPanel(WorkPanel):
         super()._end(outcome)
 
     def _opened(self, result: StudyResult) -> None:
+        from workbench.study.store.status_file import phase_now
+
         if self.state.busy or result.directory.resolve() != self.form.place.resolve():
             return
         self.study = result
@@ -333,7 +335,9 @@ class StudyPanel(WorkPanel):
         self.bar.max = 1.0
         self.bar.value = 1.0 if result.exported else min(ended / max(result.n_trials, 1), 1.0)
         self._show_study()
-        if result.exported:  # there may be many more trials than the time was for
+        if phase := phase_now(result.directory):
+            self.tell(f"{phase}, {result.progress}; another command is at work on it")
+        elif result.exported:  # there may be many more trials than the time was for
             self.tell(f"{counted(ended, 'trial')}; its answer is shown")
         else:
             self.tell(f"{result.progress}; {self.start_button.description} resumes the search")

@@ -147,7 +147,13 @@ class _StudyPage:
         files += sorted(result.iterdir()) if result.is_dir() else []
         elsewhere = "" if self._storage is None else f"{time.time() // 5}"
         quiet = "" if time.time() - _changed(files) < _QUIET_SECONDS else "quiet"
-        return f"{_stamps(files)} {elsewhere} {quiet}"
+        return f"{_stamps(files)} {elsewhere} {quiet} {self._phase()}"
+
+    def _phase(self) -> str:
+        """Return what a process is doing for the study; empty where none is at work, or that is not known here."""
+        from workbench.study.store.status_file import phase_now
+
+        return phase_now(self._folder) if self._storage is None else ""
 
     def html(self, version: str) -> str:
         from workbench.study import StudyError, read_result
@@ -183,9 +189,12 @@ class _StudyPage:
         return self._pages.choice(folder, name, more, f"{quote(trial.run_path)}/", chosen=chosen)
 
     def _state(self, answer: StudyResult) -> tuple[str, bool]:
-        counts = answer.counts
-        running = counts.others.get("running", 0)
+        running = answer.counts.others.get("running", 0)
         done, more = answer.progress, f"`workbench tune {self._folder}`"
+        parts = [self._phase(), done, f"{running} running" if running else ""]
+        live = f"Live: {', '.join(filter(None, parts))}. This page follows."
+        if self._phase():
+            return live, True
         if answer.is_over:
             return f"This study has ended; {done}.", False
         changed = _changed([self._folder / name for name in ("study.db", "study.db-wal")])
@@ -195,7 +204,7 @@ class _StudyPage:
         if self._storage is None and time.time() - changed > _QUIET_SECONDS:
             since = time.strftime("%Y-%m-%d %H:%M", time.localtime(changed))
             return f"No work on this study since {since}; {done}. {more} continues it.", False
-        return f"Live: {done}{f', {running} running' if running else ''}. This page follows.", True
+        return live, True
 
 
 class _RunPage:

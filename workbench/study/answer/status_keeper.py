@@ -33,10 +33,10 @@ class StatusKeeper:
         self._study_dir, self._study, self._file = study_dir, study, file
         self._due, self._warned = -math.inf, False
 
-    def refresh(self) -> None:
-        """Write the state, unless that was done a moment ago; call it where no time is measured."""
+    def refresh(self, phase: str) -> None:
+        """Write the state in a phase of the work, unless it was written a moment ago; not while anything is timed."""
         if time.monotonic() >= self._due:
-            self._write(at_work=True)
+            self._write(phase)
 
     def __enter__(self) -> StatusKeeper:
         return self
@@ -44,9 +44,9 @@ class StatusKeeper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._write(at_work=False)
+        self._write()
 
-    def _write(self, *, at_work: bool) -> None:
+    def _write(self, phase: str = "") -> None:
         if not self._active:
             return
         began = time.monotonic()
@@ -54,7 +54,7 @@ class StatusKeeper:
             before = stamp_of(self._study_dir)
             result = standing_result(self._study_dir, self._study, self._file)
             # Written to meanwhile by another process: it holds until it is read, and no longer.
-            write_status(self._study_dir, result, before, at_work=at_work)
+            write_status(self._study_dir, result, before, phase=phase)
         except Exception as error:
             if not self._warned:
                 _log.warning("status.json could not be written, so `workbench status` will be slower: %s", error)

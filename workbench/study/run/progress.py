@@ -64,7 +64,7 @@ class ProgressLine:
 class StudyWatch:
     """Turns what happens into `TuneProgress`; with ``confirm_seeds`` None the file decides, ``deadline`` None is none.
 
-    ``on_change`` is called between two runs, when there is something new in the storage.
+    ``on_change`` is called with the phase between two runs, when there is something new in the storage.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class StudyWatch:
         confirm_seeds: int | None = None,
         on_progress: Callable[[TuneProgress], None] | None = None,
         deadline: float | None = None,
-        on_change: Callable[[], None] = lambda: None,
+        on_change: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self._on_change = on_change
         self._study, self._file, self._n_trials, self._on_progress = study, file, n_trials, on_progress
@@ -99,8 +99,8 @@ class StudyWatch:
             self._phase = name
             self.trial_finished()
             return
-        self._on_change()
         self._phase, self._done, self._total, self._share = name, done, total, 0.0
+        self._on_change(name)
         if name in _DECIDING:
             self._best = ""
         if name == "export":
@@ -114,7 +114,7 @@ class StudyWatch:
 
     def trial_begun(self) -> None:
         """Take note that a trial runs now, of this process or another."""
-        self._on_change()
+        self._on_change(self._phase)
 
     def trial_finished(self, trials: Sequence[FrozenTrial] | None = None) -> None:
         """Look at the trials that have ended since; ``trials`` are all of the study's, None reads them."""

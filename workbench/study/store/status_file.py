@@ -30,6 +30,7 @@ _BEGIN, _BETWEEN, _END = b'{"kept": ', b',\n"state": ', b"}\n"  # around what ar
 _TOGETHER = 100  # trials whose JSON is made at once
 _CRC = "crc32 of kept"
 _DATABASE = ("study.db", "study.db-wal", "study.db-journal")
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)  # missing, damaged, or of another form
 
 Stamp = Mapping[str, Any]
 """What a kept state depends on besides the study's trials: it holds for as long as this does not change."""
@@ -58,6 +59,7 @@ class KeptStatus:
 
     result: StudyResult
     process: int | None
+    phase: str  # of the work, as in `TuneProgress`; empty where none is at work
     age_seconds: float
 
 
@@ -75,8 +77,8 @@ def stamp_of(study: str | os.PathLike[str]) -> Stamp:
     }
 
 
-def write_status(study: str | os.PathLike[str], result: StudyResult, stamp: Stamp, *, at_work: bool) -> None:
-    """Keep the state of a study; ``at_work``: this process goes on and will write it again.
+def write_status(study: str | os.PathLike[str], result: StudyResult, stamp: Stamp, *, phase: str = "") -> None:
+    """Keep the state of a study; ``phase``: what this process is at, which will write it again. Empty: it ends.
 
     Raises:
         OSError: When it cannot be written; what was there stays as it was.
@@ -84,7 +86,7 @@ def write_status(study: str | os.PathLike[str], result: StudyResult, stamp: Stam
     # Loaded here: a reader needs them only where a process may be at work.
     from workbench.core.process_identity import identity, machine
 
-    process = {"machine": machine(), **identity(os.getpid())} if at_work else None
+    process = {"machine": machine(), **identity(os.getpid()), "phase": phase} if phase else None
     checksum = 0
     with replacing(result.directory / STATUS_NAME) as temporary, temporary.open("wb") as file:
         file.write(_BEGIN)
@@ -110,24 +112,40 @@ def read_status(study: str | os.PathLike[str]) -> KeptStatus | None:
     path = Path(study)
     folder = path.parent if path.suffix == ".toml" else path
     try:
-        content = (folder / STATUS_NAME).read_bytes()
-        kept, _, state = content.removeprefix(_BEGIN).removesuffix(_END).rpartition(_BETWEEN)
-        stored = json.loads(state)
-        if not (SEAL in stored and is_intact(stored) and stored[_CRC] == zlib.crc32(kept)):
-            return None
+        kept, stored = _stored(folder)
         now, process = stamp_of(study), stored["process"]
         changed = {name for name, value in now.items() if stored[name] != value}
         alive = process is not None and _is_alive(process)
         if not changed <= ({"database", "exported"} if alive else set()):
             return None
         result = _Kept.model_validate_json(kept).result
+        phase = str(process["phase"]) if alive else ""
         age = max(time.time() - float(stored["written"]), 0.0)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # missing, damaged, or of another form
+    except _UNREADABLE:
         return None
     report = folder / "result" / "report.html"
     shown = report if report.exists() else None
     result = dataclasses.replace(result, report=shown, left_out=tuple(result.left_out), scripts=tuple(result.scripts))
-    return KeptStatus(result, int(process["pid"]) if alive else None, age)
+    return KeptStatus(result, int(process["pid"]) if alive else None, phase, age)
+
+
+def phase_now(folder: Path) -> str:
+    """Return what a process on this machine is doing for the study in a folder; empty where none is at work."""
+    try:
+        process = _stored(folder)[1]["process"]
+        return str(process["phase"]) if process is not None and _is_alive(process) else ""
+    except _UNREADABLE:
+        return ""
+
+
+def _stored(folder: Path) -> tuple[bytes, dict[str, Any]]:
+    """Return the JSON of what is kept, and of the moment it was written; a ValueError if it is damaged."""
+    content = (folder / STATUS_NAME).read_bytes()
+    kept, _, state = content.removeprefix(_BEGIN).removesuffix(_END).rpartition(_BETWEEN)
+    stored: dict[str, Any] = json.loads(state)
+    if not (SEAL in stored and is_intact(stored) and stored[_CRC] == zlib.crc32(kept)):
+        raise ValueError(f"{folder / STATUS_NAME} is damaged")
+    return kept, stored
 
 
 def _version() -> str:
