@@ -365,6 +365,23 @@ def test_a_changed_task_goes_on_under_a_new_baseline_when_told_so(tmp_path: Path
     assert len(again.trials) == len(second.trials)
 
 
+@pytest.mark.parametrize(
+    ("threads", "device", "is_said"), [(1, "a CPU", True), (2, "a CPU", False), (1, "a GPU", False)]
+)
+def test_an_answer_measured_with_fewer_threads_than_cores_says_so(
+    tmp_path: Path, threads: int, device: str, is_said: bool
+) -> None:
+    class OnTwoCores(FakeRunner):
+        def environment(self) -> dict[str, Any]:
+            cores = {"cpu": "a CPU", "cpu_cores_usable": 2}
+            return {"device": {**cores, "device": device, "torch_threads": threads}}
+
+    result = tune(write_study(tmp_path, SHORT), make_experimenter=making(OnTwoCores))
+    assert result.taken
+    said = "O0 was trained with one thread, on a machine with 2 cores: "
+    assert any(one.startswith(said) for one in result.remarks) is is_said
+
+
 def test_ctrl_c_saves_the_state_and_runs_the_trial_again(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SEARCH)
     tune(directory, trials=2, make_experimenter=make_fake)

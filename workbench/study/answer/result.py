@@ -231,10 +231,23 @@ def _with_messages(result: StudyResult, study: optuna.Study, file: StudyFile, mo
     importance, why_unknown = _importance(study, file)
     sentences = [file.set_up.shortened, attributes.get("search_ended", ""), attributes.get("cut_short", "")]
     sentences += [_where_o0_diverged(attributes, file), *attributes.get("warm_start_notes", [])]
-    sentences += [*file.not_drawn(), why_unknown]
+    sentences += [*file.not_drawn(), why_unknown, _threads_of_o0(result) if result.taken else ""]
     said = " ".join(choice.sentence for choice in result.choices.values())
     left = [one for one in sentences if one and one.rstrip(".") not in said]
     return replace(result, importance=importance, messages=[*result.choice_sentences, *more, *left])
+
+
+def _threads_of_o0(result: StudyResult) -> str:
+    """Say with how many threads the CPU trained where it has more cores: with others the ratios may be others."""
+    known = result.environment.get("device", {})
+    threads, cores = known.get("torch_threads", 1), known.get("cpu_cores_usable", 1)
+    if known.get("device") != known.get("cpu") or threads >= cores:
+        return ""
+    many = f"{threads} threads" if threads > 1 else "one thread"
+    return (
+        f"O0 was trained with {many}, on a machine with {cores} cores: what a set-up gains with more threads was not "
+        "measured."
+    )
 
 
 def _where_o0_diverged(attributes: Mapping[str, Any], file: StudyFile) -> str:
