@@ -192,7 +192,7 @@ def test_tune_and_export_write_configurations_and_a_report(here: Path) -> None:
 def test_a_task_that_only_this_program_knows_is_tuned_and_stopped(here: Path) -> None:
     (here / "study").mkdir()
     (here / "study" / "study.toml").write_text(STUDY.replace("TASK", "nobody-knows-it"))
-    with pytest.raises(StudyError, match="`jobs` must be 1 for a task that only this program knows, got 2"):
+    with pytest.raises(StudyError, match=r"`jobs` \(in the Tune tab: Workers\) must be 1 for a task that only this"):
         workbench.tune("study", task=make_task(), jobs=2)
     seen: list[TuneProgress] = []
     trained = lambda: any(one.trials for one in seen)  # noqa: E731  # a whole trial of it

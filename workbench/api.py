@@ -248,8 +248,10 @@ def tune(
         new_baseline: The same, then begin with the best set-ups of the archived study: for a task that has changed.
         confirm_seeds: Paired seeds of the confirmation; None takes the study's own.
         require_confirmed: Export confirmed candidates only.
-        jobs: Processes that train at the same time. None lets a search for a set-up within a time limit take the cores
-            that are idle (at most four processes); other studies, and accelerators, are one process's then.
+        jobs: Processes that train at the same time: one unless told, where the command takes idle cores. None does so,
+            for a search for a set-up within a time limit (four at most); other studies, and accelerators, are one
+            process's then. Several import the script that calls: in a file, let it call below
+            ``if __name__ == "__main__":``. A task that only this program knows is trained in this process alone.
         storage: Optuna storage URL; None is SQLite beside the study.
         warm_start: Earlier studies or boost_config.json files whose best set-ups are tried first.
         on_progress: Called as the study goes on; None prints a line that moves where a model is given.
@@ -282,8 +284,8 @@ def tune(
     if task is not None:
         if (jobs or 1) > 1:
             raise tuning.StudyError(
-                f"`jobs` must be 1 for a task that only this program knows, got {jobs}: other processes load it by its "
-                "name"
+                f"`jobs` (in the Tune tab: Workers) must be 1 for a task that only this program knows, got {jobs}: "
+                "other processes load it by its name"
             )
         if ray is not None:
             raise tuning.StudyError("`ray` needs a task that the processes in the cluster can load by its name")

@@ -165,7 +165,7 @@ def test_ranks_that_disagree_with_the_study_are_one_sentence(
 def test_several_workers_and_several_ranks_exclude_each_other(two_ranks: Path, workbench: Command) -> None:
     outcome = workbench("tune", two_ranks, "--jobs", 2)
     assert outcome.code == 2
-    assert "--jobs must be 1 for a study with `study.ranks` = 2" in outcome.sentence
+    assert "--jobs (in the Tune tab: Workers) must be 1 for a study with `study.ranks` = 2" in outcome.sentence
 
 
 # Who fails and how, and what the one sentence says; a file that is missing is wrong input where rank 0 misses it.

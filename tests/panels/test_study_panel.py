@@ -595,7 +595,7 @@ def test_values_that_cannot_be_are_refused_as_are_workers_for_a_task_that_they_c
         fails(panel, sentence)
         panel.entries[path].set(before)
     panel.jobs.set(2)
-    fails(panel, "`jobs` must be 1 for a task that only this program knows")
+    fails(panel, "`jobs` (in the Tune tab: Workers) must be 1 for a task that only this program knows")
     panel.jobs.set("two")
     panel.start_button.click()
     assert panel.state is PanelState.FAILED

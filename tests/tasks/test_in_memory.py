@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import workbench
+from workbench.core import devices
+from workbench.core.other_work import OtherWork
 from workbench.study import ProgressLine, StudyError, TuneProgress
 from workbench.tasks import TaskError
 from workbench.tasks.in_memory import task_in_memory
@@ -133,6 +135,8 @@ def test_from_a_model_in_memory_to_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(devices, "places_to_train", lambda *_: 2)
+    monkeypatch.setattr(OtherWork, "sentence", lambda *_: "")
     model = SmallNet()
     weights = model[0].weight.detach().clone()
     answer = workbench.tune(
@@ -151,6 +155,8 @@ def test_from_a_model_in_memory_to_the_answer(
     assert answer.exported["o1"].is_file()
     assert str(answer.exported["o1"]) in str(answer)
     assert "<p>o1: " in answer._repr_html_()
+    room = "There is room to train 2 runs at a time here; a task in a file (my_task.py:task) could use it."
+    assert room in answer.remarks
     printed = capsys.readouterr().out
     assert "begins with a copy of the model" in printed
     assert "search: " in printed

@@ -20,6 +20,7 @@ from tests.kit.fake_runner import SEARCH, SHORT, FakeRunner, calls, write_study
 from tests.kit.set_up_search import stored_trials, write
 from tests.kit.surface_runner import SurfaceRunner
 from workbench.config import BoostConfig
+from workbench.core import devices
 from workbench.study import tune
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
@@ -27,6 +28,7 @@ from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
 from workbench.study.run.process_trainer import ProcessCrew, ProcessTrainer
 from workbench.study.run.progress import TuneProgress
 from workbench.study.run.runner import LostTrialError, StoppableExperimenter
+from workbench.study.run.search_and_confirm import _about_places
 from workbench.study.run.side_by_side import train_rounds
 from workbench.study.set_up.tuned_plain import PLAIN
 
@@ -212,3 +214,22 @@ def test_the_baseline_and_tuned_plain_of_a_set_up_train_in_all_processes(tmp_pat
     plain = [one for one in stored_trials(folder) if one.user_attrs.get(PLAIN)]
     assert [len(one.user_attrs["deficits"]) for one in plain] == [2, 2, 2]
     assert any(0.0 < one.done < 1.0 for one in told)
+
+
+@pytest.mark.parametrize(
+    ("asked", "jobs", "in_file", "told"),
+    [
+        (None, 2, True, "Trains 2 runs at a time, on cores that were idle; --jobs 1 (jobs=1 in Python, "),
+        (1, 1, True, "There is room to train 4 runs at a time here; --jobs 4 (jobs=4 in Python, "),
+        (1, 1, False, "There is room to train 4 runs at a time here; a task in a file (my_task.py:task) could use it"),
+        (4, 4, True, ""),
+    ],
+    ids=["idle cores", "room", "room in memory", "no room"],
+)
+def test_how_many_are_trained_at_a_time_is_told_to_whoever_asks_wherever_they_ask(
+    asked: int | None, jobs: int, in_file: bool, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "places_to_train", lambda _: 4)
+    sentence = _about_places(read_study(write(tmp_path)), asked, jobs, in_file=in_file)
+    assert sentence.startswith(told)
+    assert bool(sentence) == bool(told)

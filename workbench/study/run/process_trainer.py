@@ -144,7 +144,7 @@ class ProcessTrainer(ExperimenterWrapper):
         end_if_asked(monitor.stop)
         raise LostTrialError(
             f"{_TRIES} processes died during one run, the last by {_how_it_ended(process.exitcode or 0)}; start fewer "
-            "with --jobs, or look at what they print"
+            "(--jobs; in the Tune tab: Workers), or look at what they print"
         )
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ from workbench.study.answer.status_keeper import StatusKeeper
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.ask.warm_start import enqueue_warm_start, sources_in
 from workbench.study.errors import OutOfTimeError, StudyError
-from workbench.study.run.experimenter import CHECKPOINTS, MakeExperimenter, experimenter_for
+from workbench.study.run.experimenter import CHECKPOINTS, MakeExperimenter, TaskExperimenter, experimenter_for
 from workbench.study.run.joining import check_limits
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.process_trainer import ProcessCrew
@@ -179,20 +179,24 @@ def tune(
                 stages.train_baseline()
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
+            about_places = ""
             # Of several ranks the others would count as other work.
             if ray is None and file.study.ranks == 1:
                 if busy := other.sentence(file.study.threads):
                     watch.note(f"{busy}.")
-                elif finds_set_up and make_experimenter is None and (room := _about_places(file, jobs, n_jobs)):
-                    watch.note(room)
+                elif finds_set_up and isinstance(expert, TaskExperimenter):
+                    about_places = _about_places(file, jobs, n_jobs, in_file=make_experimenter is None)
+                    if about_places:
+                        watch.note(about_places)
             find = stages.find_set_up if finds_set_up else stages.find_trials
             find(searches=not stages.goes_on())
             stages.measure_more()
             stages.confirm()
             result = stages.answer(require_confirmed=require_confirmed)
-        if archived is not None:
-            result = replace(result, messages=[*result.messages, f"The earlier study is archived in {archived}."])
-        result = replace(result, n_trials=n_trials, seconds=time.monotonic() - began)
+        more = [] if archived is None else [f"The earlier study is archived in {archived}."]
+        more += [about_places] if about_places and jobs == 1 else []  # as from Python, where nobody may have seen it
+        messages = [*result.messages, *more]
+        result = replace(result, messages=messages, n_trials=n_trials, seconds=time.monotonic() - began)
         if leading is not None:
             leading.end(result)
         return result
@@ -382,8 +386,8 @@ def _check_ranks(file: StudyFile, study_dir: str | Path, jobs: int | None) -> No
         )
     if wanted > 1 and (jobs or 1) > 1:
         raise StudyError(
-            f"--jobs must be 1 for a study with `study.ranks` = {wanted}, whose processes train each trial together, "
-            f"got {jobs}"
+            f"--jobs (in the Tune tab: Workers) must be 1 for a study with `study.ranks` = {wanted}, whose processes "
+            f"train each trial together, got {jobs}"
         )
 
 
@@ -406,14 +410,24 @@ def _idle_places(file: StudyFile, limit: float | None) -> int:
     return devices.idle_places_to_train(file.study.device, seconds=math.inf if limit is None else limit)
 
 
-def _about_places(file: StudyFile, asked: int | None, jobs: int) -> str:
-    """Return a sentence where idle cores were taken unasked, or more runs could be trained at a time than are."""
+def _about_places(file: StudyFile, asked: int | None, jobs: int, *, in_file: bool) -> str:
+    """Return a sentence where idle cores were taken unasked, or more runs could be trained at a time than are.
+
+    ``in_file``: the task is in a file, where other processes find it, too.
+    """
     from workbench.core import devices
 
-    number = devices.places_to_train(file.study.device)
     if asked is None and jobs > 1:
-        return f"Trains {jobs} runs at a time, on cores that were idle; --jobs 1 trains one."
-    return f"There is room to train {number} runs at a time here; --jobs {number} does." if number > jobs else ""
+        return f"Trains {jobs} runs at a time, on cores that were idle; {_asking_for(1)} trains one."
+    number = devices.places_to_train(file.study.device)
+    if number <= jobs:
+        return ""
+    how = f"{_asking_for(number)} uses it" if in_file else "a task in a file (my_task.py:task) could use it"
+    return f"There is room to train {number} runs at a time here; {how}."
+
+
+def _asking_for(jobs: int) -> str:
+    return f"--jobs {jobs} (jobs={jobs} in Python, Workers in the Tune tab)"
 
 
 def _too_short(limit: float, needed: float) -> str:
