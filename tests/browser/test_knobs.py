@@ -47,6 +47,9 @@ def test_what_is_chosen_is_in_the_json_is_taken_back_and_kept_by_name_and_what_c
     expect(undo).to_be_disabled()
     open_section(configure, "Gradient freezing")
     share, box = control(configure, "Share of full steps"), configure.locator(".wb-json textarea")
+    entry = share.get_by_role("textbox")
+    expect(entry).to_have_accessible_name("Share of full steps")  # not its tooltip, which says what it means
+    expect(entry).to_have_accessible_description(re.compile("Share of FULL steps"))
     before = box.input_value()
     for chosen in ("0.69", "0.68", "0.67"):
         share.get_by_role("slider").press("ArrowLeft")

@@ -14,7 +14,7 @@ const coloured = (text) => {
 export default {
   render({model, el}) {
     const below = document.createElement("pre"), box = document.createElement("textarea");
-    below.ariaHidden = "true";
+    Object.assign(below, {ariaHidden: "true", tabIndex: -1});  // it scrolls, and would have the keyboard otherwise
     Object.assign(box, {title: model.get("help"), spellcheck: false, ariaLabel: model.get("help")});
     el.classList.add("wb-json");
     el.dataset.lmSuppressShortcuts = "true";  // else JupyterLab would take Ctrl+Enter and run the cell

@@ -1,17 +1,18 @@
 // Names for what ipywidgets leaves without; runs once, as `onload` of an invisible image in the panel. The image stays
 // where it is: what a widget has put on the page is the widget's to remove.
 //
-// Handles of sliders and boxes of numbers get the name of the label beside them. The heads of accordions are known to the
-// mouse alone: they become buttons.
+// Entries and handles of sliders get the label beside them as their name, else their tooltip. The heads of accordions
+// are known to the mouse alone: they become buttons.
+const ENTRIES = ":is(.noUi-handle, input:not([type=checkbox]), select, textarea):not([aria-label])";
 const root = this.closest(".wb-panel");
 this.onload = null;
 if (root) {
   let timer;
   const look = () => { clearTimeout(timer); timer = setTimeout(name, 60); };
   const name = () => {
-    for (const part of root.querySelectorAll(".noUi-handle:not([aria-label]), input[type=number]:not([aria-label])")) {
+    for (const part of root.querySelectorAll(ENTRIES)) {
       const label = part.closest(".wb-field, .wb-row")?.querySelector(".wb-label");
-      if (label) part.ariaLabel = label.textContent;
+      part.ariaLabel = label?.textContent || part.title || null;
     }
     for (const head of root.querySelectorAll(".jupyter-widget-Collapse-header")) {
       if (!head.role) {
