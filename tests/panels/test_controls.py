@@ -8,7 +8,7 @@ import pytest
 
 from tests.panels.looking import everything, html_in, one_of
 from workbench.config import BoostConfig, ConfigError, ParameterInfo, describe_parameters
-from workbench.panels.controls import ParameterControl, number_text, parsed
+from workbench.panels.controls import ParameterControl, count_control, number_text, parsed
 
 PARAMETERS = describe_parameters()
 
@@ -164,6 +164,15 @@ def test_a_value_outside_the_slider_stays_what_it_is_and_help_and_unit_stand_bes
     assert "steps" in html_in(control.widget)
     assert PARAMETERS["loss_scale.window"].description in html_in(control.widget)
     assert PARAMETERS["loss_scale.window"].rule in one_of(control.widget, widgets.FloatLogSlider).tooltip
+
+
+def test_a_count_that_cannot_be_used_is_refused_as_soon_as_it_is_entered() -> None:
+    control = count_control("steps", "Steps", "Batches to train on.", 300)
+    box = one_of(control.widget, widgets.Text)
+    box.value = "0.5"
+    assert "must be a whole number, 1 or more, got 0.5" in html_in(control.widget)
+    box.value = "20"
+    assert "must be" not in html_in(control.widget)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class ParameterControl:
     def __init__(self, info: ParameterInfo, value: Any = None) -> None:
         self.info = info
         self._value = info.default if value is None else value
-        self._observers: list[Callable[[ParameterControl], None]] = []
+        self._observers: list[Callable[[ParameterControl], object]] = []
         self._setting_thread: int | None = None
         self._lock = threading.RLock()
         self._locked = False
@@ -117,7 +117,7 @@ class ParameterControl:
         self.problem = sentence
         self._show_below()
 
-    def observe(self, observer: Callable[[ParameterControl], None]) -> None:
+    def observe(self, observer: Callable[[ParameterControl], object]) -> None:
         """Have a function called with this control after the user has changed the value."""
         self._observers.append(observer)
 
@@ -228,7 +228,9 @@ def count_control(
 ) -> ParameterControl:
     """Return the control of a whole number that is not a parameter of the configuration."""
     rule = f"be a whole number, {least} or more"
-    return text_control(path, title, help_text, default, kind="int", low=least, rule=rule, **more)
+    control = text_control(path, title, help_text, default, kind="int", low=least, rule=rule, **more)
+    control.observe(is_usable_count)
+    return control
 
 
 def is_usable_count(control: ParameterControl) -> bool:
