@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.panels.looking import LONG, ended, text_in
+from tests.panels.looking import LONG, ended, html_in, text_in
 from workbench.config import BoostConfig
 from workbench.panels.export_panel import ExportPanel, exported_files
 from workbench.panels.panel import PanelState
@@ -55,6 +55,8 @@ def test_a_study_shows_both_exports_with_verdict_and_provenance(panel: ExportPan
     assert "AMD EPYCPyTorch2.13.0" in text
     assert "ignores loss_scale, amp, snapshots, compatibility, provenance" in text
     assert "boost.less_bn" in text
+    assert "o1 and o2 are a study's answers" in text
+    assert "<th></th>" not in html_in(panel), "a table without titles has no head"
     assert json.loads(panel.json.value) == O1.to_dict()
     panel.choice.value = "o2"
     assert "O0 it is." in text_in(panel)
@@ -140,6 +142,7 @@ def test_a_study_that_exported_nothing_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "run" / "study.db").write_text("")
     with ExportPanel(tmp_path / "new") as panel:
         assert "has not been started; run workbench tune" in text_in(panel)
+        assert "o1 and o2" not in text_in(panel), "there are none"
         assert panel.export_button.disabled
         panel.study.value = str(tmp_path / "run")
         assert "has exported nothing yet" in text_in(panel)

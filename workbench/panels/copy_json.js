@@ -4,10 +4,13 @@ const copied = () => {
   button.textContent = "Copied";
   setTimeout(() => { button.textContent = "Copy"; }, 1500);
 };
-if (navigator.clipboard) {
-  navigator.clipboard.writeText(text.value).then(copied);
-} else {
+const select = () => {
   text.select();
   document.execCommand("copy");
   copied();
+};
+if (navigator.clipboard) {
+  navigator.clipboard.writeText(text.value).then(copied, select);
+} else {
+  select();
 }

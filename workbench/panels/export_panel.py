@@ -178,6 +178,7 @@ class ExportPanel(WorkPanel):
         self.read_button = self.button("Read", "Read what the study has exported", self._read_study)
         self.progress_text.value = ""
         self.choice = kit.choice_buttons([_SHARED])
+        self._answers = text_of("")
         self.folder = kit.text_box(folder, "Folder of the file")
         self.name = kit.text_box("boost_config.json", "Name of the file")
         self.replace = kit.check_box("Replace an existing file")
@@ -191,7 +192,7 @@ class ExportPanel(WorkPanel):
         self.locked = [self.study, self.read_button, self.choice, *saving]
         self.controls.children = (
             *section("Study", row(self.study, self.read_button), self.progress_text),
-            *section("What to export", self.choice, faint(ANSWERS)),
+            *section("What to export", self.choice, self._answers),
             *section("Where to", "Folder", self.folder, "File name", self.name, self.replace),
             row(self.save_button, self.export_button),
             self._file_note,
@@ -225,6 +226,7 @@ class ExportPanel(WorkPanel):
         if self.study.value.strip() and not files:
             problem = _nothing_exported(folder)
         self.progress_text.value = error_html(problem) if problem else ""
+        self._answers.value = faint(ANSWERS) if self._found else ""
         before = preferred or self.choice.value
         with self.showing():
             self.choice.options = [_SHARED, *self._found]
@@ -331,7 +333,7 @@ def _provenance_html(provenance: dict[str, Any]) -> str:
         rows.append(("Hardware", ", ".join(dict.fromkeys(hardware))))
     if device.get("torch"):
         rows.append(("PyTorch", str(device["torch"])))
-    return f"<h4>Provenance</h4>{table(('', ''), rows, css='wb-whole-words')}"
+    return f"<h4>Provenance</h4>{table((), rows, css='wb-whole-words')}"
 
 
 def _provenance_text(key: str, value: Any) -> str:

@@ -13,7 +13,7 @@ from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
 from workbench.panels.style import error_html, faint, file_link, words
 
 ANSWERS: Final = (
-    "o1 and o2 are a study's answers for its two allowed drops; boost levels and precisions (amp) only share the names."
+    "o1 and o2 are a study's answers, one for each allowed drop; boost levels and precisions only share the names."
 )
 
 

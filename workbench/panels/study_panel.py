@@ -258,6 +258,7 @@ class StudyPanel(WorkPanel):
             task = options.get("task") or look_for_task(str(self.entries["study.task"].value), folder)
             note = functools.partial(control.send, self.log)
             asked = self.form.set_up_question(task)
+            control.send(self.tell, "looking at the task ...")
             jobs = 1 if "task" in options else options["jobs"]  # what only this program knows is trained here alone
             try:
                 stop = control.stop_requested

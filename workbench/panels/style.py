@@ -67,9 +67,9 @@ def label_html(title: str, tip: str, unit: str = "") -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, css: str = "") -> str:
     """Write a small table of plain text; without titles it has no head."""
-    titles = "".join(f"<th>{words(cell)}</th>" for cell in head)
+    titles = "".join(f'<th scope="col">{words(cell)}</th>' for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{words(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<table class="wb-table {css}"><tr>{titles}</tr>{body}</table>'
+    return f'<table class="wb-table {css}">{titles and f"<tr>{titles}</tr>"}{body}</table>'
 
 
 def power_text(value: Any) -> str:
