@@ -126,6 +126,7 @@ def test_o0_and_tuned_plain_are_named_on_opposite_sides_of_their_points() -> Non
     assert (o0.x[0], o0.y[0]) == pytest.approx((tuned.x[0], tuned.y[0])), "else their names could not meet"
     assert [list(trace.text) for trace in (o0, tuned)] == [["O0"], ["tuned plain"]]
     assert [trace.textposition.split()[1] for trace in (o0, tuned)] == ["left", "right"]
+    assert o0.textposition.startswith("top"), "the line of the allowed drop is below"
 
 
 def test_a_trial_given_up_early_does_not_squeeze_the_picture() -> None:

@@ -128,8 +128,10 @@ def speed_accuracy_figure(
     _add_trials(drawing, numbers, low, high)
     if math.isfinite(numbers.baseline):
         hover, mark = "O0, the baseline everything is compared with.", Mark("star", 16, ORANGE)
-        # Off the upright line; tuned plain, named on the other side, may stand at the same point.
-        place = {"text": ["O0"], "textposition": "middle left"}
+        # Off the upright line and that of the allowed drop; tuned plain, named on the other side, may stand at the same
+        # point. On a narrow page the name reaches over the axis.
+        side = "top left" if metric.higher_is_better else "bottom left"
+        place = {"text": ["O0"], "textposition": side, "cliponaxis": False}
         drawing.marks(([1.0], [numbers.baseline]), mark, hover, **place, name="O0", customdata=[[0]])
         drawing.rule(Stroke(GREY, 1, "dot"), x=1.0)
     _add_tuned_plain(drawing, numbers, metric, tuned_plain or {})

@@ -70,7 +70,7 @@ def study_history_figure(
     objective: str = "Objective, smaller is better",
     allowed_drops: Mapping[str, float] | None = None,
     theme: Theme = "auto",
-    height: int = 380,
+    height: int = 460,
 ) -> go.Figure:
     """Draw objective and best so far against the trial number, which is also ``customdata[0]`` of a point.
 
