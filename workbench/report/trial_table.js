@@ -156,7 +156,8 @@ export class TrialTable {
     const line = this.box.querySelector(`tr[data-number="${number}"]`);
     const [inside, around] = [line.getBoundingClientRect(), this.box.getBoundingClientRect()];
     if (inside.top < around.top + 40 || inside.bottom > around.bottom) this.box.scrollTop += inside.top - around.top - 80;
-    this.detail.scrollIntoView({ block: "nearest", behavior: "smooth" });
+    const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    this.detail.scrollIntoView({ block: "nearest", behavior: calm ? "auto" : "smooth" });
   }
 
   close() {
