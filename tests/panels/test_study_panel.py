@@ -602,6 +602,14 @@ def test_values_that_cannot_be_are_refused_as_are_workers_for_a_task_that_they_c
     assert "jobs must be a whole number" in text_in(panel)
 
 
+def test_a_folder_that_cannot_be_made_is_a_sentence(keep: Callable[[StudyPanel], StudyPanel], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    panel = keep(StudyPanel(tiny_task(), studies=tmp_path / "file", steps=4))
+    text = run(panel, PanelState.FAILED)
+    assert "cannot be written (Not a directory)" in text
+    assert "Traceback" not in text
+
+
 def test_a_broken_file_of_somebody_else_is_left_alone(made: Make, tmp_path: Path) -> None:
     folder = tmp_path / "studies" / "own"
     folder.mkdir(parents=True)

@@ -161,7 +161,7 @@ def test_bfloat16_is_timed_only_where_the_processor_has_instructions_for_it(
     assert any(one.amp.level == "O2" for one in runner.timed) == is_fast
     assert values == ({"amp.level": "O2"} if is_fast else {})
     assert notes == (
-        [] if is_fast else ["Left out: amp.level = O2, because this cpu has no instructions for bfloat16."]
+        [] if is_fast else ["Left out: amp.level = O2, because this CPU has no instructions for bfloat16."]
     )
 
 

@@ -53,7 +53,7 @@ from workbench.study.set_up.standing import MOST_SEEDS, baseline_metrics, standi
 from workbench.study.set_up.tuned_plain import PLAIN
 
 SHORTER = "The study trains 36 of 430 batches. For 430, give it --minutes 47 --fresh."
-NOT_CAST = "bfloat16 is left out, because this cpu has no instructions for it."
+NOT_CAST = "bfloat16 is left out, because this CPU has no instructions for it."
 
 
 @pytest.fixture(scope="module")

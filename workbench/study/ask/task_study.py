@@ -103,8 +103,11 @@ def begin_study(
         if sentence:
             on_note(sentence)
     parse_study(question.text)  # nothing is written that could not be read
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(folder / "study.toml", question.text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(folder / "study.toml", question.text)
+    except OSError as error:
+        raise StudyError(f"{folder}: cannot be written ({error.strerror or error})") from None
     return folder
 
 
@@ -391,7 +394,7 @@ def _runtime(look: TaskLook, run_seconds: float, left_out: list[str]) -> dict[st
     if look.fast_bfloat16 or look.device == "cuda":
         runtime["amp.level"] = ["O0", "O2"]
     else:
-        no_format = f"this {look.device} has no instructions for it, and float16 because it is slow there"
+        no_format = f"this {look.device.upper()} has no instructions for it, and float16 because it is slow there"
         left_out.append(_left_out("bfloat16 is", no_format))
     if quicker := [n for n, seconds in look.fewer_threads.items() if seconds < look.step_seconds]:
         runtime["runtime.threads"] = quicker

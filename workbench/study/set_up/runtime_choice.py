@@ -144,7 +144,8 @@ class _RuntimeTiming:
             return "no time was left to measure it"
         config, device = self._base.with_values(values), self._device.type
         is_bfloat16 = config.effective_amp_level(device) != "O0" and config.amp.dtype == "bfloat16"
-        return f"this {device} has no instructions for bfloat16" if is_bfloat16 and not self._has_bfloat16 else ""
+        missing = is_bfloat16 and not self._has_bfloat16
+        return f"this {device.upper()} has no instructions for bfloat16" if missing else ""
 
     def fastest(self, chosen: dict[str, Any], tried: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the fastest row that agrees with the baseline, as what is ``chosen`` does; others get a message."""
