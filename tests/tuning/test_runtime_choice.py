@@ -16,6 +16,7 @@ from tests.kit.surface_runner import SurfaceRunner
 from workbench.config import BoostConfig
 from workbench.core import devices
 from workbench.study import OutOfTimeError, parse_study
+from workbench.study.errors import StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, SpeedJob, SpeedMeasured
 from workbench.study.set_up.proposing import first_batches
 from workbench.study.set_up.runtime_choice import choose_runtime, times_per_sample
@@ -121,6 +122,31 @@ def test_a_search_whose_time_is_over_keeps_what_it_has_chosen(tmp_path: Path) ->
     assert values == {"runtime.cuda_graph": True}
     with pytest.raises(OutOfTimeError):  # with nothing chosen the next command asks again
         chosen(tmp_path, choices, {("runtime.cuda_graph", True): 1.5}, make=Runner)
+
+
+def test_a_stop_while_choices_are_timed_leaves_them_to_the_next_command(tmp_path: Path) -> None:
+    class Runner(TimedRunner):
+        def ratio(self, leaves: Mapping[str, Any]) -> float:
+            if leaves["runtime.memory_format"] == "channels_last":
+                raise StudyStoppedError("stopped on request")
+            return super().ratio(leaves)
+
+    file, study = parse_study(RUNTIME_STUDY.format(choices=LAYOUTS)), optuna.create_study()
+    with pytest.raises(StudyStoppedError, match="on request"):
+        choose_runtime(StepTimes(study, file, Runner(tmp_path, {}, "", lambda: None)))
+    assert "runtime_choice" not in study.user_attrs
+
+
+@pytest.mark.parametrize("error", [AssertionError("256 samples"), KeyError(256)], ids=["assertion", "key"])
+def test_a_network_that_refuses_larger_batches_in_its_own_way_ends_nothing(tmp_path: Path, error: Exception) -> None:
+    class Runner(TimedRunner):
+        def ratio(self, leaves: Mapping[str, Any]) -> float:
+            if leaves["batch.factor"] > 1.0:
+                raise error
+            return super().ratio(leaves)
+
+    values, _, _ = chosen(tmp_path, LAYOUTS, {("runtime.memory_format", "channels_last"): 0.8}, make=Runner)
+    assert values == {"runtime.memory_format": "channels_last"}
 
 
 def test_what_a_fifth_of_the_time_does_not_reach_is_left_out_and_the_rest_is_kept(

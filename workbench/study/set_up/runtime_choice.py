@@ -16,7 +16,7 @@ from typing import Any
 
 import optuna
 
-from workbench.config import SWITCHES, BoostConfig, ConfigError
+from workbench.config import SWITCHES, BoostConfig
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import AgreementJob
@@ -27,6 +27,8 @@ _BATCH_FACTORS = (1.0, 4.0)
 RUNTIME_SHARE = 0.2  # of the time, after which nothing more is timed
 _FIRST = ("runtime.threads", "runtime.cuda_graph")
 _LAST = ("runtime.cuda_graph", "runtime.data", "runtime.matmul_precision", "runtime.cudnn_benchmark")
+_OF_A_NETWORK = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a network may raise that is called with other batches, in another format or compiled."""
 
 
 def ground_of(base: BoostConfig, attributes: Mapping[str, Any]) -> BoostConfig:
@@ -130,9 +132,9 @@ class _RuntimeTiming:
             for factor in _BATCH_FACTORS if not row["message"] else ():
                 plan = self._file.plans.resolve(self._base.with_values({**values, "batch.factor": factor}), "O0")
                 row["ratios"].append(self._times.measured(plan).ratio / factor)
-        except OutOfTimeError:
+        except StudyStoppedError:
             raise
-        except (ConfigError, RuntimeError, ValueError, TypeError) as error:  # a compiler that fails ends nothing
+        except _OF_A_NETWORK as error:  # a compiler that fails ends nothing
             if row["ratios"] and is_out_of_memory(error):
                 row["no_room"] = _BATCH_FACTORS[len(row["ratios"])]
             if len(row["ratios"]) < n_needed:
@@ -165,5 +167,5 @@ class _RuntimeTiming:
             return self._times.experimenter.run(AgreementJob(*sides, self._file.study.seed)).why_not
         except StudyStoppedError:
             raise
-        except (RuntimeError, ValueError, TypeError) as error:  # what was timed with some batches may fail with others
+        except _OF_A_NETWORK as error:  # what was timed with some batches may fail with others
             return f"{type(error).__name__}: {error}"
