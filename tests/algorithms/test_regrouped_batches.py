@@ -86,15 +86,15 @@ def test_what_belongs_to_no_sample_is_kept_where_all_batches_agree() -> None:
 @pytest.mark.parametrize(
     ("batch", "why"),
     [
-        ((torch.ones(4, 3, 8, 8), torch.ones(10, 6)), r"4 samples holds a Tensor of shape \(10, 6\) at batch\[1\]"),
+        ((torch.ones(4, 3, 8, 8), torch.ones(10, 6)), r"4 rows holds a Tensor of shape \(10, 6\) at batch\[1\]"),
         (
             {"x": torch.ones(4, 2), "loss": {"weights": torch.ones(3)}},
             r"shape \(3,\) at batch\['loss'\]\['weights'\], .*give it a first dimension of 1 if it is the same for all",
         ),
-        ((torch.ones(4, 2), np.ones(3)), r"4 samples holds a ndarray of shape \(3,\)"),
-        ((torch.ones(4, 2), [torch.ones(4), torch.ones(5)]), r"4 samples holds a Tensor of shape \(5,\)"),
-        ((torch.ones(7, 4, 2), torch.ones(4)), r"7 samples holds a Tensor of shape \(4,\)"),
-        ((nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)]), torch.ones(2)), r"5 samples holds a Tensor"),
+        ((torch.ones(4, 2), np.ones(3)), r"4 rows holds a ndarray of shape \(3,\)"),
+        ((torch.ones(4, 2), [torch.ones(4), torch.ones(5)]), r"4 rows holds a Tensor of shape \(5,\)"),
+        ((torch.ones(7, 4, 2), torch.ones(4)), r"7 rows holds a Tensor of shape \(4,\)"),
+        ((nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)]), torch.ones(2)), r"5 rows holds a Tensor"),
         ((torch.ones(4), [torch.ones(4) for _ in range(4)]), "a list of 4 tensors of that length may hold 4 samples"),
     ],
     ids=["boxes of all images", "class weights", "array", "list", "time first", "packed", "ambiguous"],

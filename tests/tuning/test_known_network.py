@@ -132,7 +132,7 @@ def test_a_space_within_the_layers_stays_as_it_is() -> None:
 def test_batches_that_cannot_be_regrouped_are_not_searched_in_a_file_written_by_hand() -> None:
     weighted = [(torch.ones(4, 4), torch.ones(4).long(), torch.ones(2))] * 3
     known = network_facts(replace(small_task(), train=weighted))
-    why = "a batch of 4 samples holds a Tensor of shape (2,) at batch[2], which cannot be divided among them"
+    why = "a batch of 4 rows holds a Tensor of shape (2,) at batch[2], which cannot be divided among them"
     assert known.no_merging == why
     file = parse_study(
         '[study]\ntask = "weighted"\nbudget_steps = 8\nn_trials = 3\nobjective = "time_to_quality"\n'

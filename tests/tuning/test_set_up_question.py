@@ -232,7 +232,7 @@ def test_a_schedule_that_waits_for_a_metric_is_refused_in_a_sentence() -> None:
         ),
         (
             [(torch.ones(4, 6), torch.ones(4, 1), torch.ones(9 + i, 5)) for i in range(4)],
-            "a batch of 4 samples holds a Tensor of shape (9, 5) at batch[2], which cannot be divided among them",
+            "a batch of 4 rows holds a Tensor of shape (9, 5) at batch[2], which cannot be divided among them",
         ),
         ([(torch.ones(4, 6), torch.ones(4, 1))], "the loader gives one batch"),
     ],
@@ -400,6 +400,49 @@ def test_what_a_metric_compares_is_said_where_a_function_takes_more_than_pairs(m
     sentence = "Of the 3 items of a batch, the metric mse compares model(batch[0]) with batch[1]"
     assert look_at(task, CPU, 20).compared.startswith(sentence) == is_said
     assert look_at(regression(), CPU, 20).compared == ""
+
+
+class Carried(nn.GRUCell):
+    """A network with a state for just as many samples as the loader gives at once."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 1)
+        self.register_buffer("state", torch.zeros(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = super().forward(x, self.state)
+        self.state = state.detach()
+        return state
+
+
+def test_larger_batches_are_left_out_where_the_network_does_not_take_them() -> None:
+    question, file = study_of(regression(model=Carried))
+    start = "Larger batches are left out, because the network does not take 4 batches at once (RuntimeError: "
+    assert "32" in said(question, start)
+    assert "batch.factor" not in paths(file)
+
+
+class Weighed(nn.MSELoss):
+    """A criterion with a weight to be trained, and one that gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.teacher = nn.Parameter(torch.zeros(())), nn.Linear(2, 2)
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (-self.weight).exp() * super().forward(outputs, targets) + self.weight
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_weights_of_a_loss_that_nobody_trains_are_named(is_held: bool) -> None:
+    loss = Weighed()
+
+    def optimizer(named: Iterator[tuple[str, nn.Parameter]]) -> torch.optim.Adam:
+        return torch.optim.Adam([*named, *([("weight", loss.weight)] if is_held else [])], lr=0.01)
+
+    told = look_at(regression(loss=loss, optimizer=optimizer), CPU, 20).untrained
+    expected = "" if is_held else "The loss has parameters that get gradients and are not trained: weight."
+    assert told.partition(" Give")[0] == expected
 
 
 def test_a_short_training_keeps_its_length() -> None:

@@ -20,11 +20,14 @@ from torch.optim import Optimizer
 
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.core import devices
+from workbench.core.batch import move_batch
+from workbench.core.out_of_memory import is_out_of_memory
 from workbench.core.own_generators import kept_generators
 from workbench.core.sparse_tables import sparse_tables
+from workbench.core.text import first_line
 from workbench.core.torch_internals import BatchNorm
 from workbench.core.wrapped_model import unwrapped
-from workbench.methods.batch.method import why_not_merged
+from workbench.methods.batch.method import concatenated, why_not_merged
 from workbench.methods.facts import facts_of_copies
 from workbench.methods.schedule.method import StandIn, has_rate, recorded
 from workbench.optim.muon.optimizer import parameter_groups
@@ -40,6 +43,7 @@ _MERGED = 4  # batches that a search puts together at most
 _EARLY = 0.2  # share of a run in which no schedule that was meant for it has ended
 _FALLEN = 0.01  # share of the highest rate below which little is learned
 _ABOUT = 0.1  # how far from 1 a schedule's highest factor on the optimizer's rate may be
+_NAMED = 3  # parameters, in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class TaskLook:
     fewer_threads: Mapping[int, float] = field(default_factory=dict)  # and a step's seconds where they are about enough
     compared: str = ""  # which items of a batch the metric compares, a sentence; empty where that is unambiguous
     falls_early: str = ""  # where the schedule ends long before the run, a sentence; empty where it does not
+    untrained: str = ""  # which parameters of the loss get gradients that no optimizer uses, a sentence
     sets_rates: bool = False  # whether the schedule goes up to other rates than the optimizer's, as OneCycleLR does
 
 
@@ -78,7 +83,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
         warnings.simplefilter("ignore")
         network = network_facts(task)
         # Before there is another copy, since memory may be short.
-        by_threads, evaluation_seconds = _seconds(task, device, steps, seed)
+        by_threads, evaluation_seconds, untrained = _seconds(task, device, steps, seed)
         threads = max(by_threads)
         model = task.new_model().to(device)
         optimizer = task.new_optimizer(model)
@@ -97,7 +102,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             weight_decay=max(_number(group.get("weight_decay", 0.0)) for group in groups),
             has_scheduler=scheduler is not None,
             # One alone would be put together with itself.
-            no_merging="the loader gives one batch" if n_batches == 1 else why_not_merged(first),
+            no_merging="the loader gives one batch" if n_batches == 1 else _why_not_at_once(task, model, first),
             convolutions=sum(isinstance(module, nn.Conv2d) for module in model.modules()),
             matrices=sum(len(group["params"]) for group in parameter_groups(model) if group["matrices"]),
             sparse_gradients=bool(sparse_tables(model)),
@@ -111,8 +116,22 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             fewer_threads=by_threads,
             compared=task.what_is_compared(next(iter(task.evaluation_batches(seed)))),
             falls_early=_falls_early(course),
+            untrained=untrained,
             sets_rates=sets_rates,
         )
+
+
+def _why_not_at_once(task: Task, model: nn.Module, batches: Sequence[Any]) -> str:
+    """Return why batches cannot be put together and trained on as one, to stand after "because"; else empty."""
+    if why_not := why_not_merged(batches):
+        return why_not
+    try:
+        task.with_own_loss().compute_loss(model, move_batch(concatenated(batches), devices.device_of(model)))
+    except Exception as error:  # a state for so many samples, for example; any module may refuse in its own way
+        if not is_out_of_memory(error):  # fewer may fit
+            said = f"{type(error).__name__}: {first_line(error)}"
+            return f"the network does not take {len(batches)} batches at once ({said})"
+    return ""
 
 
 def _number(value: Any) -> float:
@@ -120,8 +139,8 @@ def _number(value: Any) -> float:
     return float(value.item() if isinstance(value, Tensor) else value) if is_known else 0.0
 
 
-def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[dict[int, float], float]:
-    """Time a step of the task as given, by number of threads, and an evaluation.
+def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[dict[int, float], float, str]:
+    """Time a step of the task as given, by number of threads, and an evaluation; say what of the loss is not trained.
 
     On a CPU some steps are timed with all threads, with half of them, and so on until a step takes clearly longer.
     """
@@ -144,7 +163,21 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[d
     check_outputs(task, model, device, precision, seed)  # what is loaded for a metric is loaded once
     began = time.perf_counter()
     evaluate(task, model, device, precision, seed)
-    return found, time.perf_counter() - began
+    return found, time.perf_counter() - began, _untrained(prepared.task.loss, prepared.boosted.optimizer)
+
+
+def _untrained(loss: Any, optimizer: Optimizer) -> str:
+    """Say which parameters of a loss got gradients in training that its optimizer does not use; else empty."""
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    named = loss.named_parameters() if isinstance(loss, nn.Module) else ()
+    names = [name for name, parameter in named if parameter.grad is not None and parameter not in held]
+    if not names:
+        return ""
+    listed = ", ".join([*names[:_NAMED], *["..."] * (len(names) > _NAMED)])
+    return (
+        f"The loss has parameters that get gradients and are not trained: {listed}. Give them to the optimizer, or let "
+        "them not require gradients."
+    )
 
 
 def _least_seconds(loop: Iterator[Any], device: torch.device) -> float:

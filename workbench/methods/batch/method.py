@@ -92,7 +92,7 @@ def _regrouped(
     for part, size in zip(group, sizes, strict=True):
         if length_of(part) not in (None, 1):
             raise ValueError(
-                f"a batch of {size} samples holds a {type(part).__name__} of shape {tuple(part.shape)} at {place}, "
+                f"a batch of {size} rows holds a {type(part).__name__} of shape {tuple(part.shape)} at {place}, "
                 "which cannot be divided among them; give it a first dimension of 1 if it is the same for all samples "
                 "of all batches, or leave `batch.factor` at 1"
             )

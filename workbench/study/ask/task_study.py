@@ -99,7 +99,8 @@ def begin_study(
     asked = (look, _named_from(folder, task))
     options: Any = {"allowed_drop": allowed_drop, "places": places, "threads": threads}
     question = ask(*asked, steps=length, minutes=minutes, **options)
-    for sentence in [look.compared, look.falls_early, *question.left_out, question.forecast(minutes, places)]:
+    about_task = [look.compared, look.falls_early, look.untrained]
+    for sentence in [*about_task, *question.left_out, question.forecast(minutes, places)]:
         if sentence:
             on_note(sentence)
     parse_study(question.text)  # nothing is written that could not be read
