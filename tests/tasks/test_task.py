@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -137,8 +138,13 @@ def test_a_function_that_returns_the_wrong_thing_is_named(changes: dict[str, Any
         ({}, (X,), "got a tuple of 1"),
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, (X, Y), r"got a tensor of shape \[6\]; average it"),
         ({"loss": lambda model, batch: 1.0}, (X, Y), "must be a scalar tensor, got float"),
+        (
+            {"loss": lambda model, batch: {"loss": model(batch[0]).mean()}},
+            (X, Y),
+            "got a dict of 'loss'; return the one tensor that is to be minimised",
+        ),
     ],
-    ids=["mapping", "single", "unreduced", "number"],
+    ids=["mapping", "single", "unreduced", "number", "named"],
 )
 def test_a_loss_that_does_not_fit_is_named(changes: dict[str, Any], batch: Any, words: str) -> None:
     task = small_task(**changes)
@@ -273,6 +279,13 @@ def test_a_digest_of_unhashed_data_changes_with_the_data() -> None:
     assert len(digests) == 3
     assert small_task().data_digest() in digests
     assert small_task(data_hash="v1").data_digest() == "v1"
+
+
+@pytest.mark.parametrize("make", [Tensor.to_sparse, lambda x: x.numpy().copy()], ids=["sparse", "array"])
+def test_a_digest_looks_into_what_is_no_plain_tensor(make: Callable[[Tensor], Any]) -> None:
+    first, same, other = (small_task(train=[(make(x), Y)]).data_digest() for x in (X, X, X + 1))
+    assert first == same
+    assert first != other
 
 
 def test_a_changed_copy_is_checked_again() -> None:

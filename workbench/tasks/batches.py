@@ -214,7 +214,11 @@ def digest_of_batches(batches: Iterable[Any], limit: int | None = None) -> str:
 
 
 def _feed(digest: Any, part: Any) -> None:
-    if isinstance(part, Tensor):
+    if isinstance(part, np.ndarray) and not part.dtype.hasobject:
+        digest.update(f"{part.dtype}{part.shape}".encode() + part.tobytes())
+    elif isinstance(part, Tensor) and part.layout != torch.strided:  # sparse: its indices and values, as in a pickle
+        _feed(digest, part.detach().__reduce_ex__(2)[1])
+    elif isinstance(part, Tensor):
         digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
         digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(part, Mapping):

@@ -90,7 +90,7 @@ class _Copies:
         if foreign:
             raise TaskError(
                 f"`optimizer` holds {foreign} of {len(held)} parameters that are not the model's; build it from "
-                "model.parameters()"
+                "model.parameters(), or give a function of the named parameters, which may add those of the loss"
             )
         if optimizer is not None and any("initial_lr" in group for group in optimizer.param_groups):
             raise TaskError(

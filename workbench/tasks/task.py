@@ -264,7 +264,8 @@ class Task:
         else:
             loss = self.loss(model, batch)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
-            raise TaskError(f"task {self.name!r}: the loss must be a scalar tensor, got {_described(loss)}; average it")
+            advice = "average it" if isinstance(loss, Tensor) else "return the one tensor that is to be minimised"
+            raise TaskError(f"task {self.name!r}: the loss must be a scalar tensor, got {_described(loss)}; {advice}")
         return loss
 
     def predict(self, model: Callable[..., Any], batch: Any) -> Any:
