@@ -216,8 +216,9 @@ def digest_of_batches(batches: Iterable[Any], limit: int | None = None) -> str:
 def _feed(digest: Any, part: Any) -> None:
     if isinstance(part, np.ndarray) and not part.dtype.hasobject:
         digest.update(f"{part.dtype}{part.shape}".encode() + part.tobytes())
-    elif isinstance(part, Tensor) and part.layout != torch.strided:  # sparse: its indices and values, as in a pickle
-        _feed(digest, part.detach().__reduce_ex__(2)[1])
+    elif isinstance(part, Tensor) and part.layout not in (torch.strided, torch.jagged):
+        entries = part.detach().to_sparse().coalesce()
+        _feed(digest, [str(part.layout), *part.shape, entries.indices(), entries.values()])
     elif isinstance(part, Tensor):
         digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
         digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
