@@ -24,11 +24,11 @@ from workbench.core import devices
 from workbench.study import tune
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
+from workbench.study.run.idle_places import about_places
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
 from workbench.study.run.process_trainer import ProcessCrew, ProcessTrainer
 from workbench.study.run.progress import TuneProgress
 from workbench.study.run.runner import LostTrialError, StoppableExperimenter
-from workbench.study.run.search_and_confirm import _about_places
 from workbench.study.run.side_by_side import train_rounds
 from workbench.study.set_up.tuned_plain import PLAIN
 
@@ -230,6 +230,6 @@ def test_how_many_are_trained_at_a_time_is_told_to_whoever_asks_wherever_they_as
     asked: int | None, jobs: int, in_file: bool, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "places_to_train", lambda _: 4)
-    sentence = _about_places(read_study(write(tmp_path)), asked, jobs, in_file=in_file)
+    sentence = about_places(read_study(write(tmp_path)), asked, jobs, in_file=in_file)
     assert sentence.startswith(told)
     assert bool(sentence) == bool(told)

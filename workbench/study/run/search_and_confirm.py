@@ -7,7 +7,7 @@
     the best for each export beside O0 over fresh seeds, until the verdict is in    (`answer.confirming`)
     what each export takes, and the files                                           (`answer.selection`, `result`)
 
-`tune` opens the study, and `_Stages` has a method for each line. Everything is stored when it is done, so the same
+`tune` opens the study, and `StudyStages` has a method for each line. Everything is stored when it is done, so the same
 command continues wherever the last one ended, whatever ended it.
 
 With ``ranks`` above 1 in the file every trial trains over several processes, which torchrun or ``workbench tune`` has
@@ -19,32 +19,24 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-import shlex
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import TrialState
 
 from workbench.core.other_work import OtherWork
 from workbench.core.rank_environment import is_first_rank, rank_environment
-from workbench.core.records import Verdict
-from workbench.study.answer.confirming import Confirmation
-from workbench.study.answer.freezing_limits import measure_freezing_limits
-from workbench.study.answer.learning import learns_nothing
-from workbench.study.answer.loss_scale_policy import tune_loss_scale
-from workbench.study.answer.result import StudyResult, write_answer
-from workbench.study.answer.selection import contenders, select
+from workbench.study.answer.result import StudyResult
 from workbench.study.answer.status_keeper import StatusKeeper
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.ask.warm_start import enqueue_warm_start, sources_in
 from workbench.study.errors import OutOfTimeError, StudyError
-from workbench.study.run.experimenter import CHECKPOINTS, MakeExperimenter, TaskExperimenter, experimenter_for
+from workbench.study.run.experimenter import MakeExperimenter, TaskExperimenter, experimenter_for
+from workbench.study.run.idle_places import about_places, idle_places
 from workbench.study.run.joining import check_limits
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.process_trainer import ProcessCrew
@@ -53,28 +45,12 @@ from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
 from workbench.study.run.ray_engine import RayCrew, RayEngine
 from workbench.study.run.runner import Experimenter, StoppableExperimenter, TaskExpert, end_if_asked
 from workbench.study.run.searching import Search
-from workbench.study.set_up.stages import (
-    confirmation_begins,
-    ends_of_search,
-    explain,
-    find_plain,
-    half_way,
-    has_found,
-    search_ends,
-    settle,
-    settle_runtime,
-    stage_ends,
-    take_apart,
-    try_runtime_alone,
-)
-from workbench.study.set_up.tuned_plain import compare_with_plain
+from workbench.study.run.study_stages import StudyStages
 from workbench.study.store import storage as kept
 from workbench.study.store.liveness import StaleTrials
-from workbench.study.store.stored_records import candidates_of, keep_candidates, refuse_other_targets
+from workbench.study.store.stored_records import refuse_other_targets
 from workbench.study.store.write_ahead import writing_ahead
 
-_CONFIRMATION, _ATTRIBUTION = "the confirmation", "the measurement of where the gain comes from"
-_BEGUN = "goes_on"  # attribute of a study: which of these the next command does before it searches on; empty for none
 _LOADING_SHARE = 0.1  # of the time limit, which processes may take again for what this one has taken to load the task
 _WRITING_SECONDS = 1.0
 _WRITING_SHARE = 0.25
@@ -143,7 +119,7 @@ def tune(
                 loading = time.monotonic() - began
                 has_time = limit is not None and loading < _LOADING_SHARE * limit
                 takes_idle = finds_set_up and has_time and file.study.ranks == 1 and make_experimenter is None
-                n_jobs = jobs or (_idle_places(file, limit) if takes_idle else 1)
+                n_jobs = jobs or (idle_places(file, limit) if takes_idle else 1)
                 crew = leaving.enter_context(ProcessCrew(file, directory, n_jobs, make_experimenter, expert))
             leading = LeadingExperimenter(expert) if ray is None and file.study.ranks > 1 else None
             guard = StoppableExperimenter(leading or crew.experimenter, stop)
@@ -173,186 +149,33 @@ def tune(
                 return [guard.beside(one) for one in crew.trainers()]
 
             search.at_places = functools.partial(crew.search, on_poll=on_poll)
-            stages = _Stages(study, file, directory, guard, search, watch, trainers, limit, deadline, confirm_seeds)
+            stages = StudyStages(study, file, directory, guard, search, watch, trainers, limit, deadline, confirm_seeds)
             loaded, other = time.monotonic(), OtherWork()
             try:
                 stages.train_baseline()
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
-            about_places = ""
+            room = ""
             # Of several ranks the others would count as other work.
             if ray is None and file.study.ranks == 1:
                 if busy := other.sentence(file.study.threads):
                     watch.note(f"{busy}.")
                 elif finds_set_up and isinstance(expert, TaskExperimenter):
-                    about_places = _about_places(file, jobs, n_jobs, in_file=make_experimenter is None)
-                    if about_places:
-                        watch.note(about_places)
+                    room = about_places(file, jobs, n_jobs, in_file=make_experimenter is None)
+                    if room:
+                        watch.note(room)
             find = stages.find_set_up if finds_set_up else stages.find_trials
             find(searches=not stages.goes_on())
             stages.measure_more()
             stages.confirm()
             result = stages.answer(require_confirmed=require_confirmed)
         more = [] if archived is None else [f"The earlier study is archived in {archived}."]
-        more += [about_places] if about_places and jobs == 1 else []  # as from Python, where nobody may have seen it
+        more += [room] if room and jobs == 1 else []  # as from Python, where nobody may have seen it
         messages = [*result.messages, *more]
         result = replace(result, messages=messages, n_trials=n_trials, seconds=time.monotonic() - began)
         if leading is not None:
             leading.end(result)
         return result
-
-
-@dataclass
-class _Stages:
-    """The stages of a study in one command; what an earlier command has done is not done again.
-
-    Each stage says in ``guard.deadline`` when its last run ends.
-    """
-
-    study: optuna.Study
-    file: StudyFile
-    directory: Path
-    guard: StoppableExperimenter  # trains for all stages
-    search: Search
-    watch: StudyWatch
-    trainers: Callable[[], list[Experimenter]]  # gives those that train side by side now
-    limit: float | None  # seconds of the whole command
-    deadline: float | None  # when the last stage ends, by ``time.monotonic()``; None for no end
-    confirm_seeds: int | None
-
-    def __post_init__(self) -> None:
-        self._finds_set_up = self.file.study.objective == "time_to_quality"
-        self._cut_short = list[str]()  # what the time limit has ended
-
-    def train_baseline(self) -> None:
-        """Train O0, if it has not been; an OutOfTimeError where the time is too short for that."""
-        self.guard.deadline = self.deadline
-        if self._finds_set_up and baseline_trial(self.study) is None:
-            self.search.trainers = self.trainers()
-        self.search.run_baseline(self.deadline)
-        if doubt := learns_nothing(self.study, self.file):
-            self.watch.note(doubt)
-
-    def goes_on(self) -> bool:
-        """Return whether what follows the search goes on first: it was begun before, or more seeds are asked for."""
-        stage = "" if self.limit is None else self.study.user_attrs.get(_BEGUN, "")
-        is_open = any(one.verdict is Verdict.UNDECIDED and one.n_seeds > 0 for one in candidates_of(self.study))
-        asks_more = self.confirm_seeds is not None and is_open
-        if asks_more:
-            self.watch.note(f"{_CONFIRMATION}, for which more seeds are asked, goes on before the search does")
-        elif stage:
-            self.watch.note(f"{stage}, which was not finished, goes on before the search does")
-        return asks_more or bool(stage)
-
-    def find_set_up(self, *, searches: bool) -> None:
-        """Search for the fastest set-up, in the stages of ``set_up/stages.py``, and find out what its parts are."""
-        study, file, search, guard, limit = self.study, self.file, self.search, self.guard, self.limit
-        times = (self.deadline, limit, max(len(self.trainers()), 1))
-        end = search_ends(study, file, *times)
-        guard.deadline = stage_ends(end, limit, self.deadline)
-        settle_runtime(search, limit=limit, on_note=self.watch.note)
-        if searches:
-            guard.deadline = stage_ends(end, limit, self.deadline, file.set_up.plain_share)
-            search.until(guard.deadline)
-            search.trainers = self.trainers()
-            find_plain(search, deadline=guard.deadline, limit=limit)
-            guard.deadline = end
-            search.run_until(end)
-        if not (has_found(study, file) if searches else self._compete()):
-            # Nothing to take apart, or to confirm: the search has that time, too.
-            guard.deadline = confirmation_begins(study, file, *times)
-            try_runtime_alone(search)
-            search.run_until(guard.deadline)
-        search.trainers = self.trainers()
-        for moment in ends_of_search(study, file, *times) if searches else ():
-            guard.deadline = moment
-            settle(search, deadline=moment)
-            self.watch.phase("attribution")
-            take_apart(search, deadline=moment)
-            if self._compete():
-                break
-
-    def find_trials(self, *, searches: bool) -> None:
-        """Run the trials of another objective; where none competes for an export, they have all the time there is."""
-        self.guard.deadline = self.search.deadline
-        if searches:
-            self.search.run()
-        if not self._compete():
-            later = (self.file.loss_scale_replay, self.file.freezing_limit)
-            measures = any(one is not None and one.enabled for one in later)
-            self.guard.deadline = half_way(self.deadline) if measures else self.deadline
-            self.search.run_until(self.guard.deadline)
-
-    def measure_more(self) -> None:
-        """Choose a loss-scale policy and time freezing, where the study asks for it."""
-        study, file, guard, watch = self.study, self.file, self.guard, self.watch
-        guard.deadline = half_way(self.deadline)
-        if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
-            watch.phase("loss scale")
-        try:
-            tune_loss_scale(study, file, guard, on_step=watch.step)
-        except OutOfTimeError:
-            self._cut_short.append("the choice of a loss-scale policy")
-        if file.freezing_limit is not None and file.freezing_limit.enabled:
-            watch.phase("freezing limit")
-        try:
-            measure_freezing_limits(study, file, guard)
-        except OutOfTimeError:
-            self._cut_short.append("the measurement of what freezing could save")
-
-    def confirm(self) -> None:
-        """Train the best for each export and O0 over fresh seeds, and compare what is taken with tuned plain.
-
-        Find out where its gain comes from, too, if that is not known.
-        """
-        study, file, search, watch = self.study, self.file, self.search, self.watch
-        self.guard.deadline = self.deadline
-        study.set_user_attr(_BEGUN, _CONFIRMATION)
-        confirmation = Confirmation(
-            study,
-            file,
-            self.guard,
-            search.warm_ups,
-            trainers=self.trainers(),
-            command=f"workbench tune {shlex.quote(str(self.directory))} --confirm-seeds {{seeds}}",
-            confirm_seeds=self.confirm_seeds,
-            deadline=self.deadline,
-            on_run=watch.run_finished,
-            on_step=watch.step,
-            on_note=watch.note,
-        )
-        candidates = confirmation.judge(contenders(study, file))
-        keep_candidates(study, candidates)
-        self._cut_short += [_CONFIRMATION] if confirmation.cut_short else []
-        open_stage = _CONFIRMATION if confirmation.is_open else ""
-        if self._finds_set_up:
-            study.set_user_attr(_BEGUN, open_stage or _ATTRIBUTION)
-            targets = dict.fromkeys(one.target for one in candidates)
-            taken = [one for target in targets if (one := select(target, candidates).candidate) is not None]
-            compare_with_plain(confirmation, taken)
-            watch.phase("attribution")
-            known = [explain(search, one.trial_number, deadline=self.deadline) for one in taken]
-            if not all(known):
-                self._cut_short.append(_ATTRIBUTION)
-                open_stage = open_stage or _ATTRIBUTION
-        study.set_user_attr(_BEGUN, open_stage)
-
-    def answer(self, *, require_confirmed: bool) -> StudyResult:
-        """Choose what each export takes and write the files."""
-        study, cut_short = self.study, " and ".join(self._cut_short)
-        by_time = f"The time limit ended {cut_short}; the same command continues from there."
-        study.set_user_attr("cut_short", by_time if cut_short else "")
-        self.watch.phase("export")
-        folder = self.directory / "result"
-        result = write_answer(study, self.file, self.directory, folder, require_confirmed=require_confirmed)
-        if not (cut_short or study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))):
-            shutil.rmtree(self.directory / CHECKPOINTS, ignore_errors=True)  # of runs that will not be asked for again
-        self.watch.done()
-        return result
-
-    def _compete(self) -> bool:
-        """Return whether any trial competes for an export."""
-        return any(contenders(self.study, self.file).values())
 
 
 def _keep_question(study: optuna.Study, file: StudyFile, guard: Experimenter, n_trials: int) -> None:
@@ -402,32 +225,6 @@ def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[floa
     writing = min(max(0.5 * (time.monotonic() - began), _WRITING_SECONDS), _WRITING_SHARE * limit)
     share = file.confirm.time_share if file.confirm.enabled else 0.0
     return began + (limit - writing) * (1.0 - share), began + limit - writing
-
-
-def _idle_places(file: StudyFile, limit: float | None) -> int:
-    from workbench.core import devices
-
-    return devices.idle_places_to_train(file.study.device, seconds=math.inf if limit is None else limit)
-
-
-def _about_places(file: StudyFile, asked: int | None, jobs: int, *, in_file: bool) -> str:
-    """Return a sentence where idle cores were taken unasked, or more runs could be trained at a time than are.
-
-    ``in_file``: the task is in a file, where other processes find it, too.
-    """
-    from workbench.core import devices
-
-    if asked is None and jobs > 1:
-        return f"Trains {jobs} runs at a time, on cores that were idle; {_asking_for(1)} trains one."
-    number = devices.places_to_train(file.study.device)
-    if number <= jobs:
-        return ""
-    how = f"{_asking_for(number)} uses it" if in_file else "a task in a file (my_task.py:task) could use it"
-    return f"There is room to train {number} runs at a time here; {how}."
-
-
-def _asking_for(jobs: int) -> str:
-    return f"--jobs {jobs} (jobs={jobs} in Python, Workers in the Tune tab)"
 
 
 def _too_short(limit: float, needed: float) -> str:

@@ -1,0 +1,199 @@
+"""The stages of a study in one command, from O0 to its files, each with the time that is left to it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from optuna.trial import TrialState
+
+from workbench.core.records import Verdict
+from workbench.study.answer.confirming import Confirmation
+from workbench.study.answer.freezing_limits import measure_freezing_limits
+from workbench.study.answer.learning import learns_nothing
+from workbench.study.answer.loss_scale_policy import tune_loss_scale
+from workbench.study.answer.result import StudyResult, write_answer
+from workbench.study.answer.selection import contenders, select
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.errors import OutOfTimeError
+from workbench.study.run.experimenter import CHECKPOINTS
+from workbench.study.run.objective import baseline_trial
+from workbench.study.run.progress import StudyWatch
+from workbench.study.run.runner import Experimenter, StoppableExperimenter
+from workbench.study.run.searching import Search
+from workbench.study.set_up.stages import (
+    confirmation_begins,
+    ends_of_search,
+    explain,
+    find_plain,
+    half_way,
+    has_found,
+    search_ends,
+    settle,
+    settle_runtime,
+    stage_ends,
+    take_apart,
+    try_runtime_alone,
+)
+from workbench.study.set_up.tuned_plain import compare_with_plain
+from workbench.study.store.stored_records import candidates_of, keep_candidates
+
+_CONFIRMATION, _ATTRIBUTION = "the confirmation", "the measurement of where the gain comes from"
+_BEGUN = "goes_on"  # attribute of a study: which of these the next command does before it searches on; empty for none
+
+
+@dataclass
+class StudyStages:
+    """The stages of a study in one command; what an earlier command has done is not done again.
+
+    Each stage says in ``guard.deadline`` when its last run ends.
+    """
+
+    study: optuna.Study
+    file: StudyFile
+    directory: Path
+    guard: StoppableExperimenter  # trains for all stages
+    search: Search
+    watch: StudyWatch
+    trainers: Callable[[], list[Experimenter]]  # gives those that train side by side now
+    limit: float | None  # seconds of the whole command
+    deadline: float | None  # when the last stage ends, by ``time.monotonic()``; None for no end
+    confirm_seeds: int | None
+
+    def __post_init__(self) -> None:
+        self._finds_set_up = self.file.study.objective == "time_to_quality"
+        self._cut_short = list[str]()  # what the time limit has ended
+
+    def train_baseline(self) -> None:
+        """Train O0, if it has not been; an OutOfTimeError where the time is too short for that."""
+        self.guard.deadline = self.deadline
+        if self._finds_set_up and baseline_trial(self.study) is None:
+            self.search.trainers = self.trainers()
+        self.search.run_baseline(self.deadline)
+        if doubt := learns_nothing(self.study, self.file):
+            self.watch.note(doubt)
+
+    def goes_on(self) -> bool:
+        """Return whether what follows the search goes on first: it was begun before, or more seeds are asked for."""
+        stage = "" if self.limit is None else self.study.user_attrs.get(_BEGUN, "")
+        is_open = any(one.verdict is Verdict.UNDECIDED and one.n_seeds > 0 for one in candidates_of(self.study))
+        asks_more = self.confirm_seeds is not None and is_open
+        if asks_more:
+            self.watch.note(f"{_CONFIRMATION}, for which more seeds are asked, goes on before the search does")
+        elif stage:
+            self.watch.note(f"{stage}, which was not finished, goes on before the search does")
+        return asks_more or bool(stage)
+
+    def find_set_up(self, *, searches: bool) -> None:
+        """Search for the fastest set-up, in the stages of ``set_up/stages.py``, and find out what its parts are."""
+        study, file, search, guard, limit = self.study, self.file, self.search, self.guard, self.limit
+        times = (self.deadline, limit, max(len(self.trainers()), 1))
+        end = search_ends(study, file, *times)
+        guard.deadline = stage_ends(end, limit, self.deadline)
+        settle_runtime(search, limit=limit, on_note=self.watch.note)
+        if searches:
+            guard.deadline = stage_ends(end, limit, self.deadline, file.set_up.plain_share)
+            search.until(guard.deadline)
+            search.trainers = self.trainers()
+            find_plain(search, deadline=guard.deadline, limit=limit)
+            guard.deadline = end
+            search.run_until(end)
+        if not (has_found(study, file) if searches else self._compete()):
+            # Nothing to take apart, or to confirm: the search has that time, too.
+            guard.deadline = confirmation_begins(study, file, *times)
+            try_runtime_alone(search)
+            search.run_until(guard.deadline)
+        search.trainers = self.trainers()
+        for moment in ends_of_search(study, file, *times) if searches else ():
+            guard.deadline = moment
+            settle(search, deadline=moment)
+            self.watch.phase("attribution")
+            take_apart(search, deadline=moment)
+            if self._compete():
+                break
+
+    def find_trials(self, *, searches: bool) -> None:
+        """Run the trials of another objective; where none competes for an export, they have all the time there is."""
+        self.guard.deadline = self.search.deadline
+        if searches:
+            self.search.run()
+        if not self._compete():
+            later = (self.file.loss_scale_replay, self.file.freezing_limit)
+            measures = any(one is not None and one.enabled for one in later)
+            self.guard.deadline = half_way(self.deadline) if measures else self.deadline
+            self.search.run_until(self.guard.deadline)
+
+    def measure_more(self) -> None:
+        """Choose a loss-scale policy and time freezing, where the study asks for it."""
+        study, file, guard, watch = self.study, self.file, self.guard, self.watch
+        guard.deadline = half_way(self.deadline)
+        if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
+            watch.phase("loss scale")
+        try:
+            tune_loss_scale(study, file, guard, on_step=watch.step)
+        except OutOfTimeError:
+            self._cut_short.append("the choice of a loss-scale policy")
+        if file.freezing_limit is not None and file.freezing_limit.enabled:
+            watch.phase("freezing limit")
+        try:
+            measure_freezing_limits(study, file, guard)
+        except OutOfTimeError:
+            self._cut_short.append("the measurement of what freezing could save")
+
+    def confirm(self) -> None:
+        """Train the best for each export and O0 over fresh seeds, and compare what is taken with tuned plain.
+
+        Find out where its gain comes from, too, if that is not known.
+        """
+        study, file, search, watch = self.study, self.file, self.search, self.watch
+        self.guard.deadline = self.deadline
+        study.set_user_attr(_BEGUN, _CONFIRMATION)
+        confirmation = Confirmation(
+            study,
+            file,
+            self.guard,
+            search.warm_ups,
+            trainers=self.trainers(),
+            command=f"workbench tune {shlex.quote(str(self.directory))} --confirm-seeds {{seeds}}",
+            confirm_seeds=self.confirm_seeds,
+            deadline=self.deadline,
+            on_run=watch.run_finished,
+            on_step=watch.step,
+            on_note=watch.note,
+        )
+        candidates = confirmation.judge(contenders(study, file))
+        keep_candidates(study, candidates)
+        self._cut_short += [_CONFIRMATION] if confirmation.cut_short else []
+        open_stage = _CONFIRMATION if confirmation.is_open else ""
+        if self._finds_set_up:
+            study.set_user_attr(_BEGUN, open_stage or _ATTRIBUTION)
+            targets = dict.fromkeys(one.target for one in candidates)
+            taken = [one for target in targets if (one := select(target, candidates).candidate) is not None]
+            compare_with_plain(confirmation, taken)
+            watch.phase("attribution")
+            known = [explain(search, one.trial_number, deadline=self.deadline) for one in taken]
+            if not all(known):
+                self._cut_short.append(_ATTRIBUTION)
+                open_stage = open_stage or _ATTRIBUTION
+        study.set_user_attr(_BEGUN, open_stage)
+
+    def answer(self, *, require_confirmed: bool) -> StudyResult:
+        """Choose what each export takes and write the files."""
+        study, cut_short = self.study, " and ".join(self._cut_short)
+        by_time = f"The time limit ended {cut_short}; the same command continues from there."
+        study.set_user_attr("cut_short", by_time if cut_short else "")
+        self.watch.phase("export")
+        folder = self.directory / "result"
+        result = write_answer(study, self.file, self.directory, folder, require_confirmed=require_confirmed)
+        if not (cut_short or study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))):
+            shutil.rmtree(self.directory / CHECKPOINTS, ignore_errors=True)  # of runs that will not be asked for again
+        self.watch.done()
+        return result
+
+    def _compete(self) -> bool:
+        """Return whether any trial competes for an export."""
+        return any(contenders(self.study, self.file).values())
