@@ -445,6 +445,11 @@ def test_weights_of_a_loss_that_nobody_trains_are_named(is_held: bool) -> None:
     assert told.partition(" Give")[0] == expected
 
 
+def test_one_minute_is_no_plural() -> None:
+    told = said(asked(steps=180, minutes=1.0), "The study trains 120 of 180 batches")
+    assert "would take longer than 1 minute; what it finds" in told
+
+
 def test_a_short_training_keeps_its_length() -> None:
     question = asked(steps=180)
     assert question.steps == 180

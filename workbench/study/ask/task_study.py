@@ -252,8 +252,8 @@ def ask(
         needed = math.ceil(_RUNS_WANTED * (steps * look.step_seconds + look.evaluation_seconds) / 60)
         left_out.append(
             f"{SHORTENED}{horizon} of {steps} batches, annealed to their own end, since {_RUNS_WANTED} runs of "
-            f"{steps} would take longer than {minutes:g} minutes; what it finds is confirmed at {horizon}. "
-            f"For {steps}, give it {needed} minutes and start over (--minutes {needed} --fresh)."
+            f"{steps} would take longer than {_minutes(minutes)}; what it finds is confirmed at {horizon}. "
+            f"For {steps}, give it {_minutes(needed)} and start over (--minutes {needed} --fresh)."
         )
     if look.sets_rates:
         left_out.append(
@@ -308,10 +308,14 @@ def _horizon(look: TaskLook, steps: int, minutes: float) -> int:
         raise StudyError(
             f"{format_duration(60.0 * minutes)} is too short a time to search a training of {steps} batches of "
             f"{1e3 * look.step_seconds:.3g} ms each, with an evaluation of {format_duration(look.evaluation_seconds)}; "
-            f"give it at least {math.ceil(needed)} minutes (--minutes {math.ceil(needed)})"
+            f"give it at least {_minutes(math.ceil(needed))} (--minutes {math.ceil(needed)})"
             f"{why and '. '}{why}"
         )
     return min(steps, most)
+
+
+def _minutes(number: float) -> str:
+    return f"{number:g} minute{'' if number == 1 else 's'}"
 
 
 def _space(look: TaskLook, left_out: list[str]) -> dict[str, Any]:
