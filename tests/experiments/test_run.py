@@ -3,11 +3,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -359,13 +361,35 @@ def test_evaluation_leaves_no_trace_on_training() -> None:
     net.train()
     net.get_submodule("norm").eval()  # the user keeps the statistics of a pretrained layer
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    random = torch.get_rng_state()
+    drawn_from = torch.get_rng_state()
     value = evaluate(task, net, CPU, Precision("O0", "float16", "cpu"), seed=2)
     assert 0 <= value <= 1
-    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(torch.get_rng_state(), drawn_from)
     assert [name for name, module in net.named_modules() if not module.training] == ["norm"]
     assert all(torch.equal(before[name], after) for name, after in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
+
+
+def test_a_model_that_draws_in_evaluation_draws_the_same_for_a_seed_and_leaves_no_trace() -> None:
+    class Noisy(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * torch.rand(()) + random.random() + np.random.rand(2)[0]  # noqa: NPY002
+
+    task = dataclasses.replace(small_task(model=Noisy), metric="loss")
+    net = task.new_model()
+
+    def evaluated(seed: int) -> float:
+        return evaluate(task, net, CPU, Precision("O0", "float16", "cpu"), seed)
+
+    def states() -> tuple[Any, ...]:
+        return random.getstate(), np.random.get_state()[2], torch.get_rng_state().tolist()  # noqa: NPY002
+
+    first = evaluated(2)
+    random.random(), np.random.rand(), torch.rand(3)  # noqa: NPY002  # as training does between two evaluations
+    before = states()
+    assert evaluated(2) == first
+    assert evaluated(3) != first
+    assert states() == before
 
 
 class Weighted(nn.Module):

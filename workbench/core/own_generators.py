@@ -112,6 +112,19 @@ def kept_generators(*devices: torch.device) -> Iterator[None]:
         np.random.set_state(numpy)  # noqa: NPY002
 
 
+def seed_generators(seed: int, device: torch.device | None = None) -> None:
+    """Seed Python's, numpy's and torch's generators that this thread draws from, with that of an accelerator if given.
+
+    ``torch.manual_seed`` would seed every accelerator.
+    """
+    cpu_generator().manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
+    if device is not None and device.type != "cpu":
+        state = torch.Generator(device).manual_seed(seed).get_state()
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
 def guard_generators() -> None:
     """Put in place what `own_generators` needs; only the first call does anything."""
     with _lock:

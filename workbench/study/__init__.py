@@ -1,7 +1,8 @@
 """Search, confirm and export: a study from its question (``study.toml``) to its answer (``result/``).
 
-Start at `tune`: ``run/search_and_confirm.py`` describes the whole way in its first lines and has one
-line for every part, and ``run/study_stages.py`` a method. The names below are loaded on first use: what only reads `status.json` needs no Optuna.
+Start at `tune`: ``run/search_and_confirm.py`` describes the whole way in its first lines, with a line for every part;
+``run/study_stages.py`` has a method for each. The names below are loaded on first use: what only reads `status.json`
+needs no Optuna.
 """
 
 from __future__ import annotations

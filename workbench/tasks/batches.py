@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from workbench.core.batch import fields_of, move_batch, tell_epoch
-from workbench.core.own_generators import cpu_generator
+from workbench.core.own_generators import seed_generators
 from workbench.tasks.errors import TaskError
 
 _OF_WORKERS = (
@@ -320,10 +320,7 @@ class _RandomStream:
         """Put the stream's states into the global generators, and the former ones back afterwards."""
         outside = _states()
         if self._states is None:
-            # The CPU generator alone: torch.manual_seed would also reseed every accelerator behind our back.
-            cpu_generator().manual_seed(self._seed)
-            np.random.seed(self._seed % 2**32)  # noqa: NPY002
-            random.seed(self._seed)
+            seed_generators(self._seed)
         else:
             _restore(self._states)
         try:

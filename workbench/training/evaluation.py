@@ -12,10 +12,13 @@ from torch import nn
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
 from workbench.core.metrics import MetricError
-from workbench.core.own_generators import kept_generators
+from workbench.core.own_generators import kept_generators, seed_generators
 from workbench.tasks import Task, TaskError
+from workbench.tasks.batches import mixed_seed
 from workbench.tasks.criterion import is_criterion
 from workbench.training.precision import Precision
+
+_EVALUATION = 0x0E7A  # tells the random numbers of an evaluation from others of its seed
 
 # Tasks that were looked at in this process, by their id: a study trains one task hundreds of times.
 _checked: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()
@@ -24,11 +27,14 @@ _checked: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()
 def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int = 0) -> float:
     """Return the task's metric over its evaluation batches of a seed's split, in the metric's own unit.
 
-    The criterion is in evaluation mode, too. Training goes on as if it had not been evaluated.
+    The criterion is in evaluation mode, too. What draws random numbers even there, as the loss of a diffusion model,
+    draws the same ones for a seed, so that two trainings on it differ by their weights alone. Training goes on as if it
+    had not been evaluated.
     """
     metric = task.new_metric()
     modules = [module for module in (model, task.loss) if isinstance(module, nn.Module)]
     with _kept_state(modules), evaluation_mode(modules, device), precision.autocast():
+        seed_generators(mixed_seed(seed, _EVALUATION), device)
         for batch in task.evaluation_batches(seed):
             task.update_metric(metric, model, move_batch(batch, device))
     return float(metric.compute())
@@ -36,13 +42,12 @@ def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Prec
 
 @contextlib.contextmanager
 def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Put modules into evaluation mode, without gradients; afterwards restore modes and torch's generators."""
+    """Put modules into evaluation mode, without gradients; afterwards restore modes and generators."""
     was_training = [child for module in modules for child in module.modules() if child.training]
-    on_device = [] if device.type == "cpu" else [device]
     for module in modules:
         module.eval()
     try:
-        with torch.random.fork_rng(on_device, device_type=device.type), torch.no_grad():
+        with kept_generators(device), torch.no_grad():
             yield
     finally:
         for child in was_training:
@@ -85,7 +90,7 @@ def check_outputs(task: Task, model: nn.Module, device: torch.device, precision:
     if _checked.get(id(task)) is task:
         return
     own = task.with_own_loss()
-    with kept_generators(device), _kept_state([model]), evaluation_mode([model], device), precision.autocast():
+    with _kept_state([model]), evaluation_mode([model], device), precision.autocast():
         if is_criterion(own.loss):
             with _only_clear_errors():
                 own.compute_loss(model, move_batch(next(own.batches(seed)), device))
