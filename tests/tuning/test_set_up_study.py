@@ -544,6 +544,19 @@ def test_o0_that_diverges_on_one_of_its_seeds_ends_the_study_and_the_seed_is_tol
         run(folder, Diverging(folder))
 
 
+@pytest.mark.parametrize(("allowed", "told"), [(0.0005, True), (0.03, False)])
+def test_a_drop_far_below_what_seeds_differ_by_is_told_before_the_search(
+    allowed: float, told: bool, tmp_path: Path
+) -> None:
+    folder, notes = write(tmp_path / "study", allowed=allowed, plain_runs=0), set[str]()
+    run(folder, SurfaceRunner(folder, noise=0.01), trials=1, on_progress=lambda progress: notes.add(progress.note))
+    found = [
+        note for note in notes if note.startswith("From seed to seed the accuracy of the task as given differs by")
+    ]
+    assert bool(found) is told
+    assert all("0.05 points may be lost: only set-ups that end clearly better" in note for note in found)
+
+
 def test_several_trainers_learn_of_a_set_up_what_one_learns(baseline_known: Path, tmp_path: Path) -> None:
     given = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}
     found = []

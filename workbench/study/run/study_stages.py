@@ -18,6 +18,7 @@ from workbench.study.answer.learning import learns_nothing
 from workbench.study.answer.loss_scale_policy import tune_loss_scale
 from workbench.study.answer.result import StudyResult, write_answer
 from workbench.study.answer.selection import contenders, select
+from workbench.study.answer.tight_drop import tight_drop
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.experimenter import CHECKPOINTS
@@ -74,8 +75,9 @@ class StudyStages:
         if self._finds_set_up and baseline_trial(self.study) is None:
             self.search.trainers = self.trainers()
         self.search.run_baseline(self.deadline)
-        if doubt := learns_nothing(self.study, self.file):
-            self.watch.note(doubt)
+        for sentence in (learns_nothing(self.study, self.file), tight_drop(self.study, self.file)):
+            if sentence:
+                self.watch.note(sentence)
 
     def goes_on(self) -> bool:
         """Return whether what follows the search goes on first: it was begun before, or more seeds are asked for."""

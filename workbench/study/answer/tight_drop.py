@@ -1,0 +1,31 @@
+"""Whether the allowed drop is so small beside what seeds differ by that next to nothing can be confirmed."""
+
+from __future__ import annotations
+
+import optuna
+
+from workbench.core.metric_scale import MetricScale
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.objective import baseline_trial
+
+# Standard deviations of O0 to the allowed drop: twenty pairs then confirm what is better by more than the drop.
+_TIGHT = 4.0
+
+
+def tight_drop(study: optuna.Study, file: StudyFile) -> str:
+    """Say so where it is, as the default is for a metric near 0, of which it is a share; empty where it is not."""
+    trial = baseline_trial(study)
+    spread = 0.0 if trial is None else float(trial.user_attrs.get("spread", 0.0))
+    drop, metric = (
+        float(study.user_attrs["allowed_drops"][file.allowed_drop.target]),
+        str(study.user_attrs["metric_name"]),
+    )
+    if not spread > _TIGHT * drop:
+        return ""
+    metric = str(study.user_attrs["metric_name"])
+    written = MetricScale(metric).difference_text
+    return (
+        f"From seed to seed the {metric} of the task as given differs by {written(spread)} (standard deviation), and "
+        f"{written(drop)} may be lost: only set-ups that end clearly better can be confirmed. A larger allowed drop "
+        "(`--allowed-drop`, or in study.toml) lets the search be bolder."
+    )
