@@ -28,9 +28,8 @@ from workbench.core.warning import warn
 
 _AS_BUILT = nullcontext()
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-_OF_FORMATS = re.compile(
-    "Half|BFloat16|mixed dtype|weight dtype"
-)  # in what torch says of operands that do not go together
+# In what torch says of operands that do not go together.
+_OF_FORMATS = re.compile("Half|BFloat16|mixed dtype|weight dtype")
 
 
 @dataclass(frozen=True, slots=True)

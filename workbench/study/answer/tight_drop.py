@@ -16,10 +16,7 @@ def tight_drop(study: optuna.Study, file: StudyFile) -> str:
     """Say so where it is, as the default is for a metric near 0, of which it is a share; empty where it is not."""
     trial = baseline_trial(study)
     spread = 0.0 if trial is None else float(trial.user_attrs.get("spread", 0.0))
-    drop, metric = (
-        float(study.user_attrs["allowed_drops"][file.allowed_drop.target]),
-        str(study.user_attrs["metric_name"]),
-    )
+    drop = float(study.user_attrs["allowed_drops"][file.allowed_drop.target])
     if not spread > _TIGHT * drop:
         return ""
     metric = str(study.user_attrs["metric_name"])
