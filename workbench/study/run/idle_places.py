@@ -1,4 +1,4 @@
-"""How many runs are trained at a time where nobody has said so, and what a user is told of it."""
+"""How many runs are trained at a time unless told, and what a user hears of it."""
 
 from __future__ import annotations
 
