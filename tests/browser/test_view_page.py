@@ -70,7 +70,7 @@ def test_a_study_is_followed_without_reloading_and_says_when_it_has_ended(
     try:
         rows = page.locator(".wbt-box tbody tr")
         expect(rows.nth(2)).to_be_visible(timeout=90_000)
-        expect(page.locator("#live-state")).to_have_text(re.compile(r"Live: \d+ of 8 trials finished"))
+        expect(page.locator("#live-state")).to_have_text(re.compile(r"Live: search, \d+ of 8 trials finished"))
         page.get_by_role("button", name="Trial", exact=True).click()
         page.get_by_role("button", name=re.compile("^Trial")).click()  # the newest first
         page.locator("tr[data-number='0']").click()
