@@ -191,6 +191,15 @@ def test_bfloat16_is_timed_only_where_the_processor_has_instructions_for_it(
     )
 
 
+def test_one_reason_is_told_once_with_what_all_have_in_common_that_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda _device: False)
+    choices = '"amp.level" = ["O0", "O2"]\n"runtime.memory_format" = ["contiguous", "channels_last"]'
+    _, _, notes = chosen(tmp_path, choices, {("runtime.memory_format", "channels_last"): 0.7})
+    assert notes == ["Left out: amp.level = O2, because this CPU has no instructions for bfloat16."]
+
+
 def test_what_a_sample_takes_in_larger_batches_decides_the_first_plans(tmp_path: Path) -> None:
     factors = {("runtime.memory_format", "channels_last"): 0.8, ("batch.factor", 4.0): 2.0}
     file, study = parse_study(RUNTIME_STUDY.format(choices=LAYOUTS)), optuna.create_study()

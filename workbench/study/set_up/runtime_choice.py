@@ -92,10 +92,20 @@ def choose_runtime(
         if chosen is rows[0]:  # nothing is found yet: the next command asks again
             raise
     study.set_user_attr(_CHOICE, {"values": chosen["values"], "measured": rows})
+    by_reason: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        if row["message"]:
-            values = ", ".join(f"{path} = {value}" for path, value in row["values"].items()) or "nothing"
-            on_note(f"Left out: {values}, because {row['message']}.")
+        by_reason.setdefault(row["message"], []).append(row["values"])
+    for reason, left_out in by_reason.items():
+        if reason:
+            on_note(f"Left out: {'; '.join(_named(left_out, timing.changes))}, because {reason}.")
+
+
+def _named(combinations: Sequence[Mapping[str, Any]], changes: Callable[[Mapping[str, Any]], bool]) -> list[str]:
+    """Return in words what combinations of values have in common beside values as given; each of them if nothing."""
+    shared = {path: value for path, value in combinations[0].items() if all(c.get(path) == value for c in combinations)}
+    named = [shared] if changes(shared) else combinations
+    others = [[f"{path} = {value}" for path, value in one.items() if changes({path: value})] for one in named]
+    return [", ".join(other) or "nothing" for other in others]
 
 
 def _chosen_together(choices: Mapping[str, Any]) -> Iterator[list[str]]:
