@@ -17,6 +17,7 @@ from workbench.study.answer.planned_tests import (
     further_error,
     further_test,
     judge,
+    read_early,
     sentence,
 )
 
@@ -159,3 +160,10 @@ def test_a_further_test_is_asked_for_behind_all_pairs_and_at_its_own_error() -> 
     looser = sentence(open_, "accuracy", next_error=0.05, command="--confirm-seeds {seeds}")
     assert int(looser.rsplit(" ", 1)[1].rstrip("`.")) < seeds
     assert strict.error == 0.0025
+
+
+def test_where_time_runs_out_before_the_first_look_that_one_is_taken_there() -> None:
+    for n_planned in (40, 10):  # with a look at half, and too small for one
+        assert read_early(first_test(n_planned, 10), 9).looks == ((9, 0.005), (n_planned, 0.035))
+    for test, n_done in ((first_test(40, 10), 20), (first_test(40, 10), 31), (further_test(5, 10, 0), 7)):
+        assert read_early(test, n_done) == test, "a look of its own was taken, or its one error is planned for the end"

@@ -18,7 +18,7 @@ from workbench.tasks.batches import mixed_seed
 from workbench.tasks.criterion import is_criterion
 from workbench.training.precision import Precision
 
-_EVALUATION = 0x0E7A  # tells the random numbers of an evaluation from others of its seed
+_EVALUATION = 0x0E7A  # sets the random numbers of an evaluation apart from others of its seed
 
 # Tasks that were looked at in this process, by their id: a study trains one task hundreds of times.
 _checked: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()
@@ -27,9 +27,9 @@ _checked: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()
 def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int = 0) -> float:
     """Return the task's metric over its evaluation batches of a seed's split, in the metric's own unit.
 
-    The criterion is in evaluation mode, too. What draws random numbers even there, as the loss of a diffusion model,
-    draws the same ones for a seed, so that two trainings on it differ by their weights alone. Training goes on as if it
-    had not been evaluated.
+    The criterion is in evaluation mode, too. Whatever draws random numbers even then, such as a diffusion model's loss,
+    draws the same ones for the same seed, so that two trainings on it differ in their weights alone. Training goes on
+    as if it had not been evaluated.
     """
     metric = task.new_metric()
     modules = [module for module in (model, task.loss) if isinstance(module, nn.Module)]
