@@ -208,9 +208,9 @@ def test_a_confirmation_that_was_cut_short_goes_on_before_the_search_does(tmp_pa
     run(directory, clock, None)
     write_study(directory, SHORT)
     n_trials, seeds = len(states(directory)), []
-    for trials in (5, 8):
+    for trials, seconds in ((5, 1400.0), (8, 4500.0)):  # too short for a verdict, and long enough for the first look
         options: dict[str, Any] = {"confirm_seeds": 40, "trials": trials}
-        result, _ = run(directory, clock, 3000.0, **options)
+        result, _ = run(directory, clock, seconds, **options)
         assert len(states(directory)) == n_trials, "no trial is drawn while a test lacks seeds"
         seeds.append(result.candidates[0].n_seeds)
     assert seeds[0] < seeds[1] == 20, "its first look"
