@@ -170,7 +170,7 @@ def tune(
             stages.confirm()
             result = stages.answer(require_confirmed=require_confirmed)
         more = [] if archived is None else [f"The earlier study is archived in {archived}."]
-        more += [room] if room and jobs == 1 else []  # as from Python, where nobody may have seen it
+        more += [room] if room and jobs == 1 else []  # a call from Python may not have shown the note
         messages = [*result.messages, *more]
         result = replace(result, messages=messages, n_trials=n_trials, seconds=time.monotonic() - began)
         if leading is not None:
