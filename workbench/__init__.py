@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from workbench.core.lazy_names import lazy_names
 
-__version__ = "0.6.0"
+__version__ = "0.7.0.dev0"
 
 __all__ = ["BoostConfig", "Task", "Workbench", "apply", "compare", "export", "replay", "train", "tune"]
 
