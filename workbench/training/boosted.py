@@ -6,34 +6,24 @@ The step itself is `workbench.training.step`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer, SparseAdam
+from torch.optim import SparseAdam
 
-from workbench.config import Plan
 from workbench.core.sparse_tables import why_not_at_rest
 from workbench.core.torch_internals import step_hooks
 from workbench.core.wrapped_model import by_plain_names, unwrapped
-from workbench.loss_scale.scaler import LossScaling
-from workbench.methods.accumulation_window import AccumulationWindow
-from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.parameter_groups import register_step_hooks
-from workbench.methods.plan_mark import boosted_module_of
 from workbench.methods.protocol import NoFreezing
-from workbench.training.averaged_weights import OptimizersAverage, averages_weights
-from workbench.training.course import Course
 from workbench.training.gradient_reduction import (
     GradientReduction,
     broadcast_from_first,
     largest_over_ranks,
     require_same_tensors,
 )
-from workbench.training.pass_graphs import PassGraphs
-from workbench.training.precision import Precision, avoid_broken_kernel_, warn_of_short_moments
-from workbench.training.state_owner import refuse_another, set_up_of
 from workbench.training.step import TrainingStep
 
 _STATEFUL = ("optimizer", "loss_scaling", "window", "update")
@@ -53,50 +43,6 @@ class Boosted(TrainingStep):
         with boosted.evaluating():
             accuracy = evaluate(model)
     """
-
-    def __init__(
-        self,
-        model: nn.Module,  # processed
-        optimizer: Optimizer,  # processed; it may train another group from step to step (`GroupSchedule`)
-        *,
-        loss_scaling: LossScaling | None = None,  # scale, rule and skip decision
-        accumulation_steps: int = 1,  # micro-batches per update, multiplied by those the plan's methods ask for
-        precision: Precision | None = None,  # None means as built
-        plan: Plan | None = None,  # what is in effect; its methods take part in the step
-        notes: Sequence[str] = (),  # what became of the network, one line each
-        criterion: Any = None,  # of the unmodified training; `boosted.criterion` is the one to train with
-        make_scheduler: Callable[[Optimizer, int], Any] | None = None,  # of the unmodified training, see `Course`
-        max_grad_norm: float | None = None,  # to which an update's gradients are clipped, without the loss scale
-        passes: PassGraphs | None = None,  # where passes are captured
-    ) -> None:
-        self.plan = plan
-        self.notes = tuple(notes)
-        self.methods = MethodsInEffect(plan)
-        prepared = boosted_module_of(model)
-        prepared = model if prepared is None else prepared  # an empty container is false, and some wrappers neither
-        window = AccumulationWindow(accumulation_steps * self.methods.n_micro())
-        update = self.methods.update(prepared, optimizer)
-        self._average = OptimizersAverage(model, optimizer) if averages_weights(optimizer) else None
-        keeps_inputs = self._average is not None and self._average.keeps_inputs
-        super().__init__(
-            model,
-            optimizer,
-            window=window,
-            update=update,
-            hooks=self.methods.step_hooks(prepared, optimizer),
-            course=Course(
-                self.methods, optimizer, window.n_steps, make_scheduler, takes_schedule=update.takes_schedule
-            ),
-            criterion=self.methods.criterion(criterion),
-            loss_scaling=loss_scaling,
-            precision=precision,
-            max_grad_norm=max_grad_norm,
-            passes=None if keeps_inputs else passes,
-        )
-        if isinstance(model, DistributedDataParallel):
-            self.loss_scaling.agree = largest_over_ranks
-        avoid_broken_kernel_(self._active_optimizer, self.optimizer.param_groups)
-        warn_of_short_moments(self._active_optimizer)
 
     @property
     def updates(self) -> int | None:
@@ -215,7 +161,7 @@ class Boosted(TrainingStep):
         gradients = self._trained.gradients() if self.window.position else {}
         outside = {name: p.detach() for name, p in self._trained.outside().items()}
         state = {"model": model.state_dict(), "outside": outside, "gradients": gradients, "step_index": self.step_index}
-        state["set_up"] = set_up_of(self, self._active_optimizer)
+        state["set_up"] = self._set_up()
         state |= {name: getattr(self, name).state_dict() for name in _STATEFUL}
         if isinstance(self.criterion, nn.Module):
             state["criterion"] = self.criterion.state_dict()
@@ -235,7 +181,7 @@ class Boosted(TrainingStep):
         A RuntimeError, before anything is changed, if the set-up or the model is another.
         """
         model = unwrapped(self.model)
-        refuse_another(state.get("set_up"), set_up_of(self, self._active_optimizer))
+        self._refuse_state_of_another(state.get("set_up"))
         saved, gradients = (by_plain_names(state[part], model) for part in ("model", "gradients"))
         if other := sorted(model.state_dict().keys() ^ saved.keys()):
             raise RuntimeError(
@@ -263,6 +209,32 @@ class Boosted(TrainingStep):
         self._loss = self._witness = None
         if self._passes is not None:
             self._passes.forget()  # the loss scale is another tensor
+
+    def _set_up(self) -> dict[str, str]:
+        """Return what a state belongs to, in the words of a message; what changes the time alone is no part of it."""
+        formats = {str(parameter.dtype) for group in self.optimizer.param_groups for parameter in group["params"]}
+        optimizers = (self.optimizer, self._active_optimizer)  # the one that steps may be inside of the one shown
+        scaling = self.loss_scaling
+        return {
+            "the optimizer is": " over ".join(dict.fromkeys(type(one).__name__ for one in optimizers)),
+            "weights are": ", ".join(sorted(formats)),
+            "methods with a state are": ", ".join(self.hooks),
+            "the update is": type(self.update).__name__,
+            "the loss scale and its rule are": f"{type(scaling).__name__}, {type(scaling.update_cell).__name__}",
+            "the learning rate has": "a schedule" if self.course.has_schedule else "none",
+            "forward passes for 100 batches are": str(self.methods.passes(100)),
+        }
+
+    def _refuse_state_of_another(self, then: Mapping[str, str] | None) -> None:
+        """Raise RuntimeError where a state belongs to another set-up; earlier checkpoints (None) do not say."""
+        if then is None:
+            return
+        now = self._set_up()
+        if differs := next((name for name in now if then.get(name) != now[name]), None):
+            raise RuntimeError(
+                f"exact resumption needs the same set-up, but {differs}: {then.get(differs) or 'nothing'} before, and "
+                f"{now[differs] or 'nothing'} here; boosted.model.load_state_dict() takes the weights alone"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs: torch copies neither gradients nor hooks, and both belong to the next step."""

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from workbench.config import Plan
 from workbench.core.records import EventSink
 from workbench.core.sparse_tables import values_of
 from workbench.core.step_optimizer import clear_gradients
@@ -36,15 +37,18 @@ from workbench.core.torch_internals import mark_stepped
 from workbench.core.wrapped_model import allow_one_graph_per_group
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.accumulation_window import AccumulationWindow
-from workbench.methods.protocol import GroupSchedule, NoFreezing, StepHook
-from workbench.methods.weight_update import CompleteWindow, WeightUpdate
+from workbench.methods.in_effect import MethodsInEffect
+from workbench.methods.plan_mark import boosted_module_of
+from workbench.methods.protocol import GroupSchedule, NoFreezing
+from workbench.methods.weight_update import CompleteWindow
+from workbench.training.averaged_weights import OptimizersAverage, averages_weights
 from workbench.training.course import Course
 from workbench.training.everything_trained import EverythingTrained
-from workbench.training.gradient_reduction import GradientReduction, without_sync
+from workbench.training.gradient_reduction import GradientReduction, largest_over_ranks, without_sync
 from workbench.training.outcome import StepOutcome
 from workbench.training.overflow_check import OverflowCheck
 from workbench.training.pass_graphs import PassGraphs
-from workbench.training.precision import Precision
+from workbench.training.precision import Precision, avoid_broken_kernel_, warn_of_short_moments
 
 _SHORT = frozenset({torch.float16, torch.bfloat16})
 
@@ -53,26 +57,35 @@ GradientObserver = Callable[[list[nn.Parameter]], object]
 
 
 class TrainingStep:
-    """The step of a model and its optimizer; `Boosted` adds what surrounds the steps of a run."""
+    """The step of a model and its optimizer under a plan; `Boosted` adds what surrounds the steps of a run."""
 
     def __init__(
         self,
         model: nn.Module,  # processed
         optimizer: Optimizer,  # processed; it may train another group from step to step (`GroupSchedule`)
         *,
-        window: AccumulationWindow,
-        update: WeightUpdate,
-        hooks: Mapping[str, StepHook],  # of methods, by name
-        course: Course,
-        criterion: Any,  # to train with
-        loss_scaling: LossScaling | None,  # scale, rule and skip decision
-        precision: Precision | None,  # None means as built
-        max_grad_norm: float | None,  # to which an update's gradients are clipped, without the loss scale
-        passes: PassGraphs | None,  # where passes are captured
+        loss_scaling: LossScaling | None = None,  # scale, rule and skip decision
+        accumulation_steps: int = 1,  # micro-batches per update, multiplied by those the plan's methods ask for
+        precision: Precision | None = None,  # None means as built
+        plan: Plan | None = None,  # what is in effect; its methods take part in the step
+        notes: Sequence[str] = (),  # what became of the network, one line each
+        criterion: Any = None,  # of the unmodified training; `criterion` of this object is the one to train with
+        make_scheduler: Callable[[Optimizer, int], Any] | None = None,  # of the unmodified training, see `Course`
+        max_grad_norm: float | None = None,  # to which an update's gradients are clipped, without the loss scale
+        passes: PassGraphs | None = None,  # where passes are captured
     ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.window, self.update, self.hooks, self.course, self.criterion = window, update, hooks, course, criterion
+        self.model, self.optimizer, self.plan, self.notes = model, optimizer, plan, tuple(notes)
+        self.methods = MethodsInEffect(plan)
+        prepared = boosted_module_of(model)
+        prepared = model if prepared is None else prepared  # an empty container is false, and some wrappers neither
+        self.window = AccumulationWindow(accumulation_steps * self.methods.n_micro())
+        self.update = self.methods.update(prepared, optimizer)
+        self._average = OptimizersAverage(model, optimizer) if averages_weights(optimizer) else None
+        self.hooks = self.methods.step_hooks(prepared, optimizer)  # by the names of methods
+        self.course = Course(
+            self.methods, optimizer, self.window.n_steps, make_scheduler, takes_schedule=self.update.takes_schedule
+        )
+        self.criterion = self.methods.criterion(criterion)
         self._trained = EverythingTrained(model, optimizer)
         self.device = next((p.device for p in self._trained.named().values()), torch.device("cpu"))
         self.loss_scaling = loss_scaling or LossScaling(device=self.device)
@@ -89,12 +102,16 @@ class TrainingStep:
         self._room_for_graphs = isinstance(self._schedule, NoFreezing)
         self._overflow_check = OverflowCheck(self.device)
         self._one = torch.ones((), dtype=torch.float32, device=self.device)
-        self._reciprocal_of_window = self._one / window.n_steps
-        self._passes = passes
+        self._reciprocal_of_window = self._one / self.window.n_steps
+        self._passes = None if self._average is not None and self._average.keeps_inputs else passes
         self._loss: Tensor | None = None  # of the pass that waits for its step
         self._witness: nn.Parameter | None = None  # one that has got a gradient in a window that is not complete
         self._reduction: GradientReduction | None = None
         self._distributed = False
+        if isinstance(model, DistributedDataParallel):
+            self.loss_scaling.agree = largest_over_ranks
+        avoid_broken_kernel_(self._active_optimizer, optimizer.param_groups)
+        warn_of_short_moments(self._active_optimizer)
 
     @property
     def loss_scale(self) -> Tensor:
