@@ -19,7 +19,7 @@ from workbench.loss_scale.gradient_statistics import tensor_norms_and_maxima
 from workbench.methods.grad_freeze.method import FreezeOpt
 from workbench.methods.less_bn.method import LessBNReport
 from workbench.training import TraceBuffer, apply, training_loop
-from workbench.training.float16_gradients import float16_gradient_parameters
+from workbench.training.gradient_watch import float16_gradient_parameters
 
 FREEZING = freezing(3, kind=0, p=0.0)  # begins frozen: the first steps train a part only
 

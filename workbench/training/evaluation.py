@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
-from workbench.core.batch import move_batch
+from workbench.core.batch import inputs_and_target, move_batch
 from workbench.core.metrics import MetricError
 from workbench.core.own_generators import kept_generators, seed_generators
+from workbench.core.wrapped_model import unwrapped
 from workbench.tasks import Task, TaskError
 from workbench.tasks.batches import mixed_seed
 from workbench.tasks.criterion import is_criterion
 from workbench.training.precision import Precision
+from workbench.training.setup import prepare
 
 _EVALUATION = 0x0E7A  # sets the random numbers of an evaluation apart from others of its seed
+_LONG = 10_000  # batches of a run that is not trained; one of few could be too short for an update
 
 # Tasks that were looked at in this process, by their id: a study trains one task hundreds of times.
 _checked: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()
@@ -79,6 +84,30 @@ def _kept_state(modules: Sequence[nn.Module]) -> Iterator[None]:
             elif not torch.equal(buffer, before):  # in place: captured graphs know its address
                 with torch.no_grad():
                     buffer.copy_(before)
+
+
+def metric_without_learning(task: Task, config: BoostConfig, level: str, seed: int, device: torch.device) -> float:
+    """Return the metric of the network before it is trained, evaluated once on a seed's split.
+
+    An accuracy is at least the share of the commonest label, which a network reaches that always says the same.
+    """
+    prepared = prepare(task, config, level=level, seed=seed, device=device, steps=_LONG)
+    metric = evaluate(task, unwrapped(prepared.boosted.model), device, prepared.boosted.precision, seed)
+    return max(metric, _commonest_share(task, seed)) if task.metric_name == "accuracy" else metric
+
+
+def _commonest_share(task: Task, seed: int) -> float:
+    """Return the share of the commonest label in the evaluation data; -inf where labels are not whole numbers."""
+    found: list[Tensor] = []
+    for batch in task.evaluation_batches(seed) if is_criterion(task.loss) else ():
+        sides = inputs_and_target(batch)
+        labels = None if sides is None else sides[-1]
+        if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
+            return -math.inf
+        found.append(labels.flatten().cpu().long())
+    labels = torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
+    counted = torch.bincount(labels[labels >= 0])  # below 0 are those that a criterion ignores
+    return float(counted.max() / counted.sum()) if len(counted) else -math.inf
 
 
 def check_outputs(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int) -> None:

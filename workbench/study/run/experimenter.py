@@ -209,7 +209,7 @@ class TaskExperimenter:
 
     def _without_learning(self, job: TrainJob, stop: Callable[[], bool] | None) -> float:
         from workbench.tasks.stoppable_task import stoppable
-        from workbench.training.without_learning import metric_without_learning
+        from workbench.training.evaluation import metric_without_learning
 
         task = self._task if stop is None else stoppable(self._task, stop)
         try:
