@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
-from workbench.core.records import ExponentCounts
 from workbench.loss_scale import ScalePolicy
 from workbench.loss_scale.underflow import exponent_table, underflow_share
 from workbench.runs import Run
@@ -27,17 +27,16 @@ def float32_layers(run: Run, policy: ScalePolicy) -> tuple[str, ...]:
     """
     replayed = ReplayedRun(run)
     scales = replayed.scales(policy)
-    histograms: dict[str, list[ExponentCounts]] = defaultdict(list)
+    histograms: dict[str, list[dict[str, Any]]] = defaultdict(list)
     used: dict[str, list[float]] = defaultdict(list)
     for scale, cells in zip(scales, run.steps["grad_exponents"], strict=True):
         for cell in cells:
-            counts = [int(one) for one in cell["counts"]]
-            histograms[cell["group"]].append(ExponentCounts(cell["group"], int(cell["lowest"]), tuple(counts)))
+            histograms[cell["group"]].append(cell)
             used[cell["group"]].append(float(scale))
     found = []
     for group, rows in histograms.items():
         at = np.log2(used[group])
-        highest = np.array([one.lowest + len(one.counts) - 1 if one.counts else -np.inf for one in rows])
+        highest = np.array([one["lowest"] + len(one["counts"]) - 1 if one["counts"] else -np.inf for one in rows])
         lost = underflow_share(exponent_table(rows), np.array(used[group]))
         underflow = float(np.nanmean(lost)) if np.isfinite(lost).any() else 0.0
         if np.mean(highest + at >= _LARGEST_EXPONENT) > _OFTEN or underflow > _OFTEN:

@@ -16,9 +16,8 @@ dozens more.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -31,6 +30,7 @@ from workbench.loss_scale import (
     ScalePolicy,
     ScaleState,
     SimulationResult,
+    exponent_table,
     next_scale,
     simulate,
     underflow_share,
@@ -50,7 +50,6 @@ _REPETITIONS, _LONG_RUN = 12, 100_000
 _SLOWER_REPETITIONS, _MOST_HELD_UP = 3, 300_000  # policies times windows, a second of work
 _TABLE_CELLS = 1_000_000  # policies times steps for which the underflow is computed at once
 _MANY_SKIPPED = 0.1  # of all windows; below, what is held up is within what neighbouring windows differ
-_MOST_BINS = 4096  # a float64 has 2098
 _ROUNDED = 1e-5  # relative: a hundred changes of a scale in float32, and far less than any factor
 _BURST = 11  # windows of a running median, which removes bursts of up to five
 _ASSUMPTION = (
@@ -172,7 +171,7 @@ def _plausible_counts(
         with np.errstate(all="ignore"):  # thresholds of a damaged run may be zero or infinite
             factors.append(calm / thresholds.scale)
     with np.errstate(all="ignore"):
-        repeated = [_overflows(thresholds.scale * factor, policies) for factor in factors]
+        repeated = [simulate(thresholds.scale * factor, policies).overflows for factor in factors]
     counts = np.stack([central.overflows, *repeated])
     many = np.flatnonzero(central.wasted_share > _MANY_SKIPPED)
     if not 0 < n * len(many) <= _MOST_HELD_UP:
@@ -184,37 +183,29 @@ def _plausible_counts(
     return np.concatenate([counts, slower])
 
 
-def _overflows(threshold: Floats, policies: Sequence[ScalePolicy]) -> NDArray[np.int64]:
-    """Return how often policies overflow, shape ``[n_policies]``: many side by side, a short run of one in turn."""
-    if len(policies) > 1 or len(threshold) > _LONG_RUN:
-        return simulate(threshold, policies).overflows
-    return np.array([_count(policy, threshold.tolist()) for policy in policies], dtype=np.int64)
-
-
-def _count(policy: ScalePolicy, limits: Sequence[float], noise: Sequence[float] | None = None) -> int:
-    """Count the overflows of a policy in plain numbers, for which a step costs less than a call of numpy.
-
-    Without noise, limits are those of each window. With noise, by which they are multiplied window by window, they are
-    those of each update, and a window that overflows leaves the next one at the same update.
-    """
-    state, overflows, updates, last = ScaleState(policy.init), 0, 0, len(limits) - 1
-    scale, streak = state.scale, 0
-    for i, factor in enumerate(itertools.repeat(1.0, len(limits)) if noise is None else noise):
-        overflowed = scale > limits[i if noise is None else min(updates, last)] * factor
-        overflows += overflowed
-        updates += not overflowed
-        streak += 1
-        if policy.kind == "dynamic" and (overflowed or streak >= policy.window):
-            scale, streak = next_scale(ScaleState(scale, streak - 1), overflowed, policy).scale, 0
-    return overflows
-
-
 def _held_up(thresholds: Thresholds, policies: Sequence[ScalePolicy], noise: Floats) -> NDArray[np.int64]:
     """Return the overflows of policies whose trajectory waits while they skip; noise multiplies thresholds ``[n]``."""
     # After k updates the recording stood at the window that made its update k + 1.
     at_update = np.flatnonzero(~thresholds.overflowed)
     limits = thresholds.scale[at_update if len(at_update) else [0]].tolist()
     return np.array([_count(policy, limits, noise.tolist()) for policy in policies], dtype=np.int64)
+
+
+def _count(policy: ScalePolicy, limits: Sequence[float], noise: Sequence[float]) -> int:
+    """Count the overflows of a policy in plain numbers, for which a step costs less than a call of numpy.
+
+    Limits are those of each update, noise, by which they are multiplied, that of each window; one that overflows leaves
+    the next one at the same update.
+    """
+    scale, streak, overflows, updates, last = policy.init, 0, 0, 0, len(limits) - 1
+    for factor in noise:
+        overflowed = scale > limits[min(updates, last)] * factor
+        overflows += overflowed
+        updates += not overflowed
+        streak += 1
+        if policy.kind == "dynamic" and (overflowed or streak >= policy.window):
+            scale, streak = next_scale(ScaleState(scale, streak - 1), overflowed, policy).scale, 0
+    return overflows
 
 
 def _calibrate(excess: Floats, overflow: NDArray[np.bool_]) -> tuple[float, float, float]:
@@ -249,31 +240,7 @@ def recorded_exponents(
     at = np.searchsorted(thresholds.steps, run.steps["step"].to_numpy()[filled])
     known = at < len(thresholds.steps)
     cells = run.steps["grad_exponents"].iloc[filled[known]]
-    return at[known], _table(cells.tolist())
-
-
-def _table(cells: Sequence[Sequence[Mapping[str, Any]]]) -> ExponentTable:
-    """Lay recorded histograms over common bins: as ``loss_scale.exponent_table``, for hundreds of thousands at once."""
-    row = np.repeat(np.arange(len(cells)), [len(cell) for cell in cells])
-    found = [histogram for cell in cells for histogram in cell]
-    sizes = np.array([len(histogram["counts"]) for histogram in found], dtype=np.int64)
-    if not sizes.any():
-        return ExponentTable(0, np.zeros((len(cells), 1)))
-    first = np.array([histogram["lowest"] for histogram in found], dtype=np.int64)
-    lowest = int(first[sizes > 0].min())
-    n_bins = int((first + sizes)[sizes > 0].max()) - lowest
-    if n_bins > _MOST_BINS:
-        raise ValueError(
-            f"`grad_exponents` must lie within {_MOST_BINS} binary exponents, got {n_bins}; the run is damaged"
-        )
-    counts = np.fromiter(
-        itertools.chain.from_iterable(histogram["counts"] for histogram in found), np.float64, int(sizes.sum())
-    )
-    begins = np.cumsum(sizes) - sizes
-    # The place of a histogram's first bin in the flat table, and how far each of its bins lies behind it.
-    place = np.repeat(row * n_bins + first - lowest - begins, sizes) + np.arange(len(counts))
-    flat = np.bincount(place, weights=counts, minlength=len(cells) * n_bins)  # whole numbers: any order gives the same
-    return ExponentTable(lowest, np.asarray(flat, dtype=np.float64).reshape(len(cells), n_bins))
+    return at[known], exponent_table(cells.tolist())
 
 
 def mean_underflow(exponents: ExponentTable, scales: Floats) -> Floats:
