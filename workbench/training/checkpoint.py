@@ -104,8 +104,6 @@ def with_threads_of(state: Mapping[str, Any] | None, device: torch.device) -> It
     if threads == before:
         yield
         return
-    devices.use_threads(threads)
-    try:
+    with devices.kept_threads():
+        devices.use_threads(threads)
         yield
-    finally:
-        devices.use_threads(before)
