@@ -57,7 +57,7 @@ class MetricAccumulator(Protocol):
     for the device once.
     """
 
-    needs: Literal["outputs", "loss"]
+    needs: Literal["outputs", "loss"] = "outputs"
 
     def update(self, value: Any, batch: Any) -> None: ...  # noqa: D102
 
@@ -145,13 +145,11 @@ def says_its_kind(loss: Any) -> bool:
     return isinstance(loss, _KNOWN_KINDS) or loss in _KNOWN_FUNCTIONS
 
 
-class _EitherKind:
+class _EitherKind(MetricAccumulator):
     """One metric read both ways, of logits and of probabilities: as the latter where all outputs could be those.
 
     Logits that all lie in [0, 1] would all mean the same class. A sigmoid's outputs, cut at 0, did, whatever they were.
     """
-
-    needs: Literal["outputs", "loss"] = "outputs"
 
     def __init__(self, of_logits: MetricAccumulator, of_probabilities: MetricAccumulator) -> None:
         self._of_logits, self._of_probabilities = of_logits, of_probabilities
@@ -172,10 +170,8 @@ class _EitherKind:
         return self._of_logits.compute()
 
 
-class _Accuracy:
+class _Accuracy(MetricAccumulator):
     """Share of samples (or tokens, pixels) whose predicted class is the target; ``ignored`` targets do not count."""
-
-    needs: Literal["outputs", "loss"] = "outputs"
 
     def __init__(self, kind: OutputKind, one_hot: bool, ignored: int) -> None:
         self._one_hot = one_hot
@@ -208,10 +204,10 @@ class _Accuracy:
         return float(correct / max(counted, 1))
 
 
-class _MeanLoss:
+class _MeanLoss(MetricAccumulator):
     """Mean loss over the samples, in the loss's unit divided by ``unit``."""
 
-    needs: Literal["outputs", "loss"] = "loss"
+    needs = "loss"
 
     def __init__(self, unit: float) -> None:
         self._unit = unit
@@ -230,14 +226,12 @@ class _MeanLoss:
         return total / sum(self._sizes) / self._unit
 
 
-class _GivenMetric:
+class _GivenMetric(MetricAccumulator):
     """A torchmetrics object of the user's, copied so that evaluations do not share state.
 
     It is given numbers of 32 bits, and computes outside of autocast, whatever the model computes in. What is no tensor,
     such as a list of boxes, reaches it as it is.
     """
-
-    needs: Literal["outputs", "loss"] = "outputs"
 
     def __init__(self, metric: Any) -> None:
         self._metric = copy.deepcopy(metric)
@@ -259,10 +253,8 @@ class _GivenMetric:
         return _as_number(self._metric.compute(), type(self._metric).__name__)
 
 
-class _NamedTorchmetric:
+class _NamedTorchmetric(MetricAccumulator):
     """A torchmetrics metric known by a short name, built from the shape of the first outputs."""
-
-    needs: Literal["outputs", "loss"] = "outputs"
 
     def __init__(self, name: str, kind: OutputKind, one_hot: bool) -> None:
         self._name, self._kind, self._one_hot = name, kind, one_hot

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from workbench.optim.adam_offload.host_transfer import make_buckets
+
 _BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's size: large enough for bandwidth, small enough to overlap copies
 
 
@@ -139,25 +141,13 @@ class GradientReduction:
         return GradientReduction(self.group, by_rows=self.by_rows)
 
 
+def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    return make_buckets(parameters, _BUCKET_BYTES, lambda one: getattr(one, "comm_fusion", 0))
+
+
 def _dense_gradient(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     elif parameter.grad.is_sparse:
         parameter.grad = parameter.grad.to_dense()
     return parameter.grad
-
-
-def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Divide parameters into buckets of one dtype, device and split group, each of limited size, last ones first."""
-    buckets: list[list[nn.Parameter]] = []
-    open_: dict[tuple[torch.dtype, torch.device, int], tuple[list[nn.Parameter], int]] = {}
-    for parameter in reversed(parameters):  # roughly the order in which the backward pass finished them
-        kind = parameter.dtype, parameter.device, int(getattr(parameter, "comm_fusion", 0))
-        bytes_ = parameter.numel() * parameter.element_size()
-        bucket, size = open_.get(kind, ([], 0))
-        if not bucket or size + bytes_ > _BUCKET_BYTES:
-            bucket, size = [], 0
-            buckets.append(bucket)
-        bucket.append(parameter)
-        open_[kind] = bucket, size + bytes_
-    return buckets

@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ from workbench.core import devices
 from workbench.core import distributed as ranks
 from workbench.core.torch_internals import check_and_unscale_, version_of
 from workbench.optim.host_copy import HostCopy
+
+T = TypeVar("T", bound=Tensor)
 
 DENSE_ONLY = "AdamOffload needs dense gradients; build the embedding with sparse=False"
 
@@ -58,12 +60,17 @@ def needs_transfer(parameter: Tensor) -> bool:
     )
 
 
-def make_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
-    """Divide parameters into buckets of one device and dtype, last ones first; a single one may exceed the limit."""
-    buckets: list[list[Tensor]] = []
-    open_: dict[Any, tuple[list[Tensor], int]] = {}
+def make_buckets(
+    parameters: Sequence[T], bucket_bytes: int, kind_of: Callable[[T], Hashable] = lambda _: None
+) -> list[list[T]]:
+    """Divide parameters into buckets of one device, dtype and kind, last ones first, as the backward pass meets them.
+
+    A single one may exceed the limit.
+    """
+    buckets: list[list[T]] = []
+    open_: dict[Hashable, tuple[list[T], int]] = {}
     for parameter in reversed(parameters):
-        key = parameter.device, parameter.dtype
+        key = parameter.device, parameter.dtype, kind_of(parameter)
         size = parameter.numel() * parameter.element_size()
         bucket, filled = open_.get(key, ([], 0))
         if not bucket or filled + size > bucket_bytes:
