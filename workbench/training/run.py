@@ -42,7 +42,6 @@ from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder
 __all__ = ["UNWATCHED", "Pause", "RunMonitor", "RunProgress", "RunRequest", "RunResult", "run_task"]
 
 _LONG_EVALUATION = 1.0  # seconds after which an evaluation asks whether to stop, as steps do
-_TRACE_ROWS = 1024
 
 
 def run_task(
@@ -126,7 +125,6 @@ class _Run:
         self.trace = TraceBuffer(
             self.boosted,
             exponents_every=request.exponents_every if self.leads else 0,
-            capacity=_TRACE_ROWS,
             max_seconds=monitor.drain_seconds,
             gradients=self.leads,
         )
@@ -137,7 +135,6 @@ class _Run:
         self.resumed: dict[str, Any] | None = None  # the checkpoint that it goes on from
         self.finished: Path | None = None  # its directory, where nothing is left to be trained
         self.identity = ""  # of the run, as its checkpoints name it
-        self._undrained = 0
         self._running_since: float | None = None
 
     def environment(self) -> dict[str, Any]:
@@ -181,7 +178,6 @@ class _Run:
             self._start_clock()
             for _ in loop:
                 self.state.done += 1
-                self._undrained += 1
                 if not self._after_step():
                     break
         self._stop_clock()
@@ -258,9 +254,8 @@ class _Run:
     def flush(self) -> None:
         """Drain the trace to the outputs, act on what it shows, and report; every rank at the same step."""
         self._drain(agree=self.votes is not None)
-        if self.votes is not None:
-            state = self.state
-            state.diverged, state.message = ranks.broadcast_object((state.diverged, state.message))
+        state = self.state
+        state.diverged, state.message = ranks.broadcast_object((state.diverged, state.message))
         self.output.write()
         self._report()
 
@@ -327,7 +322,7 @@ class _Run:
         """Return whether to drain now and whether to stop now; on one rank, stopping is asked about after draining."""
         if self.votes is None:
             return self.trace.due(), False
-        full = self._undrained >= _TRACE_ROWS - 1  # all ranks count the same, and a vote would come one row late
+        full = self.trace.room <= 1  # all ranks count the same, and a vote would come one row late
         stop = self.monitor.stop
         due, stopping = self.votes.exchange(self.leads and self.trace.due(), stop is not None and stop())
         return due or full, stopping
@@ -336,7 +331,6 @@ class _Run:
         """Take what the trace holds: with ``agree`` on every rank, otherwise for a run that ends alone."""
         state = self.state
         records, events = self.trace.drain(ranks.mean_over_ranks if agree else None)
-        self._undrained = 0
         events += state.collapse(records, self.boosted.loss_scaling, self.boosted.window.n_steps)
         self.output.keep(records, events)
         state.count(records)

@@ -84,6 +84,11 @@ class TraceBuffer:
             if boosted.precision.level == "O2" and boosted.precision.dtype == "float16":
                 boosted.graph_observer = self._gradients.look_at_graph
 
+    @property
+    def room(self) -> int:
+        """How many steps can be recorded before the next drain."""
+        return self.capacity - len(self._rows)
+
     def emit(self, event: Event) -> None:
         """Take an event from a method below (``EventSink``); it is handed out with the next drain."""
         self._events.append(event)
