@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tests.accelerator.standin import forget_waits, waits
 from workbench.config import BoostConfig, OptimizerConfig
-from workbench.core import devices, fused_kernels
+from workbench.core import devices, torch_internals
 from workbench.loss_scale.gradient_statistics import EXPONENT_BINS, exponent_counts, tensor_norms_and_maxima
 from workbench.loss_scale.overflow import NonFusedOptimizerWarning, step_if_finite, unscale_and_check_
 from workbench.methods.adasum import method as adasum
@@ -141,7 +141,7 @@ def test_a_named_optimizer_is_fused_where_the_device_has_the_kernel(
 ) -> None:
     net, section = nn.Linear(2, 1).to(standin), OptimizerConfig(name=name, lr=0.1)
     assert build_optimizer(section, net).param_groups[0]["fused"]
-    monkeypatch.setattr(fused_kernels, "has_kernel", lambda kind, operator: False)
+    monkeypatch.setattr(torch_internals, "has_kernel", lambda kind, operator: False)
     assert not build_optimizer(section, net).param_groups[0]["fused"]
     assert build_optimizer(section, nn.Linear(2, 1)).param_groups[0]["fused"]
 

@@ -44,6 +44,16 @@ def has_kernel(device_type: str, operator: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", key))
 
 
+def has_fused_kernel(parameter: Tensor, operator: str) -> bool:
+    """Return whether a fused kernel (``"_fused_sgd_"``, ``"_fused_adamw_"``) updates this parameter, and correctly."""
+    if parameter.device.type == "cpu":
+        short = (torch.float16, torch.bfloat16)
+        # torch 2.13: that of SGD leaves half of every vector of 16-bit weights as it was (37 equal ones, for example).
+        known = (torch.float32, torch.float64, *(() if operator == "_fused_sgd_" else short))
+        return parameter.dtype in known
+    return parameter.is_floating_point() and has_kernel(parameter.device.type, operator)
+
+
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor was written in place."""
     return tensor._version
@@ -79,11 +89,6 @@ def register_step_hook(optimizers: Sequence[Optimizer], hook: Callable[..., Any]
 def has_forward_hooks(module: nn.Module) -> bool:
     """Return whether anything is hooked to a module's forward pass."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def has_backward_hooks(module: nn.Module) -> bool:
-    """Return whether anything is hooked to a module's backward pass."""
-    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def pass_hooks(module: nn.Module) -> list[Mapping[int, Any]]:

@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from workbench.core import devices
-from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.sparse_tables import values_of
 from workbench.core.step_optimizer import exact_flag, skips_on_device
-from workbench.core.torch_internals import check_and_unscale_, mark_stepped, takes_found_inf
+from workbench.core.torch_internals import check_and_unscale_, has_fused_kernel, mark_stepped, takes_found_inf
 from workbench.core.warning import warn
 from workbench.loss_scale.cached_adam import step_on_cached_lists
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from workbench.config import CompatibilityConfig, OptimizerConfig
-from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.sparse_tables import sparse_tables
+from workbench.core.torch_internals import has_fused_kernel
 from workbench.optim.adam_offload.optimizer import AdamOffload
 from workbench.optim.muon.optimizer import Muon
 from workbench.optim.schedule_free import ScheduleFreeAdamW

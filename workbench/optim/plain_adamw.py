@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.step_optimizer import zeros_in
+from workbench.core.torch_internals import has_fused_kernel
 
 
 def adamw_(

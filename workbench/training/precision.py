@@ -22,8 +22,7 @@ from torch.optim import SGD, Adagrad, Adam, NAdam, Optimizer, RAdam, RMSprop
 
 from workbench.core import devices
 from workbench.core.batch import mapped
-from workbench.core.fused_kernels import has_fused_kernel
-from workbench.core.torch_internals import BatchNorm
+from workbench.core.torch_internals import BatchNorm, has_fused_kernel
 from workbench.core.warning import warn
 
 _AS_BUILT = nullcontext()

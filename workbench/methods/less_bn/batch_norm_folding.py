@@ -31,8 +31,7 @@ from workbench.core.torch_internals import (
     BatchNorm,
     ConvTransposeNd,
     children_by_name,
-    has_backward_hooks,
-    has_forward_hooks,
+    pass_hooks,
 )
 from workbench.core.warning import warn
 
@@ -176,8 +175,7 @@ def _computes_as(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> boo
 
 def _is_altered(module: nn.Module) -> bool:
     """Whether hooks, a parametrization or a forward of the instance's own take part in a call of the module."""
-    is_hooked = has_forward_hooks(module) or has_backward_hooks(module)
-    return is_hooked or hasattr(module, "parametrizations") or "forward" in module.__dict__
+    return any(pass_hooks(module)) or hasattr(module, "parametrizations") or "forward" in module.__dict__
 
 
 # In a network

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.arguments import checked_number, checked_switch
-from workbench.core.fused_kernels import has_fused_kernel
 from workbench.core.records import EventSink
 from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
+from workbench.core.torch_internals import has_fused_kernel
 from workbench.optim.schedule import Schedule, read_schedule, value_at
 from workbench.optim.thor.collection import Convention, FirstOrder
 from workbench.optim.thor.formulas import Batch, DampingSplit, FactorRules, clip_by_curvature_
