@@ -6,7 +6,6 @@ killed and resumed trains on every record exactly once. Where the newest file is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from workbench.core.warning import warn
 from workbench.training.background_writer import BackgroundWriter
 from workbench.training.checkpoint import read_checkpoint
 
-_NAME = re.compile(r"checkpoint-(\d{12})\.pt")
+_NAMED_LIKE = f"checkpoint-{'[0-9]' * 12}.pt"
 
 
 class CheckpointFolder:
@@ -126,7 +125,7 @@ class CheckpointFolder:
             old.unlink(missing_ok=True)  # what a killed process was writing, too
 
     def _files(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("checkpoint-*.pt") if _NAME.fullmatch(path.name))
+        return sorted(self.folder.glob(_NAMED_LIKE))
 
 
 def copied_to_host(state: Any) -> Any:
