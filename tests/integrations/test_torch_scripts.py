@@ -11,8 +11,9 @@ import torch
 
 from tests.kit.script_runs import run_here, run_script
 from workbench.config import BoostConfig
+from workbench.core.records import ExportedScript
 from workbench.integrations.scripts.set_up import SetUp
-from workbench.integrations.scripts.writing import Script, write_script
+from workbench.integrations.scripts.writing import write_script
 from workbench.tasks import load_task
 from workbench.training.evaluation import evaluate
 from workbench.training.setup import prepare
@@ -108,7 +109,9 @@ task = Task(name="towers", model=Towers, loss=LOSS, optimizer=lambda named: torc
 """
 
 
-def written(folder: Path, task: str, config: BoostConfig, steps: int, framework: str = "torch", **more: Any) -> Script:
+def written(
+    folder: Path, task: str, config: BoostConfig, steps: int, framework: str = "torch", **more: Any
+) -> ExportedScript:
     script = write_script(framework, SetUp(config, "o1", steps, task=load_task(task), **more))
     (folder / script.name).write_text(script.text, encoding="utf-8")
     config.save(folder / "boost_config.o1.json")
@@ -150,7 +153,7 @@ SET_UPS = {
 def test_torch_alone_computes_the_same(tmp_path: Path, name: str) -> None:
     config = BoostConfig.from_dict(SET_UPS[name])
     script = written(tmp_path, "digits-lenet", config, 24)
-    assert "needs nothing of workbench" in script.sentence
+    assert "needs nothing of workbench" in script.needs
     assert not re.search(r"^\s*(from|import) workbench", script.text, re.MULTILINE)
     here = trained_here("digits-lenet", config, 24)
     ran = run_here(tmp_path / script.name)
@@ -180,7 +183,7 @@ def test_every_built_in_task_is_copied_whole(tmp_path: Path, task: str) -> None:
 def test_a_set_up_with_methods_of_ours_goes_through_apply(tmp_path: Path) -> None:
     config = BoostConfig.from_dict({"boost": {"mode": "manual", "less_bn": True, "grad_freeze": True}})
     script = written(tmp_path, "digits-resnet", config, 12)
-    assert "no counterpart for boost.less_bn, boost.grad_freeze" in script.sentence
+    assert "no counterpart for boost.less_bn, boost.grad_freeze" in script.needs
     assert "apply(" in script.text
     assert run_script(tmp_path / script.name)["metric"] == trained_here("digits-resnet", config, 12)["metric"]
 
@@ -192,7 +195,7 @@ def test_a_task_of_the_user_s_is_copied_from_its_file(tmp_path: Path) -> None:
     config = BoostConfig.from_dict(PLAIN | {"optimizer": {"name": "AdamW", "lr": 0.01}, "schedule": {"length": 0.5}})
     worth = {"optimizer.lr": "1.50 x faster (95 % interval 1.40 to 1.60)"}
     script = written(tmp_path, f"{file}:task", config, 60, worth=worth)
-    assert "needs nothing of workbench" in script.sentence
+    assert "needs nothing of workbench" in script.needs
     assert (
         "\n    # the optimizer: 1.50 x faster (95 % interval 1.40 to 1.60)\n    optimizer = torch.optim.AdamW("
         in script.text
@@ -257,7 +260,7 @@ def test_a_file_that_cannot_be_copied_is_loaded_and_the_script_says_why(
     file = tmp_path / "own.py"
     file.write_text(OWN.replace(old, new), encoding="utf-8")
     script = written(tmp_path, f"{file}:task", BoostConfig.from_dict(PLAIN), 10)
-    assert why in script.sentence
+    assert why in script.needs
     assert "load_task(" in script.text
     assert why in script.text.partition('"""')[2].partition('"""')[0].replace("\n", " ")
 
@@ -265,6 +268,6 @@ def test_a_file_that_cannot_be_copied_is_loaded_and_the_script_says_why(
 def test_of_a_task_that_only_a_program_knows_the_user_fills_in_the_pieces() -> None:
     script = write_script("torch", SetUp(BoostConfig.from_dict(PLAIN), "o1", 10))
     assert "name yours here" in script.text
-    assert "fill in the section" in script.sentence
+    assert "fill in the section" in script.needs
     with pytest.raises(ValueError, match="no framework 'jax'; one of torch"):
         write_script("jax", SetUp(BoostConfig.from_dict(PLAIN), "o1", 10))

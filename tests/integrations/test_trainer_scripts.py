@@ -56,7 +56,7 @@ CONFIGS = {
 def test_arguments_alone_carry_what_they_can(framework: str, name: str, argument: str, tmp_path: Path) -> None:
     worth = {"amp.level": "1.30 x as fast (95 % interval 1.20 to 1.40)"}
     script = written(tmp_path, "digits-lenet", CONFIGS[name], 12, framework, worth=worth)
-    assert "needs nothing of workbench" in script.sentence
+    assert "needs nothing of workbench" in script.needs
     assert f"        {argument},  # 1.30 x as fast (95 % interval 1.20 to 1.40)\n" in script.text
     assert "workbench import" not in script.text
 
@@ -76,7 +76,7 @@ def test_a_rate_of_todays_optimizer_is_set_in_its_groups(tmp_path: Path) -> None
 )
 def test_the_rest_goes_in_through_a_class_of_ours(framework: str, why: str, ours: str, tmp_path: Path) -> None:
     script = written(tmp_path, "digits-resnet", CONFIGS["quickstart"], 12, framework)
-    assert why in script.sentence
+    assert why in script.needs
     assert f"from workbench.integrations.{ours}" in script.text
     assert framework != "lightning" or "callbacks=[boost]" in script.text
 
@@ -101,7 +101,7 @@ def trained(framework: str, name: str, steps: int, *, long: bool = False) -> Any
 def test_each_script_trains_in_its_trainer(framework: str, name: str, steps: int, tmp_path: Path) -> None:
     task = "digits-lenet" if name in ("bfloat16", "native", "own rate") else "digits-resnet"
     script = written(tmp_path, task, CONFIGS[name], steps, framework)
-    refused = ["workbench"] if "needs nothing of workbench" in script.sentence else []
+    refused = ["workbench"] if "needs nothing of workbench" in script.needs else []
     ran = run_script(tmp_path / script.name, without=refused, options=QUIET[framework], strict=False)
     # The trainers shuffle by themselves, so that the run is another one of the same kind.
     within = {"lightning": 0.03, "transformers": 0.06}[framework]

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from workbench.config import BoostConfig
 from workbench.core.files import write_text_atomically
-from workbench.core.records import ExportedScript, StudyResult
+from workbench.core.records import StudyResult
 from workbench.integrations.float32_layers import float32_layers
 from workbench.integrations.scripts.set_up import SetUp
-from workbench.integrations.scripts.writing import FRAMEWORKS, framework_of, write_script
+from workbench.integrations.scripts.writing import FRAMEWORKS, write_script
 from workbench.loss_scale import ScalePolicy
 from workbench.runs import RunError, read_run
 from workbench.tasks import Task, TaskError, load_task
@@ -22,34 +22,30 @@ def with_scripts(
     seed: int,
     worth: Mapping[str, Mapping[str, str]],
     *,
-    measured_at: int | None = None,
-    written: Sequence[str] = (),
+    measured_at: int,
+    written: Sequence[str],
 ) -> StudyResult:
     """Return a study's answer with its exports in the words of every framework; of some, files are written, too.
 
     A script is written into the folder of its configuration. Where the task cannot be loaded, its place in the script
     is left for the user to fill in. ``steps`` are the loader batches that the task is trained for today; ``worth`` maps
-    an export and a config path to what that part was measured to be worth, in runs of ``measured_at`` batches (None: as
-    many). An unknown framework is a ValueError.
+    an export and a config path to what that part was measured to be worth, in runs of ``measured_at`` batches.
     """
-    for name in written:
-        framework_of(name)
     task, scripts = _task_of(result), []
     for target, path in result.exported.items():
         config = BoostConfig.from_json(path)
         headline = result.headlines.get(target) or (result.choices[target].sentence if target in result.choices else "")
-        if measured_at not in (None, steps):
+        if measured_at != steps:
             headline += f" That was measured in runs of {measured_at} of today's {steps} batches."
         layers = _float32_layers(result, config)
         set_up = SetUp(config, target, steps, headline, worth.get(target, {}), task, layers, seed)
         for name in FRAMEWORKS:
             script = write_script(name, set_up)
-            place = path.with_name(script.name) if name in written else None
-            if place is not None:
+            if name in written:
+                place = path.with_name(script.name)
                 write_text_atomically(place, script.text)
-            carriers = {one: ", ".join(calls) for one, calls in script.carried.carriers.items()}
-            known = (name, target, script.name, script.text, script.sentence)
-            scripts.append(ExportedScript(*known, carriers, script.carried.left, place))
+                script = dataclasses.replace(script, path=place)
+            scripts.append(script)
     return dataclasses.replace(result, scripts=tuple(scripts))
 
 

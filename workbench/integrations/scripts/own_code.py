@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -147,12 +149,10 @@ class _Gathering:
     imports: set[str] = field(default_factory=set)
     order: list[str] = field(default_factory=list)  # modules, those that are needed first
     _taken: dict[str, dict[str, ast.stmt]] = field(default_factory=dict)
-    _sources: dict[str, str] = field(default_factory=dict)
-    _known: dict[str, dict[str, ast.stmt]] = field(default_factory=dict)
 
     def take(self, module: str, name: str) -> None:
         """Take a module's name, and what it stands on."""
-        node = self._definitions(module).get(name)
+        node = _definitions(module).get(name)
         if node is None or name in self._taken.setdefault(module, {}):
             return
         if isinstance(node, ast.ImportFrom) and _is_ours(node.module):
@@ -176,34 +176,36 @@ class _Gathering:
         """Yield the statements that were taken from a module."""
         nodes = {node.lineno: node for node in self._taken[module].values()}
         for number in sorted(nodes):
-            yield self._text(module, nodes[number])
-
-    def _text(self, module: str, node: ast.stmt) -> str:
-        made = next((one for one in ast.walk(node) if _makes_task(one)), None)
-        lines = self._sources[module].splitlines()
-        decorators: Iterable[ast.expr] = getattr(node, "decorator_list", [])
-        first = min([node.lineno, *(one.lineno for one in decorators)])
-        left_out = set(_span(node, _LEFT_OUT.get(getattr(node, "name", ""), set())))
-        kept = [lines[at - 1] for at in range(first, (node.end_lineno or node.lineno) + 1) if at not in left_out]
-        if isinstance(made, ast.Call):
-            fields = [one for one in made.keywords if one.arg not in _SAID_ELSEWHERE]
-            written = "".join(f"        {one.arg}={ast.unparse(one.value)},\n" for one in fields)
-            head = lines[first - 1 : made.lineno - 1]
-            return "\n".join([*head, f"    return Task(\n{written}    )"])
-        return re.sub(r"  # type: ignore.*", "", "\n".join(kept))
-
-    def _definitions(self, module: str) -> dict[str, ast.stmt]:
-        if module not in self._known:
-            path = Path(str(importlib.import_module(module).__file__))
-            self._sources[module] = path.read_text(encoding="utf-8")
-            known = self._known[module] = {}
-            for node in ast.parse(self._sources[module]).body:
-                known.update(dict.fromkeys(defined_names(node), node))
-        return self._known[module]
+            yield _text(_source(module).splitlines(), nodes[number])
 
 
-def _makes_task(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Task"
+def _source(module: str) -> str:
+    return inspect.getsource(importlib.import_module(module))
+
+
+@functools.cache
+def _definitions(module: str) -> dict[str, ast.stmt]:
+    """Return the statement that defines each name of a module."""
+    return {name: node for node in ast.parse(_source(module)).body for name in defined_names(node)}
+
+
+def _text(lines: list[str], node: ast.stmt) -> str:
+    """Return a statement of a module with these lines as a script has it."""
+    decorators: Iterable[ast.expr] = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(one.lineno for one in decorators)])
+    if made := _task_made_in(node):
+        fields = [one for one in made.keywords if one.arg not in _SAID_ELSEWHERE]
+        written = "".join(f"        {one.arg}={ast.unparse(one.value)},\n" for one in fields)
+        head = lines[first - 1 : made.lineno - 1]
+        return "\n".join([*head, f"    return Task(\n{written}    )"])
+    left_out = _left_out(node)
+    kept = [lines[at - 1] for at in range(first, (node.end_lineno or node.lineno) + 1) if at not in left_out]
+    return re.sub(r"  # type: ignore.*", "", "\n".join(kept))
+
+
+def _task_made_in(node: ast.stmt) -> ast.Call | None:
+    calls = (one for one in ast.walk(node) if isinstance(one, ast.Call))
+    return next((one for one in calls if ast.unparse(one.func) == "Task"), None)
 
 
 def defined_names(node: ast.stmt) -> list[str]:
@@ -218,17 +220,17 @@ def defined_names(node: ast.stmt) -> list[str]:
 
 def _names_in(node: ast.stmt) -> list[str]:
     """Return the names that a definition uses and Python does not know, in a fixed order."""
-    skipped = set(_span(node, _LEFT_OUT.get(getattr(node, "name", ""), set())))
-    task = next((one for one in ast.walk(node) if _makes_task(one)), None)
-    for one in task.keywords if isinstance(task, ast.Call) else ():
+    skipped = _left_out(node)
+    made = _task_made_in(node)
+    for one in made.keywords if made else ():
         if one.arg in _SAID_ELSEWHERE:
             skipped |= set(range(one.lineno, (one.value.end_lineno or one.lineno) + 1))
     used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and one.lineno not in skipped}
     return sorted(used - set(dir(builtins)))
 
 
-def _span(node: ast.stmt, methods: set[str]) -> Iterator[int]:
-    """Yield the lines of some of a class's methods, with the empty line before each."""
-    for one in getattr(node, "body", ()):
-        if isinstance(one, ast.FunctionDef) and one.name in methods:
-            yield from range(one.lineno - 1, (one.end_lineno or one.lineno) + 1)
+def _left_out(node: ast.stmt) -> set[int]:
+    """Return the lines of a class's methods that only this package calls, with the empty line before each."""
+    names = _LEFT_OUT.get(getattr(node, "name", ""), set())
+    methods = [one for one in getattr(node, "body", ()) if isinstance(one, ast.FunctionDef) and one.name in names]
+    return {line for one in methods for line in range(one.lineno - 1, (one.end_lineno or one.lineno) + 1)}

@@ -15,6 +15,7 @@ import jinja2
 from workbench.config import BOOST_SECTIONS
 from workbench.config.mindspore_notes import mindspore_notes
 from workbench.core.batch import TARGET_KEYS
+from workbench.core.records import ExportedScript
 from workbench.integrations import lightning, mindspore_model, torch_loop, transformers
 from workbench.integrations.carried import ACCUMULATION, Carried, choices
 from workbench.integrations.scripts.own_code import OwnCode, defined_names, loaded, own_code
@@ -59,22 +60,8 @@ FRAMEWORKS: Mapping[str, Framework] = {
 """Name, as ``--as`` takes it -> the framework."""
 
 
-@dataclass(frozen=True)
-class Script:
-    """A set-up in the words of a framework."""
-
-    name: str  # of the file
-    text: str
-    sentence: str  # what the file needs
-    carried: Carried
-
-
-def write_script(framework: str, set_up: SetUp) -> Script:
-    """Return a set-up as a file in the words of a framework.
-
-    Args:
-        framework: One of `FRAMEWORKS`.
-        set_up: What the file says.
+def write_script(framework: str, set_up: SetUp) -> ExportedScript:
+    """Return a set-up as a file in the words of one of `FRAMEWORKS`, which is not written yet.
 
     Raises:
         ValueError: When there is no such framework.
@@ -102,7 +89,8 @@ def write_script(framework: str, set_up: SetUp) -> Script:
     docstring = _docstring(world, set_up, sentence, answer)
     text = f"{docstring}\n\n{_imports(body, own, world)}\n\n{body.strip()}\n"
     ast.parse(text, name)  # what is not Python is our mistake, and shows here
-    return Script(name, text, sentence, answer)
+    carriers = {path: ", ".join(calls) for path, calls in answer.carriers.items()}
+    return ExportedScript(framework, set_up.target, name, text, sentence, carriers, answer.left)
 
 
 def framework_of(name: str) -> Framework:
