@@ -50,10 +50,10 @@ def loss_of(returned: Any) -> Tensor:
     return loss
 
 
-def call_step(step: Callable[..., Any], batch: Any, index: int = 0) -> Any:
-    """Call a module's step with a batch, and its number where it takes one."""
+def call_step(step: Callable[..., Any], batch: Any) -> Any:
+    """Call a module's step with a batch, and the number 0 where it takes one."""
     takes = [one for one in inspect.signature(step).parameters.values() if one.kind is not one.KEYWORD_ONLY]
-    return step(batch, index) if len(takes) > 1 else step(batch)
+    return step(batch, 0) if len(takes) > 1 else step(batch)
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def carried(config: ConfigLike, *, level: str = "O1") -> Carried:
         >>> set_up.carriers["batch.factor"]
         ('per_device_train_batch_size',)
     """
-    return _Sorted(read_config(config), level, None, None).answer()
+    return _Sorted(read_config(config), level, {}, None).answer()
 
 
 def training_arguments(
@@ -97,16 +97,14 @@ def training_arguments(
 
 
 class _Sorted:
-    """A configuration on its way into the Trainer's arguments."""
+    """A configuration on its way into the Trainer's arguments; those of today are empty where they are not known."""
 
-    def __init__(
-        self, config: BoostConfig, level: str, today: Mapping[str, Any] | None, total_steps: int | None
-    ) -> None:
+    def __init__(self, config: BoostConfig, level: str, today: Mapping[str, Any], total_steps: int | None) -> None:
         self.config, self.today = config, today
         self.plan = config.resolve(level)
         self.sorting = Sorting(_FRAMEWORK, self.plan)
         methods = MethodsInEffect(self.plan)
-        if total_steps is None and today is not None and today["max_steps"] > 0:
+        if total_steps is None and today.get("max_steps", 0) > 0:
             total_steps = today["max_steps"]
         self.total_steps = total_steps
         self.rate: float | None = None  # the one that the arguments set
@@ -128,9 +126,6 @@ class _Sorted:
 
     def _is_chosen(self, *paths: str) -> bool:
         return any(self.sorting.is_chosen(path) for path in paths)
-
-    def _today(self, name: str) -> Any:
-        return None if self.today is None else self.today[name]
 
     def _precision(self) -> None:
         sorting, amp = self.sorting, self.config.amp
@@ -155,21 +150,18 @@ class _Sorted:
 
     def _optimizer(self) -> None:
         section = self.config.optimizer
-        factor = self.config.part(BatchSection).rate_factor() if self._is_chosen("batch.factor") else 1.0
         if section is None or section.name is None:
             self._own_optimizer()
             return
         name = section.name
         if name not in _OPTIMIZERS:
-            self.sorting.leave(f"the Trainer has no optimizer {name}", "optimizer")
-            if self._is_chosen("batch.lr_rule"):
-                self.sorting.leave(f"the Trainer has no optimizer {name}", "batch.lr_rule")
+            self.sorting.leave(f"the Trainer has no optimizer {name}", "optimizer", "batch.lr_rule")
             return
         # What the section leaves out is torch's own default, and the Trainer's arguments have others.
         usual = inspect.signature(getattr(torch.optim, name)).parameters
         values = {one: usual[one].default for one in ("lr", "weight_decay", "betas", "eps", "momentum") if one in usual}
         values |= section.hyper_parameters()
-        self.rate = values["lr"] * factor
+        self.rate = learning_rate(self.config, values["lr"])
         carry = self.sorting.carry
         carry("optimizer.name", optim=_OPTIMIZERS[name])
         carry("optimizer.lr", "batch.lr_rule", learning_rate=self.rate)
@@ -186,13 +178,13 @@ class _Sorted:
         """Change the arguments of the current optimizer."""
         section = self.config.optimizer
         if self._is_chosen("optimizer.lr", "batch.lr_rule"):
-            self.rate = learning_rate(self.config, self._today("learning_rate"))
+            self.rate = learning_rate(self.config, self.today.get("learning_rate"))
             self.sorting.carry("optimizer.lr", "batch.lr_rule", learning_rate=self.rate)
         if section is None:
             return
-        if self._is_chosen("optimizer.weight_decay"):
-            self.sorting.carry("optimizer.weight_decay", weight_decay=section.weight_decay)
-        is_adam = self.today is None or "adam" in str(getattr(self._today("optim"), "value", self._today("optim")))
+        self.sorting.take("optimizer.weight_decay", lambda decay: {"weight_decay": decay})
+        optim = self.today.get("optim", "adam")
+        is_adam = "adam" in str(getattr(optim, "value", optim))
         if is_adam and section.betas is not None:
             self.sorting.carry("optimizer.betas", adam_beta1=section.betas[0], adam_beta2=section.betas[1])
         if is_adam and section.eps is not None:
@@ -202,7 +194,7 @@ class _Sorted:
     def _length(self) -> None:
         sorting, factor = self.sorting, self.config.part(BatchSection).factor
         if self._is_chosen("batch.factor"):
-            batch, size = self._today("per_device_train_batch_size"), None
+            batch, size = self.today.get("per_device_train_batch_size"), None
             if batch is not None:
                 size = batch * factor
                 if size < 1 or size != round(size):
@@ -211,11 +203,11 @@ class _Sorted:
                         f"`per_device_train_batch_size` of {batch} does not allow"
                     )
             sorting.carry("batch.factor", per_device_train_batch_size=None if size is None else int(size))
-        shorter, counted = self._is_chosen("schedule.length"), (self._today("max_steps") or 0) > 0
+        shorter, counted = self._is_chosen("schedule.length"), self.today.get("max_steps", 0) > 0
         if self.updates is not None and (shorter or counted) and self.updates != self.total_steps:
             sorting.carry("schedule.length", max_steps=self.updates)
         elif shorter:
-            epochs = self._today("num_train_epochs")
+            epochs = self.today.get("num_train_epochs")
             length = float(sorting.value("schedule.length"))
             sorting.carry("schedule.length", num_train_epochs=None if epochs is None else round(epochs * length, 9))
 
@@ -226,7 +218,8 @@ class _Sorted:
             return
         warmup, final = float(sorting.value("schedule.warmup")), float(sorting.value("schedule.final"))
         kind = str(shape)
-        options: dict[str, Any] | None = {} if self._today("lr_scheduler_kwargs") else None  # today's are its shape's
+        # Those of today are its shape's.
+        options: dict[str, Any] | None = {} if self.today.get("lr_scheduler_kwargs") else None
         if shape == "constant":
             kind = "constant_with_warmup" if warmup > 0 else "constant"
         elif shape == "warmup_stable_decay":
@@ -239,12 +232,12 @@ class _Sorted:
     def _floor(self, shape: str, final: float) -> dict[str, Any] | None:
         if shape == "cosine":
             return {"min_lr_rate": final}
-        highest = self.rate or self._today("learning_rate")
+        highest = self.rate or self.today.get("learning_rate")
         return None if highest is None else {"lr_end": final * highest, "power": 1.0}
 
     def _stable_decay(self, warmup: float, final: float) -> dict[str, Any] | None:
         if self.updates is None:
-            if self.today is None:
+            if not self.today:
                 return None
             raise ValueError(
                 "the schedule warmup_stable_decay counts its last updates; give training_arguments() `total_steps`, "
@@ -259,7 +252,7 @@ class _Sorted:
 
     def _stretch_warmup(self) -> None:
         """Let a warm-up that is counted in updates take the same share of another number of them."""
-        warmup = self._today("warmup_steps")
+        warmup = self.today.get("warmup_steps")
         if warmup is not None and warmup >= 1 and self.updates != self.total_steps and self.total_steps is not None:
             assert self.updates is not None
             self.sorting.carry(warmup_steps=max(1, round(warmup * self.updates / self.total_steps)))
@@ -273,7 +266,7 @@ class _Sorted:
         if sorting.value("runtime.matmul_precision") == "high":
             sorting.carry("runtime.matmul_precision", tf32=True)
         if sorting.value("runtime.data") == "prefetch":
-            sorting.carry("runtime.data", dataloader_num_workers=max(1, self._today("dataloader_num_workers") or 0))
+            sorting.carry("runtime.data", dataloader_num_workers=max(1, self.today.get("dataloader_num_workers") or 0))
         sorting.leave("it is a setting of torch's; make it before the training", "runtime.cudnn_benchmark")
         sorting.leave("it is a setting of torch's: torch.set_num_threads()", "runtime.threads")
         sorting.leave("the Trainer leaves the model as it is: model.to(memory_format=...)", "runtime.memory_format")

@@ -81,13 +81,7 @@ class Passes(IterableDataset[Any]):
 
     An epoch of the Trainer holds whole updates, as many as come nearest to one pass over the data; the stream goes on
     where the last epoch left it, so that no batch is cut short or lost between epochs. Random numbers that the data
-    draw are the stream's own: a run that goes on from a checkpoint draws the same ones.
-
-    Args:
-        loader: Today's batches.
-        methods: What is in effect.
-        seed: Seed of the data's random numbers.
-        updates_done: Updates of the run that were made before it goes on.
+    draw are the stream's own, from ``seed``: a run that goes on after the ``updates_done`` draws the same ones.
     """
 
     def __init__(
@@ -145,8 +139,4 @@ class Passes(IterableDataset[Any]):
 
 def as_loader(passes: Passes) -> DataLoader[Any]:
     """Return the passes as a data loader, which hands them on as they are and draws nothing from torch's generator."""
-    return DataLoader(passes, batch_size=None, collate_fn=_as_it_is, generator=torch.Generator())
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+    return DataLoader(passes, batch_size=None, collate_fn=lambda batch: batch, generator=torch.Generator())

@@ -19,10 +19,7 @@ _FOLLOW_EVALUATIONS = ("reduce_lr_on_plateau", "greedy")
 def conflict(args: TrainingArguments, plan: Plan, scheduler: Any = None) -> str:
     """Return the first thing that would be done twice, or that a boosted step cannot do, and the way out; else empty.
 
-    Args:
-        args: Today's arguments.
-        plan: The set-up.
-        scheduler: The learning-rate scheduler that the Trainer was given as an object, if any.
+    ``scheduler`` is the learning-rate scheduler that the Trainer was given as an object, if any.
     """
     return next(_conflicts(args, plan, scheduler), "")
 
