@@ -122,10 +122,7 @@ class BoostConfig(Section):
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a configuration from a JSON file.
-
-        Args:
-            path: File written by ``save`` or by hand, UTF-8.
+        """Read a configuration from a JSON file, written by ``save`` or by hand.
 
         Raises:
             ConfigError: When the file is missing, half-written, not UTF-8 or not strict JSON, or its content is

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from workbench.config.boost import OPTIMIZER_STEPS
-from workbench.config.conditions import Condition
-from workbench.config.section import Section, described
+from workbench.config.conditions import Condition, declared
+from workbench.config.section import MethodSection, described
+
+if TYPE_CHECKING:
+    from workbench.config.boost_config import BoostConfig
+    from workbench.config.facts import Facts
 
 _SGD, _ADAM = ("lr", "momentum", "weight_decay", "nesterov"), ("lr", "weight_decay", "betas", "eps")
 HYPER_PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -52,8 +56,10 @@ def _taken(hyper_parameter: str) -> Condition:
     return optimizer_is(*_owners(hyper_parameter), why_not=why_not)
 
 
-class OptimizerConfig(Section, use_attribute_docstrings=True):
+class OptimizerConfig(MethodSection, use_attribute_docstrings=True):
     """Section ``optimizer``; without a name the given hyper-parameters change the task's own optimizer."""
+
+    needs: ClassVar[Condition] = OPTIMIZER_STEPS
 
     name: (
         Literal["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Muon", "ScheduleFreeAdamW", "thor", "adam_offload"]
@@ -166,6 +172,12 @@ class OptimizerConfig(Section, use_attribute_docstrings=True):
             for name in type(self).model_fields
             if name != "name" and getattr(self, name) is not None and self.takes(name)
         }
+
+    def left_out(self, config: BoostConfig, facts: Facts) -> dict[str, str]:
+        """Return which parameters are set although the optimizer does not have them, and why: name -> reason."""
+        given = {name: member for name, member in type(self).model_fields.items() if getattr(self, name) is not None}
+        reasons = {name: declared(member).when.why_not(config, facts) for name, member in given.items()}
+        return {name: reason for name, reason in reasons.items() if reason}
 
     def takes(self, hyper_parameter: str) -> bool:
         """Return whether the named optimizer has this hyper-parameter (without a name: unknown, so True)."""

@@ -221,7 +221,7 @@ def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1, network
         world_size=world_size,
         config=config,
         requested=requested,
-        dropped=(*dropped, *_idle_sections(config, facts), *_idle_optimizer_parameters(config, facts)),
+        dropped=(*dropped, *_idle_sections(config, facts)),
         network=network,
         **{name: requested[name] and name not in refused for name in SWITCHES},
     )
@@ -243,29 +243,17 @@ def section_acts(part: Any, config: BoostConfig, facts: Facts) -> bool:
 
 
 def _idle_sections(config: BoostConfig, facts: Facts) -> Iterator[Dropped]:
-    for method in METHODS:
-        part = getattr(config, method.section) if method.section_class else None
+    owners = {method.section: method.name for method in METHODS if method.section_class} | {"optimizer": "optimizer"}
+    for section, owner in owners.items():
+        part = getattr(config, section)
         if not isinstance(part, MethodSection) or not part.enabled:
             continue
         if reason := part.why_not(config, facts):
-            yield Dropped(method.name, f"section {method.section} is not in effect because {reason}")
+            yield Dropped(owner, f"section {section} is not in effect because {reason}")
             continue
         for name, reason in part.left_out(config, facts).items():
-            path = f"{method.section}.{name}"
+            path = f"{section}.{name}"
             yield Dropped(path, f"`{path}` is not in effect because {reason}")
-
-
-def _idle_optimizer_parameters(config: BoostConfig, facts: Facts) -> Iterator[Dropped]:
-    parameters, optimizer = parameters_by_section()["optimizer"], config.optimizer
-    if optimizer is None:
-        return
-    reason = parameters["name"].when.why_not(config, facts)
-    if reason:
-        yield Dropped("optimizer", f"section optimizer is not in effect because {reason}")
-        return
-    for name, about in parameters.items():
-        if getattr(optimizer, name) is not None and (reason := about.when.why_not(config, facts)):
-            yield Dropped(about.path, f"`{about.path}` is not in effect because {reason}")
 
 
 def _digest(effective: Mapping[str, Any]) -> str:

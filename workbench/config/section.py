@@ -108,9 +108,9 @@ class Section(BaseModel, metaclass=_SentenceMeta):
 
 
 class MethodSection(Section):
-    """A section that a method brings along: the method is off while every value is at its default."""
+    """A section that a method brings along, or the optimizer: it is off while every value is at its default."""
 
-    needs: ClassVar[Condition] = ALWAYS  # for the method to be in effect, once it is asked for
+    needs: ClassVar[Condition] = ALWAYS  # for it to be in effect, once it is asked for
 
     @property
     def enabled(self) -> bool:
