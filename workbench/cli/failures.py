@@ -14,7 +14,7 @@ import sys
 import traceback as python_traceback
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 import typer
 
@@ -189,12 +189,11 @@ def _given(options: Sequence[str]) -> str:
     return ""
 
 
-def _is_system(error: BaseException) -> bool:
+def _is_system(error: BaseException) -> TypeGuard[OSError]:
     return isinstance(error, OSError) and bool(error.strerror)
 
 
-def _system_sentence(error: BaseException) -> str:
-    assert isinstance(error, OSError)  # _is_system looked
+def _system_sentence(error: OSError) -> str:
     if error.errno in DISK_FULL_CODES:
         where = f" ({error.filename})" if error.filename else ""
         return f"no space left on the disk{where}; free some and run the same command again; what is finished is kept"

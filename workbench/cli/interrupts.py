@@ -14,6 +14,9 @@ from types import FrameType
 from workbench.cli.failures import Interrupted
 from workbench.core.signals import handling_signals
 
+# What a scheduler and a closed terminal send; Windows has no SIGHUP.
+ENDING = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
 
 def ending_like_ctrl_c() -> AbstractContextManager[None]:
     """Do on SIGTERM and SIGHUP what Ctrl-C does at that time; a SIGHUP that is ignored (``nohup``) stays so.
@@ -25,9 +28,7 @@ def ending_like_ctrl_c() -> AbstractContextManager[None]:
         on_ctrl_c = signal.getsignal(signal.SIGINT)
         (on_ctrl_c if callable(on_ctrl_c) else signal.default_int_handler)(signal.SIGINT, frame)
 
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
-    numbers = [signal.Signals[name] for name in names]
-    return handling_signals({one: press for one in numbers if signal.getsignal(one) is not signal.SIG_IGN})
+    return handling_signals({one: press for one in ENDING if signal.getsignal(one) is not signal.SIG_IGN})
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import typer
 
 from workbench.cli.command_start import for_ranks
 from workbench.cli.failures import FAILED
+from workbench.cli.interrupts import ENDING
 from workbench.core.processor import usable_cores
 from workbench.core.signals import handling_signals
 
@@ -50,8 +51,7 @@ def run_as_ranks(n_ranks: int, arguments: Sequence[str]) -> int:
         else:
             _send(processes, signal.SIGTERM)
 
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
-    with handling_signals({signal.Signals[name]: pass_on for name in names}):
+    with handling_signals(dict.fromkeys((signal.SIGINT, *ENDING), pass_on)):
         _wait(processes)
     del store
     codes = [process.returncode for process in processes]

@@ -185,8 +185,7 @@ def replay(
     policies = result.table.to_dict("records")
     if json:
         facts = {name: getattr(result, name) for name in ("windows", "recorded_overflows", "assumption")}
-        rest = {"error_log2": result.thresholds.error_log2, "policies": policies}
-        print_json({"run": run, **facts, **rest})
+        print_json({"run": run, **facts, "error_log2": result.thresholds.error_log2, "policies": policies})
         return
     rows = [
         (

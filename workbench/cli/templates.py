@@ -12,10 +12,6 @@ _PATTERNS = ("studies/*/study.toml", "studies/*/README.md", "studies/*/*.py", "s
 _ANSWERS = "result"  # of a study: they belong to the machine that found them
 
 
-class MissingTemplatesError(RuntimeError):
-    """The package was installed without its notebooks and studies, through no fault of its user."""
-
-
 def template_files() -> Iterator[tuple[Path, Path]]:
     """Yield (file, path relative to the folder it goes to), sorted."""
     root = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
@@ -32,9 +28,8 @@ def copy_templates(directory: Path, *, folder: str = "") -> tuple[list[Path], li
     """
     files = [(path, relative) for path, relative in template_files() if folder in {"", relative.parts[0]}]
     if not files:
-        raise MissingTemplatesError(
-            f"this installation carries no {folder or 'notebooks and studies'}; install boost-workbench again"
-        )
+        missing = folder or "notebooks and studies"
+        raise RuntimeError(f"this installation carries no {missing}; install boost-workbench again")
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(20, "not a folder; name a folder to write into", str(directory))
     written, kept = [], []
