@@ -17,10 +17,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from io import BufferedReader
+from io import BufferedIOBase
 from itertools import islice
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -189,7 +188,7 @@ def _files_of(place: Path) -> list[Path]:
     return files
 
 
-def _bounded_lines(file: IO[bytes] | gzip.GzipFile | BufferedReader) -> Iterator[bytes]:
+def _bounded_lines(file: BufferedIOBase) -> Iterator[bytes]:
     """Yield lines; of one that is too long its beginning, the rest being read in pieces and dropped."""
     while line := file.readline(_LONGEST_LINE + 1):
         piece = line

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -69,9 +69,7 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
     if spec.endswith(".py") or not colon:
         place, attribute = spec, ""
     if place.endswith(".py"):
-        tried = _places(place, folder)
-        path = next((path.resolve() for path in tried if path.is_file()), None)
-        _warn_of_folder(place, tried, path)
+        tried, path = _looked_for(place, folder, Path.is_file)
         if path is None:
             looked = " and ".join(str(path.absolute()) for path in tried)
             raise TaskError(f"task file {place} is not there; looked at {looked}")
@@ -88,24 +86,21 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
 def _task_of_data(kind: str, place: str, folder: str | Path | None) -> Task:
     if not place:
         raise TaskError(f"task {kind}: needs the place of its data, write {kind}:path/to/data")
-    tried = _places(place, folder)
-    found = next((path.resolve() for path in tried if path.exists()), tried[0])
-    _warn_of_folder(place, tried, found)
+    tried, found = _looked_for(place, folder, Path.exists)
+    found = found or tried[0]  # whose absence the task explains
     make = getattr(importlib.import_module(f"workbench.tasks.{kind}"), f"{kind}_task")
     task: Task = make(str(found))
     return dataclasses.replace(task, spec=f"{kind}:{found}")
 
 
-def _places(place: str, folder: str | Path | None) -> list[Path]:
+def _looked_for(place: str, folder: str | Path | None, is_it: Callable[[Path], bool]) -> tuple[list[Path], Path | None]:
+    """Return where a path may lie, and where it does; a warning where that is not the folder of the study naming it."""
     path = Path(place).expanduser()
-    return [path] if folder is None or path.is_absolute() else [Path(folder) / path, path]
-
-
-def _warn_of_folder(place: str, tried: list[Path], found: Path | None) -> None:
-    """Warn when what a study names does not lie in its folder but where the command was started."""
-    if found is not None and found != tried[0].resolve() and found != tried[0]:
-        sentence = f"{place} is not in {tried[0].parent}; {found}, of the working directory, is taken"
-        warn(sentence)
+    tried = [path] if folder is None or path.is_absolute() else [Path(folder) / path, path]
+    found = next((one.resolve() for one in tried if is_it(one)), None)
+    if found not in (None, tried[0].resolve()):
+        warn(f"{place} is not in {tried[0].parent}; {found}, of the working directory, is taken")
+    return tried, found
 
 
 def task_sources(task: Task) -> dict[str, str]:

@@ -105,7 +105,7 @@ class _Stream(IterableDataset[Any]):
         return self.batches
 
 
-def read_ahead(batches: Iterator[Any], ahead: int = _AHEAD) -> Iterator[Any]:
+def read_ahead(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield the batches of a stream that another process reads, forked so that sources need not be picklable.
 
     Where it cannot (a source on an accelerator, or with processes of its own, which read ahead already) a warning says
@@ -119,7 +119,7 @@ def read_ahead(batches: Iterator[Any], ahead: int = _AHEAD) -> Iterator[Any]:
             batch_size=None,
             collate_fn=lambda batch: batch,
             num_workers=1,
-            prefetch_factor=ahead,
+            prefetch_factor=_AHEAD,
             multiprocessing_context="fork",
             generator=torch.Generator(),  # or the loader would draw from the training's
         )

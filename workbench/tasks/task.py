@@ -345,11 +345,7 @@ class Task:
     def what_is_compared(self, batch: Any) -> str:
         """Say what the metric compares where a batch does not: that of a function may hold its items in any order.
 
-        Args:
-            batch: What the evaluation data yields.
-
-        Returns:
-            A sentence; empty where there is nothing to choose.
+        The sentence is empty where there is nothing to choose.
         """
         is_plain = is_criterion(self.loss) or not isinstance(batch, list | tuple) or len(batch) < 3
         if is_plain or self.new_metric().needs == "loss":
