@@ -207,11 +207,9 @@ class CallbackList:
             self._entered = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: Any) -> None:
         """Leave all callbacks, the last one first."""
-        self._entered.__exit__(kind, error, trace)
+        self._entered.__exit__(*exception)
 
     def notify(self, moment: str, run_context: RunContext) -> None:
         """Call the method of this name of every callback."""

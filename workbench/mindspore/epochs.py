@@ -15,9 +15,6 @@ from workbench.mindspore.resuming import Progress, ResumedTraining
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint_folder import CheckpointFolder
 
-Epochs = Iterable[tuple[int, Iterable[Any]]]
-"""Number and batches of each epoch."""
-
 
 def resumed_training(
     folder: CheckpointFolder, boosted: Boosted, config: BoostConfig, dataset: Any, epochs: Iterable[int]

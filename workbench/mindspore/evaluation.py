@@ -74,11 +74,6 @@ class Evaluator:
                     "`eval_network` that returns (loss, prediction, label)"
                 )
 
-    @property
-    def modules(self) -> list[nn.Module]:
-        """All modules that take part."""
-        return [m for m in (self.network, self.loss_fn, self.eval_network) if isinstance(m, nn.Module)]
-
     def require_metrics(self, method: str) -> None:
         """Raise ValueError where there is nothing to measure; ``method`` is what was called."""
         if not self.metrics:
@@ -102,7 +97,8 @@ class Evaluator:
         notify("on_eval_begin", context)
         state.cur_epoch_num = max(state.cur_epoch_num, 1)
         notify("on_eval_epoch_begin", context)
-        with weights_to_use(), evaluation_mode(self.modules, device):
+        modules = [m for m in (self.network, self.loss_fn, self.eval_network) if isinstance(m, nn.Module)]
+        with weights_to_use(), evaluation_mode(modules, device):
             for batch in dataset:
                 state.cur_step_num += 1
                 state.cur_step_in_epoch += 1

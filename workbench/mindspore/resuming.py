@@ -54,12 +54,7 @@ class Progress:
 
 
 class ResumedTraining:
-    """Keeps how far a training has come, and continues it.
-
-    Args:
-        folder: Where its checkpoints are, or will be.
-        boosted: What is trained.
-        identity: What makes the training the one it is, as plain values by name.
+    """Keeps how far a training has come, and continues it; ``identity`` makes the training the one it is.
 
     Raises:
         ResumeError: When the checkpoints belong to another training, or none is whole.
