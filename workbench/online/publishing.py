@@ -191,16 +191,13 @@ def load_published(folder: Path | str, since: Published | None = None) -> Publis
 
 
 def _load(folder: Path, manifest: Mapping[str, Any], since: Published | None) -> Published:
-    base, deltas = manifest["base"], tuple(manifest["deltas"])
-    continues = since is not None and since.base == base and deltas[: len(since.deltas)] == since.deltas
-    done = len(since.deltas) if since is not None and continues else 0
-    # All files are read and checked before anything is changed, so that a missing or wrong one leaves `since` as it is.
-    crcs = manifest.get(_FILES, {})
-    new = {name: _read_tensors(folder / name, crcs.get(name)) for name in deltas[done:]}
-    if since is not None and continues:
+    base, deltas, crcs = manifest["base"], tuple(manifest["deltas"]), manifest.get(_FILES, {})
+    if since is not None and since.base == base and deltas[: len(since.deltas)] == since.deltas:
         published = since
     else:
         published = Published(0, 0, _read_tensors(folder / base, crcs.get(base)), base, ())
+    # All files are read and checked before anything is changed, so that a missing or wrong one leaves `since` as it is.
+    new = {name: _read_tensors(folder / name, crcs.get(name)) for name in deltas[len(published.deltas) :]}
     updates: list[tuple[Tensor, Any, Tensor]] = []
     for name, delta in new.items():
         try:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.arguments import checked_count
-from workbench.core.batch import mapped
+from workbench.core.batch import entries_of, mapped
 
 Path: TypeAlias = tuple[int | str, ...]
 
@@ -83,15 +83,12 @@ class Verdict:
 
 
 def _named_tensors(batch: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Yield the tensors of a batch (tuples, lists and mappings of batches) with their places, which begin with path."""
+    """Yield the tensors of a batch with their places, which begin with path."""
     if isinstance(batch, Tensor):
         yield path, batch
-    elif isinstance(batch, Mapping):
-        for key, part in batch.items():
-            yield from _named_tensors(part, (*path, str(key)))
-    elif isinstance(batch, (tuple, list)):
-        for index, part in enumerate(batch):
-            yield from _named_tensors(part, (*path, index))
+        return
+    for place, part in (entries_of(batch) or {}).items():
+        yield from _named_tensors(part, (*path, place))
 
 
 def select_rows(batch: Any, keep: Tensor) -> Any:
