@@ -20,7 +20,7 @@ from urllib.parse import quote
 from workbench.core.records import StudyResult
 from workbench.report import folder_page_html, overlay_html, read_sources, run_report_html, study_report_html
 from workbench.report.page import RunChoice, Served
-from workbench.report.run_report import MOST_OVERLAID
+from workbench.report.run_report import MOST_HISTOGRAMS, MOST_OVERLAID
 from workbench.report.trial_data import reference_of
 
 _DEPTH = 3  # of studies below a folder
@@ -43,14 +43,10 @@ class _Page:
 
 
 class Pages:
-    """Pages of a folder and of everything below it, and of nothing else.
+    """Pages of a folder (a study, a run, or one that holds some) and of everything below it, and of nothing else.
 
-    Args:
-        root: A study, a run, or a folder that holds some.
-        storage: Optuna storage URL of the study in ``root``; None reads the SQLite file beside it.
-
-    Raises:
-        ViewError: When there is no such folder.
+    ``storage`` is the Optuna storage URL of the study in ``root``; None reads the SQLite file beside it. Where there is
+    no such folder, it is a ViewError.
     """
 
     def __init__(self, root: str | Path, *, storage: str | None = None) -> None:
@@ -134,10 +130,18 @@ class Pages:
         return RunChoice(f"{name}|{folder.relative_to(self.root).as_posix()}", label, address, chosen)
 
 
-class _StudyPage:
-    def __init__(self, pages: Pages, folder: Path) -> None:
-        self._pages, self._folder = pages, folder
-        self._storage = pages.storage if folder == pages.root else None
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes the page of one folder; its ``signature`` changes when the page would."""
+
+    _pages: Pages
+    _folder: Path
+
+
+class _StudyPage(_Maker):
+    @property
+    def _storage(self) -> str | None:
+        return self._pages.storage if self._folder == self._pages.root else None
 
     def signature(self) -> str:
         """Return what changes when the study does; for a database elsewhere, only the time."""
@@ -146,8 +150,7 @@ class _StudyPage:
         result = self._folder / "result"
         files += sorted(result.iterdir()) if result.is_dir() else []
         elsewhere = "" if self._storage is None else f"{time.time() // 5}"
-        quiet = "" if time.time() - _changed(files) < _QUIET_SECONDS else "quiet"
-        return f"{_stamps(files)} {elsewhere} {quiet} {self._phase()}"
+        return f"{_stamps(files)} {elsewhere} {_is_quiet(files)} {self._phase()}"
 
     def _phase(self) -> str:
         """Return what a process is doing for the study; empty where none is at work, or that is not known here."""
@@ -207,32 +210,23 @@ class _StudyPage:
         return live, True
 
 
-class _RunPage:
-    def __init__(self, pages: Pages, folder: Path) -> None:
-        self._pages, self._folder = pages, folder
-
+class _RunPage(_Maker):
     def signature(self) -> str:
-        """Return what changes when the run does."""
         files = sorted(self._folder.iterdir())
-        quiet = "" if time.time() - _changed(files) < _QUIET_SECONDS else "quiet"
-        return f"{_stamps(files)} {quiet}"
+        return f"{_stamps(files)} {_is_quiet(files)}"
 
     def html(self, version: str) -> str:
-        from workbench.report.run_report import MOST_HISTOGRAMS
         from workbench.runs import read_run
 
         run = read_run(self._folder, most_histograms=MOST_HISTOGRAMS)
-        is_live = not run.finished and time.time() - _changed(list(self._folder.iterdir())) < _QUIET_SECONDS
+        is_live = not run.finished and not _is_quiet(list(self._folder.iterdir()))
         state = "This run has ended." if run.finished else "This run was ended before its time."
         state = f"Live: {len(run.steps)} steps so far. This page follows." if is_live else state
         served = Served(version, state, is_live, self._pages.up_from(self._folder))
         return run_report_html(run, served=served)
 
 
-class _FolderPage:
-    def __init__(self, pages: Pages, folder: Path) -> None:
-        self._pages, self._folder = pages, folder
-
+class _FolderPage(_Maker):
     def signature(self) -> str:
         """Return what changes when a study or a run comes or ends."""
         from workbench.runs import find_runs
@@ -286,6 +280,10 @@ def _stamp(path: Path) -> str:
 def _changed(files: Sequence[Path]) -> float:
     """Return when the newest of these files changed, in seconds since the epoch; 0 where there is none."""
     return max((int(stamp.partition(":")[0]) / 1e9 for path in files if (stamp := _stamp(path))), default=0.0)
+
+
+def _is_quiet(files: Sequence[Path]) -> bool:
+    return time.time() - _changed(files) >= _QUIET_SECONDS
 
 
 def _studies_below(folder: Path, depth: int) -> Iterator[Path]:

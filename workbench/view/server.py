@@ -12,36 +12,26 @@ import secrets
 import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
+
+if TYPE_CHECKING:
+    from workbench.view.pages import Pages
 
 HOST = "127.0.0.1"
 _NAMES = (HOST, "localhost")
 
 
-class Answering(Protocol):
-    """What a server shows."""
-
-    def answer(self, path: str, query: dict[str, list[str]]) -> tuple[HTTPStatus, str]:
-        """Return the HTML for a path below the served folder, or the reason why not as a sentence with a status."""
-        ...
-
-
 class ViewServer(ThreadingHTTPServer):
     """Serves pages on 127.0.0.1; ``serve_forever`` begins.
 
-    Args:
-        pages: What is shown.
-        port: Port to listen on; 0 takes a free one.
-
-    Raises:
-        OSError: When another program listens on the port.
+    Port 0 takes a free one; where another program listens on the port, it is an OSError.
     """
 
     daemon_threads = True
     block_on_close = False  # a page that still asks for news must not keep the command
 
-    def __init__(self, pages: Answering, port: int = 0) -> None:
+    def __init__(self, pages: Pages, port: int = 0) -> None:
         self.pages, self.token = pages, secrets.token_urlsafe(24)
         super().__init__((HOST, port), _Handler)
 
