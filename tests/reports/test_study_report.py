@@ -155,9 +155,8 @@ def test_the_page_is_small_and_has_the_plotly_that_its_figures_were_made_for(htm
 
 def test_a_name_cannot_become_markup(page: _Page) -> None:
     assert page.tags["img"] == 0
-    # plotly.js, the page's module, the copy buttons' function, and the data of each figure and of the table of trials:
-    # no more scripts than we wrote.
-    assert page.tags["script"] == 4 + len(FIGURES)
+    # plotly.js, the page's module, and the data of each figure and of the table of trials: no more than we wrote.
+    assert page.tags["script"] == 3 + len(FIGURES)
     assert HOSTILE in page.text
     assert page.text.count('alert("x")') >= 5
     assert page.tags["details"] == 2  # two files
@@ -311,8 +310,8 @@ def test_a_script_is_offered_with_a_button_that_copies_it() -> None:
     script = ExportedScript("torch", "o1", "train_torch_o1.py", f"print({HOSTILE!r})", "it needs nothing of workbench")
     study = full_study()
     page = study_report_html(replace(study, scripts=(script,)), full_sources())
-    assert page.count("function copyFile(button)") == 1
-    assert page.count("copyFile(this)") == len(full_sources().exported) + 1
+    assert page.count('<button type="button" class="copy">') == len(full_sources().exported) + 1
+    assert page.count("async function copy(button") == 1
     assert "train_torch_o1.py" in page
     assert "torch; it needs nothing of workbench" in page
     assert "--as torch" in page

@@ -14,11 +14,7 @@ from workbench.runs import Run, read_run
 
 
 def read_pairs(folder: str | Path) -> list[SubspacePair]:
-    """Read the runs ``warm-up-<seed>`` and ``dim-reduce-<seed>`` that ``train_in_subspace`` made, by seed.
-
-    Raises:
-        ValueError: When there is no complete pair.
-    """
+    """Read the runs ``warm-up-SEED`` and ``dim-reduce-SEED`` of ``train_in_subspace``; a ValueError without a pair."""
     seeds = sorted(int(path.name.removeprefix("dim-reduce-")) for path in Path(folder).glob("dim-reduce-*"))
     pairs = []
     for seed in seeds:

@@ -62,8 +62,8 @@ async function fillTable(place) {
     table.update(data);
   } else {
     const host = place.appendChild(document.createElement("div"));
-    const { runs } = place.dataset; // where the pages of runs are, if anything serves them
-    const runAddress = runs === undefined ? null : (path) => runs + path.split("/").map(encodeURIComponent).join("/") + "/";
+    const addressOf = (path) => path.split("/").map(encodeURIComponent).join("/") + "/"; // a run's page stands below the study's
+    const runAddress = "served" in place.dataset ? addressOf : null;
     table = new TrialTable(host, data, { runAddress });
     host.addEventListener("wb-select", ({ detail }) => mark(detail));
   }
@@ -113,6 +113,15 @@ async function fill(root) {
   await Promise.all([...within(".plot").map(draw), ...within(".trials").map(fillTable)]);
   if (table?.selected != null) mark(table.selected);
 }
+
+// -- files to take away -----------------------------------------------------------------------------------------------
+
+document.addEventListener("click", ({ target: button }) => {
+  if (!button.matches(".take button")) return;
+  const file = button.closest(".file").querySelector("pre");
+  if (button.dataset.name) download(button.dataset.name, `${file.textContent.trimEnd()}\n`);
+  else copy(button, file, file.textContent);
+});
 
 // -- a page that goes on ----------------------------------------------------------------------------------------------
 

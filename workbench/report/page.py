@@ -51,7 +51,6 @@ class Served:
     state: str = ""  # whether the work goes on, a sentence
     is_live: bool = False  # it does
     up: tuple[str, str] | None = None  # address and name of the folder around it
-    here: str = ""  # address of the folder that the paths of a study's runs begin from
     runs: Sequence[RunChoice] = ()  # that may be laid over each other
 
 

@@ -20,6 +20,7 @@ from workbench.figures import (
     loss_scale_figure,
     step_time_figure,
 )
+from workbench.figures.labels import grouped
 from workbench.figures.loss_curves import LOSS_CURVE_COLUMNS, Axis
 from workbench.report.page import Served, embed, render
 from workbench.runs import Run, read_run
@@ -121,7 +122,7 @@ def _key_figures(run: Run, scale: MetricScale) -> list[tuple[str, str, str]]:
     losses = run.steps["loss"].dropna()
     times = run.steps["step_ms"].dropna()
     found = [
-        ("Steps", f"{len(run.steps):,}".replace(",", "\u202f"), "finished" if run.finished else "not finished"),
+        ("Steps", grouped(len(run.steps)), "finished" if run.finished else "not finished"),
         (name, scale.value_text(last), f"after {evaluations[-1][0]} steps") if evaluations else None,
         ("Training loss", f"{losses.iloc[-1]:.4g}", "of the last step") if len(losses) else None,
         ("Time", format_duration(run.duration), f"{times.median():.3g} ms per step" if len(times) else ""),

@@ -98,9 +98,9 @@ def _trial_table(answer: StudyResult, served: Served | None) -> Markup:
     """Return the element for the table of trials with its data; empty while there is no trial."""
     if not answer.trials:
         return Markup("")
-    runs = Markup("") if served is None else Markup(' data-runs="{}"').format(served.here)
     data = trial_data(answer, rounded=served is None and len(answer.trials) > _MANY)
-    return Markup('<div class="trials"{}>{}</div>').format(runs, data_script(data))
+    is_served = Markup("") if served is None else Markup(" data-served")
+    return Markup('<div class="trials"{}>{}</div>').format(is_served, data_script(data))
 
 
 def shares_of(config: BoostConfig) -> dict[str, float]:

@@ -44,9 +44,9 @@ class Panel:
     log_x: bool = False
 
 
-def chart(panels: Sequence[Panel], columns: int = 2, note: str = "") -> str:
-    """Return panels side by side as one SVG document; the note below explains the colours."""
-    columns = min(columns, len(panels))
+def chart(panels: Sequence[Panel], note: str = "") -> str:
+    """Return panels side by side, two in a row, as one SVG document; the note below explains the colours."""
+    columns = min(2, len(panels))
     return render(
         "chart.svg.j2",
         panels=[_placed(panel) for panel in panels],

@@ -25,11 +25,7 @@ _DIGITS = 5  # significant ones: enough for a table, and a third of the bytes
 
 
 def trial_data(study: StudyResult, *, rounded: bool = False) -> Values:
-    """Return what the table shows of a study.
-
-    Args:
-        study: The study's answer.
-        rounded: Whether configurations have five digits, too, as thousands of them must to fit into one file.
+    """Return what the table shows of a study; ``rounded`` to five digits, thousands of trials fit into one file.
 
     Returns:
         ``columns`` in their order, each with ``key``, ``title``, ``kind`` (``"number"`` or ``"text"``), ``unit``,

@@ -88,7 +88,7 @@ async function copy(button, shown, content) {
 }
 
 function download(name, content) {
-  const address = URL.createObjectURL(new Blob([content], { type: "application/json" }));
+  const address = URL.createObjectURL(new Blob([content]));
   make("a", { href: address, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
