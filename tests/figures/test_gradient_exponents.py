@@ -35,7 +35,6 @@ def test_shares_and_limits_of_a_small_run_are_exact() -> None:
     assert everything[-1, 0] == 2 / 16
     assert math.isnan(everything[-1, 1])
     assert numbers.shares["b"][-1, 0] == 2 / 8
-    assert numbers.log2_scale.tolist() == [0, 2]
     assert numbers.lower.tolist() == [-24, -26]
     assert numbers.normal.tolist() == [-14, -16]
     assert numbers.upper[0] == pytest.approx(math.log2(65504))

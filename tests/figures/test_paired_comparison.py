@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from workbench.figures.labels import MetricScale
-from workbench.figures.paired_comparison import PairedSide, paired_comparison_figure, paired_comparison_numbers
+from workbench.figures.paired_comparison import PairedSide, paired_comparison_drawing, paired_comparison_numbers
 
 ACCURACY = MetricScale("accuracy")
 LOSS = MetricScale("loss", higher_is_better=False)
@@ -31,12 +31,12 @@ def test_a_bound_lies_on_the_bad_side_of_the_metric() -> None:
 def test_a_run_that_goes_on_pairs_the_seeds_it_has() -> None:
     numbers = paired_comparison_numbers([PairedSide("O0", (1.0, 2.0)), PairedSide("mine", (3.0,))], LOSS)
     assert numbers.changes[0].tolist() == [2.0]
-    figure = paired_comparison_figure([PairedSide("O0", (1.0, 2.0)), PairedSide("mine", (3.0,))], metric=LOSS)
+    figure = paired_comparison_drawing([PairedSide("O0", (1.0, 2.0)), PairedSide("mine", (3.0,))], metric=LOSS).figure()
     assert figure.layout.title.text.replace("<br>", " ") == "Which configuration is faster, and what does it cost?"
 
 
 def test_the_answer_is_the_title() -> None:
-    figure = paired_comparison_figure([BASE, FAST], metric=ACCURACY)
+    figure = paired_comparison_drawing([BASE, FAST], metric=ACCURACY).figure()
     title = figure.layout.title.text.replace("<br>", " ")
     assert title == "Against O0, mine is 1.25 x as fast; accuracy down by 0.5 points"
     assert figure.layout.xaxis.title.text == "Speed relative to O0 (x)"
@@ -48,14 +48,14 @@ def test_the_answer_is_the_title() -> None:
 
 def test_of_several_sides_each_has_a_line() -> None:
     other = PairedSide("other", (0.9, 0.8, 0.7), 0.8, 0.7, 0.9)
-    figure = paired_comparison_figure([BASE, FAST, other], metric=ACCURACY)
+    figure = paired_comparison_drawing([BASE, FAST, other], metric=ACCURACY).figure()
     assert list(figure.layout.yaxis.ticktext) == ["mine", "other"]
     assert list(figure.data[2].y) == [0, 0, 1, 1]
 
 
 def test_without_anything_to_see_a_sentence_says_so() -> None:
     for sides in ([], [BASE], [BASE, PairedSide("mine", ())]):
-        figure = paired_comparison_figure(sides, metric=ACCURACY)
+        figure = paired_comparison_drawing(sides, metric=ACCURACY).figure()
         assert len(figure.data) == 0
         assert figure.layout.annotations[0].text
     with pytest.raises(ValueError, match="`sides` must hold at least the base"):

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
-import plotly.graph_objects as go
-
 from tests.panels.looking import text_in
+from workbench.figures.drawing import Drawing
 from workbench.figures.live import LiveFigure
 from workbench.panels.figure_place import FigurePlace
 from workbench.panels.panel import Panel
 
 
-def line(*values: float) -> go.Figure:
-    return go.Figure(go.Scatter(y=list(values), name="line", customdata=[[7], [8]]))
+def line(*values: float) -> Drawing:
+    drawing = Drawing("How far?", height=300)
+    drawing.add("scatter", x=[0, 1], y=list(values), name="line", customdata=[[7], [8]])
+    return drawing
 
 
 def test_a_place_says_what_is_missing_and_has_one_figure_from_the_first_numbers_on() -> None:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import plotly.graph_objects as go
 
 from workbench.core.headline import parts_against_total
 from workbench.core.records import CandidateRecord, GainPart
 from workbench.core.text import format_interval
-from workbench.figures.drawing import Drawing, Stroke, empty_figure, interval
+from workbench.figures.drawing import Drawing, Stroke, interval
 from workbench.figures.labels import plain, wrapped
 from workbench.figures.theme import BLUE, GREEN, GREY, PURPLE, VERMILLION, Theme, translucent
 
@@ -63,7 +62,7 @@ class AttributionNumbers:
 def attribution_numbers(
     parts: Sequence[GainPart], candidate: CandidateRecord | None = None, tuned_plain: float = math.nan
 ) -> AttributionNumbers:
-    """Set the parts of a gain behind each other; arguments as for ``attribution_figure``."""
+    """Set the parts of a gain behind each other; arguments as for ``attribution_drawing``."""
     bars, reached = [], 1.0
     for part in parts:
         low, high = reached * part.low, reached * part.high
@@ -80,13 +79,13 @@ def attribution_numbers(
     return AttributionNumbers(tuple(bars), total, tuned_plain)
 
 
-def attribution_figure(
+def attribution_drawing(
     parts: Sequence[GainPart],
     candidate: CandidateRecord | None = None,
     tuned_plain: float = math.nan,
     *,
     theme: Theme = "auto",
-) -> go.Figure:
+) -> Drawing:
     """Draw the waterfall from 1 to the total; on its logarithmic axis a bar is as long as its factor is large.
 
     ``parts``, whose factors are above 0, come in the order in which they are built up from the task as given.
@@ -95,7 +94,7 @@ def attribution_figure(
     """
     if not parts:
         reason = "The parts of this set-up have not been taken out one by one: there was no time for it."
-        return empty_figure(_QUESTION, reason, theme=theme)
+        return Drawing.empty(_QUESTION, reason, theme=theme)
     numbers = attribution_numbers(parts, candidate, tuned_plain)
     bars = (*numbers.parts, numbers.total)
     names = [wrapped(plain(bar.name), _NAME_WIDTH) for bar in bars]
@@ -136,7 +135,7 @@ def attribution_figure(
     labels = {"tickvals": list(range(len(bars))), "ticktext": ["<br>".join(lines) for lines in names]}
     drawing.set(yaxis={**labels, "range": [len(bars) - 0.4, -0.6], "showgrid": False}, barmode="overlay")
     drawing.show_legend(108)
-    return drawing.figure()
+    return drawing
 
 
 def _part_text(part: GainPart) -> str:

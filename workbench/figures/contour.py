@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import plotly.graph_objects as go
 
 from workbench.core.records import TrialRecord
-from workbench.figures.drawing import Drawing, Mark, empty_figure
+from workbench.figures.drawing import Drawing, Mark
 from workbench.figures.labels import compact, counted, plain
+from workbench.figures.slices import is_number, is_wide, scored_trials, sliced_parameters
 from workbench.figures.study_history import value_ceiling
 from workbench.figures.theme import BLUE, ORANGE, SKY, Theme
 from workbench.figures.thinning import Floats, thin_marks
@@ -23,7 +23,6 @@ _WIDTH = 0.12  # of the kernel that smooths, as a share of each axis
 _FAR = 0.25  # from the next trial, as a share of each axis: there nothing is known
 _MOST = 1000  # points that are drawn, of more an even choice
 _FEWEST = 8  # trials, below which a surface would be made up
-_WIDE = 30.0  # highest over lowest value, from which an axis is logarithmic
 # Opaque: plotly draws the colour bar without transparency, so that other shades would not be those of the plane.
 _SHADES = ((0.0, "#CDE9FA"), (0.35, SKY), (0.7, BLUE), (1.0, "#6E40AA"))
 
@@ -48,12 +47,12 @@ def contour_numbers(trials: Sequence[TrialRecord], x: str, y: str) -> ContourNum
     The surface is a kernel mean of the scores (Nadaraya and Watson, 1964): it interpolates nothing that no trial near
     has seen.
     """
-    scored = [one for one in trials if one.state == "complete" and math.isfinite(one.value)]
-    known = [one for one in scored if _is_number(one.parameters.get(x)) and _is_number(one.parameters.get(y))]
+    scored = scored_trials(trials)
+    known = [one for one in scored if is_number(one.parameters.get(x)) and is_number(one.parameters.get(y))]
     places = np.array([[one.parameters[x], one.parameters[y]] for one in known], dtype=np.float64).reshape(-1, 2)
     if len(known) < _FEWEST or min(len(set(column)) for column in places.T) < 3:
         return None
-    is_log = [bool(column.min() > 0 and column.max() / column.min() > _WIDE) for column in places.T]
+    is_log = [is_wide(column.tolist()) for column in places.T]
     scaled = np.stack([np.log10(c) if log else c for c, log in zip(places.T, is_log, strict=True)])
     low, span = scaled.min(axis=1, keepdims=True), np.ptp(scaled, axis=1, keepdims=True)
     unit = (scaled - low) / span
@@ -67,7 +66,7 @@ def contour_numbers(trials: Sequence[TrialRecord], x: str, y: str) -> ContourNum
     return ContourNumbers(numbers, xs, ys, values, across, upward, surface, (is_log[0], is_log[1]))
 
 
-def contour_figure(
+def contour_drawing(
     trials: Sequence[TrialRecord],
     x: str,
     y: str,
@@ -75,7 +74,7 @@ def contour_figure(
     objective: str = "Objective, smaller is better",
     theme: Theme = "auto",
     height: int = 460,
-) -> go.Figure:
+) -> Drawing:
     """Draw the smoothed score over two searched parameters, config paths, with the trials that it is known from.
 
     ``customdata[0]`` of a point is the trial's number.
@@ -83,7 +82,7 @@ def contour_figure(
     title = f"{plain(x)} and {plain(y)}"
     numbers = contour_numbers(trials, x, y)
     if numbers is None:
-        return empty_figure(title, f"Fewer than {_FEWEST} finished trials differ in both.", theme=theme)
+        return Drawing.empty(title, f"Fewer than {_FEWEST} finished trials differ in both.", theme=theme)
     detail = f"smoothed over {counted(len(numbers.numbers), 'trial')}; lighter is better, blank means unknown"
     drawing = Drawing(title, detail, theme=theme, height=height)
     drawing.add(
@@ -107,16 +106,14 @@ def contour_figure(
     scales: list[dict[str, Any]] = [{"type": "log"} if log else {} for log in numbers.is_log]
     drawing.set_x(plain(x), **scales[0])
     drawing.set_y(plain(y), **scales[1])
-    return drawing.figure()
+    return drawing
 
 
 def contour_pair(
     trials: Sequence[TrialRecord], importance: Mapping[str, float] | None = None
 ) -> tuple[str, str] | None:
     """Return the two most important parameters that a contour can be drawn over; None where there are none."""
-    paths = list(dict.fromkeys(path for one in trials for path in one.parameters))
-    weights = importance or {}
-    ranked = sorted(paths, key=lambda path: -weights.get(path, 0.0))[:8]
+    ranked = sliced_parameters(trials, importance, most=8)
     pairs = ((one, other) for i, other in enumerate(ranked) for one in ranked[:i])
     return next((pair for pair in pairs if contour_numbers(trials, *pair) is not None), None)
 
@@ -128,7 +125,3 @@ def _smoothed(unit: Floats, values: Floats, at: Floats) -> Floats:
     weights = np.exp(-apart / (2.0 * _WIDTH**2))
     mean: npt.NDArray[np.float64] = (weights @ values) / weights.sum(axis=-1)
     return np.where(apart.min(axis=-1) <= _FAR**2, mean, np.nan)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import plotly.graph_objects as go
 
 from workbench.core.records import EventKind
-from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, empty_figure
+from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke
 from workbench.figures.frames import EventTable, StepTable, column, mean_known, steps_frame, subjects_by_step
 from workbench.figures.labels import counted, percent, plain
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
@@ -77,9 +76,9 @@ def dim_reduce_numbers(pair: SubspacePair) -> DimReduceNumbers:
     )
 
 
-def dim_reduce_figure(
+def dim_reduce_drawing(
     pairs: Sequence[SubspacePair], *, loss_name: str = "Loss", theme: Theme = "auto", height: int = 760
-) -> go.Figure:
+) -> Drawing:
     """Draw loss against step of both runs with the target, and how the second one's steps were found.
 
     All pairs, one per seed, are drawn in the first row; target, accepted steps and condition are those of the first
@@ -88,7 +87,7 @@ def dim_reduce_figure(
     numbers = [dim_reduce_numbers(pair) for pair in pairs]
     numbers = [one for one in numbers if one.n_steps or one.x.size]
     if not numbers:
-        return empty_figure(_QUESTION, "No run in a subspace has been recorded yet.", theme=theme)
+        return Drawing.empty(_QUESTION, "No run in a subspace has been recorded yet.", theme=theme)
     rows = (0.52, 0.22, 0.26)
     drawing = Drawing(_answer(numbers), _details(numbers), theme=theme, height=height, rows=rows)
     for index, one in reversed(list(enumerate(numbers))):  # the first one on top
@@ -101,7 +100,7 @@ def dim_reduce_figure(
     drawing.set_log_y(f"{plain(loss_name)} (log)", losses)
     drawing.set_y(f"Accepted rho<br>({label})", range=[-0.08, 1.08], row=2)
     drawing.set_log_y(f"Condition, log<br>({label})", numbers[0].condition.y, row=3)
-    return drawing.figure()
+    return drawing
 
 
 def _answer(numbers: Sequence[DimReduceNumbers]) -> str:

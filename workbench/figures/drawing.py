@@ -201,9 +201,9 @@ class Drawing:
         ends = [math.log10(low), math.log10(high)]
         self.set_y(title, row=row, tickvals=ticks, ticktext=list(map(compact, ticks)), range=ends)
 
-    def set_steps(self, unit: str = "batches", **properties: Any) -> None:
+    def set_steps(self, **properties: Any) -> None:
         """Make the x axis one of steps."""
-        self.set_x(f"Step ({unit})", tickformat=",~f", **properties)
+        self.set_x("Step (batches)", tickformat=",~f", **properties)
 
     def show_legend(self, room: int = 92) -> None:
         """Show the legend below the plot, where it and the axis get so many pixels."""
@@ -219,7 +219,7 @@ class Drawing:
 
 
 def figure_of(draw: Callable[P, Drawing]) -> Callable[P, go.Figure]:
-    """Return the public form of a function that draws: plotly's figure of the same drawing, ``x_figure``."""
+    """Return the public form of a function ``x_drawing``: plotly's figure of the same drawing, ``x_figure``."""
 
     @functools.wraps(draw)
     def checked(*args: P.args, **options: P.kwargs) -> go.Figure:

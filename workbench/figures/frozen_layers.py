@@ -9,10 +9,9 @@ from typing import TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import plotly.graph_objects as go
 
 from workbench.core.records import StepRecord
-from workbench.figures.drawing import Drawing, Mark, empty_figure, interval, shares_of
+from workbench.figures.drawing import Drawing, Mark, interval, shares_of
 from workbench.figures.frames import StepTable, column, steps_frame
 from workbench.figures.labels import counted, percent
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
@@ -54,7 +53,7 @@ class FrozenLayersNumbers:
 def frozen_layers_numbers(
     schedule: Schedule, n_groups: int | None = None, *, limit: int = _MAXIMUM_COLUMNS
 ) -> FrozenLayersNumbers:
-    """Reduce a schedule, or a recorded run, to groups x steps; arguments as for ``frozen_layers_figure``.
+    """Reduce a schedule, or a recorded run, to groups x steps; arguments as for ``frozen_layers_drawing``.
 
     Neighbouring steps are averaged when there are more than ``limit``. A ValueError tells when a step freezes more
     groups than there are.
@@ -116,7 +115,7 @@ def time_saved_in_run(steps: StepTable, n_groups: int | None = None) -> TimeSave
     return TimeSaved(share, float(low), float(high), limit * numbers.frozen_work_share)
 
 
-def frozen_layers_figure(
+def frozen_layers_drawing(
     schedule: Schedule,
     n_groups: int | None = None,
     *,
@@ -124,7 +123,7 @@ def frozen_layers_figure(
     share: float = float("nan"),
     theme: Theme = "auto",
     height: int = 380,
-) -> go.Figure:
+) -> Drawing:
     """Draw the schedule as groups x steps, beside the share of steps each group rests and the time that saved.
 
     ``schedule`` is the number of leading frozen groups per step ``[n_steps]``, or the step table of a run; without
@@ -133,7 +132,7 @@ def frozen_layers_figure(
     """
     numbers = frozen_layers_numbers(schedule, n_groups)
     if numbers.n_steps == 0:
-        return empty_figure(_QUESTION, "No step has been scheduled or recorded yet.", theme=theme)
+        return Drawing.empty(_QUESTION, "No step has been scheduled or recorded yet.", theme=theme)
     title = f"Frozen steps: {percent(numbers.frozen_step_share)} of {counted(numbers.n_steps, 'step')}"
     if np.isfinite(share):
         title = f"Frozen steps: {percent(share)}, here over {counted(numbers.n_steps, 'step')}"
@@ -173,12 +172,12 @@ def frozen_layers_figure(
         lower, upper = shares_of([_TIME_HEIGHT - 60, height], 0.2)
         _add_time(drawing, saved, lower)
     ticks = list(range(1, numbers.n_groups + 1, max(1, numbers.n_groups // 12)))
-    drawing.set_x("Step (batches)", row=1, domain=left, tickformat=",~f", showgrid=False)
+    drawing.set_steps(row=1, domain=left, showgrid=False)
     drawing.set_y("Group (1 = input)", domain=upper, tickvals=ticks, autorange="reversed", showgrid=False)
     drawing.set_x("Steps frozen (%)", row=2, domain=right, anchor="y2", range=[0, 100])
     drawing.set(yaxis2={"anchor": "x2", "domain": upper, "matches": "y", "showticklabels": False})
     drawing.set(showlegend=False)
-    return drawing.figure()
+    return drawing
 
 
 def _add_time(drawing: Drawing, saved: TimeSaved, domain: tuple[float, float]) -> None:

@@ -18,10 +18,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import plotly.graph_objects as go
 
 from workbench.core.records import ExponentCounts
-from workbench.figures.drawing import OVERFLOW, Drawing, Stroke, empty_figure
+from workbench.figures.drawing import OVERFLOW, Drawing, Stroke
 from workbench.figures.frames import StepTable, column, filled_rows, flags, log2_known, steps_frame
 from workbench.figures.labels import counted, percent, plain, power_ticks
 from workbench.figures.theme import DENSITY_SCALE, GREY, ORANGE, VERMILLION, Theme
@@ -41,14 +40,13 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class GradientExponentNumbers:
-    """Numbers behind the exponent map; the limits are log2 of a gradient, per column ``[columns]``."""
+    """Numbers behind the exponent map; the limits at the scale in force are log2 of a gradient ``[columns]``."""
 
     steps: Floats  # middle step of each column
     exponents: Ints  # e of each row ``[rows]``, which holds elements with 2**e <= abs(g) < 2**(e+1)
     # Group -> share of its elements per cell ``[rows, columns]``, NaN where empty; zeros and non-finite elements belong
     # to the whole. The first entry, ALL_GROUPS, sums over groups.
     shares: Mapping[str, Floats]
-    log2_scale: Floats  # of the scale in force, mean over the column
     upper: Floats  # largest one that float16 holds
     normal: Floats  # smallest one held at full precision
     lower: Floats  # smallest one that is not zero
@@ -102,7 +100,6 @@ def gradient_exponents_numbers(steps: StepTable, *, limit: int = _MAXIMUM_COLUMN
         steps=step[rows][middle],
         exponents=exponents,
         shares=shares,
-        log2_scale=mean_scale,
         upper=_MAXIMUM_LOG2 - mean_scale,
         normal=_NORMAL_LOG2 - mean_scale,
         lower=_SUBNORMAL_LOG2 - mean_scale,
@@ -113,7 +110,7 @@ def gradient_exponents_numbers(steps: StepTable, *, limit: int = _MAXIMUM_COLUMN
     )
 
 
-def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height: int = 480) -> go.Figure:
+def gradient_exponents_drawing(steps: StepTable, *, theme: Theme = "auto", height: int = 480) -> Drawing:
     """Draw log2 of the gradients' magnitude over time, with the band float16 can hold.
 
     With several groups a menu chooses which one is shown; all groups together come first.
@@ -121,7 +118,7 @@ def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height
     numbers = gradient_exponents_numbers(steps)
     if not numbers.shares:
         reason = "No gradient exponents were recorded; record them with exponents_every."
-        return empty_figure(_QUESTION, reason, theme=theme)
+        return Drawing.empty(_QUESTION, reason, theme=theme)
     drawing = Drawing(_answer(numbers), _detail(numbers), theme=theme, height=height)
     for index, (group, share) in enumerate(numbers.shares.items()):
         drawing.add(
@@ -152,7 +149,7 @@ def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height
     drawing.show_legend()
     if len(numbers.shares) > 1:
         _add_menu(drawing, list(numbers.shares))
-    return drawing.figure()
+    return drawing
 
 
 def _percentages(share: Floats) -> Floats:

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 
 from workbench.core.records import EventKind
 from workbench.figures import frames
-from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, empty_figure
+from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke
 from workbench.figures.frames import EventTable, StepTable
 from workbench.figures.labels import counted, percent, plain, power_of_two
 from workbench.figures.theme import COLORWAY, DASHES, GREY, Theme
@@ -62,15 +61,15 @@ def group_scales_numbers(steps: StepTable, events: EventTable = None) -> GroupSc
     )
 
 
-def group_scales_figure(
+def group_scales_drawing(
     steps: StepTable, events: EventTable = None, *, theme: Theme = "auto", height: int = 430
-) -> go.Figure:
+) -> Drawing:
     """Draw one line per group, with the steps at which its scale grew or its gradients overflowed."""
     numbers = group_scales_numbers(steps, events)
     groups = [group for group in numbers.groups if group.line.x.size]
     if not groups:
         reason = "No group scale was recorded; boost.loss_scale_group gives each group a loss scale of its own."
-        return empty_figure(_QUESTION, reason, theme=theme)
+        return Drawing.empty(_QUESTION, reason, theme=theme)
     drawing = Drawing(_answer(groups), _costs(numbers), theme=theme, height=height)
     for index, group in enumerate(groups):
         name, scale = plain(group.name), np.exp2(group.line.y)
@@ -89,7 +88,7 @@ def group_scales_figure(
     drawing.set_steps()
     drawing.set_powers("Loss scale (log2 axis)")
     drawing.show_legend()
-    return drawing.figure()
+    return drawing
 
 
 def _scales(frame: pd.DataFrame) -> Floats:

@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import plotly.graph_objects as go
-
-from workbench.figures.drawing import Drawing, empty_figure
+from workbench.figures.drawing import Drawing
 from workbench.figures.labels import percent, plain
 from workbench.figures.theme import BLUE, GREY, Theme
 
@@ -36,15 +34,15 @@ def importance_numbers(importance: Mapping[str, float]) -> ImportanceNumbers:
     return ImportanceNumbers(tuple(path for path, _ in ranked), tuple(v / total for _, v in ranked), len(tail))
 
 
-def importance_figure(importance: Mapping[str, float], *, theme: Theme = "auto") -> go.Figure:
+def importance_drawing(importance: Mapping[str, float], *, theme: Theme = "auto") -> Drawing:
     """Draw parameter importance (config path -> a number that is not negative, computed elsewhere) as bars."""
     numbers = importance_numbers(importance)
     if not numbers.names:
         reason = "Too few finished trials to compare the parameters, or only one was searched."
-        return empty_figure(_QUESTION, reason, theme=theme)
+        return Drawing.empty(_QUESTION, reason, theme=theme)
     if not numbers.shares[0] > 0:  # also where the few best trials have drawn no parameter, as tuned plain
         reason = "The trials do not tell: no parameter stands out among the best of them."
-        return empty_figure(_QUESTION, reason, theme=theme)
+        return Drawing.empty(_QUESTION, reason, theme=theme)
     title = f"{plain(numbers.names[0])} mattered most"
     subtitle = "share of what the parameters explain of the objective; not a direction"
     drawing = Drawing(title, subtitle, theme=theme, height=150 + 30 * len(numbers.names))
@@ -60,4 +58,4 @@ def importance_figure(importance: Mapping[str, float], *, theme: Theme = "auto")
     drawing.set_x("Importance (%)", range=[0, max(130 * max(numbers.shares), 1.0)])
     drawing.set_y("", autorange="reversed", showgrid=False)
     drawing.set(showlegend=False, bargap=0.35)
-    return drawing.figure()
+    return drawing

@@ -6,7 +6,6 @@ hid or chose from a menu survives the next update.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import threading
@@ -20,6 +19,7 @@ import plotly
 import plotly.graph_objects as go
 import plotly.io as pio
 import traitlets
+from plotly.io.base_renderers import PlotlyRenderer, PngRenderer
 from plotly.offline import get_plotlyjs
 
 from workbench.figures.drawing import Drawing, figure_text
@@ -27,7 +27,6 @@ from workbench.figures.theme import FIGURE_CONFIG, Theme, template_json
 
 Pick: TypeAlias = Callable[[Any], object]
 
-_PLOTLY_MIME: Final = "application/vnd.plotly.v1+json"
 _SCRIPT: Final = Path(__file__).with_name("live_figure.js").read_text(encoding="utf-8")
 
 
@@ -70,9 +69,8 @@ class LiveFigure:
     def update(self, figure: go.Figure | Drawing, *, reset_axes: bool = False) -> None:
         """Show a newly computed figure, or the drawing of one, which is made in a twentieth of the time.
 
-        Args:
-            figure: It is only read, and shown in the ink of this widget; labels with one of their own keep it.
-            reset_axes: Whether it answers another question, so that its axes are its own, whatever the reader zoomed.
+        It is only read, and shown in the ink of this widget; labels with one of their own keep it. With ``reset_axes``
+        it answers another question, and its axes are its own, whatever the reader zoomed.
         """
         with self._lock:
             if self.closed:
@@ -114,11 +112,10 @@ def static_mimebundle(figure: go.Figure) -> dict[str, Any]:
     ``plotly.io.renderers.default`` names ``png`` (``"plotly_mimetype+png"``), ``image/png`` is there, too, which
     needs Kaleido and a Chromium.
     """
-    shown = json.loads(figure.to_json())  # the notebook's own encoder knows no arrays
-    content = {"data": shown["data"], "layout": shown["layout"], "config": FIGURE_CONFIG}
-    bundle: dict[str, Any] = {"text/plain": figure_text(figure), _PLOTLY_MIME: content}
-    if "png" in str(pio.renderers.default).split("+"):
-        bundle["image/png"] = base64.b64encode(go.Figure(shown).to_image(format="png", scale=2)).decode("ascii")
+    bundle: dict[str, Any] = {"text/plain": figure_text(figure)}
+    pictures = [PngRenderer(scale=2)] if "png" in str(pio.renderers.default).split("+") else []
+    for renderer in (PlotlyRenderer(FIGURE_CONFIG), *pictures):
+        bundle |= renderer.to_mimebundle(figure.to_dict())
     return bundle
 
 

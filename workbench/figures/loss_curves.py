@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
+import pandas as pd
 
-from workbench.figures.drawing import OVERFLOW, Drawing, Stroke, figure_of
+from workbench.figures.drawing import OVERFLOW, Drawing, Stroke
 from workbench.figures.frames import StepTable, column, flags, stands_for, steps_frame
 from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import COLORWAY, DASHES, Theme
@@ -130,18 +131,10 @@ def loss_curves_drawing(
     return drawing
 
 
-loss_curves_figure = figure_of(loss_curves_drawing)
-
-
 def _running_mean(values: Floats, window: int) -> Floats:
-    """Mean over the last ``window`` finite values; NaN where the value itself is not finite."""
+    """Mean over those of the last ``window`` values that are finite; NaN where the value itself is not finite."""
     good = np.isfinite(values)
-    total = np.concatenate([[0.0], np.cumsum(np.where(good, values, 0.0))])
-    count = np.concatenate([[0], np.cumsum(good)])
-    end = np.arange(1, values.size + 1)
-    start = np.maximum(end - window, 0)
-    n = count[end] - count[start]
-    mean = np.divide(total[end] - total[start], n, out=np.full(values.size, np.nan), where=n > 0)
+    mean = pd.Series(np.where(good, values, np.nan)).rolling(window, min_periods=1).mean().to_numpy()
     return np.where(good, mean, np.nan)
 
 

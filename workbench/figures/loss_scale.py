@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from workbench.core.records import EventKind
 from workbench.figures import frames
-from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, figure_of
+from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke
 from workbench.figures.frames import EventTable, StepTable
 from workbench.figures.labels import counted, percent, plain, power_of_two
 from workbench.figures.theme import BLUE, COLORWAY, DASHES, GREEN, ORANGE, PURPLE, VERMILLION, Theme
@@ -117,9 +117,6 @@ def loss_scale_drawing(
     drawing.set_powers("Loss scale (log2 axis)")
     drawing.show_legend()
     return drawing
-
-
-loss_scale_figure = figure_of(loss_scale_drawing)
 
 
 def _answer(numbers: LossScaleNumbers) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.figures.drawing import Drawing, Stroke, figure_of
+from workbench.figures.drawing import Drawing, Stroke
 from workbench.figures.frames import StepTable, column, mean_known, stands_for, steps_frame, without_warm_up
 from workbench.figures.labels import compact, counted, percent
 from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme
@@ -82,9 +82,6 @@ def offload_drawing(
     drawing.set_y("Time per step (ms)", rangemode="tozero")
     drawing.set_steps()
     return drawing
-
-
-offload_figure = figure_of(offload_drawing)
 
 
 def _answer(numbers: OffloadNumbers) -> str:

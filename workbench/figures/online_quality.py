@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import plotly.graph_objects as go
 
 from workbench.core.records import EventKind
-from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
+from workbench.figures.drawing import Drawing, Mark, Stroke
 from workbench.figures.frames import EventPoints, EventTable, StepTable, column, event_points, last_known, steps_frame
 from workbench.figures.labels import compact, grouped, times
 from workbench.figures.theme import BLUE, GREY, ORANGE, PURPLE, Theme
@@ -57,14 +56,14 @@ def online_quality_numbers(steps: StepTable, events: EventTable = None) -> Onlin
     )
 
 
-def online_quality_figure(
+def online_quality_drawing(
     steps: StepTable,
     events: EventTable = None,
     *,
     changes: Sequence[float] = (),
     theme: Theme = "auto",
     height: int = 520,
-) -> go.Figure:
+) -> Drawing:
     """Draw AUC and log loss (``online.*``) against the step, with the steps at which drift was seen.
 
     ``changes`` are steps at which the data are known to have changed, for a stream whose law is known.
@@ -72,7 +71,7 @@ def online_quality_figure(
     numbers = online_quality_numbers(steps, events)
     if not numbers.auc.x.size and not numbers.log_loss.x.size:
         reason = "No prediction has been judged yet; give online_train a Prequential and a recorder."
-        return empty_figure(_QUESTION, reason, theme=theme)
+        return Drawing.empty(_QUESTION, reason, theme=theme)
     drawing = Drawing(_answer(numbers), _details(numbers), theme=theme, height=height, rows=(1, 1))
     hover = "Up to step %{x:,} the last window had an AUC of %{y:.4f}."
     drawing.line(numbers.auc, Stroke(BLUE), hover, name="AUC", showlegend=False)
@@ -89,8 +88,8 @@ def online_quality_figure(
     drawing.set(showlegend=bool(numbers.drifts.x.size or len(changes)), margin={"b": 96})
     drawing.set_y("AUC of the last<br>window (0 to 1)")
     drawing.set_y("Log loss of the last<br>window (nats per record)", row=2)
-    drawing.set_steps("batches")
-    return drawing.figure()
+    drawing.set_steps()
+    return drawing
 
 
 def _answer(numbers: OnlineQualityNumbers) -> str:

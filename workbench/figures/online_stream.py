@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import plotly.graph_objects as go
 
 from workbench.core.records import EventKind
 from workbench.figures import frames
-from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
+from workbench.figures.drawing import Drawing, Mark, Stroke
 from workbench.figures.frames import EventPoints, EventTable, StepTable
 from workbench.figures.labels import compact, counted, grouped, percent
 from workbench.figures.theme import BLUE, GREEN, ORANGE, PURPLE, VERMILLION, Theme
@@ -72,7 +71,7 @@ def online_stream_numbers(steps: StepTable, events: EventTable = None) -> Online
     )
 
 
-def online_stream_figure(steps: StepTable, events: EventTable = None, *, theme: Theme = "auto") -> go.Figure:
+def online_stream_drawing(steps: StepTable, events: EventTable = None, *, theme: Theme = "auto") -> Drawing:
     """Draw rate, waiting, table growth and rejected records (``online.*``) below each other.
 
     A row without data is left out; events say why records were rejected.
@@ -81,7 +80,7 @@ def online_stream_figure(steps: StepTable, events: EventTable = None, *, theme: 
     fields = [field for field in _ROWS if getattr(numbers, field).x.size]
     if not fields:
         reason = "No online run has recorded a step yet; give online_train a recorder."
-        return empty_figure(_QUESTION, reason, theme=theme)
+        return Drawing.empty(_QUESTION, reason, theme=theme)
     height, rows, spacing = 150 + 125 * len(fields), (1,) * len(fields), 0.12 / len(fields)
     drawing = Drawing(_answer(numbers), _details(numbers), theme=theme, height=height, rows=rows, spacing=spacing)
     for row, field in enumerate(fields, start=1):
@@ -94,8 +93,8 @@ def online_stream_figure(steps: StepTable, events: EventTable = None, *, theme: 
         mark = Mark("circle-open", 8, VERMILLION, edge=2)
         drawing.events(numbers.rejections, mark, name="reason for a rejection", row=len(fields))
     drawing.set(showlegend=bool(numbers.rejections.x.size), margin={"b": 96})
-    drawing.set_steps("batches")
-    return drawing.figure()
+    drawing.set_steps()
+    return drawing
 
 
 def _value_at(at: Floats, step: Floats, values: Floats) -> Floats:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import plotly.graph_objects as go
 
-from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure, interval
+from workbench.figures.drawing import Drawing, Mark, Stroke, interval
 from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import BLUE, GREEN, GREY, VERMILLION, Theme, translucent
 from workbench.figures.thinning import Floats
@@ -60,18 +59,18 @@ def paired_comparison_numbers(sides: Sequence[PairedSide], metric: MetricScale) 
     )
 
 
-def paired_comparison_figure(
+def paired_comparison_drawing(
     sides: Sequence[PairedSide], *, metric: MetricScale, theme: Theme = "auto", height: int = 0
-) -> go.Figure:
+) -> Drawing:
     """Draw the speed of every side above, and its change of the metric below.
 
     Runs that are not done yet are NaN or left off the end; a height of 0 leaves every side a line of its own.
     """
     if not sides:
-        return empty_figure(_QUESTION, "Nothing has been compared yet.", theme=theme, height=height or 220)
+        return Drawing.empty(_QUESTION, "Nothing has been compared yet.", theme=theme, height=height or 220)
     numbers = paired_comparison_numbers(sides, metric)
     if not any(change.size for change in numbers.changes) and not np.isfinite(numbers.speeds).any():
-        return empty_figure(_QUESTION, "No seed has been run on both sides yet.", theme=theme, height=height or 220)
+        return Drawing.empty(_QUESTION, "No seed has been run on both sides yet.", theme=theme, height=height or 220)
     n, base = len(numbers.labels), plain(numbers.base)
     title, detail = _answer(numbers, metric), _detail(numbers, metric)
     drawing = Drawing(title, detail, theme=theme, height=height or 300 + 2 * 42 * n)
@@ -88,7 +87,7 @@ def paired_comparison_figure(
     drawing.rule(Stroke(GREY, 1, "dot"), x=1.0)
     drawing.rule(Stroke(GREY, 1, "dot"), x=0.0, row=2)
     drawing.show_legend()
-    return drawing.figure()
+    return drawing
 
 
 def _add_speeds(drawing: Drawing, numbers: PairedNumbers, rows: Floats) -> None:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from workbench.core.records import TrialRecord
 from workbench.core.trial_counts import count_trials
-from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
+from workbench.figures.drawing import Drawing, Mark, Stroke
 from workbench.figures.labels import compact, counted, plain
+from workbench.figures.slices import is_number, scored_trials, sliced_parameters
 from workbench.figures.study_history import value_ceiling
 from workbench.figures.theme import BLUE, GREY, ORANGE, SKY, Theme, inks, translucent
 
@@ -73,12 +73,8 @@ def parallel_coordinates_numbers(
     limit: int = _MAXIMUM_AXES,
 ) -> ParallelCoordinatesNumbers:
     """Place every finished trial on every axis, of which there are at most ``limit`` besides the objective's."""
-    known = sorted((t for t in trials if t.state == "complete" and math.isfinite(t.value)), key=lambda t: t.number)
-    paths = list(dict.fromkeys(path for trial in known for path in trial.parameters))
-    weights = importance or {}
-    ranked = sorted(paths, key=lambda path: -weights.get(path, 0.0))  # stable: without weights the order stays
-    differing = [path for path in ranked if len({str(t.parameters[path]) for t in known if path in t.parameters}) > 1]
-    shown = differing[:limit]
+    known = sorted(scored_trials(trials), key=lambda t: t.number)
+    shown = sliced_parameters(known, importance, most=limit)
     if not known:
         return ParallelCoordinatesNumbers((), (), ())
     placed = [_place(path, [t.parameters.get(path) for t in known]) for path in shown]
@@ -97,18 +93,18 @@ def parallel_coordinates_numbers(
         )
         for row, trial in enumerate(known)
     )
-    left_out = tuple(path for path in paths if path not in shown)
-    return ParallelCoordinatesNumbers(tuple(axis for axis, _ in placed), lines, left_out)
+    left_out = dict.fromkeys(path for trial in known for path in trial.parameters if path not in shown)
+    return ParallelCoordinatesNumbers(tuple(axis for axis, _ in placed), lines, tuple(left_out))
 
 
-def parallel_coordinates_figure(
+def parallel_coordinates_drawing(
     trials: Sequence[TrialRecord],
     *,
     importance: Mapping[str, float] | None = None,
     objective: str = "Objective, smaller is better",
     theme: Theme = "auto",
     height: int = 440,
-) -> go.Figure:
+) -> Drawing:
     """Draw one line per trial through all searched parameters and the objective, of which smaller is better.
 
     ``importance`` by config path orders the axes, which otherwise keep the order of the search space.
@@ -116,7 +112,7 @@ def parallel_coordinates_figure(
     """
     numbers = parallel_coordinates_numbers(trials, importance=importance, objective=objective)
     if len(numbers.axes) < 2:
-        return empty_figure(_QUESTION, "No two finished trials differ in a searched parameter yet.", theme=theme)
+        return Drawing.empty(_QUESTION, "No two finished trials differ in a searched parameter yet.", theme=theme)
     drawing = Drawing(_answer(numbers), _detail(numbers, trials), theme=theme, height=height)
     for kind in _STYLES:
         lines = [line for line in numbers.lines if line.kind == kind]
@@ -145,7 +141,7 @@ def parallel_coordinates_figure(
             drawing.note(plain(text), x=position, y=at, **beside, bgcolor=inks(theme).label, borderpad=1)
     drawing.set(margin={"r": 40})
     drawing.show_legend(132)
-    return drawing.figure()
+    return drawing
 
 
 def _add_lines(drawing: Drawing, kind: str, lines: Sequence[ParallelLine], axes: Sequence[ParallelAxis]) -> None:
@@ -168,7 +164,7 @@ def _add_lines(drawing: Drawing, kind: str, lines: Sequence[ParallelLine], axes:
 def _place(name: str, values: Sequence[Any]) -> tuple[ParallelAxis, list[float | None]]:
     """Return an axis and the height of every value on it; missing values have none."""
     given = [value for value in values if value is not None]
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in given):
+    if all(map(is_number, given)):
         return _place_numbers(name, values, [float(value) for value in given])
     words = {str(value): value for value in given}
     height_of = {key: index / max(1, len(words) - 1) for index, key in enumerate(sorted(words))}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from workbench.figures.drawing import Drawing, Mark, figure_of
+from workbench.figures.drawing import Drawing, Mark
 from workbench.figures.frames import column, flags
 from workbench.figures.labels import compact, counted, percent, plain
 from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme, translucent
@@ -57,11 +57,14 @@ def policy_names(policies: pd.DataFrame) -> list[str]:
     if not {"init", "factor", "window"} <= set(policies.columns):
         return [str(name) for name in policies.index]
     kinds = policies["kind"] if "kind" in policies.columns else ["dynamic"] * len(policies)
-    rows = zip(kinds, policies["init"], policies["factor"], policies["window"], strict=True)
-    return [
-        f"fixed at {_power(init)}" if kind == "fixed" else f"init {_power(init)}, factor {factor:g}, window {window:g}"
-        for kind, init, factor, window in rows
-    ]
+    return list(map(policy_name, policies["init"], policies["factor"], policies["window"], kinds))
+
+
+def policy_name(init: float, factor: float, window: float, kind: str = "dynamic") -> str:
+    """Return a policy's name by what it is."""
+    if kind == "fixed":
+        return f"fixed at {_power(init)}"
+    return f"init {_power(init)}, factor {factor:g}, window {window:g}"
 
 
 def _power(value: float) -> str:
@@ -103,9 +106,6 @@ def replay_policies_drawing(
     drawing.set_y("Gradient lost to underflow (%)", range=_padded(100 * numbers.underflow_share))
     drawing.show_legend()
     return drawing
-
-
-replay_policies_figure = figure_of(replay_policies_drawing)
 
 
 def _overflows(overflows: Floats) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from workbench.core.records import EventKind
 from workbench.figures import frames
-from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, figure_of
+from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke
 from workbench.figures.frames import EventPoints, EventTable, StepTable
 from workbench.figures.labels import compact, counted, percent, times
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme
@@ -115,9 +115,6 @@ def second_order_drawing(
     drawing.set_y("Time of a step (ms)", row=3, rangemode="tozero")
     drawing.set_steps()
     return drawing
-
-
-second_order_figure = figure_of(second_order_drawing)
 
 
 def _layers(events: EventTable, at: Floats) -> tuple[Floats, Floats]:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from workbench.core.records import TrialRecord
 from workbench.core.trial_counts import BEYOND, outcome_of
-from workbench.figures.drawing import Drawing, Mark, empty_figure
+from workbench.figures.drawing import Drawing, Mark
 from workbench.figures.labels import compact, plain
 from workbench.figures.study_history import value_ceiling
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme
@@ -43,27 +42,26 @@ class SliceNumbers:
 def slice_numbers(
     trials: Sequence[TrialRecord], parameter: str, allowed_drops: Mapping[str, float] | None = None
 ) -> SliceNumbers:
-    """Reduce trials to one parameter and their scores; arguments as for ``slice_figure``."""
-    scored = [one for one in trials if one.state == "complete" and math.isfinite(one.value)]
+    """Reduce trials to one parameter and their scores; arguments as for ``slice_drawing``."""
+    scored = scored_trials(trials)
     known = sorted((one for one in scored if parameter in one.parameters), key=lambda one: one.number)
     good = sorted((one for one in known if _fits(one, allowed_drops)), key=lambda one: one.value)
     best = {one.number for one in good[:_N_BEST]}
     places = [one.parameters[parameter] for one in known]
-    is_number = all(isinstance(place, int | float) and not isinstance(place, bool) for place in places)
-    positive = is_number and len(places) > 0 and min(places) > 0
+    are_numbers = all(map(is_number, places))
     return SliceNumbers(
         numbers=tuple(one.number for one in known),
-        places=tuple(place if is_number else _word(place) for place in places),
+        places=tuple(places) if are_numbers else tuple(map(_word, places)),
         values=tuple(one.value for one in known),
         kinds=tuple(
             "best" if one.number in best else "within" if _fits(one, allowed_drops) else "beyond" for one in known
         ),
-        is_log=positive and max(places) / min(places) > _WIDE,
+        is_log=are_numbers and is_wide(places),
         ceiling=value_ceiling(scored),
     )
 
 
-def slice_figure(
+def slice_drawing(
     trials: Sequence[TrialRecord],
     parameter: str,
     *,
@@ -71,7 +69,7 @@ def slice_figure(
     allowed_drops: Mapping[str, float] | None = None,
     theme: Theme = "auto",
     height: int = 330,
-) -> go.Figure:
+) -> Drawing:
     """Draw what each trial scored against its value of a searched parameter, a config path.
 
     ``customdata[0]`` of a point is the trial's number. Trials that did not draw the parameter, because it was not in
@@ -79,7 +77,7 @@ def slice_figure(
     """
     numbers = slice_numbers(trials, parameter, allowed_drops)
     if len(set(numbers.places)) < 2:
-        return empty_figure(plain(parameter), "No two finished trials differ in it yet.", theme=theme)
+        return Drawing.empty(plain(parameter), "No two finished trials differ in it yet.", theme=theme)
     drawing = Drawing(plain(parameter), _detail(numbers), theme=theme, height=height)
     for kind, (mark, name) in _KINDS.items():
         chosen = thin_marks(np.flatnonzero(np.array(numbers.kinds) == kind), _MOST).tolist()
@@ -97,21 +95,35 @@ def slice_figure(
     drawing.set_y(objective)
     drawing.set(legend={"entrywidth": 84, "entrywidthmode": "pixels", "xref": "container"})
     drawing.show_legend(66)
-    return drawing.figure()
+    return drawing
 
 
 def sliced_parameters(
     trials: Sequence[TrialRecord], importance: Mapping[str, float] | None = None, most: int = 6
 ) -> list[str]:
     """Return the parameters that are worth a slice: those in which finished trials differ, most important first."""
-    known = [one for one in trials if one.state == "complete" and math.isfinite(one.value)]
     drawn: dict[str, set[str]] = {}
-    for one in known:
+    for one in scored_trials(trials):
         for path, value in one.parameters.items():
             drawn.setdefault(path, set()).add(repr(value))
     differing = [path for path, values in drawn.items() if len(values) > 1]
     weights = importance or {}
     return sorted(differing, key=lambda path: -weights.get(path, 0.0))[:most]
+
+
+def scored_trials(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return the trials that came to their end with a score."""
+    return [one for one in trials if one.state == "complete" and math.isfinite(one.value)]
+
+
+def is_number(value: object) -> bool:
+    """Return whether a parameter's value has a place on an axis of numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_wide(values: Sequence[float]) -> bool:
+    """Return whether numbers reach so far that their axis has to be logarithmic, and can be."""
+    return len(values) > 0 and bool(min(values) > 0 and max(values) / min(values) > _WIDE)
 
 
 def _fits(trial: TrialRecord, allowed_drops: Mapping[str, float] | None) -> bool:

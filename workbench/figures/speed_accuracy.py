@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
-import plotly.graph_objects as go
 
 from workbench.core.records import CandidateRecord, Choice, TrialRecord, TunedPlain, Verdict
 from workbench.core.trial_counts import BEYOND, UNSURE, WITHIN, WITHIN_SOME, count_trials, outcome_of
-from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure, interval
+from workbench.figures.drawing import Drawing, Mark, Stroke, interval
 from workbench.figures.labels import MetricScale, plain
 from workbench.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Theme, translucent
 
@@ -76,7 +75,7 @@ def speed_accuracy_numbers(
     metric: MetricScale,
     allowed_drops: Mapping[str, float] | None = None,
 ) -> SpeedAccuracyNumbers:
-    """Place trials and candidates in the plane; arguments as for ``speed_accuracy_figure``.
+    """Place trials and candidates in the plane; arguments as for ``speed_accuracy_drawing``.
 
     Speed is O0's time over the trial's, of what the study minimises, as in a candidate's record. A candidate's metric
     is O0's less its mean paired drop, so it can be compared with the lines directly.
@@ -99,7 +98,7 @@ def speed_accuracy_numbers(
     )
 
 
-def speed_accuracy_figure(
+def speed_accuracy_drawing(
     trials: Sequence[TrialRecord],
     candidates: Sequence[CandidateRecord] = (),
     *,
@@ -110,7 +109,7 @@ def speed_accuracy_figure(
     tuned_plain: Mapping[str, tuple[TunedPlain, float]] | None = None,
     theme: Theme = "auto",
     height: int = 480,
-) -> go.Figure:
+) -> Drawing:
     """Draw every trial in the plane of relative speed and metric; trial 0 is O0.
 
     ``candidates`` are those that went through confirmation, and ``allowed_drops`` say by target (``"o1"``) what
@@ -122,7 +121,7 @@ def speed_accuracy_figure(
     numbers = speed_accuracy_numbers(trials, candidates, metric=metric, allowed_drops=allowed_drops)
     if not numbers.trials and not numbers.candidates:
         who = "So far only O0" if math.isfinite(numbers.baseline) else "No trial"
-        return empty_figure(_answer(choices), f"{who} has both a measured speed and a metric.", theme=theme)
+        return Drawing.empty(_answer(choices), f"{who} has both a measured speed and a metric.", theme=theme)
     drawing = Drawing(_answer(choices), _detail(numbers, metric), theme=theme, height=height)
     low, high = _metric_range(numbers)
     _add_trials(drawing, numbers, low, high)
@@ -141,7 +140,7 @@ def speed_accuracy_figure(
     drawing.set_y(metric.title, range=[low, high])
     drawing.set(legend={"entrywidth": _LEGEND_WIDTH, "entrywidthmode": "pixels"})
     drawing.show_legend(108)
-    return drawing.figure()
+    return drawing
 
 
 def _trial_point(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.figures import frames
-from workbench.figures.drawing import Drawing, figure_of
+from workbench.figures.drawing import Drawing
 from workbench.figures.frames import StepTable
 from workbench.figures.labels import compact, counted, plain
 from workbench.figures.theme import COLORWAY, GREY, Theme
@@ -74,9 +74,6 @@ def step_time_drawing(runs: Mapping[str, StepTable], *, theme: Theme = "auto") -
     drawing.set(barmode="stack", bargap=0.35)
     drawing.show_legend()
     return drawing
-
-
-step_time_figure = figure_of(step_time_drawing)
 
 
 def _answer(timed: Mapping[str, StepTimeNumbers]) -> str:

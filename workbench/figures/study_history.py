@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import plotly.graph_objects as go
 
 from workbench.core.records import TrialRecord
 from workbench.core.trial_counts import BEYOND, UNSURE, WITHIN, TrialCounts, count_trials, outcome_of
-from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
+from workbench.figures.drawing import Drawing, Mark, Stroke
 from workbench.figures.labels import plain
 from workbench.figures.theme import BLUE, GREEN, GREY, ORANGE, Theme
 
@@ -45,7 +44,7 @@ class StudyHistoryNumbers:
 def study_history_numbers(
     trials: Sequence[TrialRecord], allowed_drops: Mapping[str, float] | None = None
 ) -> StudyHistoryNumbers:
-    """Reduce trials to objective and best so far; arguments as for ``study_history_figure``."""
+    """Reduce trials to objective and best so far; arguments as for ``study_history_drawing``."""
     known = [t for t in trials if math.isfinite(t.value) and t.state in {"complete", "pruned"}]
     known.sort(key=lambda trial: trial.number)
     best, lowest = [], math.nan
@@ -64,23 +63,23 @@ def study_history_numbers(
     )
 
 
-def study_history_figure(
+def study_history_drawing(
     trials: Sequence[TrialRecord],
     *,
     objective: str = "Objective, smaller is better",
     allowed_drops: Mapping[str, float] | None = None,
     theme: Theme = "auto",
     height: int = 460,
-) -> go.Figure:
+) -> Drawing:
     """Draw objective and best so far against the trial number, which is also ``customdata[0]`` of a point.
 
     ``allowed_drops`` by export count the trials; without them only that of the study's target is known.
     """
     numbers = study_history_numbers(trials, allowed_drops)
     if not numbers.numbers:
-        return empty_figure(_QUESTION, "No trial has finished with a value yet.", theme=theme)
+        return Drawing.empty(_QUESTION, "No trial has finished with a value yet.", theme=theme)
     if set(numbers.kinds) == {"baseline"}:
-        return empty_figure(_QUESTION, "So far only O0 has a score.", theme=theme)
+        return Drawing.empty(_QUESTION, "So far only O0 has a score.", theme=theme)
     drawing = Drawing(_answer(numbers), numbers.counts.text(), theme=theme, height=height)
     is_beyond = np.array(numbers.values) > numbers.ceiling
     heights = np.where(is_beyond, numbers.ceiling * 1.02, numbers.values)
@@ -102,7 +101,7 @@ def study_history_figure(
     drawing.set_x("Trial number", tickformat="d", **({"dtick": 1} if is_short else {}))
     drawing.set_y(objective)
     drawing.show_legend()
-    return drawing.figure()
+    return drawing
 
 
 def value_ceiling(trials: Sequence[TrialRecord]) -> float:

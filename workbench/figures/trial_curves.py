@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import plotly.graph_objects as go
-
 from workbench.core.records import TrialRecord
 from workbench.core.trial_counts import BEYOND, outcome_of
-from workbench.figures.drawing import Drawing, Stroke, empty_figure
+from workbench.figures.drawing import Drawing, Stroke
 from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
 
@@ -57,18 +55,18 @@ def trial_curve_numbers(
     )
 
 
-def trial_curves_figure(
+def trial_curves_drawing(
     trials: Sequence[TrialRecord],
     *,
     metric: MetricScale,
     allowed_drops: Mapping[str, float] | None = None,
     theme: Theme = "auto",
     height: int = 460,
-) -> go.Figure:
+) -> Drawing:
     """Draw the metric of every trial against its micro-batches; ``customdata[0]`` of a point is the trial's number."""
     curves = trial_curve_numbers(trials, metric, allowed_drops)
     if len(curves) < 2:
-        return empty_figure(_QUESTION, _TOO_FEW, theme=theme)
+        return Drawing.empty(_QUESTION, _TOO_FEW, theme=theme)
     drawing = Drawing(
         _QUESTION, f"{counted(len(curves), 'trial')}; point at a curve to see which", theme=theme, height=height
     )
@@ -87,7 +85,7 @@ def trial_curves_figure(
     drawing.set_steps()
     drawing.set_y(metric.title)
     drawing.show_legend()
-    return drawing.figure()
+    return drawing
 
 
 def _kind(trial: TrialRecord, allowed_drops: Mapping[str, float] | None) -> str:

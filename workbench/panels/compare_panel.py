@@ -20,7 +20,7 @@ from workbench.core.text import format_duration
 from workbench.figures import MetricScale, RunCurve
 from workbench.figures.labels import counted
 from workbench.figures.loss_curves import loss_curves_drawing
-from workbench.figures.paired_comparison import PairedSide, paired_comparison_figure
+from workbench.figures.paired_comparison import PairedSide, paired_comparison_drawing
 from workbench.panels import kit
 from workbench.panels.controls import count_control, is_usable_count, text_control
 from workbench.panels.figure_place import HEIGHT, FigurePlace
@@ -122,7 +122,7 @@ class ComparePanel(WorkPanel):
         super().__init__("Compare", shared, theme=theme, stop_help="End the comparison after the current step")
         self.comparison: Comparison | None = None
         self._metric = MetricScale("metric")
-        self._comparing: _Comparing | None = None
+        self._comparing = _Comparing((), (), 0)
         self.where = TaskControls(self, task, device, out)
         self.task = self.where.name
         self.sides = [_SideChoice(self, self.shared, number) for number in range(_MOST_SIDES)]
@@ -170,7 +170,7 @@ class ComparePanel(WorkPanel):
 
     def refresh(self) -> None:
         """Draw the curves, while they are looked at."""
-        if self._comparing is not None and self._comparing.traces and self.view.value == _CURVES:
+        if self._comparing.traces and self.view.value == _CURVES:
             window = self.smoothing.window
             drawing = loss_curves_drawing(self._comparing.curves, metric=self._metric, window=window, theme=self.theme)
             self.curves.update(drawing)
@@ -179,7 +179,7 @@ class ComparePanel(WorkPanel):
         """Show the verdict, or that there is none because the comparison was stopped."""
         self.comparison = outcome.result
         if outcome.result is None:
-            runs = counted(self._comparing.n_done if self._comparing is not None else 0, "complete run")
+            runs = counted(self._comparing.n_done, "complete run")
             self.tell(f"stopped after {runs}; no verdict")
             self.log(f"stopped on request after {runs}")
             return PanelState.STOPPED
@@ -278,12 +278,11 @@ class ComparePanel(WorkPanel):
         self._table.value = table(head, rows, css="wb-whole-words")
 
     def _draw(self) -> None:
-        asked, sides = self._comparing, list[PairedSide]()
+        asked = self._comparing
+        sides = [PairedSide(side[0], tuple(found)) for side, found in zip(asked.sides, asked.metrics, strict=True)]
         if self.comparison is not None:
             sides = [_paired(side) for side in self.comparison.sides]
-        elif asked is not None:
-            sides = [PairedSide(side[0], tuple(found)) for side, found in zip(asked.sides, asked.metrics, strict=True)]
-        self.figure.update(paired_comparison_figure(sides, metric=self._metric, theme=self.theme, height=HEIGHT))
+        self.figure.update(paired_comparison_drawing(sides, metric=self._metric, theme=self.theme, height=HEIGHT))
 
 
 def _paired(side: ComparedSide) -> PairedSide:
@@ -326,10 +325,9 @@ class _SideChoice:
 
     def read(self) -> LabelledConfig:
         """Return label, configuration and level; a ConfigError says why it cannot be used."""
-        label, config, level = self._chosen()
-        # What must act and cannot would only be found out in the middle.
-        config.resolve(level, network=self._shared.network)
-        return label, config, level
+        chosen = self._chosen()
+        chosen[1].resolve(chosen[2], network=self._shared.network)  # else it would only be found out in the middle
+        return chosen
 
     def _show(self, source: str) -> None:
         self.refuse("")

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import html
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from workbench.figures.drawing import Drawing
 from workbench.figures.live import LiveFigure, Pick
 from workbench.panels.kit import Html, Stack, close_recursively
 from workbench.panels.panel import Panel
 from workbench.panels.style import words
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 HEIGHT: Final = 430
 """Of every figure in a place, pixels."""
@@ -41,20 +38,20 @@ class FigurePlace:
         self.widget = Stack((self._nothing,), css="wb-stage")
         panel.cleaned_up_by(self.close)
 
-    def update(self, figure: go.Figure | Drawing, *, reset_axes: bool = False) -> None:
-        """Show a newly computed figure at once, at the height of the place if it has one; a closed place ignores it.
+    def update(self, drawing: Drawing, *, reset_axes: bool = False) -> None:
+        """Show a newly computed drawing at once, at the height of the place if it has one; a closed place ignores it.
 
         Set ``reset_axes`` if it answers another question than the one before, see ``LiveFigure.update``.
         """
         if self._height is not None:
-            (figure.set if isinstance(figure, Drawing) else figure.update_layout)(height=self._height)
+            drawing.set(height=self._height)
         with self._lock:
             if self.closed:
                 return
             if self.figure is None:
-                self.figure = LiveFigure(figure, theme=self._theme, on_pick=self.on_pick)
+                self.figure = LiveFigure(drawing, theme=self._theme, on_pick=self.on_pick)
             else:
-                self.figure.update(figure, reset_axes=reset_axes)
+                self.figure.update(drawing, reset_axes=reset_axes)
             self.widget.children = (self.figure.widget,)
 
     def clear(self) -> None:

@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from workbench.config import BoostConfig, ConfigError, describe_parameters
-from workbench.figures import (
-    empty_figure,
-    gradient_exponents_figure,
-    group_scales_figure,
-    policy_names,
-)
+from workbench.figures import policy_names
 from workbench.figures.drawing import Drawing
+from workbench.figures.gradient_exponents import gradient_exponents_drawing
+from workbench.figures.group_scales import group_scales_drawing
 from workbench.figures.labels import counted
 from workbench.figures.loss_scale import LOSS_SCALE_COLUMNS, loss_scale_drawing
 from workbench.figures.replay_policies import replay_policies_drawing
@@ -249,9 +246,9 @@ class LossScalePanel(WorkPanel):
                 replayed = ReplayedRun(run)
             except ValueError as error:
                 problem = replay_text.why_not(run, error)
-        exponents = gradient_exponents_figure(run.steps, theme=self.theme)
+        exponents = gradient_exponents_drawing(run.steps, theme=self.theme)
         has_groups = replay_text.has_group_scales(run)
-        groups = group_scales_figure(run.steps, run.events, theme=self.theme) if has_groups else None
+        groups = group_scales_drawing(run.steps, run.events, theme=self.theme) if has_groups else None
         control.send(self._show_opened, run, replayed, problem, exponents, groups)
         read = f"read {counted(len(run.steps), 'step')} of {run.name}"
         if replayed is None:
@@ -311,7 +308,9 @@ class LossScalePanel(WorkPanel):
         self._prediction.value = self._assumption.value = self._use_note.value = ""
         self.tell("")
 
-    def _show_opened(self, run: Run, replayed: ReplayedRun | None, problem: str, exponents: Any, groups: Any) -> None:
+    def _show_opened(
+        self, run: Run, replayed: ReplayedRun | None, problem: str, exponents: Drawing, groups: Drawing | None
+    ) -> None:
         self.run, self._replayed, self._problem = run, replayed, "there is nothing to replay"
         for place in (self.scatter, self.exponents):
             place.widget.present(True)
@@ -321,7 +320,7 @@ class LossScalePanel(WorkPanel):
             self.groups.update(groups, reset_axes=True)
         if replayed is None:
             self._prediction.value = note_html(problem)
-            self.scatter.update(empty_figure(_SCATTER_QUESTION, problem, theme=self.theme, height=HEIGHT))
+            self.scatter.update(Drawing.empty(_SCATTER_QUESTION, problem, theme=self.theme, height=HEIGHT))
             with self.showing():
                 self.choice.options = []
         elif replayed.recorded is not None and replayed.recorded.kind == "dynamic":
@@ -359,7 +358,10 @@ class LossScalePanel(WorkPanel):
                 table = pd.concat([table, judged], ignore_index=True)
             with self.showing():
                 self.choice.value = policies.index(policy) if policy in policies else None
-        self.scatter.update(_policies_drawing(table, name, self.theme))
+        if table["underflow_share"].notna().any():
+            self.scatter.update(replay_policies_drawing(table, name, theme=self.theme))
+        else:
+            self.scatter.update(Drawing.empty(_SCATTER_QUESTION, _NO_EXPONENTS, theme=self.theme, height=HEIGHT))
 
     def _show_prediction(self, replayed: ReplayedRun, policy: ScalePolicy, table: pd.DataFrame) -> None:
         if self._replayed is replayed:  # else another run was opened meanwhile
@@ -377,12 +379,6 @@ def _minimum(replayed: ReplayedRun | None) -> float:
     """Return the floor of the scale under which other policies are judged."""
     recorded = replayed.recorded if replayed is not None else None
     return recorded.minimum if recorded is not None and recorded.kind == "dynamic" else 1.0
-
-
-def _policies_drawing(table: pd.DataFrame, chosen: str | None, theme: Theme) -> Drawing:
-    if table["underflow_share"].notna().any():
-        return replay_policies_drawing(table, chosen, theme=theme)
-    return Drawing.empty(_SCATTER_QUESTION, _NO_EXPONENTS, theme=theme, height=HEIGHT)
 
 
 def _with_ranges(table: pd.DataFrame, ranged: pd.DataFrame) -> pd.DataFrame:

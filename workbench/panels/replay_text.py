@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from workbench.figures import policy_names
+from workbench.figures import replay_policies
 from workbench.figures.labels import counted, percent, superscripted
 from workbench.panels.style import words
 
@@ -79,10 +79,7 @@ def prediction_sentence(replayed: ReplayedRun, policy: ScalePolicy, judged: Any)
 
 def policy_name(policy: ScalePolicy) -> str:
     """Return a policy as the figures name it."""
-    import pandas as pd
-
-    row = {name: [getattr(policy, name)] for name in ("kind", "init", "factor", "window")}
-    return superscripted(policy_names(pd.DataFrame(row))[0])
+    return superscripted(replay_policies.policy_name(policy.init, policy.factor, policy.window, policy.kind))
 
 
 def policy_line(name: str, judged: Any) -> str:

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from workbench.core.records import StudyResult
 from workbench.figures import MetricScale, RunCurve, contour_pair, sliced_parameters
+from workbench.figures.drawing import Drawing
 from workbench.figures.live import LiveFigure
 from workbench.figures.loss_curves import loss_curves_drawing
-from workbench.figures.study_figure import study_figure
+from workbench.figures.study_figure import study_drawing
 from workbench.panels import kit
 from workbench.panels.figure_place import nothing_html
 from workbench.panels.panel import Panel
@@ -111,12 +112,12 @@ class StudyFigures:
                 self._panel.cleaned_up_by(self.live[name].close)  # at once where it closed while this was drawn
             return self.live[name]
 
-    def draw(self, name: str) -> Any:
-        """Compute a figure of ``study_figure``, or the ``"curves"`` of the picked trials, from what is known now."""
+    def draw(self, name: str) -> Drawing:
+        """Compute a figure of ``study_drawing``, or the ``"curves"`` of the picked trials, from what is known now."""
         if self.study is None:  # what is drawn is drawn of a study
             raise RuntimeError(f"there is no study to draw {name!r} of")
         if name == "curves":
             metric = MetricScale.of(self.study)
             return loss_curves_drawing(self.curves, x="relative_time", metric=metric, theme=self._theme)
         height = {"height": 460} if name == "speed" else {}  # less than in a report
-        return study_figure(self.study, name, theme=self._theme, **height)
+        return study_drawing(self.study, name, theme=self._theme, **height)

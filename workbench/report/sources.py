@@ -11,7 +11,7 @@ import pandas as pd
 
 from workbench.config import BoostConfig
 from workbench.core.records import StudyResult
-from workbench.figures import policy_names
+from workbench.figures.replay_policies import policy_name
 from workbench.methods.registry import METHODS
 from workbench.runs import read_run
 
@@ -69,7 +69,7 @@ def _recording(answer: StudyResult) -> Recording | None:
         return None
     run = ReplayedRun(read_run(answer.directory / str(policy["recording"])))
     chosen = ScalePolicy(init=policy["init"], factor=policy["factor"], window=int(policy["window"]))
-    name = policy_names(pd.DataFrame({key: [policy[key]] for key in ("init", "factor", "window")}))[0]
+    name = policy_name(policy["init"], policy["factor"], policy["window"])
     replayed = pd.DataFrame(policy["policies"]).assign(recorded=False)
     note = policy.get("sentence", "")
     if run.recorded is not None:
