@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from workbench.panels.panel import Panel
 
 _lock = threading.Lock()
-_panels: dict[str, tuple[str, list[weakref.ref[Panel]]]] = {}  # cell -> (its execution, what it made)
+_panels: dict[str, tuple[str, weakref.WeakSet[Panel]]] = {}  # cell -> (its execution, what it made)
 
 
 def current_cell() -> tuple[str, str] | None:
@@ -40,10 +40,8 @@ def register(panel: Panel) -> None:
         return
     cell, execution = place
     with _lock:
-        earlier, made = _panels.get(cell, (execution, []))
-        kept, stale = (made, []) if earlier == execution else ([], made)
-        _panels[cell] = execution, [*kept, weakref.ref(panel)]
-    for reference in stale:
-        old = reference()
-        if old is not None:
-            old.close()
+        earlier, made = _panels.get(cell, (execution, weakref.WeakSet()))
+        stale = set(made) if earlier != execution else set()
+        _panels[cell] = execution, weakref.WeakSet({panel, *made} - stale)
+    for old in stale:
+        old.close()

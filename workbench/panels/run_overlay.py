@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from workbench.config import BoostConfig, ConfigError
+from workbench.config import BoostConfig, ConfigError, NetworkFacts
 from workbench.figures import RunCurve
 from workbench.figures.loss_curves import LOSS_CURVE_COLUMNS
 from workbench.panels import kit
@@ -144,9 +144,9 @@ def _curve_at(name: str, path: Path) -> RunCurve:
     return curve_of_run(read_run(path, columns=LOSS_CURVE_COLUMNS), name)
 
 
-def is_baseline(config: BoostConfig, level: str) -> bool:
-    """Return whether a configuration at a level asks for nothing that O0 does not have."""
+def is_baseline(config: BoostConfig, level: str, network: NetworkFacts | None = None) -> bool:
+    """Return whether a configuration at a level is O0: it asks for nothing more, or a network has nothing for it."""
     try:
-        return config.resolve(level) == BoostConfig().resolve("O0")
+        return config.resolve(level, network=network) == BoostConfig().resolve("O0")
     except ConfigError:
         return False

@@ -82,12 +82,8 @@ class SharedConfig:
     def set(self, config: BoostConfig, level: str | None = None, *, edited: bool = False) -> None:
         """Take another configuration, and level if given, and call all observers, unless nothing changes.
 
-        Its provenance is what ``with_provenance`` returns for it.
-
-        Args:
-            config: The configuration.
-            level: Its level; None keeps the present one.
-            edited: Whether a person has just made it by hand, so that it exists nowhere else.
+        Its provenance is what ``with_provenance`` returns for it. One that is ``edited`` was made by hand just now, and
+        exists nowhere else.
         """
         self._replace(lambda _: config, level)
         if not edited:

@@ -149,7 +149,7 @@ class StudyForm:
         from workbench.study.ask.sections import SetUpSection
         from workbench.study.ask.study_text import space_of, values_of
 
-        self._shortened = ""
+        self.file, self._shortened = text, ""
         values, space = values_of(text), space_of(text)
         self._shortened = SetUpSection(left_out=values.get("set_up.left_out", [])).shortened
         if _MINUTES in values:
@@ -157,6 +157,7 @@ class StudyForm:
         self.space.set(space)
         for path, control in self.entries.items():
             control.set(values.get(path, control.info.default))
+        self.show_baseline()
 
     @property
     def asks_for_set_ups(self) -> bool:
@@ -238,10 +239,6 @@ class StudyForm:
         if not changed or not changed <= set(_EXTENDED) or space_of(file) != space_of(text):
             return {}
         return {_EXTENDED[path]: after[path] for path in changed if path in after}
-
-    def unfold_more(self) -> None:
-        """Unfold the last section, which has a sentence to show."""
-        self.sections.selected_index = 2
 
     def _new_baseline(self) -> dict[str, Any]:
         """Return what O0 means in a new study: precision, loss scale and optimizer of the shared configuration."""

@@ -157,8 +157,7 @@ class StudyPanel(WorkPanel):
         path = folder / "study.toml"
         try:
             if path.exists():
-                self.form.file = path.read_text(encoding="utf-8")
-                self.form.show(self.form.file)
+                self.form.show(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:  # what decoding, tomllib and a ConfigError say are ValueErrors
             self._unreadable = error
             self._error.value = error_html(f"{path}: {error}")
@@ -179,7 +178,7 @@ class StudyPanel(WorkPanel):
             )
             return
         if not is_usable_count(self.jobs):
-            self.form.unfold_more()  # where the sentence stands
+            self.form.sections.selected_index = 2  # where the sentence stands
             return
         if self.form.asks_for_set_ups and not self.form.can_be_asked():
             return
@@ -266,7 +265,7 @@ class StudyPanel(WorkPanel):
             except studies.StudyStoppedError:
                 return None
             text = (folder / "study.toml").read_text(encoding="utf-8")
-            control.send(self._show_question, text)
+            control.send(self.form.show, text)
             if control.stop_requested():
                 return None
         studies.parse_study(text, source="study.toml", default_name=folder.resolve().name)
@@ -293,12 +292,6 @@ class StudyPanel(WorkPanel):
             if before is not None and before != text:  # until the user says so the stored question stands
                 write_text_atomically(path, before)
             raise
-
-    def _show_question(self, text: str) -> None:
-        """Show the question that the look at the task has led to."""
-        self.form.file = text
-        self.form.show(text)
-        self.form.show_baseline()
 
     def finished(self, outcome: Outcome) -> PanelState:
         """Show that the study has its answer, or was stopped."""

@@ -41,8 +41,7 @@ class SpaceRow:
         label = text_of(label_html(info.path, f"{info.title}: {info.description}", info.unit), grow=True)
         self._remove = kit.Button(description="Remove", tooltip=f"Do not search {info.path}", css="wb-auto")
         self._remove.on_click(lambda _: remove(self))
-        self.widget = column(kit.Row((label, self._remove), css="wb-line"), self._entries())
-        self._show(value)
+        self.widget = column(kit.Row((label, self._remove), css="wb-line"), self._entries(value))
         self._shown = self._read()
 
     @property
@@ -60,38 +59,29 @@ class SpaceRow:
     def _is_number(self) -> bool:
         return self.info.kind in ("int", "float")
 
-    def _entries(self) -> widgets.Widget:
-        """Return the entries that this kind of parameter needs."""
-        if self.info.kind in ("bool", "choice"):
-            for choice in self.info.choices:
-                self.boxes[choice] = kit.check_box(named(self.info, choice), css="wb-choice")
+    def _entries(self, value: Any) -> widgets.Widget:
+        """Return the entries that this kind of parameter needs, showing a value."""
+        info = self.info
+        if info.kind in ("bool", "choice"):
+            chosen = value if isinstance(value, list) else list(info.choices)
+            for choice in info.choices:
+                is_on = any(type(one) is type(choice) and one == choice for one in chosen)
+                self.boxes[choice] = kit.check_box(named(info, choice), css="wb-choice", value=is_on)
             self._inputs = tuple(self.boxes.values())
             return row(*self._inputs)
         if self._is_number:
-            self.low = text_box("", "Smallest; or values: 2, 4, 8", css="wb-short")
-            self.high = text_box("", "Largest value; empty for a list", css="wb-short")
-            self.log = kit.check_box("log", "Search on a logarithmic scale")
+            given = value if isinstance(value, Mapping) else {"log": info.log}
+            low, high = given.get("low", info.low), given.get("high", info.high)
+            if isinstance(value, list):
+                given, low, high = {}, value, None
+            self.low = text_box(_text_of(low), "Smallest; or values: 2, 4, 8", css="wb-short")
+            self.high = text_box(_text_of(high), "Largest value; empty for a list", css="wb-short")
+            self.log = kit.check_box("log", "Search on a logarithmic scale", value=bool(given.get("log", False)))
             self._inputs = self.low, self.high, self.log
             return row(self.low, "to", self.high, self.log)
-        self.values = text_box("", "Values to try, as a JSON list")
+        self.values = text_box(json.dumps(value) if isinstance(value, list) else "", "Values to try, as a JSON list")
         self._inputs = (self.values,)
         return self.values
-
-    def _show(self, value: Any) -> None:
-        info = self.info
-        if self.boxes:
-            chosen = value if isinstance(value, list) else list(info.choices)
-            for choice, box in self.boxes.items():
-                box.value = any(type(one) is type(choice) and one == choice for one in chosen)
-        elif not self._is_number:
-            self.values.value = json.dumps(value) if isinstance(value, list) else ""
-        elif isinstance(value, list):
-            self.low.value, self.high.value = number_text(value), ""
-        else:
-            given = value if isinstance(value, Mapping) else {"low": info.low, "high": info.high, "log": info.log}
-            for box, bound in ((self.low, given.get("low", info.low)), (self.high, given.get("high", info.high))):
-                box.value = "" if bound is None else number_text(bound)
-            self.log.value = bool(given.get("log", False))
 
     def _read(self) -> Any:
         if self.boxes:
@@ -191,6 +181,10 @@ class SearchSpace:
         self._rows_box.children = tuple(one.widget for one in rows.values())
         for one in left:
             close_recursively(one.widget)
+
+
+def _text_of(bound: Any) -> str:
+    return "" if bound is None else number_text(bound)
 
 
 def _listed(info: ParameterInfo) -> str:

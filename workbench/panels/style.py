@@ -35,12 +35,10 @@ def words(text: str) -> str:
     parts = html.escape(text, quote=False).split("`")
     if len(parts) % 2 == 0:
         return "`".join(parts)
-    return "".join(f"<code>{_breakable(part)}</code>" if index % 2 else part for index, part in enumerate(parts))
-
-
-def _breakable(path: str) -> str:
-    """Let a config path be broken between its words, which have no spaces."""
-    return re.sub(r"(?<=[._])(?=\w)", "<wbr>", path)
+    # A config path may be broken between its words, which have no spaces.
+    paths = (re.sub(r"(?<=[._])(?=\w)", "<wbr>", part) for part in parts[1::2])
+    parts[1::2] = [f"<code>{path}</code>" for path in paths]
+    return "".join(parts)
 
 
 def faint(text: str) -> str:

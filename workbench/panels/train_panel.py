@@ -163,11 +163,12 @@ class TrainPanel(WorkPanel):
             self._setup = self.shared.both()
             self.live.clear()
             self.overlay.begin(self.where.folder, Path(self.task.value).name, is_baseline=is_baseline(*self._setup))
-            self._begin(self.steps.value, measure=self.measure.value and not self._trains_o0())
+            is_o0 = is_baseline(*self._setup, self.shared.network)
+            self._begin(self.steps.value, measure=self.measure.value and not is_o0)
 
     def measure_speed(self) -> None:
         """Measure the time of a step against O0, without a run."""
-        if self._trains_o0():
+        if is_baseline(*self.shared.both(), self.shared.network):
             self.tell("this is O0 itself: there is nothing to compare")
         elif self._are_usable() and self.machine.try_to(PanelState.RUNNING):
             self._begin(0, measure=True)
@@ -177,11 +178,6 @@ class TrainPanel(WorkPanel):
         super().state_changed(state)
         self.pause_button.disabled = state not in (PanelState.RUNNING, PanelState.PAUSED)
         self.pause_button.description = "Resume" if state is PanelState.PAUSED else "Pause"
-
-    def _trains_o0(self) -> bool:
-        """Return whether nothing is in effect, as far as it is known of the task's network."""
-        plan, _ = self.shared.plan_or_problem()
-        return plan == BoostConfig().resolve("O0")
 
     def _are_usable(self) -> bool:
         """Return whether all counts can be used, and show next to the field if one cannot."""

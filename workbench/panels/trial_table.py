@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
 import anywidget
@@ -17,17 +17,14 @@ from workbench.panels.panel import Panel
 from workbench.report.trial_data import trial_data
 
 _PAUSE: Final = 5.0  # a running study's table rests this many times as long as its rows took to make
-
-
-def _text(name: str) -> str:
-    return (resources.files("workbench.report") / name).read_text(encoding="utf-8")
+_REPORT: Final = Path(__file__).parents[1] / "report"
 
 
 class _TableWidget(anywidget.AnyWidget):
     """Shows the data of `trial_data`; ``selected`` is the number of the open trial, or -1."""
 
-    _esm = _text("trial_table.js")
-    _css = _text("trial_table.css")
+    _esm = _REPORT / "trial_table.js"
+    _css = _REPORT / "trial_table.css"
     data = traitlets.Dict().tag(sync=True)
     selected = traitlets.Int(-1).tag(sync=True)
 

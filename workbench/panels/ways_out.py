@@ -26,13 +26,7 @@ class WayOut(NamedTuple):
 
 
 def way_out(name: str, config: BoostConfig, facts: Facts) -> WayOut | None:
-    """Return the one change that, with the switch on, brings it into effect; None if one is not enough.
-
-    Args:
-        name: The switch.
-        config: A configuration under which it cannot be in effect.
-        facts: What the methods find: level, ranks, network.
-    """
+    """Return the one change that, with a switch on, brings it into effect; None if one is not enough."""
     for text, changed in _changes(name, config, facts.level):
         switched = with_switch(changed, facts.level, name, on=True)
         if not why_no_method(name, switched, facts) and _resolves(switched, facts):
