@@ -49,7 +49,10 @@ class Prequential:
 
     def see(self, prediction: Tensor, label: Tensor) -> None:
         """Keep a forward pass's predictions, ``[n]``, ``[n, 1]`` or ``[n, 2]``, and labels, without synchronising."""
-        _check_shape(prediction)
+        if prediction.ndim != 1 and (prediction.ndim != 2 or prediction.shape[1] not in (1, 2)):
+            raise ValueError(
+                f"`prequential` needs predictions of shape [n], [n, 1] or [n, 2], got {list(prediction.shape)}"
+            )
         if len(prediction) != label.numel():
             raise ValueError(
                 f"`prequential` needs one label per prediction, got {list(prediction.shape)} and {list(label.shape)}"
@@ -132,9 +135,8 @@ def exact_auc(scores: Floats, positive: npt.NDArray[np.bool_]) -> float:
 def click_scores(prediction: Tensor, kind: OutputKind) -> Tensor:
     """Return a logit per record, or a probability where a network returns those.
 
-    The shape is ``[n]`` or ``[n, 1]``, or ``[n, 2]`` with the positive class second; a ValueError when it is another.
+    The shape is ``[n]`` or ``[n, 1]``, or ``[n, 2]`` with the positive class second.
     """
-    _check_shape(prediction)
     if prediction.ndim == 2 and prediction.shape[1] == 2:
         prediction = prediction.float() if prediction.dtype in (torch.float16, torch.bfloat16) else prediction
         return prediction[:, 1] if kind == "probabilities" else prediction[:, 1] - prediction[:, 0]
@@ -150,13 +152,6 @@ def binary_log_losses(scores: Floats, labels: Floats, kind: OutputKind) -> Float
             return np.asarray(-(labels * hit + (1 - labels) * miss))
         losses = np.logaddexp(0.0, scores) - labels * scores
     return np.asarray(np.where(np.isfinite(scores), losses, np.nan))
-
-
-def _check_shape(prediction: Tensor) -> None:
-    if prediction.ndim != 1 and (prediction.ndim != 2 or prediction.shape[1] not in (1, 2)):
-        raise ValueError(
-            f"`prequential` needs predictions of shape [n], [n, 1] or [n, 2], got {list(prediction.shape)}"
-        )
 
 
 def _means(losses: Floats, finite: npt.NDArray[np.bool_], sizes: list[int]) -> list[float]:
