@@ -22,6 +22,11 @@ def test_the_running_mean_skips_what_is_not_finite() -> None:
     assert numbers.metric.y.tolist() == [50.0]
 
 
+def test_a_huge_loss_is_forgotten_once_it_has_left_the_window() -> None:
+    losses = loss_curve_numbers(RunCurve("a", _frame([1.0, 1e25, 1.0, 1.0, 3.0])), window=2).loss.y
+    assert losses[-2:].tolist() == [1.0, 2.0]
+
+
 def test_relative_time_stretches_the_axis_and_seconds_are_looked_up() -> None:
     run = RunCurve("a", _frame([1.0, 1.0, 1.0]), evaluations=[(2, 0.5)], relative_step_time=0.5)
     assert loss_curve_numbers(run, x="relative_time").loss.x.tolist() == [0, 0.5, 1.0]
