@@ -29,7 +29,6 @@ MOST_HISTOGRAMS = 200
 """Gradient histograms that a page draws at most: more take seconds to read, and cannot be seen."""
 _MOST_EVENTS = 200  # listed, the last ones
 _AXES = ("step", "seconds")
-MOST_OVERLAID = 12  # more lines than that cannot be told apart
 
 
 def run_report_html(run: Run, *, served: Served | None = None) -> str:
@@ -64,11 +63,9 @@ def run_report_html(run: Run, *, served: Served | None = None) -> str:
 def overlay_html(runs: Mapping[str, Path], *, window: int = 1, x: str = "step") -> Markup:
     """Return the curves of some runs, label -> directory, over each other.
 
-    The loss is averaged over a ``window`` of steps, >= 1; ``x`` is ``"step"`` or ``"seconds"``. More than
-    `MOST_OVERLAID` runs, or another value, are a ValueError, and a run that cannot be read is a RunError.
+    The loss is averaged over a ``window`` of steps, >= 1; ``x`` is ``"step"`` or ``"seconds"``. Another value is a
+    ValueError, and a run that cannot be read is a RunError.
     """
-    if len(runs) > MOST_OVERLAID:
-        raise ValueError(f"`run` may be given {MOST_OVERLAID} times at most, got {len(runs)}")
     if x not in _AXES:
         raise ValueError(f"`x` must be one of {', '.join(_AXES)}, got {x!r}")
     read = {label: read_run(path, columns=LOSS_CURVE_COLUMNS) for label, path in runs.items()}

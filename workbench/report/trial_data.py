@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from workbench.config import BoostConfig, ConfigError, describe_parameters
+from workbench.config import BoostConfig, describe_parameters
 from workbench.core.records import StudyResult, TrialRecord, objective_title
 from workbench.core.trial_counts import BEYOND, outcome_of
 from workbench.figures import MetricScale
@@ -144,7 +144,7 @@ def _in_effect(config: str, level: str) -> tuple[tuple[str, ...], frozenset[str]
     """Return the parts that act under a configuration, by their titles, and the paths that matter there."""
     try:
         plan = BoostConfig.from_dict(json.loads(config)).resolve(level)
-    except (ConfigError, ValueError):  # of another version
+    except ValueError:  # of another version
         return (), frozenset()
     acting = set(plan.in_effect())
     parts = [method.title for method in METHODS if method.name in acting]

@@ -7,9 +7,12 @@
 const PAGE = 25;
 const ALL = "";
 
+const IN_PICTURES = new Set(["svg", "line", "text", "polyline", "circle", "title"]);
+
 /** Make an element: properties are attributes, those that begin with "on" listeners; children are elements or texts. */
 function make(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
+  const namespace = IN_PICTURES.has(tag) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
+  const element = document.createElementNS(namespace, tag);
   for (const [name, value] of Object.entries(properties)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value === true) element.setAttribute(name, "");
@@ -93,14 +96,11 @@ function download(name, content) {
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
-let tables = 0;
-
 export class TrialTable {
   /** Fill an empty element; `runAddress`, if given, turns the run folder of a trial into an address to open, and `take`
       takes the configuration of the trial with a number, and `note` keeps what a person writes about it. */
   constructor(host, data, { runAddress = null, take = null, note = null } = {}) {
     this.host = host;
-    this.id = `wb-trials-${++tables}`;
     this.runAddress = runAddress;
     this.take = take;
     this.note = note;
@@ -355,10 +355,9 @@ export class TrialTable {
     const facts = this.data.columns
       .filter((column) => !["number", "summary", "came_to"].includes(column.key) && row[column.key] != null)
       .flatMap((column) => [make("dt", {}, column.title), make("dd", {}, text(row[column.key], column))]);
-    const name = `${this.id}-title`;
     this.detail.replaceChildren(...[
       make("div", { class: "wbt-top" },
-        make("h3", { id: name }, `Trial ${row.number}, ${row.came_to}`),
+        make("h3", {}, `Trial ${row.number}, ${row.came_to}`),
         this.take && make("button", { type: "button", onclick: () => this.take(row.number) }, "Use this configuration"),
         make("button", { type: "button", onclick: () => this.close(), "aria-label": `Close trial ${row.number}` }, "Close")),
       make("p", {}, row.summary || row.level),
@@ -421,23 +420,17 @@ export class TrialTable {
     const [width, height, left, right, top, bottom] = [640, 220, 64, 12, 12, 34];
     const x = (step) => left + (width - left - right) * step / last;
     const y = (metric) => height - bottom - (height - top - bottom) * (high > low ? (metric - low) / (high - low) : 0.5);
-    const draw = (tag, properties, ...children) => {
-      const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-      for (const [name, value] of Object.entries(properties)) element.setAttribute(name, value);
-      element.append(...children);
-      return element;
-    };
     const said = (line) => line.number === 0 ? "O0" : `trial ${line.number}`;
     const words = `${this.data.metric} against batches: ${lines.map(said).join(", ")}`;
-    const picture = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words },
+    const picture = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words },
       ...ticks(low, high).flatMap((value) => [
-        draw("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), class: "wbt-grid" }),
-        draw("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, compact(value))]),
-      ...ticks(0, last).map((step) => draw("text", { x: x(step), y: height - 10, "text-anchor": step === last ? "end" : "middle" }, compact(step))),
+        make("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), class: "wbt-grid" }),
+        make("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, compact(value))]),
+      ...ticks(0, last).map((step) => make("text", { x: x(step), y: height - 10, "text-anchor": step === last ? "end" : "middle" }, compact(step))),
       ...lines.flatMap((line) => [
-        draw("polyline", { points: line.points.map(([step, metric]) => `${x(step)},${y(metric)}`).join(" "), class: line.style }),
-        ...line.points.map(([step, metric]) => draw("circle", { cx: x(step), cy: y(metric), r: line.number === row.number ? 3.5 : 2.5, class: line.style },
-          draw("title", {}, `${said(line)} had ${compact(metric)} after ${step} batches`)))]));
+        make("polyline", { points: line.points.map(([step, metric]) => `${x(step)},${y(metric)}`).join(" "), class: line.style }),
+        ...line.points.map(([step, metric]) => make("circle", { cx: x(step), cy: y(metric), r: line.number === row.number ? 3.5 : 2.5, class: line.style },
+          make("title", {}, `${said(line)} had ${compact(metric)} after ${step} batches`)))]));
     const legend = make("p", { class: "wbt-legend" }, `${this.data.metric} against batches: `,
       ...lines.reverse().map((line) => make("span", { class: line.style }, said(line))));
     return make("div", { class: "wbt-curve" }, make("h4", {}, "Curve"), legend, picture);

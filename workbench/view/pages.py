@@ -20,11 +20,12 @@ from urllib.parse import quote
 from workbench.core.records import StudyResult
 from workbench.report import folder_page_html, overlay_html, read_sources, run_report_html, study_report_html
 from workbench.report.page import RunChoice, Served
-from workbench.report.run_report import MOST_HISTOGRAMS, MOST_OVERLAID
+from workbench.report.run_report import MOST_HISTOGRAMS
 from workbench.report.trial_data import reference_of
 
 _DEPTH = 3  # of studies below a folder
 _MOST_RUNS = 200  # that are listed
+_MOST_OVERLAID = 12  # more lines than that cannot be told apart
 _QUIET_SECONDS = 180.0  # without a change, after which a study or run counts as left alone
 _CLOSING = 5.0  # seconds after its report in which a study still closes its database
 _PAUSE = 3.0  # a page rests this many times as long as it took to make
@@ -106,8 +107,8 @@ class Pages:
         return self._made[folder]
 
     def _overlay(self, paths: Sequence[str], asked: Mapping[str, str]) -> str:
-        if len(paths) > MOST_OVERLAID:
-            raise ViewError(f"{len(paths)} runs are chosen, and at most {MOST_OVERLAID} are drawn; leave some out")
+        if len(paths) > _MOST_OVERLAID:
+            raise ViewError(f"{len(paths)} runs are chosen, and at most {_MOST_OVERLAID} are drawn; leave some out")
         chosen: dict[str, Path] = {}
         for path in paths:
             label, _, place = path.rpartition("|")
