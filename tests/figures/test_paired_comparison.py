@@ -58,5 +58,3 @@ def test_without_anything_to_see_a_sentence_says_so() -> None:
         figure = paired_comparison_drawing(sides, metric=ACCURACY).figure()
         assert len(figure.data) == 0
         assert figure.layout.annotations[0].text
-    with pytest.raises(ValueError, match="`sides` must hold at least the base"):
-        paired_comparison_numbers([], ACCURACY)

@@ -41,8 +41,6 @@ class PairedNumbers:
 
 def paired_comparison_numbers(sides: Sequence[PairedSide], metric: MetricScale) -> PairedNumbers:
     """Pair every side with the first one, the base."""
-    if not sides:
-        raise ValueError("`sides` must hold at least the base, got none")
     base, others = sides[0], sides[1:]
     changes = []
     for side in others:

@@ -337,9 +337,7 @@ class _SideChoice:
         """Offer what the shared configuration has kept by name, too."""
         options = (*self._given, *self._shared.kept)
         if options != self.source.options:
-            chosen = self.source.value
-            self.source.options = options
-            self.source.value = chosen if chosen in options else self._given[0]
+            kit.offer(self.source, options, self._given[0])
 
     def _chosen(self) -> LabelledConfig:
         source = self.source.value

@@ -63,9 +63,7 @@ class NamedConfigs:
         """Show the names and where the configurations differ."""
         kept = self._shared.kept
         with self._panel.showing():
-            before = self.choice.value
-            self.choice.options = list(kept) or [_NONE]
-            self.choice.value = before if before in kept else next(reversed(kept), _NONE)
+            kit.offer(self.choice, list(kept) or [_NONE], next(reversed(kept), _NONE))
         self._choosing.present(bool(kept))
         self._table.value = side_by_side_html({"now": self._shared.both(), **kept}) if kept else ""
 

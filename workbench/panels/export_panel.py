@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
+from workbench.config import BoostConfig, ConfigError, Plan
 from workbench.config.errors import shown
 from workbench.config.mindspore_notes import mindspore_notes
 from workbench.integrations.scripts.writing import FRAMEWORKS, file_name
@@ -21,13 +21,12 @@ from workbench.panels.controls import number_text
 from workbench.panels.kit import row, section, text_of
 from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.shared_config import SharedConfig, config_of_text
-from workbench.panels.study_answer import ANSWERS
+from workbench.panels.study_answer import ANSWERS, TARGETS
 from workbench.panels.style import copy_button_html, difference_html, error_html, faint, note_html, table, words
 from workbench.panels.worker import Outcome, RunControl
 
 _SHARED: Final = "this configuration"
 _JSON: Final = "boost_config.json"
-_TARGETS: Final = tuple(level.lower() for level in LEVELS if level != "O0")
 _PROVENANCE: Final = (
     ("verdict", "Verdict"),
     ("candidate", "Candidate"),
@@ -53,7 +52,7 @@ def exported_files(study: str | os.PathLike[str]) -> dict[str, Path]:
     """Return the exported configurations of a study, or of the folder that holds the files themselves, by export."""
     found: dict[str, Path] = {}
     for place in (Path(study), Path(study) / "result"):
-        files = {target: place / f"boost_config.{target}.json" for target in _TARGETS}
+        files = {target: place / f"boost_config.{target}.json" for target in TARGETS}
         found |= {target: file for target, file in files.items() if file.is_file()}
     return found
 
@@ -236,7 +235,7 @@ class ExportPanel(WorkPanel):
         self.state_changed(self.state)
 
     def _choose(self) -> None:
-        names = {_SHARED: "boost_config.json", **{target: f"boost_config.{target}.json" for target in _TARGETS}}
+        names = {_SHARED: "boost_config.json", **{target: f"boost_config.{target}.json" for target in TARGETS}}
         if self.name.value in names.values():  # a name of the user's own stays
             self.name.value = names[self.choice.value]
         self._file_note.refuse("")
@@ -277,9 +276,7 @@ class ExportPanel(WorkPanel):
         scripts = exported_scripts(Path(folder).expanduser(), target) if target in self._found else {}
         self._files = {_JSON: text} | {name: path.read_text(encoding="utf-8") for name, path in scripts.items()}
         with self.showing():
-            before = self.format.value
-            self.format.options = list(self._files)
-            self.format.value = before if before in self._files else _JSON
+            kit.offer(self.format, list(self._files), _JSON)
         self._show_file()
         plan: Plan | None = None
         try:

@@ -101,6 +101,13 @@ class JsonBox(anywidget.AnyWidget):
     help = traitlets.Unicode().tag(sync=True)
 
 
+def offer(choice: Any, options: Sequence[Any], default: Any) -> None:
+    """Change what there is to choose from; what is chosen stays so while it is offered, else it is the default."""
+    before = choice.value
+    choice.options = options
+    choice.value = before if before in options else default
+
+
 def read_from(field: Any, read: Callable[[], Any]) -> Any:
     """Return what ``read`` returns; None if it raises a ConfigError, which the field's ``refuse`` then shows."""
     field.refuse("")

@@ -12,6 +12,7 @@ from workbench.figures import RunCurve
 from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
 from workbench.panels.style import error_html, faint, file_link, words
 
+TARGETS: Final = ("o1", "o2")
 ANSWERS: Final = (
     "o1 and o2 are a study's answers, one for each allowed drop; boost levels and precisions only share the names."
 )

@@ -15,8 +15,8 @@ from workbench.figures.study_figure import study_drawing
 from workbench.panels import kit
 from workbench.panels.figure_place import nothing_html
 from workbench.panels.panel import Panel
+from workbench.panels.study_answer import TARGETS
 
-TARGETS: Final = ("o1", "o2")
 _VIEWS: Final = {
     "Overview": ("speed", "history"),
     "Curves": ("trial curves",),
@@ -78,18 +78,16 @@ class StudyFigures:
         self.curves, self.curves_stage.children = [], ()
 
     def _show_view(self) -> None:
-        view, trials = self.view.value, self.study.trials if self.study is not None else []
-        if not trials:
+        view, study = self.view.value, self.study
+        if study is None or not study.trials:
             self._nothing.value = nothing_html(_QUESTIONS[view], _NO_TRIAL)
             self.stage.children = (self._nothing,)
             return
-        names = _VIEWS[view] or self._slices(self.study)
-        self._place(self.stage, *(names if len(trials) > 1 else names[:1]))  # O0: one figure says so
+        names = _VIEWS[view] or self._slices(study)
+        self._place(self.stage, *(names if len(study.trials) > 1 else names[:1]))  # O0: one figure says so
 
-    def _slices(self, study: StudyResult | None) -> tuple[str, ...]:
+    def _slices(self, study: StudyResult) -> tuple[str, ...]:
         """Name the slices, and the contour, of the parameters that mattered most."""
-        if study is None:
-            return ()
         paths = sliced_parameters(study.trials, study.importance, _MOST_SLICES)
         pair = contour_pair(study.trials, study.importance)
         slices = [f"slice {path}" for path in paths] or ["importance"]  # which says what is missing

@@ -25,8 +25,8 @@ from workbench.panels.kit import row, text_of
 from workbench.panels.panel import PanelState, Theme, WorkPanel, error_sentence
 from workbench.panels.run_controls import look_for_task
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.study_answer import ANSWERS, answer_html, curve_of
-from workbench.panels.study_figures import TARGETS, StudyFigures
+from workbench.panels.study_answer import ANSWERS, TARGETS, answer_html, curve_of
+from workbench.panels.study_figures import StudyFigures
 from workbench.panels.study_form import StudyForm
 from workbench.panels.style import error_html, faint, note_html, words
 from workbench.panels.trial_table import TrialTable

@@ -313,8 +313,7 @@ class TrainPanel(WorkPanel):
             return
         chosen = self.choice.value
         with self.showing():  # a new list of buttons presses its first one
-            self.choice.options = offered
-            self.choice.value = chosen if chosen in offered else offered[0]
+            kit.offer(self.choice, offered, offered[0])
         if self.choice.value != chosen:
             self._redraw(reset_axes=True)
 
