@@ -200,6 +200,26 @@ def test_one_reason_is_told_once_with_what_all_have_in_common_that_it_leaves_out
     assert notes == ["Left out: amp.level = O2, because this CPU has no instructions for bfloat16."]
 
 
+def test_what_was_chosen_is_not_told_as_left_out_with_what_there_was_no_time_to_time_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def on_timed() -> None:
+        nonlocal now
+        now += 1.0
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda _device: True)
+    choices = f'"amp.level" = ["O0", "O2"]\n{LAYOUTS}\n"runtime.cudnn_benchmark" = [true]'
+    values, _, notes = chosen(tmp_path, choices, {("amp.level", "O2"): 0.5}, limit=15.0, on_timed=on_timed)
+    assert values["amp.level"] == "O2"
+    assert notes == [
+        "Left out: amp.level = O2, runtime.memory_format = channels_last; amp.level = O2, runtime.cudnn_benchmark = "
+        "True, because no time was left to measure it."
+    ]
+
+
 def test_what_a_sample_takes_in_larger_batches_decides_the_first_plans(tmp_path: Path) -> None:
     factors = {("runtime.memory_format", "channels_last"): 0.8, ("batch.factor", 4.0): 2.0}
     file, study = parse_study(RUNTIME_STUDY.format(choices=LAYOUTS)), optuna.create_study()

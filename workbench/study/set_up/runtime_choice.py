@@ -94,18 +94,20 @@ def choose_runtime(
     study.set_user_attr(_CHOICE, {"values": chosen["values"], "measured": rows})
     by_reason: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        by_reason.setdefault(row["message"], []).append(row["values"])
+        changed = {path: value for path, value in row["values"].items() if timing.changes({path: value})}
+        by_reason.setdefault(row["message"], []).append(changed)
     for reason, left_out in by_reason.items():
+        others = [values for another, found in by_reason.items() if another != reason for values in found]
         if reason:
-            on_note(f"Left out: {'; '.join(_named(left_out, timing.changes))}, because {reason}.")
+            on_note(f"Left out: {'; '.join(_named(left_out, others))}, because {reason}.")
 
 
-def _named(combinations: Sequence[Mapping[str, Any]], changes: Callable[[Mapping[str, Any]], bool]) -> list[str]:
-    """Return in words what combinations of values have in common beside values as given; each of them if nothing."""
-    shared = {path: value for path, value in combinations[0].items() if all(c.get(path) == value for c in combinations)}
-    named = [shared] if changes(shared) else combinations
-    others = [[f"{path} = {value}" for path, value in one.items() if changes({path: value})] for one in named]
-    return [", ".join(other) or "nothing" for other in others]
+def _named(combinations: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return in words what combinations of values have in common, and no other has; each of them if nothing."""
+    shared = dict(item for item in combinations[0].items() if all(item in one.items() for one in combinations))
+    is_theirs = shared and not any(shared.items() <= other.items() for other in others)
+    named = [shared] if is_theirs else combinations
+    return [", ".join(f"{path} = {value}" for path, value in one.items()) or "nothing" for one in named]
 
 
 def _chosen_together(choices: Mapping[str, Any]) -> Iterator[list[str]]:
