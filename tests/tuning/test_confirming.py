@@ -21,7 +21,6 @@ from workbench.study.answer.confirming import Confirmation
 from workbench.study.answer.selection import Contender
 from workbench.study.ask.study_file import StudyFile, parse_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedMeasured, Trained, TrainJob
-from workbench.study.run.runner import StoppableExperimenter
 from workbench.study.run.warm_up import WarmUps
 
 FILE = parse_study(STUDY)
@@ -67,8 +66,7 @@ def judge(
     for one in pool:
         pools[one.target].append(one)
     warm_ups = WarmUps(file, experimenter.directory, experimenter)
-    guard = StoppableExperimenter(experimenter)
-    return Confirmation(study or optuna.create_study(), file, guard, warm_ups, **options).judge(pools)
+    return Confirmation(study or optuna.create_study(), file, experimenter, warm_ups, **options).judge(pools)
 
 
 def test_seeds_differ_from_the_search_s() -> None:
@@ -374,7 +372,9 @@ class Clocked(Scripted):
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         outcome = super().run(job, monitor)
-        self.now += 4.0 * isinstance(job, TrainJob)
+        if isinstance(job, TrainJob):
+            self.now += 4.0
+            outcome = replace(outcome, beside_seconds=2.0)
         return outcome
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -101,3 +102,16 @@ def test_the_metric_of_an_untrained_network_is_evaluated_where_there_are_no_labe
         TrainJob(off, "O0", 0, 3, 3, also_untrained=True)
     )
     assert run.untrained == pytest.approx(run.metric), "at a learning rate of 0 nothing changes"
+
+
+def test_a_run_knows_what_its_evaluation_takes_beside_its_steps(tmp_path: Path) -> None:
+    class Slow(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.0 if self.training else 0.3)
+            return super().forward(x)
+
+    task = replace(constant_labels(0.5, lr=0.0), model=lambda: Slow(4, 2))
+    off = BoostConfig().with_values({"boost.mode": "disable_all"})
+    run: Trained = TaskExperimenter(task, "cpu", tmp_path / "runs").run(TrainJob(off, "O0", 0, 3, 3))
+    assert run.beside_seconds >= 0.3
+    assert run.by_clock(2.0) == pytest.approx(2.0 * run.seconds + run.beside_seconds)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -172,6 +173,8 @@ class TaskExperimenter:
         from workbench.training.resuming import ResumeError
         from workbench.training.run import RunMonitor, RunProgress, RunResult, run_task
 
+        began = time.monotonic()
+
         def tell(progress: RunProgress) -> None:
             if monitor.on_step is not None:
                 monitor.on_step(RunStep(progress.step, progress.steps, progress.metric))
@@ -205,7 +208,8 @@ class TaskExperimenter:
         path = "" if result.path is None else result.path.relative_to(self._runs.parent).as_posix()
         how = (result.seconds, result.diverged, result.message, path, result.overflows, result.steps)
         untrained = self._without_learning(job, monitor.stop) if job.also_untrained and not result.stopped else math.nan
-        return Trained(result.metric, result.curve, *how, untrained)
+        beside = max(time.monotonic() - began - result.seconds, 0.0)
+        return Trained(result.metric, result.curve, *how, untrained, beside)
 
     def _without_learning(self, job: TrainJob, stop: Callable[[], bool] | None) -> float:
         from workbench.tasks.stoppable_task import stoppable

@@ -74,7 +74,8 @@ class Trained(Outcome):
     overflows: int = 0  # updates whose gradients overflowed
     steps: int = 0
     untrained: float = math.nan  # the metric without any learning; NaN where the job did not ask for it
-    beside_seconds: float = 0.0  # by the clock, beyond those that count: building the model, evaluating it
+    # By the clock where it was trained, beyond those that count: building the model, evaluating it.
+    beside_seconds: float = 0.0
 
     def by_clock(self, time: float = 1.0) -> float:
         """Return what a run takes by the clock that takes ``time`` times as long as this one, and as much beside."""

@@ -136,8 +136,6 @@ class StoppableExperimenter(ExperimenterWrapper):
                 needed = time.monotonic() - began + outcome.seconds * (job.steps / outcome.steps - 1.0)
             self._end_if_over(needed)
             raise StudyStoppedError(_ON_REQUEST)  # asked for a moment ago, and no longer
-        if isinstance(outcome, Trained):
-            return replace(outcome, beside_seconds=max(time.monotonic() - began - outcome.seconds, 0.0))
         return outcome
 
     def _end_if_over(self, needed_seconds: float = math.nan) -> None:
