@@ -281,7 +281,16 @@ def test_a_digest_of_unhashed_data_changes_with_the_data() -> None:
     assert small_task(data_hash="v1").data_digest() == "v1"
 
 
-@pytest.mark.parametrize("make", [Tensor.to_sparse, lambda x: x.numpy().copy()], ids=["sparse", "array"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Tensor.to_sparse,
+        lambda x: x.numpy().copy(),
+        lambda x: x.numpy()[0, 0],
+        lambda x: torch.nested.as_nested_tensor([x, x[:2]], layout=torch.jagged),
+    ],
+    ids=["sparse", "array", "number of numpy", "nested"],
+)
 def test_a_digest_looks_into_what_is_no_plain_tensor(make: Callable[[Tensor], Any]) -> None:
     first, same, other = (small_task(train=[(make(x), Y)]).data_digest() for x in (X, X, X + 1))
     assert first == same

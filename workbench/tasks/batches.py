@@ -214,9 +214,11 @@ def digest_of_batches(batches: Iterable[Any], limit: int | None = None) -> str:
 
 
 def _feed(digest: Any, part: Any) -> None:
-    if isinstance(part, np.ndarray) and not part.dtype.hasobject:
+    if isinstance(part, np.ndarray | np.generic) and not part.dtype.hasobject:
         digest.update(f"{part.dtype}{part.shape}".encode() + part.tobytes())
-    elif isinstance(part, Tensor) and part.layout not in (torch.strided, torch.jagged):
+    elif isinstance(part, Tensor) and part.is_nested:
+        _feed(digest, part.detach().unbind())
+    elif isinstance(part, Tensor) and part.layout != torch.strided:
         entries = part.detach().to_sparse().coalesce()
         _feed(digest, [str(part.layout), *part.shape, entries.indices(), entries.values()])
     elif isinstance(part, Tensor):
