@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import random
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from workbench.tasks import ShuffledBatches, TaskError
-from workbench.tasks.batches import EvaluationBatches, check_source, digest_of_batches, endless_batches, mixed_seed
+from workbench.tasks.batches import (
+    EvaluationBatches,
+    _tell_of_many,
+    check_source,
+    digest_of_batches,
+    endless_batches,
+    mixed_seed,
+)
 
 N, SIZE = 10, 3
 
@@ -156,6 +163,25 @@ def test_workers_that_stay_carry_no_random_numbers_from_one_stream_to_the_next(o
 def test_evaluation_is_the_same_each_time_it_is_iterated() -> None:
     batches = EvaluationBatches(SOURCES["augmenting data loader"](), 0)
     assert taken(iter(batches), 3) == taken(iter(batches), 3)
+
+
+@pytest.mark.parametrize(
+    ("source", "n_told"),
+    [
+        (lambda seed: count(), 1),
+        (DataLoader(CountingStream(), batch_size=1), 0),
+        (lambda seed: range(3000), 0),
+        ([0] * 3000, 0),
+    ],
+    ids=["endless", "short stream", "known length", "list"],
+)
+def test_an_evaluation_that_may_never_end_is_told_once(
+    source: Any, n_told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    _tell_of_many.cache_clear()
+    for _ in range(2):
+        assert list(islice(EvaluationBatches(source, 0), 3000))
+    assert caplog.text.count("`evaluate` has yielded 2,000 batches and does not say how many there are") == n_told
 
 
 @pytest.mark.parametrize("is_opened", [False, True], ids=["a loader", "a function that returns it"])

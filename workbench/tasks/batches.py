@@ -9,8 +9,10 @@ share one stream, which each produces whole unless a ``DistributedSampler`` divi
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ from workbench.core.batch import fields_of, move_batch, tell_epoch
 from workbench.core.own_generators import seed_generators
 from workbench.tasks.errors import TaskError
 
+_log = logging.getLogger("workbench")
+_MANY = 2000  # batches of an evaluation, as of 100,000 images: whoever has more without saying so may never end
 _OF_WORKERS = (
     *("collate_fn", "generator", "in_order", "multiprocessing_context", "num_workers", "persistent_workers"),
     *("pin_memory", "prefetch_factor", "timeout", "worker_init_fn"),
@@ -302,12 +306,30 @@ def _one_epoch(source: Any, seed: int, epoch: int, role: str) -> Iterator[Any]:
         tell_epoch(opened, epoch)
         iterator = iter(opened)
     nothing = object()
-    while True:
+    for n_seen in count(1):
         with stream.active():
             batch = next(iterator, nothing)
         if batch is nothing:
             return
+        if role == "evaluate" and n_seen == _MANY and not _has_as_many(opened):
+            _tell_of_many()
         yield batch
+
+
+def _has_as_many(source: Any) -> bool:
+    with contextlib.suppress(Exception):  # a stream whose length is not known, in the words of its class
+        return len(source) >= _MANY
+    return False
+
+
+@functools.cache
+def _tell_of_many() -> None:
+    """Say, once in a process, how an evaluation may come to have no end; no error, since it may have one."""
+    _log.warning(
+        "`evaluate` has yielded %s batches and does not say how many there are; an evaluation takes all of them, so "
+        "a stream without end must be cut (itertools.islice)",
+        f"{_MANY:,}",
+    )
 
 
 class _RandomStream:
