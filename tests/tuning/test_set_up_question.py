@@ -24,6 +24,7 @@ from workbench.study.errors import StudyError
 from workbench.tasks import Task
 from workbench.tasks.errors import TaskError
 from workbench.tasks.loading import load_task
+from workbench.tasks.stoppable_task import StoppedError
 from workbench.training import task_look
 from workbench.training.task_look import TaskLook, look_at
 
@@ -420,6 +421,16 @@ def test_larger_batches_are_left_out_where_the_network_does_not_take_them() -> N
     start = "Larger batches are left out, because the network does not take 4 batches at once (RuntimeError: "
     assert "32" in said(question, start)
     assert "batch.factor" not in paths(file)
+
+
+def test_a_stop_while_larger_batches_are_tried_is_no_refusal_of_the_network() -> None:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if len(batch[0]) == 32:
+            raise StoppedError("stopped on request")
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    with pytest.raises(StoppedError):
+        look_at(regression(loss=loss), CPU, 20)
 
 
 class Weighed(nn.MSELoss):

@@ -33,6 +33,7 @@ from workbench.methods.schedule.method import StandIn, has_rate, recorded
 from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task, TaskError
 from workbench.tasks.reading import gains_from_memory
+from workbench.tasks.stoppable_task import StoppedError
 from workbench.training.evaluation import check_outputs, evaluate
 from workbench.training.loop import training_loop
 from workbench.training.setup import first_batch, prepare
@@ -127,6 +128,8 @@ def _why_not_at_once(task: Task, model: nn.Module, batches: Sequence[Any]) -> st
         return why_not
     try:
         task.with_own_loss().compute_loss(model, move_batch(concatenated(batches), devices.device_of(model)))
+    except StoppedError:
+        raise
     except Exception as error:  # a state for so many samples, for example; any module may refuse in its own way
         if not is_out_of_memory(error):  # fewer may fit
             said = f"{type(error).__name__}: {first_line(error)}"
