@@ -557,6 +557,20 @@ def test_a_drop_far_below_what_seeds_differ_by_is_told_before_the_search(
     assert all("0.05 points may be lost: only set-ups that end clearly better" in note for note in found)
 
 
+def test_that_a_drop_of_0_lets_nothing_equal_be_confirmed_is_told_before_the_search(tmp_path: Path) -> None:
+    class Equal(SurfaceRunner):
+        """Always ends with the same accuracy, as where every sample is told apart."""
+
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            outcome = super().run(job, monitor)
+            return replace(outcome, metric=1.0) if isinstance(job, TrainJob) else outcome
+
+    folder, notes = write(tmp_path / "study", allowed=0.0, plain_runs=0), set[str]()
+    run(folder, Equal(folder), trials=1, on_progress=lambda progress: notes.add(progress.note))
+    start = "No drop of the accuracy is allowed: only set-ups that end clearly better can be confirmed."
+    assert any(note.startswith(start) for note in notes)
+
+
 def test_several_trainers_learn_of_a_set_up_what_one_learns(baseline_known: Path, tmp_path: Path) -> None:
     given = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}
     found = []

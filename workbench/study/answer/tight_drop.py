@@ -1,4 +1,4 @@
-"""Whether the allowed drop is so small beside what seeds differ by that next to nothing can be confirmed."""
+"""Whether the allowed drop is 0, or so small beside what seeds differ by that next to nothing can be confirmed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ def tight_drop(study: optuna.Study, file: StudyFile) -> str:
     trial = baseline_trial(study)
     spread = 0.0 if trial is None else float(trial.user_attrs.get("spread", 0.0))
     drop = float(study.user_attrs["allowed_drops"][file.allowed_drop.target])
-    if not spread > _TIGHT * drop:
-        return ""
     metric = str(study.user_attrs["metric_name"])
     written = MetricScale(metric).difference_text
+    if drop == 0.0:  # what ends as the task as given does is as likely worse as better, if seeds differ or not
+        why = f"No drop of the {metric} is allowed"
+    elif spread > _TIGHT * drop:
+        why = (
+            f"From seed to seed the {metric} of the task as given differs by {written(spread)} (standard deviation), "
+            f"and {written(drop)} may be lost"
+        )
+    else:
+        return ""
     return (
-        f"From seed to seed the {metric} of the task as given differs by {written(spread)} (standard deviation), and "
-        f"{written(drop)} may be lost: only set-ups that end clearly better can be confirmed. A larger allowed drop "
-        "(`--allowed-drop`, or in study.toml) lets the search be bolder."
+        f"{why}: only set-ups that end clearly better can be confirmed. A larger allowed drop (`--allowed-drop`, or in "
+        "study.toml) lets the search be bolder."
     )
