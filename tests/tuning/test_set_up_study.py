@@ -534,14 +534,44 @@ def test_a_seed_on_which_o0_diverges_compares_nothing_and_the_search_goes_on(los
     assert told.startswith(f"The task as given diverged on {where}")
 
 
-def test_o0_that_diverges_on_one_of_its_seeds_ends_the_study_and_the_seed_is_told(tmp_path: Path) -> None:
-    class Diverging(SurfaceRunner):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            return replace(super().run(job, monitor), **(LOST if isinstance(job, TrainJob) and job.seed == 3 else {}))
+class DivergingOnItsSeeds(SurfaceRunner):
+    """Diverges as O0 on some of the first seeds."""
 
+    lost = frozenset[int]()
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        is_lost = isinstance(job, TrainJob) and job.seed in self.lost and optimizer_of(job.config) == "task"
+        return replace(super().run(job, monitor), **(LOST if is_lost else {}))
+
+
+@pytest.mark.parametrize("lost", [{3}, {0, 5}])
+def test_where_o0_diverges_on_one_of_its_seeds_another_takes_its_place(lost: set[int], tmp_path: Path) -> None:
     folder = write(tmp_path / "study", plain_runs=0)
-    with pytest.raises(StudyFailedError, match=r"with seed 3, so there is nothing to compare with: the loss is nan"):
-        run(folder, Diverging(folder))
+    runner = DivergingOnItsSeeds(folder, noise=0.001)
+    runner.lost = frozenset(lost)
+    run(folder, runner, trials=1)
+    with searching(folder, runner) as (_, study, search):
+        metrics = baseline_metrics(study.user_attrs)
+        kept = [metric for metric in metrics.values() if math.isfinite(metric)]
+        assert (len(kept), len(metrics)) == (5, 5 + len(lost))
+        assert study.get_trials()[0].user_attrs["trained"]["metric"] == pytest.approx(statistics.fmean(kept))
+        for length in (0.7, 0.8):
+            number = search.run_given({**BETTER, "schedule.length": length}, {"n_seeds": 6, MOST_SEEDS: 6})
+            seeds = study.get_trials()[number].user_attrs["seeds"]
+            assert sorted(seeds) == sorted({*range(6 + len(lost))} - lost)
+        search.settle(10)
+    (told,) = (one for one in read_result(folder).messages if "diverge" in one)
+    assert told.startswith("The task as given diverged on seed")
+
+
+def test_o0_that_diverges_on_most_of_its_seeds_does_not_train_until_it_is_mended(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", plain_runs=0)
+    runner = DivergingOnItsSeeds(folder)
+    runner.lost = frozenset({0, 2, 3})
+    with pytest.raises(StudyFailedError, match=r"with seeds 0, 2, 3, so there is nothing to compare with: the loss is"):
+        run(folder, runner)
+    runner.lost = frozenset()
+    run(folder, runner, trials=1)
 
 
 @pytest.mark.parametrize(("allowed", "told"), [(0.0005, True), (0.03, False)])

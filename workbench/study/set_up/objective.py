@@ -66,42 +66,51 @@ class SetUpObjective(Objective):
     def _baseline_runs(self, plan: Plan) -> list[Trained]:
         """Train the baseline on the seeds on which no earlier command has, and return its runs.
 
-        An OutOfTimeError tells how long all those that are missing take.
+        Where it diverges nothing is compared, on these seeds as on later ones: another seed takes the place. If most
+        diverge, it does not train. An OutOfTimeError tells how long all those that are missing take.
         """
         n_runs = self._file.set_up.baseline_seeds
-        if self.trainers:
-            self._train_baseline_side_by_side(plan, n_runs)
         known = standings.baseline_runs(self._study.user_attrs)
-        runs: list[Trained] = []
-        for index in range(n_runs):
+        if self.trainers:
+            missing = [index for index in range(n_runs) if index not in known]
+            known |= self._train_baseline_side_by_side(plan, missing)
+        runs, lost = list[Trained](), dict[int, Trained]()
+        for index in itertools.count():
             try:
                 trained = known.get(index) or self._train_seed(plan, index)
             except OutOfTimeError as error:
                 known_seconds = [error.needed_seconds, *(run.by_clock() for run in runs)]
                 each = float(np.fmax.reduce(known_seconds))  # NaN only where nothing is known
-                raise OutOfTimeError(str(error), (n_runs - index) * each) from None
+                raise OutOfTimeError(str(error), (n_runs - len(runs)) * each) from None
             if not math.isfinite(metric_of(trained)):
-                why = trained.message or f"its {self._experimenter.metric_name} is NaN or infinite"
-                seed = self._file.study.seed + index
-                raise StudyFailedError(
-                    f"O0 itself does not train with seed {seed}, so there is nothing to compare with: {why}"
-                )
+                lost[index] = trained
+                if len(lost) > n_runs // 2:
+                    why = trained.message or f"its {self._experimenter.metric_name} is NaN or infinite"
+                    seeds = ", ".join(str(self._file.study.seed + one) for one in lost)
+                    raise StudyFailedError(
+                        f"O0 itself does not train with seeds {seeds}, so there is nothing to compare with: {why}"
+                    )
+                continue
             if index not in known:
                 self._keep_baseline(index, trained)
             runs.append(trained)
+            if len(runs) == n_runs:
+                break
+        for index, run in lost.items():  # only now: a task that did not train is mended and trained anew
+            self._keep_baseline(index, run)
         return runs
 
-    def _train_baseline_side_by_side(self, plan: Plan, n_runs: int) -> None:
-        known = standings.baseline_runs(self._study.user_attrs)
-        missing = [index for index in range(n_runs) if index not in known]
-        n_done = 0
+    def _train_baseline_side_by_side(self, plan: Plan, missing: Sequence[int]) -> dict[int, Trained]:
+        done = dict[int, Trained]()
         try:
             for number, (run,) in self._side_by_side([[self._job(plan, index, NO_WARM_UP)] for index in missing]):
-                self._keep_baseline(missing[number], run)
-                n_done += 1
+                done[missing[number]] = run
+                if math.isfinite(metric_of(run)):
+                    self._keep_baseline(missing[number], run)
         except OutOfTimeError as error:
-            waves = math.ceil((len(missing) - n_done) / len(self.trainers))
+            waves = math.ceil((len(missing) - len(done)) / len(self.trainers))
             raise OutOfTimeError(str(error), waves * error.needed_seconds) from None
+        return done
 
     def _side_by_side(self, rounds: Sequence[Sequence[TrainJob]]) -> Iterator[tuple[int, Sequence[Trained]]]:
         """Give each round's number and its runs as it ends."""
@@ -121,6 +130,12 @@ class SetUpObjective(Objective):
         beside = float(np.median([run.beside_seconds for run in runs]))  # the first may load what the others find
         mean = replace(runs[0], metric=metric, curve=curve, diverged=math.isnan(metric))
         return replace(mean, seconds=seconds, beside_seconds=beside)
+
+    def _baseline_seeds(self) -> list[int]:
+        """Return the indices of the seeds whose mean is the quality to keep: the first on which O0 did not diverge."""
+        lost = standings.without_reference(self._study.user_attrs)
+        usable = (index for index in itertools.count() if index not in lost)
+        return list(itertools.islice(usable, self._file.set_up.baseline_seeds))
 
     def _keep_baseline(self, index: int, run: Trained) -> None:
         self._study.set_user_attr(f"{standings.BASELINE_RUN}{index}", run.to_json())
@@ -180,12 +195,16 @@ class SetUpObjective(Objective):
         """Train a plan on one seed, and on more while it would lead; those without a reference are left out."""
         trained: list[Trained] = []
         runs: list[Run] = []
-        n_known, first = self._file.set_up.baseline_seeds, int(trial.user_attrs.get("n_seeds", 1))
+        baselines, first = self._baseline_seeds(), int(trial.user_attrs.get("n_seeds", 1))
+        n_known, unseen = len(baselines), baselines[-1] + 1
         most = int(trial.user_attrs.get(standings.MOST_SEEDS, self._file.set_up.most_seeds))
         looks = {min(n_seeds, most) for n_seeds in (first, *_MORE_SEEDS) if n_seeds >= first}
         for before, n_more in itertools.pairwise([0, *sorted(looks)]):
             # Round the baseline's seeds, then further ones.
-            seeds = [(trial.number + at) % n_known if at < n_known else at for at in range(before, n_more)]
+            places = range(before, n_more)
+            seeds = [
+                baselines[(trial.number + at) % n_known] if at < n_known else unseen + at - n_known for at in places
+            ]
             for run, of_seed in self._beside_baseline(plan, seeds):
                 trained.append(run)
                 runs.append(of_seed)
@@ -252,7 +271,7 @@ class SetUpObjective(Objective):
             row = further.setdefault(leader, [])
             used = {*trial.user_attrs[standings.SEEDS], *(index for index, _ in row), *lacking}
             # Not the baseline's seeds: the plan was picked by these.
-            first = self._file.set_up.baseline_seeds
+            first = self._baseline_seeds()[-1] + 1
             unused = [one for one in range(first, first + n_seeds) if one not in used]
             indices = unused[: min(self._n_places(plan), n_seeds - len(standing.tried[leader].deficits))]
             if not indices:  # the baseline diverges on some of them
