@@ -124,6 +124,34 @@ def test_without_a_choice_nothing_changes() -> None:
     assert same_weights(plain, boosted)
 
 
+class _LeavesOut(LitDigits):
+    """Leaves out every fourth batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx % 4 == 1 else super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:.*returned `None`:UserWarning")
+def test_batches_that_a_module_leaves_out_are_steps_of_the_schedule() -> None:
+    def schedule(optimizer: torch.optim.Optimizer) -> Any:
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": StepLR(optimizer, 4, 0.5), "interval": "step"}}
+
+    weights = []
+    for callbacks in ([], [Boost({}, level="O0")]):
+        seed_everything(0, verbose=False)
+        weights.append(fitted(*callbacks, module=_LeavesOut(small_network(), schedule=schedule))[1])
+    assert same_weights(*weights)
+
+
+@pytest.mark.filterwarnings("ignore:.*returned `None`:UserWarning")
+def test_a_module_without_an_optimizer_is_refused() -> None:
+    def none(optimizer: torch.optim.Optimizer) -> None:
+        del optimizer
+
+    with pytest.raises(ValueError, match="Boost needs an optimizer, and configure_optimizers returns none"):
+        fitted(Boost({"boost": OFF}), module=module_of(schedule=none))
+
+
 class _Save(Callback):
     """Saves a checkpoint after so many batches."""
 

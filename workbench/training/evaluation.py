@@ -38,11 +38,12 @@ def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Prec
     """
     metric = task.new_metric()
     modules = [module for module in (model, task.loss) if isinstance(module, nn.Module)]
-    with _kept_state(modules), evaluation_mode(modules, device), precision.autocast():
+    with _kept_state(modules), evaluation_mode(modules, device):
         seed_generators(mixed_seed(seed, _EVALUATION), device)
-        for batch in task.evaluation_batches(seed):
-            task.update_metric(metric, model, move_batch(batch, device))
-    return float(metric.compute())
+        with precision.autocast():
+            for batch in task.evaluation_batches(seed):
+                task.update_metric(metric, model, move_batch(batch, device))
+        return float(metric.compute())  # a metric may ask the model for what it has gathered
 
 
 @contextlib.contextmanager

@@ -50,10 +50,12 @@ def loss_of(returned: Any) -> Tensor:
     return loss
 
 
-def call_step(step: Callable[..., Any], batch: Any) -> Any:
-    """Call a module's step with a batch, and the number 0 where it takes one."""
-    takes = [one for one in inspect.signature(step).parameters.values() if one.kind is not one.KEYWORD_ONLY]
-    return step(batch, 0) if len(takes) > 1 else step(batch)
+def call_step(step: Callable[..., Any], batch: Any, index: int = 0) -> Any:
+    """Call a module's step with a batch, its number where it takes one, and its loader's where it needs that."""
+    parameters = inspect.signature(step).parameters.values()
+    takes = [one for one in parameters if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
+    needs = sum(one.default is one.empty for one in takes)
+    return step(*(batch, index, 0)[: max(needs, min(len(takes), 2))])
 
 
 @contextlib.contextmanager

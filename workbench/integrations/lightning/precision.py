@@ -55,6 +55,8 @@ class BoostPrecision(Precision):
             return model, optimizers, lr_schedulers
         module = model.module if isinstance(model, DistributedDataParallel) else model
         assert isinstance(module, LightningModule)
+        if not optimizers[0].param_groups:  # the stand-in that Lightning takes for none
+            raise ValueError("Boost needs an optimizer, and configure_optimizers returns none")
         total, boost = self._total_steps(), self._boost
         name, network = network_of(module)
         criterion_name, criterion = criterion_of(module, boost.criterion)
@@ -128,8 +130,9 @@ class BoostPrecision(Precision):
     ) -> Any:
         """Run the training step and its backward pass, then end the micro-batch."""
         loss = closure()
-        if loss is None:  # the module left this batch out
-            return None
+        if loss is None:  # the module left this batch out, but the rates go on
+            self._give_back()
+            self._running.accept_gradients(torch.zeros((), device=self._running.device), [], [])
         self.outcome = self._running.step()
         self._take_away()
         return loss
