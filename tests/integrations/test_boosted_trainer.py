@@ -320,6 +320,40 @@ def test_todays_own_precision_and_optimizer_stay_where_nothing_else_is_chosen(tm
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+class _Own(Trainer):  # type: ignore[misc]
+    """Makes its optimizer and its schedule anew whenever it is asked, as Trainers of other people do."""
+
+    def create_optimizer(self, model: Any = None) -> None:
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        chosen = self.optimizer if optimizer is None else optimizer
+        self.lr_scheduler = torch.optim.lr_scheduler.StepLR(chosen, 2, 0.5)
+        return self.lr_scheduler
+
+
+class _OwnOfBoth(BoostedTrainer, _Own):
+    pass
+
+
+class _OwnBelow(BoostedTrainer):
+    create_optimizer, create_scheduler = _Own.create_optimizer, _Own.create_scheduler
+
+
+@pytest.mark.parametrize("kind", [_OwnOfBoth, _OwnBelow])
+def test_an_optimizer_and_a_schedule_of_ones_own_are_todays(kind: Any, tmp_path: Path) -> None:
+    losses, rates = [], []
+    for one, options in ((_Own, {}), (kind, {"boost": NO_METHODS})):
+        args = arguments(tmp_path, max_steps=6, logging_steps=1)
+        trainer = one(classifier(), args, train_dataset=DATA, **options)
+        trainer.train()
+        losses.append(logged(trainer, "loss"))
+        rates.append(logged(trainer, "learning_rate"))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert rates[0] == pytest.approx(rates[1])
+    assert len(rates[1]) == 6
+
+
 @pytest.mark.slow
 def test_the_best_checkpoint_stays_in_the_model(tmp_path: Path) -> None:
     config = NO_METHODS | {"regularization": {"weight_average": "ema"}}

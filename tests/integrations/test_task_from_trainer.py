@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer
+from transformers import Seq2SeqTrainingArguments, Trainer
 
 from tests.kit.hugging_face import NO_METHODS, arguments, classifier, padded, sentences
 from tests.kit.runs import run_task
@@ -91,6 +91,17 @@ def test_what_a_search_cannot_take_is_refused_with_the_way_out(name: str, tmp_pa
     given, sentence = REFUSED[name]
     with pytest.raises(ValueError, match=sentence):
         task_from_trainer(trainer(tmp_path, **given))
+
+
+def test_texts_that_are_generated_are_not_what_a_search_judges(tmp_path: Path) -> None:
+    args = Seq2SeqTrainingArguments(
+        str(tmp_path), predict_with_generate=True, metric_for_best_model="accuracy", use_cpu=True, report_to=[]
+    )
+    one = Trainer(classifier(), args, train_dataset=DATA, eval_dataset=HELD_OUT, compute_metrics=accuracy)
+    with pytest.raises(ValueError, match="judge what generate\\(\\) writes"):
+        task_from_trainer(one)
+    args.metric_for_best_model = "loss"
+    assert task_from_trainer(one).metric_name == "loss"
 
 
 def test_what_is_no_untrained_trainer_with_something_to_evaluate_is_refused(tmp_path: Path) -> None:

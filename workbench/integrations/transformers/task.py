@@ -87,7 +87,7 @@ class _TrainersOptimizer:
 
     def __init__(self, trainer: Trainer) -> None:
         given = trainer.optimizer
-        self._template: Optimizer = trainer.create_optimizer()
+        self._template: Any = trainer.create_optimizer() or trainer.optimizer  # an override may set it only
         trainer.optimizer = given
         assert trainer.model is not None  # a Trainer has one from its first day
         self._names = {parameter: name for name, parameter in trainer.model.named_parameters()}
@@ -139,6 +139,11 @@ def _metric(trainer: Trainer) -> tuple[Any, Any]:
         return "loss", None
     if trainer.args.batch_eval_metrics:
         raise ValueError("`batch_eval_metrics` has `compute_metrics` remember; leave it out")
+    if getattr(trainer.args, "predict_with_generate", False):
+        raise ValueError(
+            "`predict_with_generate` has `compute_metrics` judge what generate() writes, and a search what the model "
+            "returns; leave it out, or say metric_for_best_model='loss'"
+        )
     better = trainer.args.greater_is_better
     kind = type(named, (_TrainersMetric,), {})  # tables show the name of its class
     return kind(trainer, named), "maximize" if better is None or better else "minimize"

@@ -49,6 +49,7 @@ from workbench.training.gradient_reduction import broadcast_from_first
 
 _SMOOTHING = "regularization.label_smoothing"
 _OPTIMIZER_FILE = "optimizer.pt"
+_MADE_BY_THE_SET_UP = ("create_optimizer", "create_scheduler")
 
 
 class BoostedTrainer(Trainer):
@@ -135,7 +136,9 @@ class BoostedTrainer(Trainer):
             )
         passes = self._passes
         assert passes is not None
-        theirs = self.create_optimizer()
+        for name in _MADE_BY_THE_SET_UP:
+            vars(self).pop(name, None)
+        theirs: Any = self.create_optimizer() or self.optimizer  # an override may set it only
         # Places the model; a precision or a compiler that the arguments name act inside of what the set-up does.
         prepared = self.accelerator.prepare_model(self.model, evaluation_mode=True)
         config = self.boost_config.with_values({_SMOOTHING: 0.0}) if self._smoothing else self.boost_config
@@ -155,6 +158,8 @@ class BoostedTrainer(Trainer):
         passes.boosted = boosted
         self._is_final = False
         self.optimizer, self.lr_scheduler = _BoostedOptimizer(self, total_steps), None
+        # Whatever class makes today's, what the Trainer asks for from here on is the set-up's.
+        vars(self).update(zip(_MADE_BY_THE_SET_UP, (lambda *_: self.optimizer, self._report_rates), strict=True))
         # A model that is not the Trainer's own is one that it takes for wrapped, and wraps in nothing.
         self.model_wrapped = _Called(boosted.model) if boosted.model is self.model else boosted.model
 
@@ -163,14 +168,13 @@ class BoostedTrainer(Trainer):
 
     def _todays_schedule(self, optimizer: Optimizer, updates: int) -> Any:
         self.lr_scheduler = None
-        made = super().create_scheduler(updates, optimizer)
+        made = self.create_scheduler(updates, optimizer)
         self.lr_scheduler = None
         return made
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
+    def _report_rates(self, *_: Any, **__: Any) -> Any:
         """Return what the Trainer reads the rates from; the boosted step advances the schedule."""
-        if self.boosted is None or optimizer is not None:
-            return super().create_scheduler(num_training_steps, optimizer)
+        assert self.boosted is not None
         if not isinstance(self.lr_scheduler, _Rates):
             self.lr_scheduler = _Rates(self.boosted)  # type: ignore[assignment]  # as much of one as the Trainer uses
         return self.lr_scheduler
