@@ -71,6 +71,15 @@ def test_a_mapping_stays_of_its_kind() -> None:
     assert move_batch(batch, "cpu") is batch  # where it is already
 
 
+class Graph:
+    """Holds tensors where nobody looks for them, as the objects of graph libraries do."""
+
+    def __init__(self) -> None:
+        self.x = torch.ones(3, 2)
+
+
 def test_a_batch_without_tensors_has_no_size() -> None:
     with pytest.raises(ValueError, match="at least one tensor, got dict"):
         batch_size_of({"text": "a"})
+    with pytest.raises(ValueError, match=r"got Graph; .* let the loader's collate_fn return one of them"):
+        batch_size_of(Graph())

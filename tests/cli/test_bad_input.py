@@ -173,6 +173,7 @@ def test_an_edited_task_is_refused_by_name_and_a_comment_in_it_is_not(workbench:
     assert workbench("tune", tuned).code == 0
 
 
+@pytest.mark.filterwarnings("ignore:before the training a batch cannot be evaluated:UserWarning")
 @pytest.mark.parametrize(
     ("attribute", "code", "words", "guilty"),
     [
@@ -204,6 +205,7 @@ def test_an_option_and_the_environment_ask_for_tracebacks(workbench: Command, mo
     assert "Traceback (most recent call last)" in workbench(*command).err
 
 
+@pytest.mark.filterwarnings("ignore:before the training a batch cannot be evaluated:UserWarning")
 def test_a_task_that_fails_in_tune_leaves_a_study_that_can_go_on(
     workbench: Command, bad_tasks: Path, study: Path
 ) -> None:
@@ -221,6 +223,7 @@ def test_a_loss_that_turns_nan_fails_the_run_and_keeps_its_record(workbench: Com
     outcome = workbench("train", "--task", "bad.py:diverging", "--steps", 20, "--device", "cpu", "--json")
     assert outcome.code == 1
     assert "the loss is nan" in outcome.sentence
+    assert "unless the loss of that batch is not defined" in outcome.sentence
     told = json.loads(outcome.out)
     assert told["diverged"] is True
     assert told["metric"] is None

@@ -351,6 +351,22 @@ def test_a_config_that_cannot_run_leaves_no_run_directory(tmp_path: Path) -> Non
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_evaluation_that_fails_is_told_before_the_training() -> None:
+    class Detects(Net):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"loss": super().forward(x).square().mean()} if self.training else [{"boxes": x}]
+
+    def loss(model: Any, batch: Any) -> Any:
+        return sum(model(batch[0]).values())
+
+    task = dataclasses.replace(small_task(model=Detects), loss=loss, metric="loss")
+    with (
+        pytest.warns(UserWarning, match=r"before the training a batch cannot be evaluated \(AttributeError: .*values"),
+        pytest.raises(AttributeError, match="values"),
+    ):
+        run_task(task, BoostConfig(), steps=2, device=CPU)
+
+
 def test_evaluation_leaves_no_trace_on_training() -> None:
     class Frozen(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

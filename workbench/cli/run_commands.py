@@ -106,6 +106,8 @@ def train(
     if result.diverged:
         if is_first_rank():
             advice = "; a lower learning rate may help" if "diverged" in result.message else ""
+            if advice and "nan" in result.message:
+                advice += ", unless the loss of that batch is not defined, as where none of its labels counts"
             typer.echo(f"workbench: the run ended after {result.steps} steps: {result.message}{advice}", err=True)
         raise typer.Exit(1)
 

@@ -116,7 +116,10 @@ def batch_size_of(batch: Any) -> int:
     if is_one:
         return 1
     if not lists:
-        raise ValueError(f"a batch must hold at least one tensor, got {type(batch).__name__}")
+        raise ValueError(
+            f"a batch must hold at least one tensor, got {type(batch).__name__}; tensors are found in tuples, mappings "
+            "and dataclasses: let the loader's collate_fn return one of them"
+        )
     lengths = {length_of(tensor) for tensor in tensors_of(lists)}
     if len(lengths) != 1 or not all(isinstance(entry, Tensor | list | tuple) for one in lists for entry in one):
         return len(lists[0])

@@ -15,6 +15,8 @@ from workbench.core import distributed as ranks
 from workbench.core.batch import inputs_and_target, move_batch
 from workbench.core.metrics import MetricError
 from workbench.core.own_generators import kept_generators, seed_generators
+from workbench.core.text import first_line
+from workbench.core.warning import warn
 from workbench.core.wrapped_model import unwrapped
 from workbench.tasks import Task, TaskError
 from workbench.tasks.batches import mixed_seed
@@ -124,7 +126,7 @@ def check_outputs(task: Task, model: nn.Module, device: torch.device, precision:
         if is_criterion(own.loss):
             with _only_clear_errors():
                 own.compute_loss(model, move_batch(next(own.batches(seed)), device))
-        with _only_clear_errors():
+        with _only_clear_errors(warns=True):  # a model may have to be trained before it can be evaluated
             batch = move_batch(next(iter(own.evaluation_batches(seed))), device)
             own.update_metric(metric := own.new_metric(), model, batch)
             if ranks.world_size() == 1:  # torchmetrics' objects may wait for all others
@@ -133,10 +135,12 @@ def check_outputs(task: Task, model: nn.Module, device: torch.device, precision:
 
 
 @contextlib.contextmanager
-def _only_clear_errors() -> Iterator[None]:
+def _only_clear_errors(*, warns: bool = False) -> Iterator[None]:
     try:
         yield
     except (MetricError, TaskError):
         raise
-    except Exception:  # a criterion for what the model returns in training only; real trouble comes back there
-        return
+    except Exception as error:  # a criterion for what the model returns in training only; real trouble comes back there
+        if warns and isinstance(error, AttributeError | LookupError | NameError | TypeError):
+            said = f"{type(error).__name__}: {first_line(error)}"
+            warn(f"before the training a batch cannot be evaluated ({said}), and perhaps not after it either")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from workbench.config import BoostConfig
 from workbench.core.batch import batch_size_of, entries_of, is_array, is_list, length_of, with_entries
@@ -74,6 +75,11 @@ def _regrouped(
     ``place`` is where in a batch the group stands, for the sentences.
     """
     first = group[0]
+    if isinstance(first, PackedSequence):
+        raise ValueError(
+            "packed sequences cannot be concatenated or cut; give them padded to one length, with their lengths, and "
+            "let the model pack them, or leave `batch.factor` at 1"
+        )
     if any(type(part) is not type(first) for part in group):
         raise _differing(f"{type(first).__name__} values", place)
     if [length_of(part) for part in group] == sizes and not (place == _WHOLE and is_list(first)):
